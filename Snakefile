@@ -1,0 +1,33 @@
+# Shardlab: one model under every parallel strategy, shown to reach the same test loss.
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: "config/config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/report.smk"
+
+
+wildcard_constraints:
+    strategy=r"\w+",
+    workload=r"\w+",
+    dataset=r"\w+",
+
+
+localrules:
+    all,
+
+
+rule all:
+    default_target: True
+    message:
+        "The summary of all runs is in results/summary.md"
+    input:
+        "results/summary.csv",
+        "results/summary.md",

@@ -1,0 +1,29 @@
+#!/usr/bin/env python3
+"""Draw the initial weights of a workload, once, from one seed on one device: every strategy loads them."""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from shardlab import checkpoint, models
+from shardlab.errors import run_program
+from shardlab.files import read_json
+from shardlab.settings import Run, check
+
+
+def main() -> None:
+    """Build the model and save its weights."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of any run of the workload")
+    parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")
+    args = parser.parse_args()
+    run = check(Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings))
+    torch.manual_seed(run.seed)
+    model = models.build(run.model.name, run.model.args, getattr(torch, run.recipe.dtype))
+    checkpoint.save(model.state_dict(), args.output)
+    print(f"{models.parameter_count(model):,} parameters, seed {run.seed}")
+
+
+if __name__ == "__main__":
+    run_program(main)

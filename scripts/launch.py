@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Start the ranks of one run, wait for them, and write the .done file: the rule `train` is this line."""
+
+import argparse
+import fcntl
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shardlab.data import store
+from shardlab.errors import UserError, run_program
+from shardlab.files import read_json, write_text
+from shardlab.settings import Run, check
+
+TRAIN = Path(__file__).with_name("train.py")
+
+
+def main() -> int:
+    """Check what the run needs, start it, and say how it ended."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--weights", type=Path, required=True, help="initial weights")
+    parser.add_argument("--done", type=Path, required=True, help="written last, when everything else is")
+    parser.add_argument("--dry-run", action="store_true", help="print the command line and stop")
+    args = parser.parse_args()
+
+    run = check(Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings))
+    output = args.settings.parent
+    command = [
+        *starter(run),
+        str(TRAIN),
+        f"--settings={args.settings}",
+        f"--data={args.data}",
+        f"--weights={args.weights}",
+        f"--output={output}",
+    ]
+    variables = environment(run)
+    print(" ".join(f"{key}={shlex.quote(value)}" for key, value in variables.items()), shlex.join(command), flush=True)
+    if args.dry_run:
+        return 0
+    store.verify(args.data, run.data)
+    with lock(output / ".lock"):
+        args.done.unlink(missing_ok=True)
+        status = subprocess.run(command, env=os.environ | variables).returncode
+        if status == 0:
+            write_text(args.done, time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
+        else:
+            print(
+                f"error: {run.strategy} x {run.workload} ended with status {status}; the reason stands above.",
+                file=sys.stderr,
+            )
+        return status
+
+
+def starter(run: Run) -> list[str]:
+    """The words before the rank's program: plain Python for one rank, torchrun for several."""
+    if run.world_size == 1 and run.engine == "torch" and not run.mesh:
+        return [sys.executable]
+    # --standalone: a c10d rendezvous on a free port, so that runs at the same time do not meet.
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={run.ranks_per_node}"]
+
+
+def environment(run: Run) -> dict[str, str]:
+    """What the ranks' environment has on top of this process's: no network, threads, the site's own."""
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(run.site.cpus_per_rank),
+    } | run.site.environment
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Hold the run folder's lock; it goes with this process, however that ends.
+
+    Raises:
+        UserError: another launcher holds it.
+    """
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip()
+            raise UserError(f"{path.parent} is being trained by {holder}; wait for it or end it.") from None
+        file.truncate(0)
+        job = os.environ.get("SLURM_JOB_ID")
+        file.write(f"Slurm job {job}" if job else f"process {os.getpid()} on {os.uname().nodename}")
+        file.flush()
+        yield
+
+
+if __name__ == "__main__":
+    run_program(main)

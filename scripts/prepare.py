@@ -1,0 +1,27 @@
+#!/usr/bin/env python3
+"""Prepare a data set: samples of every split to arrays, tokenized, with a fingerprint. Needs no network."""
+
+import argparse
+from pathlib import Path
+
+from shardlab import data as data_sets
+from shardlab.data import store
+from shardlab.data.encode import encode
+from shardlab.errors import run_program
+from shardlab.settings import DataSet
+
+
+def main() -> None:
+    """Read, encode, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=DataSet.model_validate_json, required=True, help="settings of the data set (JSON)")
+    parser.add_argument("--raw", type=Path, required=True, help="folder of the downloaded files, for hub data")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the prepared files")
+    args = parser.parse_args()
+    splits, tokenizer = encode(args.data, data_sets.read(args.data, args.raw))
+    manifest = store.write(args.output, args.data, splits, tokenizer)
+    print(f"samples {manifest['samples']}\nfingerprint {manifest['fingerprint']}")
+
+
+if __name__ == "__main__":
+    run_program(main)

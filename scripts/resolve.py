@@ -1,0 +1,24 @@
+#!/usr/bin/env python3
+"""Resolve one run: check the configuration and write run.json, all that the run is."""
+
+import argparse
+from pathlib import Path
+
+from shardlab import runs
+from shardlab.errors import run_program
+from shardlab.files import write_json
+
+
+def main() -> None:
+    """Resolve and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    runs.add_config_argument(parser)
+    parser.add_argument("--strategy", required=True, help="an entry of config/strategies.yaml")
+    parser.add_argument("--workload", required=True, help="a file in config/workloads")
+    parser.add_argument("--output", type=Path, required=True, help="run.json to write")
+    args = parser.parse_args()
+    write_json(args.output, runs.resolve(args.config, args.strategy, args.workload).model_dump())
+
+
+if __name__ == "__main__":
+    run_program(main)

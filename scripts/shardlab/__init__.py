@@ -1,0 +1,1 @@
+"""The parts that Shardlab's programs share; see the README for the layout."""

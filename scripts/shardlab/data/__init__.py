@@ -1,0 +1,43 @@
+"""Data sets: one reader a file, the prepared format, and the batch order. Nothing here imports torch.
+
+A reader is a module with ``read(data: DataSet, raw: Path) -> dict[str, list[tuple]]``: the samples of the
+splits train, validation and test, each a tuple in the task's order (see ``encode``).
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from shardlab.errors import UserError, unknown
+from shardlab.settings import DataSet
+
+SPLITS = ("train", "validation", "test")
+PAD, BOS, EOS = 0, 1, 2
+"""Ids of the special tokens <pad>, <bos>, <eos> of every tokenizer trained here."""
+T = TypeVar("T")
+
+
+def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Samples of every split, from the data set's reader.
+
+    Raises:
+        UserError: there is no such reader, or a split came out empty.
+    """
+    known = [path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_")]
+    if data.reader not in known:
+        raise unknown("reader", data.reader, known, "scripts/shardlab/data")
+    splits: dict[str, list[tuple[Any, ...]]] = import_module(f"shardlab.data.{data.reader}").read(data, raw)
+    for name in SPLITS:
+        if not splits.get(name):
+            raise UserError(f"data set {data.name}: the split {name} is empty; ask for more rows.")
+    return splits
+
+
+def split(samples: list[T], seed: int, test: float = 0.1) -> dict[str, list[T]]:
+    """Shuffle (seeded) and cut into train, validation and test; the last two get ``test`` of it each."""
+    order = np.random.default_rng(seed).permutation(len(samples))
+    held = max(1, round(len(samples) * test))
+    cuts = {"test": order[:held], "validation": order[held : 2 * held], "train": order[2 * held :]}
+    return {name: [samples[i] for i in cuts[name]] for name in SPLITS}

@@ -1,0 +1,20 @@
+"""Source text of Python's standard library, one sample a file."""
+
+from pathlib import Path
+from typing import Any
+
+from shardlab.data import split
+from shardlab.data._stdlib import sources
+from shardlab.settings import DataSet
+
+
+def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Samples (text,), about ``characters`` in all; a file lies in one split only."""
+    left, samples = data.options["characters"], []
+    for text in sources(data.seed):
+        if left <= 0:
+            break
+        # One very long module must not be most of the sample.
+        samples.append((text[: min(left, 10_000)],))
+        left -= len(samples[-1][0])
+    return split(samples, data.seed)

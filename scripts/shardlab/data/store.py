@@ -1,0 +1,75 @@
+"""The prepared data set: one safetensors file a split, and dataset.json, written last."""
+
+import hashlib
+import platform
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import save_file
+
+from shardlab.data import SPLITS
+from shardlab.data.encode import Arrays, Tokenizer
+from shardlab.errors import UserError
+from shardlab.files import read_json, sha256, write_atomic, write_json
+from shardlab.settings import DataSet
+
+REMEDY = "make it again with: snakemake --cores 1 --force {folder}/dataset.json"
+
+
+def write(folder: Path, data: DataSet, splits: dict[str, Arrays], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Write the splits and the manifest dataset.json; returns the manifest.
+
+    The manifest has the settings, the samples and SHA-256 of each file, and the fingerprint of them all.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # A manifest beside half-replaced files would call them whole.
+    (folder / "dataset.json").unlink(missing_ok=True)
+    names = []
+    for split in SPLITS:
+        names.append(f"{split}.safetensors")
+        write_atomic(folder / names[-1], lambda path, split=split: save_file(splits[split], path))
+    if tokenizer is not None:
+        names.append("tokenizer.json")
+        write_atomic(folder / names[-1], lambda path: tokenizer.save(str(path)))
+    files = {name: sha256(folder / name) for name in names}
+    manifest = {
+        "schema_version": 1,
+        "data": data.model_dump(),
+        "samples": {split: samples(splits[split]) for split in SPLITS},
+        "files": files,
+        "fingerprint": fingerprint(files),
+        "python": platform.python_version(),
+    }
+    write_json(folder / "dataset.json", manifest)
+    return manifest
+
+
+def samples(arrays: Arrays) -> int:
+    """Number of samples in a split's arrays."""
+    offsets = next((array for name, array in arrays.items() if name.endswith("_offsets")), None)
+    return len(offsets) - 1 if offsets is not None else len(next(iter(arrays.values())))
+
+
+def fingerprint(files: dict[str, str]) -> str:
+    """SHA-256 over (name, SHA-256) of the files, sorted by name."""
+    text = "".join(f"{name} {digest}\n" for name, digest in sorted(files.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def verify(folder: Path, data: DataSet) -> str:
+    """Check that the prepared data set is whole and the one asked for; returns its fingerprint.
+
+    Raises:
+        UserError: a file is missing or damaged, or it was prepared with other settings.
+    """
+    remedy = REMEDY.format(folder=folder)
+    manifest = read_json(folder / "dataset.json", f"data set {data.name}", remedy)
+    if manifest.get("data") != data.model_dump():
+        raise UserError(f"{folder} was prepared with other settings than this run asks for; {remedy}.")
+    for name, digest in manifest["files"].items():
+        path = folder / name
+        if not path.exists():
+            raise UserError(f"{path} is missing; {remedy}.")
+        if sha256(path) != digest:
+            raise UserError(f"{path} is damaged: its SHA-256 is not the one in dataset.json; {remedy}.")
+    return str(manifest["fingerprint"])

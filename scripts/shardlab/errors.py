@@ -1,0 +1,36 @@
+"""Errors that are the user's to mend: one sentence, no traceback."""
+
+import sys
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """Bad input; the message names the key or file and what would work."""
+
+
+class Unsupported(UserError):
+    """A strategy that makes no sense for a workload: a cell of the matrix, not a mistake."""
+
+
+def choices(names: Iterable[str]) -> str:
+    """Sorted names for the end of an error sentence: ``a, b, c``."""
+    return ", ".join(sorted(names))
+
+
+def unknown(kind: str, name: str, known: Iterable[str], where: str) -> UserError:
+    """The error for a name that does not exist, with the closest one that does."""
+    known = list(known)
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return UserError(f"{where}: there is no {kind} '{name}'; {hint}known: {choices(known)}.")
+
+
+def run_program(main: Callable[[], int | None]) -> None:
+    """Run a script's ``main``; a UserError or a full disk ends it with one line and status 1."""
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        sys.exit(f"error: {error.filename or 'file'}: {error.strerror or error}")

@@ -1,0 +1,72 @@
+"""Files that are whole or not there: written under a temporary name, then renamed."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shardlab.errors import UserError
+
+
+def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
+    """Call ``write`` with a temporary path beside ``path``, sync it and rename it into place.
+
+    Whatever goes wrong, ``path`` is either what it was before or the whole new file.
+
+    Raises:
+        UserError: the file could not be written (disk full, no permission, ...).
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except Exception as error:
+        temporary.unlink(missing_ok=True)
+        # safetensors reports I/O errors as its own exception type, with the system's text inside.
+        text = str(error)
+        if isinstance(error, OSError) or "os error" in text.lower() or "I/O error" in text:
+            raise UserError(
+                f"{path} could not be written: {text}. Free space or quota on that file system, "
+                "then run the same command again; nothing half-written was left."
+            ) from error
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON (NaN refused: it is not JSON), atomically."""
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    write_atomic(path, lambda temporary: _write_text(temporary, text))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` atomically."""
+    write_atomic(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path, what: str, remedy: str) -> Any:
+    """Read a JSON file of ours.
+
+    Raises:
+        UserError: it is missing or not JSON; the sentence ends with ``remedy``.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing ({what}); {remedy}.") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged ({what} is not JSON: {error}); {remedy}.") from None
+
+
+def sha256(path: Path) -> str:
+    """Hex SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,72 @@
+"""Layers that several models share."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Attention(nn.Module):
+    """Multi-head attention (Vaswani et al., 2017, arXiv:1706.03762), grouped queries if kv_heads < heads.
+
+    The projections are separate Linear layers, and the number of heads is read off their outputs, so a
+    tensor-parallel plan can hand each rank some of the heads without this module knowing.
+    """
+
+    def __init__(self, dim: int, heads: int, kv_heads: int | None = None, *, bias: bool = True) -> None:
+        super().__init__()
+        if dim % heads:
+            raise ValueError(f"heads {heads} does not divide dim {dim}")
+        self.head_dim = dim // heads
+        kv_dim = self.head_dim * (kv_heads or heads)
+        self.query = nn.Linear(dim, dim, bias=bias)
+        self.key = nn.Linear(dim, kv_dim, bias=bias)
+        self.value = nn.Linear(dim, kv_dim, bias=bias)
+        self.output = nn.Linear(dim, dim, bias=bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        rotary: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Attend from x to memory (default: to x).
+
+        Shapes: x (batch, length, dim), memory (batch, memory length, dim), mask (batch, 1, 1, memory
+        length) with True where a key counts, rotary: cos and sin, each (length, head_dim / 2).
+        """
+        memory = x if memory is None else memory
+        query, key, value = (
+            states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for states in (self.query(x), self.key(memory), self.value(memory))
+        )
+        if rotary is not None:
+            query, key = rotate(query, *rotary), rotate(key, *rotary)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        return self.output(mixed.transpose(1, 2).flatten(-2))
+
+
+def rotary_angles(length: int, head_dim: int, like: Tensor, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+    """Cos and sin of the rotary embedding (Su et al., 2021, arXiv:2104.09864), each (length, head_dim / 2)."""
+    exponents = torch.arange(0, head_dim, 2, device=like.device, dtype=torch.float64) / head_dim
+    positions = torch.arange(length, device=like.device, dtype=torch.float64)
+    angles = torch.outer(positions, base**-exponents)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the halves of x (batch, heads, length, head_dim) by the angles."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def initialize(module: nn.Module, std: float = 0.02) -> None:
+    """Draw the weights of Linear and Embedding from N(0, std^2) and set biases to 0, as GPT-2 and Llama do."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=std)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,46 @@
+"""Llama-2 decoder (Touvron et al., 2023, arXiv:2307.09288)."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shardlab.models._layers import Attention, initialize, rotary_angles
+
+
+class Block(nn.Module):
+    """Pre-norm block: causal attention with rotary positions, then SwiGLU (Shazeer, 2020, arXiv:2002.05202)."""
+
+    def __init__(self, dim: int, heads: int, kv_heads: int, hidden: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(dim, eps=1e-5)
+        self.attention = Attention(dim, heads, kv_heads, bias=False)
+        self.mlp_norm = nn.RMSNorm(dim, eps=1e-5)
+        self.gate = nn.Linear(dim, hidden, bias=False)
+        self.up = nn.Linear(dim, hidden, bias=False)
+        self.down = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """(batch, length, dim) to the same shape."""
+        x = x + self.attention(self.attention_norm(x), causal=True, rotary=rotary)
+        states = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(states)) * self.up(states))
+
+
+class Model(nn.Module):
+    """Token embedding, blocks, norm, output projection (not tied to the embedding)."""
+
+    def __init__(self, *, vocab_size: int, dim: int, layers: int, heads: int, kv_heads: int, hidden: int) -> None:
+        super().__init__()
+        self.head_dim = dim // heads
+        self.embedding = nn.Embedding(vocab_size, dim)
+        self.layers = nn.ModuleList(Block(dim, heads, kv_heads, hidden) for _ in range(layers))
+        self.norm = nn.RMSNorm(dim, eps=1e-5)
+        self.output = nn.Linear(dim, vocab_size, bias=False)
+        self.apply(initialize)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids (batch, length) to logits (batch, length, vocab_size); position t sees tokens up to t."""
+        x = self.embedding(tokens)
+        rotary = rotary_angles(tokens.shape[1], self.head_dim, like=x)
+        for layer in self.layers:
+            x = layer(x, rotary)
+        return self.output(self.norm(x))

@@ -1,0 +1,102 @@
+"""What the stages report: train.json and test.json, one definition each (see settings.py for the schemas)."""
+
+import os
+import platform
+import statistics
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from shardlab.settings import Strict
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class TrainReport(Strict):
+    """train.json: how a run went. A figure that was not measured is null."""
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    strategy: str = Field(description="Strategy.")
+    workload: str = Field(description="Workload.")
+    mesh: dict[str, int] = Field(description="Mesh axis: degree; empty for one rank.")
+    world_size: int = Field(description="Ranks.")
+    nodes: int = Field(description="Nodes.")
+    devices: list[str] = Field(description="Kinds of device that the ranks used.")
+    parameters: int = Field(description="Trainable values of the whole model.")
+    steps: int = Field(description="Optimizer steps.")
+    samples: int = Field(description="Training samples read, over all steps.")
+    targets: int = Field(description="Training targets, over all steps.")
+    train_loss: float = Field(description="Loss of the last step's batch.")
+    validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
+    wall_seconds: float = Field(description="Training loop with validation, without start-up and saving.")
+    step_seconds_median: float | None = Field(description="Median step, the first one left out.")
+    step_seconds_p95: float | None = Field(description="95th percentile step, the first one left out.")
+    samples_per_second: float | None = Field(description="Samples over the steps' time, the first left out.")
+    mfu: float | None = Field(description="Model FLOP utilization; null where the peak is not known.")
+    mfu_formula: str | None = Field(description="How mfu was computed.")
+    peak_memory_bytes: list[int] = Field(description="Peak memory of each rank.")
+    peak_memory_kind: Literal["process RSS", "CUDA allocated"] = Field(description="What was measured.")
+    predicted_memory_bytes: int | None = Field(description="Predicted peak of a rank.")
+    bytes_per_step: int | None = Field(description="Bytes a rank communicates per step.")
+    checkpoints: int = Field(description="Checkpoints written, best.safetensors included.")
+    restarts: int = Field(description="Times torchrun restarted the ranks.")
+    image_digest: str | None = Field(description="SHA-256 of the container image; null without one.")
+    data_fingerprint: str = Field(description="Fingerprint of the prepared data set.")
+    slurm_job_id: str | None = Field(description="Slurm job; null without Slurm.")
+    git_commit: str | None = Field(description="Commit of the working tree, with -dirty if changed.")
+    versions: dict[str, str] = Field(description="Versions of what took part.")
+
+
+class TestReport(Strict):
+    """test.json: the consolidated weights on one device, each test sample exactly once."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of the name
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    workload: str = Field(description="Workload.")
+    loss: float = Field(description="Mean loss per target over the test split.")
+    untrained_loss: float | None = Field(description="The same of the initial weights.")
+    metric_name: str = Field(description="The metric that a person reads.")
+    metric_value: float = Field(description="Its value.")
+    samples: int = Field(description="Test samples.")
+    targets: int = Field(description="Test targets.")
+
+
+def step_statistics(seconds: list[float], samples: list[int]) -> dict[str, float | None]:
+    """Median and 95th percentile step time and the throughput, all without the first step (warm-up)."""
+    seconds, samples = seconds[1:], samples[1:]
+    if not seconds:
+        return {"step_seconds_median": None, "step_seconds_p95": None, "samples_per_second": None}
+    return {
+        "step_seconds_median": statistics.median(seconds),
+        "step_seconds_p95": sorted(seconds)[round(0.95 * (len(seconds) - 1))],
+        "samples_per_second": sum(samples) / sum(seconds),
+    }
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, commit and job of the process that asks."""
+    packages = ("torch", "deepspeed", "numpy", "safetensors")
+    return {
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "git_commit": _git_commit(),
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+    }
+
+
+def _git_commit() -> str | None:
+    try:
+        describe = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return describe.stdout.strip()

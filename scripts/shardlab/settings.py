@@ -1,0 +1,282 @@
+"""The settings, typed: one definition each for config, workload, strategy, site and run.
+
+``scripts/schemas.py`` writes the JSON schemas in ``workflow/schemas/`` from these classes, and the
+YAML files under ``config/`` are checked against them. Pure Python: importing this loads no torch.
+"""
+
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from shardlab.errors import UserError, choices
+
+AXES = ("dp_replicate", "dp_shard", "tp")
+"""Mesh axes, outermost first, so that tensor-parallel groups are neighbouring ranks of one node."""
+
+
+class Strict(BaseModel):
+    """Base of all settings: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Recipe(Strict):
+    """How a workload is trained."""
+
+    optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = Field(
+        "adamw", description="torch.optim class; its other arguments are PyTorch's defaults."
+    )
+    learning_rate: PositiveFloat = Field(1e-3, description="Learning rate of the first epoch.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay of the optimizer.")
+    gamma: PositiveFloat = Field(1.0, description="Learning rate factor per epoch (StepLR).")
+    epochs: PositiveInt = Field(1, description="Passes over the training split.")
+    max_steps: PositiveInt | None = Field(None, description="Stop after this many steps (null: no limit).")
+    global_batch: PositiveInt = Field(
+        32, description="Samples per step over all ranks; the same for every strategy."
+    )
+    evaluation_batch: PositiveInt = Field(64, description="Samples per forward pass without gradient.")
+    clip_norm: PositiveFloat | None = Field(
+        None, description="Clip the global L2 gradient norm to this (null: no clipping)."
+    )
+    dtype: Literal["float32", "float64"] = Field("float32", description="Type of weights and arithmetic.")
+    keep_best: bool = Field(
+        False, description="Also save best.safetensors, the weights with the lowest validation loss."
+    )
+
+
+class HubSource(Strict):
+    """Where a data set lies on the Hugging Face hub."""
+
+    repo: str = Field(description="Data set repository, owner/name.")
+    config: str | None = Field(None, description="Configuration (subset) of the repository.")
+    revision: str = Field(description="Commit (or branch) to download; a commit is a pin.")
+    fingerprint: str | None = Field(
+        None,
+        description="SHA-256 over the downloaded files, as download prints it (null: not checked "
+        "against a pinned value, only against the first download).",
+    )
+    columns: list[str] = Field(description="Columns that make a sample, in the task's order.")
+    splits: dict[Literal["train", "validation", "test"], str] = Field(
+        description="Shardlab's split: the repository's split."
+    )
+    holdout: PositiveInt | None = Field(
+        None, description="Rows drawn (seeded) from train for validation, where the hub has none."
+    )
+    rows: dict[Literal["train", "validation", "test"], PositiveInt] = Field(
+        default_factory=dict, description="Keep only the first rows of a split."
+    )
+
+
+class DataSource(Strict):
+    """One place where a workload's data can come from."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_]+$", description="Data set name: its folder in data/raw and data/prepared."
+    )
+    reader: str = Field(
+        pattern=r"^[a-z0-9_]+$", description="Module in scripts/shardlab/data that reads the samples."
+    )
+    shape: dict[str, Any] = Field(
+        default_factory=dict, description="Facts of the data that the model's arguments must follow."
+    )
+    hub: HubSource | None = Field(None, description="Set for data from the hub; null for embedded data.")
+
+
+class Size(Strict):
+    """A workload at one size."""
+
+    shape: dict[str, Any] = Field(
+        default_factory=dict, description="Sizes that model and data must agree on (given to both)."
+    )
+    model: dict[str, Any] = Field(default_factory=dict, description="Arguments of the model.")
+    data: dict[str, Any] = Field(default_factory=dict, description="Options of the data preparation.")
+    recipe: Recipe = Field(default_factory=Recipe, description="How it is trained.")
+
+
+class Workload(Strict):
+    """Model + data + recipe: one file in config/workloads."""
+
+    description: str = Field("", description="One line for people.")
+    model: str = Field(pattern=r"^[a-z0-9_]+$", description="Module in scripts/shardlab/models.")
+    task: Literal["regression", "classification", "language_modelling", "summarization"] = Field(
+        description="Batches, loss and metric (scripts/shardlab/tasks.py)."
+    )
+    blocks: list[str] = Field(
+        default_factory=list,
+        description="Submodules that FSDP shards one by one, as patterns (layers.*).",
+    )
+    tensor: dict[str, Literal["column", "column_gather", "row", "vocab"]] = Field(
+        default_factory=dict,
+        description="Tensor-parallel plan, submodule pattern: how it is split. column, row: Linear "
+        "by output (stays split; column_gather: made whole again), by input; vocab: Embedding by rows. "
+        "Empty: no strategy with tp.",
+    )
+    tensor_sizes: list[str] = Field(
+        default_factory=list, description="Model arguments that tp must divide (heads, hidden, ...)."
+    )
+    divisible: dict[str, str] = Field(
+        default_factory=dict, description="Model argument: the one that must divide it."
+    )
+    data: dict[Literal["embedded", "hub"], DataSource] = Field(
+        description="Where the data comes from; config key `data` chooses."
+    )
+    sizes: dict[str, Size] = Field(description="Named sizes; config key `size` chooses.")
+
+
+class Strategy(Strict):
+    """How a model is spread over ranks: one entry of config/strategies.yaml.
+
+    The degrees multiply to the world size (nodes x ranks per node); -1 takes what is left.
+    """
+
+    engine: Literal["torch", "deepspeed"] = Field(
+        "torch", description="torch: PyTorch's own parallel modules; deepspeed: ZeRO."
+    )
+    dp_replicate: int | None = Field(None, description="Degree of replication: DDP, or HSDP with dp_shard.")
+    dp_shard: int | None = Field(None, description="Degree of sharding: FSDP (fully_shard).")
+    tp: int | None = Field(None, description="Degree of tensor parallelism; stays inside a node.")
+    cpu_offload: bool = Field(False, description="FSDP only: keep shards and optimizer in CPU memory.")
+    config: str | None = Field(None, description="DeepSpeed only: JSON file, from the project's root.")
+    min_ranks_per_node: PositiveInt = Field(
+        1, description="Raise config's ranks_per_node to this (2-D meshes need 4 ranks)."
+    )
+
+
+class Site(Strict):
+    """Where runs take place: one file in config/sites."""
+
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="cpu: gloo between ranks; cuda: nccl, one GPU a rank."
+    )
+    ranks_per_node_max: PositiveInt | None = Field(
+        None, description="Most ranks on a node, usually its GPUs (null: no limit)."
+    )
+    cpus_per_rank: PositiveInt = Field(
+        1, description="CPU cores, and OMP threads, of each rank."
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="Environment variables of the ranks."
+    )
+
+
+class Config(Strict):
+    """config/config.yaml: what to run."""
+
+    workloads: list[str] = Field(
+        default=["mlp", "mnist", "xsum", "vit", "llama2"],
+        min_length=1,
+        description="Workloads of the target `all`, from config/workloads.",
+    )
+    strategies: list[str] = Field(
+        default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "zero1", "zero2", "zero3"],
+        min_length=1,
+        description="Strategies of the target `all`, from config/strategies.yaml.",
+    )
+    site: str = Field("local", description="Where it runs: a file in config/sites.")
+    data: Literal["embedded", "hub"] = Field(
+        "embedded", description="embedded: needs no network; hub: the source's own data sets."
+    )
+    size: str = Field("small", description="A size that each workload names: small or source.")
+    nodes: PositiveInt = Field(1, description="Nodes of each parallel run.")
+    ranks_per_node: PositiveInt = Field(2, description="Ranks on each node of a parallel run.")
+    seed: int = Field(1, ge=0, description="Seed of weights, batch order and data splits.")
+    recipe: dict[str, Any] = Field(
+        default_factory=dict, description="Overrides for every workload's recipe, such as max_steps."
+    )
+
+
+class DataSet(Strict):
+    """The data set of a run."""
+
+    name: str = Field(description="Folder in data/prepared.")
+    task: str = Field(description="The task decides the format of the prepared files.")
+    seed: int = Field(description="Seed of splits and generated samples.")
+    options: dict[str, Any] = Field(description="Options of the preparation.")
+    reader: str = Field(description="Module in scripts/shardlab/data.")
+    hub: HubSource | None = Field(description="Hub source, or null for embedded data.")
+
+
+class Model(Strict):
+    """The model of a run."""
+
+    name: str = Field(description="Module in scripts/shardlab/models.")
+    args: dict[str, Any] = Field(description="Arguments of its build().")
+    blocks: list[str] = Field(description="Submodules that FSDP shards one by one.")
+    tensor: dict[str, str] = Field(description="Tensor-parallel plan.")
+
+
+class Run(Strict):
+    """run.json: one workload under one strategy at one site, complete and frozen."""
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    strategy: str = Field(description="Name of the strategy.")
+    workload: str = Field(description="Name of the workload.")
+    size: str = Field(description="Size of the workload.")
+    seed: int = Field(description="Seed of weights and batch order.")
+    nodes: PositiveInt = Field(description="Nodes.")
+    ranks_per_node: PositiveInt = Field(description="Ranks on each node.")
+    mesh: dict[str, int] = Field(description="Mesh axis: degree, outermost first; empty for one rank.")
+    engine: Literal["torch", "deepspeed"] = Field(description="Who runs the step.")
+    engine_config: dict[str, Any] | None = Field(description="DeepSpeed's settings, whole.")
+    cpu_offload: bool = Field(description="Shards and optimizer in CPU memory.")
+    task: str = Field(description="Batches, loss and metric.")
+    model: Model = Field(description="Model.")
+    data: DataSet = Field(description="Data set.")
+    recipe: Recipe = Field(description="How it is trained.")
+    site: Site = Field(description="Where it runs.")
+    site_name: str = Field(description="Name of the site.")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def cpus_per_node(self) -> int:
+        """CPU cores on each node."""
+        return self.ranks_per_node * self.site.cpus_per_rank
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks that read different samples."""
+        return self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def check(kind: type[S], value: Any, where: str) -> S:
+    """Make a settings object of ``value``.
+
+    Raises:
+        UserError: a key is unknown or a value is wrong; names the first one and what would work.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the whole"
+        if first["type"] == "extra_forbidden":
+            known = _keys(kind, first["loc"][:-1])
+            close = get_close_matches(str(first["loc"][-1]), known, n=1)
+            hint = f"did you mean `{close[0]}`? " if close else ""
+            known_text = f"Known keys: {choices(known)}." if known else ""
+            raise UserError(f"{where}: `{key}` is not a key; {hint}{known_text}") from None
+        if first["type"] == "missing":
+            raise UserError(f"{where}: the key `{key}` is missing; add it.") from None
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise UserError(f"{where}: `{key}` is {first['input']!r}; {message}.") from None
+
+
+def _keys(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """Keys that are known at ``location`` inside ``kind`` (empty where that is not a plain object)."""
+    schema = kind.model_json_schema()
+    node = schema
+    for part in location:
+        node = node.get("properties", {}).get(str(part)) or node.get("additionalProperties", {})
+        options = [node, *node.get("anyOf", [])]
+        reference = next((o["$ref"] for o in options if isinstance(o, dict) and "$ref" in o), None)
+        if reference:
+            node = schema["$defs"][reference.rsplit("/", 1)[1]]
+    return list(node.get("properties", {}))

@@ -1,0 +1,105 @@
+"""PyTorch-native strategies: tensor parallel, FSDP and DDP applied in that order, then one common step."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardlab import optimizers
+from shardlab.distributed import World
+from shardlab.errors import UserError
+from shardlab.settings import Run
+
+
+class NativeEngine:
+    """Single device, DDP, FSDP, HSDP and their products with tensor parallelism."""
+
+    def __init__(self, run: Run, model: nn.Module, world: World) -> None:
+        self.recipe = run.recipe
+        self.plain = model.to("cpu" if run.cpu_offload else world.device)
+        self.model = _parallelize(run, self.plain, world)
+        self.groups = _by_mesh(self.plain)
+        self.optimizer = optimizers.build(run.recipe, [{"params": group} for group in self.groups])
+
+    def backward(self, loss: Tensor) -> None:
+        """See Engine."""
+        loss.backward()
+
+    def step(self, learning_rate: float) -> float:
+        """See Engine."""
+        norm = self._norm()
+        if not torch.isfinite(torch.tensor(norm)):
+            raise UserError(f"the gradient norm is {norm}; the weights were not updated. Lower the learning rate.")
+        if self.recipe.clip_norm is not None:
+            self._scale(min(1.0, self.recipe.clip_norm / (norm + 1e-6)))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """See Engine."""
+        for name, parameter in self.plain.named_parameters():
+            if parameter.grad is not None:
+                yield name, _whole(parameter.grad)
+
+    def weights(self) -> dict[str, Tensor]:
+        """See Engine."""
+        weights = {}
+        for name, value in self.plain.state_dict().items():
+            whole = _whole(value)  # a collective: every rank takes part, rank 0 keeps the result
+            if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+                weights[name] = whole.detach().cpu().contiguous()
+        return weights
+
+    def _norm(self) -> float:
+        """Global L2 norm: of each mesh's gradients by themselves, as torch cannot mix meshes, then of these."""
+        norms = []
+        for group in self.groups:
+            gradients = [p.grad for p in group if p.grad is not None]
+            if gradients:
+                norms.append(_whole(torch.nn.utils.get_total_norm(gradients)))
+        return float(torch.linalg.vector_norm(torch.stack(norms)))
+
+    def _scale(self, factor: float) -> None:
+        for group in self.groups:
+            torch._foreach_mul_([p.grad for p in group if p.grad is not None], factor)
+
+
+def _parallelize(run: Run, model: nn.Module, world: World) -> nn.Module:
+    # Which technique is chosen by the axes that the strategy names, not by their degrees:
+    # FSDP on one GPU is still FSDP.
+    if world.mesh is None:
+        return model
+    if "tp" in run.mesh:
+        from shardlab.strategies import tensor
+
+        tensor.apply(model, run.model.tensor, world.mesh["tp"])
+    if "dp_shard" in run.mesh:
+        from shardlab.strategies import fsdp
+
+        axes = [axis for axis in ("dp_replicate", "dp_shard") if axis in run.mesh]
+        mesh = world.mesh[tuple(axes)] if len(axes) > 1 else world.mesh["dp_shard"]
+        fsdp.apply(model, run.model.blocks, mesh, cpu_offload=run.cpu_offload)
+    elif "dp_replicate" in run.mesh:
+        from shardlab.strategies import ddp
+
+        return ddp.apply(model, world.mesh["dp_replicate"])
+    return model
+
+
+def _by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:
+    """Parameters in groups of one device mesh: norms and foreach optimizers refuse a mixture."""
+    groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
+    for parameter in model.parameters():
+        groups[getattr(parameter, "device_mesh", None)].append(parameter)
+    return list(groups.values())
+
+
+def _whole(value: Tensor) -> Tensor:
+    """The full tensor of a DTensor; a plain tensor as it is."""
+    full_tensor = getattr(value, "full_tensor", None)
+    return full_tensor() if full_tensor else value

@@ -1,0 +1,222 @@
+"""Tasks: batches from the prepared arrays, the loss as a sum over targets, the metric people read."""
+
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from shardlab.data import BOS, EOS, PAD
+from shardlab.data.order import Indices
+from shardlab.errors import UserError
+
+IGNORE = -100
+"""Label of positions that are no target (PyTorch's own default)."""
+Batch = dict[str, Tensor]
+
+
+class Task:
+    """Base of all tasks. Losses are sums: only the caller knows the global count of targets."""
+
+    metric_name = ""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self.folder, self.dtype, self.device = folder, dtype, device
+        self._splits: dict[str, dict[str, Tensor]] = {}
+
+    def arrays(self, split: str) -> dict[str, Tensor]:
+        """The prepared arrays of a split, loaded once."""
+        if split not in self._splits:
+            self._splits[split] = load_file(self.folder / f"{split}.safetensors")
+        return self._splits[split]
+
+    def samples(self, split: str) -> int:
+        """Number of samples in a split."""
+        return len(next(iter(self.arrays(split).values())))
+
+    def targets(self, split: str, indices: Indices) -> int:
+        """Number of targets, the loss's divisor, of these samples; needs no batch."""
+        raise NotImplementedError
+
+    def batch(self, split: str, indices: Indices) -> Batch:
+        """These samples as tensors on the device."""
+        raise NotImplementedError
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """What the model says of a batch."""
+        raise NotImplementedError
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Loss summed over the targets: a scalar."""
+        raise NotImplementedError
+
+    def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
+        """The batch's part of the metric, summed over its samples."""
+        return 0.0
+
+    def metric(self, loss: float, score: float, samples: int) -> float:
+        """The metric from the mean loss, the summed score and the number of samples."""
+        return score / samples
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """Onto the device; floats in the run's dtype."""
+        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+
+
+class Regression(Task):
+    """Vectors to vectors; mean squared error over all elements."""
+
+    metric_name = "mse"
+
+    def targets(self, split: str, indices: Indices) -> int:
+        return len(indices) * self.arrays(split)["y"].shape[1]
+
+    def batch(self, split: str, indices: Indices) -> Batch:
+        return {name: self.to_device(array[indices]) for name, array in self.arrays(split).items()}
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch["x"])  # type: ignore[no-any-return]
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return F.mse_loss(outputs, batch["y"], reduction="sum")
+
+    def metric(self, loss: float, score: float, samples: int) -> float:
+        return loss
+
+
+class Classification(Task):
+    """Images to classes; cross-entropy, accuracy."""
+
+    metric_name = "accuracy"
+
+    def targets(self, split: str, indices: Indices) -> int:
+        return len(indices)
+
+    def batch(self, split: str, indices: Indices) -> Batch:
+        arrays = self.arrays(split)
+        # Bytes to about [-1, 1]: one fixed scale, so no statistic of the data set is needed.
+        images = arrays["images"][indices].to(self.dtype) / 127.5 - 1
+        return {"images": self.to_device(images), "labels": self.to_device(arrays["labels"][indices])}
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch["images"])  # type: ignore[no-any-return]
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(outputs, batch["labels"], reduction="sum")
+
+    def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
+        return float((outputs.argmax(-1) == batch["labels"]).sum())
+
+
+class LanguageModelling(Task):
+    """Next token of a text; cross-entropy, perplexity."""
+
+    metric_name = "perplexity"
+
+    def targets(self, split: str, indices: Indices) -> int:
+        return len(indices) * (self.arrays(split)["tokens"].shape[1] - 1)
+
+    def batch(self, split: str, indices: Indices) -> Batch:
+        return {"tokens": self.to_device(self.arrays(split)["tokens"][indices].long())}
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch["tokens"][:, :-1])  # type: ignore[no-any-return]
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(outputs.flatten(0, 1), batch["tokens"][:, 1:].flatten(), reduction="sum")
+
+    def metric(self, loss: float, score: float, samples: int) -> float:
+        return math.exp(min(loss, 700.0))
+
+
+class Summarization(Task):
+    """Document to summary; cross-entropy over the summary's real tokens, ROUGE-L of greedy decoding."""
+
+    metric_name = "rougeL"
+
+    def samples(self, split: str) -> int:
+        return len(self.arrays(split)["summary_offsets"]) - 1
+
+    def _rows(self, split: str, name: str, indices: Indices) -> list[Tensor]:
+        arrays = self.arrays(split)
+        flat, offsets = arrays[name], arrays[f"{name}_offsets"]
+        return [flat[offsets[i] : offsets[i + 1]].long() for i in indices]
+
+    def targets(self, split: str, indices: Indices) -> int:
+        offsets = self.arrays(split)["summary_offsets"]
+        # A row is <bos> ... <eos>: all but the first token are predicted.
+        return int((offsets[indices + 1] - offsets[indices] - 1).sum())
+
+    def batch(self, split: str, indices: Indices) -> Batch:
+        documents = self._rows(split, "document", indices)
+        summaries = self._rows(split, "summary", indices)
+        batch = {
+            "document": pad_sequence(documents, batch_first=True, padding_value=PAD),
+            "mask": pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in documents], batch_first=True),
+            "inputs": pad_sequence([row[:-1] for row in summaries], batch_first=True, padding_value=PAD),
+            "targets": pad_sequence([row[1:] for row in summaries], batch_first=True, padding_value=IGNORE),
+        }
+        return {name: self.to_device(tensor) for name, tensor in batch.items()}
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch["document"], batch["mask"], batch["inputs"])  # type: ignore[no-any-return]
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(
+            outputs.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORE, reduction="sum"
+        )
+
+    @cached_property
+    def _rouge(self) -> tuple[Any, Any]:
+        # Only evaluate needs them, and they take a second to import.
+        from rouge_score.rouge_scorer import RougeScorer
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(self.folder / "tokenizer.json")), RougeScorer(["rougeL"])
+
+    def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
+        tokenizer, scorer = self._rouge
+        offsets = self.arrays("train")["summary_offsets"]
+        # The longest summary of the train split: the reference's own length would be a hint.
+        decoded = self._greedy(model, batch, length=int(offsets.diff().max()) - 1)
+        total = 0.0
+        for row, target in zip(decoded.tolist(), batch["targets"].tolist(), strict=True):
+            guess = tokenizer.decode(row[: row.index(EOS)] if EOS in row else row)
+            truth = tokenizer.decode([token for token in target if token not in (IGNORE, EOS)])
+            total += scorer.score(truth, guess)["rougeL"].fmeasure
+        return total
+
+    @staticmethod
+    def _greedy(model: nn.Module, batch: Batch, length: int) -> Tensor:
+        """The most likely next token, up to ``length`` times or until every row has ended: (batch, steps)."""
+        summary = torch.full((len(batch["document"]), 1), BOS, device=batch["document"].device)
+        for _ in range(length):
+            logits = model(batch["document"], batch["mask"], summary)
+            summary = torch.cat((summary, logits[:, -1:].argmax(-1)), dim=1)
+            if bool((summary == EOS).any(dim=1).all()):
+                break
+        return summary[:, 1:]
+
+
+TASKS: dict[str, type[Task]] = {
+    "regression": Regression,
+    "classification": Classification,
+    "language_modelling": LanguageModelling,
+    "summarization": Summarization,
+}
+
+
+def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> Task:
+    """The task of that name over a prepared data set.
+
+    Raises:
+        UserError: there is no such task.
+    """
+    if name not in TASKS:
+        raise UserError(f"there is no task {name}; known: {', '.join(TASKS)}.")
+    return TASKS[name](folder, dtype, device)

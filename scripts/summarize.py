@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Summarize all runs: summary.csv for programs, summary.md for people. Runs that are missing are named."""
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+from shardlab import runs
+from shardlab.errors import run_program
+from shardlab.files import read_json, write_text
+from shardlab.reports import TestReport, TrainReport
+from shardlab.settings import Config, Run, check
+
+COLUMNS = [
+    "strategy",
+    "workload",
+    "status",
+    "test_loss",
+    "untrained_test_loss",
+    "rel_diff",
+    "metric_name",
+    "metric_value",
+    "world_size",
+    "nodes",
+    "steps",
+    "wall_seconds",
+    "samples_per_second",
+    "peak_memory_bytes",
+    "predicted_memory_bytes",
+    "bytes_per_step",
+]
+
+
+def main() -> None:
+    """Read the reports, write both tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    runs.add_config_argument(parser)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
+    args = parser.parse_args()
+    planned, left_out = runs.plan(args.config)
+    table = collect(planned, args.results)
+    write_text(args.results / "summary.csv", table.to_csv(index=False))
+    write_text(args.results / "summary.md", markdown(table, args.config, left_out))
+
+
+def collect(planned: list[Run], results: Path) -> pd.DataFrame:
+    """One row a run; a figure that was not measured is an empty cell."""
+    rows = [_row(run, results) for run in planned]
+    table = pd.DataFrame(rows, columns=COLUMNS).convert_dtypes()
+    reference = table[table.strategy == "single"].set_index("workload").test_loss
+    single = table.workload.map(reference)
+    table["rel_diff"] = (table.test_loss - single).abs() / single
+    return table
+
+
+def _row(run: Run, results: Path) -> dict[str, object]:
+    folder = results / run.strategy / run.workload
+    row: dict[str, object] = {"strategy": run.strategy, "workload": run.workload, "status": "missing"}
+    if not folder.with_suffix(".done").exists():
+        return row
+    train = check(TrainReport, read_json(folder / "train.json", "report", "train again"), f"{folder}/train.json")
+    row |= {
+        "status": "not evaluated",
+        "world_size": train.world_size,
+        "nodes": train.nodes,
+        "steps": train.steps,
+        "wall_seconds": train.wall_seconds,
+        "samples_per_second": train.samples_per_second,
+        "peak_memory_bytes": max(train.peak_memory_bytes),
+        "predicted_memory_bytes": train.predicted_memory_bytes,
+        "bytes_per_step": train.bytes_per_step,
+    }
+    if (folder / "test.json").exists():
+        test = check(TestReport, read_json(folder / "test.json", "report", "evaluate again"), f"{folder}/test.json")
+        row |= {
+            "status": "done",
+            "test_loss": test.loss,
+            "untrained_test_loss": test.untrained_loss,
+            "metric_name": test.metric_name,
+            "metric_value": test.metric_value,
+        }
+    return row
+
+
+def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> str:
+    """The matrix of test losses, then one table of figures a workload, then what is left out or missing."""
+    parts = ["# Summary", "", f"Site {config.site}, data {config.data}, size {config.size}, seed {config.seed}.", ""]
+    parts += ["## Test loss, and its relative difference to `single`", ""]
+    parts += [_matrix(table, config, left_out), ""]
+    for workload in config.workloads:
+        parts += [f"## {workload}", "", _figures(table[table.workload == workload]), ""]
+    if left_out:
+        parts += ["## Left out", ""] + [f"- {s} x {w}: {reason}" for (s, w), reason in left_out.items()] + [""]
+    open_runs = table[table.status != "done"]
+    if len(open_runs):
+        parts += ["## Not complete", ""]
+        parts += [f"- {row.strategy} x {row.workload}: {row.status}" for row in open_runs.itertuples()] + [""]
+    return "\n".join(parts)
+
+
+def _matrix(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> str:
+    cells = {(row.strategy, row.workload): row for row in table.itertuples()}
+    grid = pd.DataFrame(index=pd.Index(config.strategies, name="strategy"), columns=config.workloads, dtype=object)
+    for strategy in config.strategies:
+        for workload in config.workloads:
+            row = cells.get((strategy, workload))
+            if row is None:
+                grid.loc[strategy, workload] = "-"
+            elif pd.isna(row.test_loss):
+                grid.loc[strategy, workload] = row.status
+            else:
+                grid.loc[strategy, workload] = f"{row.test_loss:.6f} ({_number(row.rel_diff, '.0e')})"
+    return str(grid.to_markdown())
+
+
+def _figures(rows: pd.DataFrame) -> str:
+    metric = next((name for name in rows.metric_name.dropna()), "metric")
+    shown = pd.DataFrame(
+        {
+            "strategy": rows.strategy,
+            "ranks": rows.world_size.map(lambda value: _number(value, "d")),
+            "steps": rows.steps.map(lambda value: _number(value, "d")),
+            "test loss": rows.test_loss.map(lambda value: _number(value, ".6f")),
+            "untrained": rows.untrained_test_loss.map(lambda value: _number(value, ".4f")),
+            metric: rows.metric_value.map(lambda value: _number(value, ".4f")),
+            "wall s": rows.wall_seconds.map(lambda value: _number(value, ".2f")),
+            "samples/s": rows.samples_per_second.map(lambda value: _number(value, ".0f")),
+            "peak MiB a rank": rows.peak_memory_bytes.map(lambda value: _number(value / 2**20, ".0f")),
+        }
+    )
+    return str(shown.to_markdown(index=False, disable_numparse=True))
+
+
+def _number(value: object, form: str) -> str:
+    return "" if pd.isna(value) else format(value, form)
+
+
+if __name__ == "__main__":
+    run_program(main)

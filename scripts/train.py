@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Train one run: the rank's program, started by launch.py (under torchrun where there are several ranks)."""
+
+import argparse
+import math
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from shardlab import checkpoint, distributed, models, optimizers, reports, strategies, tasks
+from shardlab.data import order
+from shardlab.distributed import World
+from shardlab.errors import UserError, run_program
+from shardlab.files import read_json, write_json
+from shardlab.metrics import MetricsLog
+from shardlab.settings import Run, check
+from shardlab.strategies import Engine
+from shardlab.tasks import Task
+
+Observer = Callable[[int, Engine], None]
+
+
+def main() -> None:
+    """Read the frozen settings, train, save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--weights", type=Path, required=True, help="initial weights, the same for every strategy")
+    parser.add_argument("--output", type=Path, required=True, help="folder for weights, metrics and train.json")
+    args = parser.parse_args()
+
+    run = check(Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings))
+    distributed.start(run.site.device)
+    try:
+        train(run, args.data, args.weights, args.output)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def train(run: Run, data: Path, weights: Path, output: Path, observe: Observer | None = None) -> None:
+    """Train ``run`` on this rank and write its files to ``output`` (rank 0).
+
+    ``observe(step, engine)`` is called between backward and update, on every rank.
+
+    Raises:
+        UserError: the loss or the gradient norm is not finite, or a file cannot be read or written.
+    """
+    recipe = run.recipe
+    world = distributed.world(run)
+    dtype = getattr(torch, recipe.dtype)
+    torch.manual_seed(run.seed + world.data_rank)  # dropout: the same on the ranks that share samples
+    task = tasks.load(run.task, data, dtype, world.device)
+    model = models.build(run.model.name, run.model.args, dtype)
+    checkpoint.load(model, weights)
+    parameters = models.parameter_count(model)
+    engine = strategies.build(run, model, world)
+
+    batches = order.BatchOrder(task.samples("train"), recipe.global_batch, run.seed)
+    steps = recipe.epochs * batches.steps_per_epoch
+    steps = min(steps, recipe.max_steps or steps)
+    log = MetricsLog(output / "metrics.jsonl" if world.main else None)
+    seconds: list[float] = []
+    samples: list[int] = []
+    targets, checkpoints = 0, 0
+    loss = best = validation = math.inf
+    begin = time.perf_counter()
+
+    for step in range(steps):
+        started = time.perf_counter()
+        epoch = step // batches.steps_per_epoch
+        batch = batches.batch(step)
+        count = task.targets("train", batch)
+        rate = optimizers.learning_rate(recipe, epoch)
+
+        loss_sum = shared_loss(task, engine.model, "train", batch, world)
+        loss = float(world.sum(loss_sum.detach().clone())) / count
+        if not math.isfinite(loss):
+            raise UserError(f"the loss of step {step} is {loss}; the weights were not updated. Lower the learning rate.")
+        # Engines average over the data-parallel ranks; the loss is a sum over all of them.
+        engine.backward(loss_sum * (world.data_size / count))
+        if observe:
+            observe(step, engine)
+        norm = engine.step(rate)
+
+        seconds.append(time.perf_counter() - started)
+        samples.append(len(batch))
+        targets += count
+        log.write(
+            "train",
+            step=step,
+            epoch=epoch,
+            loss=loss,
+            grad_norm=norm,
+            learning_rate=rate,
+            samples=len(batch),
+            targets=count,
+            seconds=seconds[-1],
+        )
+        if (step + 1) % batches.steps_per_epoch == 0 or step + 1 == steps:
+            validation = mean_loss(task, engine, "validation", recipe.evaluation_batch, world)
+            log.write("validation", step=step, epoch=epoch, loss=validation)
+            if recipe.keep_best and validation < best:
+                best = validation
+                checkpoints += save(engine, output / "best.safetensors", world)
+
+    wall = time.perf_counter() - begin
+    checkpoints += save(engine, output / "model.safetensors", world)
+    memory, kind = peak_memory(world)
+    if world.main:
+        report = reports.TrainReport(
+            strategy=run.strategy,
+            workload=run.workload,
+            mesh=run.mesh,
+            world_size=world.size,
+            nodes=run.nodes,
+            devices=[torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"],
+            parameters=parameters,
+            steps=steps,
+            samples=sum(samples),
+            targets=targets,
+            train_loss=loss,
+            validation_loss=validation,
+            wall_seconds=wall,
+            mfu=None,
+            mfu_formula=None,
+            peak_memory_bytes=memory,
+            peak_memory_kind=kind,
+            predicted_memory_bytes=None,
+            bytes_per_step=None,
+            checkpoints=checkpoints,
+            image_digest=None,
+            data_fingerprint=read_json(data / "dataset.json", "data set", "prepare it")["fingerprint"],
+            **reports.step_statistics(seconds, samples),
+            **reports.provenance(),
+        )
+        write_json(output / "train.json", report.model_dump())
+
+
+def shared_loss(task: Task, model: torch.nn.Module, split: str, batch: order.Indices, world: World) -> torch.Tensor:
+    """Loss summed over this rank's share of a global batch: a scalar.
+
+    A rank whose share is empty still calls the model, on one sample that does not count: the others wait
+    for it in the collectives.
+    """
+    share = order.share(batch, world.data_rank, world.data_size)
+    inputs = task.batch(split, share if len(share) else batch[:1])
+    loss = task.loss(task.outputs(model, inputs), inputs)
+    return loss if len(share) else loss * 0.0
+
+
+@torch.no_grad()
+def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: World) -> float:
+    """Loss per target over a whole split, each sample once, shared by the data-parallel ranks."""
+    engine.model.eval()
+    batches = order.in_order(task.samples(split), batch_size)
+    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    for batch in batches:
+        total += shared_loss(task, engine.model, split, batch, world)
+    engine.model.train()
+    return float(world.sum(total)) / sum(task.targets(split, batch) for batch in batches)
+
+
+def save(engine: Engine, path: Path, world: World) -> int:
+    """Write the whole weights (rank 0); a collective. Returns the number of files, 1."""
+    weights = engine.weights()
+    if world.main:
+        checkpoint.save(weights, path)
+    return 1
+
+
+def peak_memory(world: World) -> tuple[list[int], str]:
+    """Peak bytes of each rank, and what they are: allocated on the GPU, or resident in the CPU process."""
+    if world.device.type == "cuda":
+        return world.gather(torch.cuda.max_memory_allocated()), "CUDA allocated"
+    return world.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024), "process RSS"
+
+
+if __name__ == "__main__":
+    run_program(main)

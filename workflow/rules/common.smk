@@ -1,0 +1,43 @@
+# Short helpers for the rules; what they know comes from scripts/shardlab/runs.py.
+import re
+import sys
+
+sys.path.insert(0, f"{workflow.basedir}/scripts")
+
+from shardlab import runs
+from shardlab.errors import UserError
+
+
+# Every mistake in the configuration or the targets ends the workflow here, before any job starts.
+try:
+    CONFIG = runs.load_config(config)
+    RUNS, LEFT_OUT = runs.plan(CONFIG)
+    for target in getattr(workflow.dag_settings, "targets", None) or ():
+        if asked := re.match(r"results/(?!init/|logs/)(\w+)/(\w+)(?:\.done$|/)", target):
+            runs.resolve(CONFIG, *asked.groups())
+except UserError as error:
+    raise WorkflowError(str(error)) from None
+
+PYTHON = sys.executable
+CONFIG_JSON = CONFIG.model_dump_json()
+
+
+def run_of(wildcards):
+    """Settings of the run that the wildcards name; those of `single` where they name a workload alone."""
+    return runs.resolve(CONFIG, wildcards.get("strategy", "single"), wildcards.workload)
+
+
+def data_of(wildcards):
+    """Settings of the data set that the wildcards name."""
+    return runs.data_set(CONFIG, wildcards.dataset)
+
+
+def manifest(wildcards):
+    """The manifest of a run's prepared data set, written after all its other files."""
+    return f"data/prepared/{run_of(wildcards).data.name}/dataset.json"
+
+
+def splits(wildcards):
+    """The prepared samples of a run's data set."""
+    folder = f"data/prepared/{run_of(wildcards).data.name}"
+    return [f"{folder}/{name}.safetensors" for name in ("train", "validation", "test")]

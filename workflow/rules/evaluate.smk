@@ -1,0 +1,56 @@
+# Test loss and metric: one device, the same code for every strategy and for the initial weights.
+
+
+rule evaluate_untrained:
+    message:
+        "Evaluating the initial weights of {wildcards.workload}"
+    input:
+        settings="results/single/{workload}/run.json",
+        data=manifest,
+        splits=splits,
+        weights="results/init/{workload}.safetensors",
+    output:
+        "results/init/{workload}.json",
+    params:
+        data=subpath(input.data, parent=True),
+    log:
+        "results/logs/evaluate_untrained/{workload}.log",
+    benchmark:
+        "results/benchmarks/evaluate_untrained/{workload}.tsv"
+    conda:
+        "../../envs/train.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=30,
+    shell:
+        "{PYTHON} scripts/evaluate.py --settings {input.settings} --data {params.data}"
+        " --weights {input.weights} --output {output} > {log} 2>&1"
+
+
+rule evaluate:
+    message:
+        "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
+    input:
+        settings="results/{strategy}/{workload}/run.json",
+        data=manifest,
+        splits=splits,
+        weights="results/{strategy}/{workload}/model.safetensors",
+        done="results/{strategy}/{workload}.done",
+        untrained="results/init/{workload}.json",
+    output:
+        "results/{strategy}/{workload}/test.json",
+    params:
+        data=subpath(input.data, parent=True),
+    log:
+        "results/logs/evaluate/{strategy}/{workload}.log",
+    benchmark:
+        "results/benchmarks/evaluate/{strategy}/{workload}.tsv"
+    conda:
+        "../../envs/train.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=30,
+    shell:
+        "{PYTHON} scripts/evaluate.py --settings {input.settings} --data {params.data}"
+        " --weights {input.weights} --untrained {input.untrained} --output {output}"
+        " > {log} 2>&1"
