@@ -68,12 +68,15 @@ def starter(run: Run) -> list[str]:
 
 def environment(run: Run) -> dict[str, str]:
     """What the ranks' environment has on top of this process's: no network, threads, the site's own."""
-    return {
+    offline = {
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
-        "OMP_NUM_THREADS": str(run.site.cpus_per_rank),
-    } | run.site.environment
+    }
+    # Snakemake sets all of these to the rule's threads, that is to the cores of all ranks together:
+    # every rank would start that many threads, and two ranks on two cores run six times slower.
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(run.site.cpus_per_rank))
+    return offline | threads | run.site.environment
 
 
 @contextmanager

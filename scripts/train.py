@@ -34,11 +34,8 @@ def main() -> None:
 
     run = check(Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings))
     distributed.start(run.site.device)
-    try:
-        train(run, args.data, args.weights, args.output)
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+    train(run, args.data, args.weights, args.output)
+    distributed.finish()
 
 
 def train(run: Run, data: Path, weights: Path, output: Path, observe: Observer | None = None) -> None:

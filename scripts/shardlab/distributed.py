@@ -1,6 +1,7 @@
 """The ranks of a run: process group, device mesh, and this rank's place in it."""
 
 import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -62,6 +63,21 @@ def start(device_name: str, timeout_seconds: int = 600) -> None:
     if "RANK" in os.environ and not dist.is_initialized():
         backend = "nccl" if device_name == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+
+
+def finish() -> None:
+    """End a rank that succeeded: wait for the others, then leave the process with status 0.
+
+    The process is left without Python's finalization: gloo's threads can abort a run there that has already
+    written everything (pytorch issue 190489), and DeepSpeed keeps its process groups alive until then. After
+    an error this must not be called: ranks that still wait in a collective would wait for ever.
+    """
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def world(run: Run) -> World:

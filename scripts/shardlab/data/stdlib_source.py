@@ -11,10 +11,11 @@ from shardlab.settings import DataSet
 def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Samples (text,), about ``characters`` in all; a file lies in one split only."""
     left, samples = data.options["characters"], []
+    # One very long module must not be most of a split.
+    longest = left // 40
     for text in sources(data.seed):
         if left <= 0:
             break
-        # One very long module must not be most of the sample.
-        samples.append((text[: min(left, 10_000)],))
+        samples.append((text[: min(left, longest)],))
         left -= len(samples[-1][0])
     return split(samples, data.seed)

@@ -1,0 +1,50 @@
+# make run: the workflow on the embedded data.  make test, make lint: for those who change it.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test lint docs envs bench clean
+
+run: .venv/run
+	$(BIN)/snakemake --profile workflow/profiles/local all
+	@cat results/summary.md
+
+test: .venv/dev
+	$(BIN)/python -m pytest
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/mypy scripts tests
+	$(BIN)/snakemake --lint
+	$(BIN)/python scripts/docs.py --check
+
+# What is generated: schemas, tables of config/README.md, the matrix of README.md.
+docs: .venv/dev
+	$(BIN)/python scripts/docs.py
+
+# Lock files: each is compiled within the ones before it, so that all fit into one environment.
+# A local build's tag (torch 2.13.0+cpu) is dropped: the host's pip settings choose the build.
+COMPILE := $(CURDIR)/$(BIN)/pip-compile --quiet --strip-extras --no-header --no-emit-index-url --no-emit-find-links --annotation-style=line
+envs: .venv/dev
+	cd envs && $(COMPILE) -o workflow.txt workflow.in
+	cd envs && $(COMPILE) -c workflow.txt -o train.txt train.in && sed -i 's/+cpu//' train.txt
+	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o dev.txt dev.in
+
+bench: .venv/run
+	$(BIN)/python scripts/bench.py
+
+clean:
+	git clean -fdXq
+
+.venv/bin/python:
+	@$(PYTHON) scripts/check_python.py
+	$(PYTHON) -m venv .venv
+
+.venv/run: envs/workflow.txt envs/train.txt | .venv/bin/python
+	$(BIN)/pip install --quiet -r envs/workflow.txt -r envs/train.txt
+	@touch $@
+
+.venv/dev: envs/dev.txt .venv/run
+	$(BIN)/pip install --quiet -r envs/dev.txt
+	@touch $@

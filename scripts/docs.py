@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Write what is generated in this repository: the JSON schemas, the tables of config/README.md, the README's matrix."""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from shardlab import reports, runs, settings
+from shardlab.errors import UserError, run_program
+from shardlab.files import write_text
+
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "config": settings.Config,
+    "workload": settings.Workload,
+    "strategy": settings.Strategy,
+    "site": settings.Site,
+    "run": settings.Run,
+    "train": reports.TrainReport,
+    "test": reports.TestReport,
+}
+
+
+def main() -> None:
+    """Write, or with --check say what is stale."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
+    args = parser.parse_args()
+    for path, text in generated().items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        if args.check:
+            raise UserError(f"{path.relative_to(runs.ROOT)} is not up to date; run: make docs.")
+        write_text(path, text)
+        print(f"wrote {path.relative_to(runs.ROOT)}")
+
+
+def generated() -> dict[Path, str]:
+    """Path and content of every file that is generated, in whole or between markers."""
+    files = {
+        runs.ROOT / "workflow" / "schemas" / f"{name}.json": json.dumps(kind.model_json_schema(), indent=2) + "\n"
+        for name, kind in SCHEMAS.items()
+    }
+    tables = {
+        "config": settings.Config,
+        "workload": settings.Workload,
+        "source": settings.DataSource,
+        "hub": settings.HubSource,
+        "size": settings.Size,
+        "recipe": settings.Recipe,
+        "strategy": settings.Strategy,
+        "site": settings.Site,
+    }
+    config_readme = runs.CONFIG / "README.md"
+    files[config_readme] = fill(config_readme, {name: key_table(kind) for name, kind in tables.items()})
+    files[runs.ROOT / "README.md"] = fill(runs.ROOT / "README.md", {"matrix": matrix()})
+    return files
+
+
+def fill(path: Path, blocks: dict[str, str]) -> str:
+    """The file with each block put between its markers ``<!-- name -->`` and ``<!-- end name -->``."""
+    text = path.read_text(encoding="utf-8")
+    for name, block in blocks.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise UserError(f"{path}: the markers `<!-- {name} -->` and `<!-- end {name} -->` are missing; put them in.")
+        text = pattern.sub(lambda match, block=block: match[1] + block + "\n" + match[2], text)
+    return text
+
+
+def key_table(kind: type[BaseModel]) -> str:
+    """Markdown table of a settings class: key, default, meaning."""
+    lines = ["| key | default | meaning |", "| --- | --- | --- |"]
+    for name, field in kind.model_fields.items():
+        default: Any = field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):
+            default = "see below"
+        shown = "required" if field.is_required() else f"`{json.dumps(default)}`"
+        lines.append(f"| `{name}` | {shown} | {field.description} |")
+    return "\n".join(lines)
+
+
+def matrix() -> str:
+    """Markdown table of the default configuration: ranks of each run, or the reason why there is none."""
+    config = runs.load_config(runs.read_yaml(runs.CONFIG / "config.yaml"))
+    planned, left_out = runs.plan(config)
+    cells = {(run.strategy, run.workload): f"{run.world_size}" for run in planned}
+    notes = list(dict.fromkeys(left_out.values()))
+    cells |= {cell: f"- [{notes.index(reason) + 1}]" for cell, reason in left_out.items()}
+    lines = ["| strategy | " + " | ".join(config.workloads) + " |", "| --- |" + " --- |" * len(config.workloads)]
+    lines += [f"| `{s}` | " + " | ".join(cells[s, w] for w in config.workloads) + " |" for s in config.strategies]
+    lines += ["", *(f"[{number}] {note}" for number, note in enumerate(notes, 1))]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run_program(main)

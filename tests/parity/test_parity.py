@@ -1,0 +1,198 @@
+"""Equality with one device: every strategy on every workload, at the gradients, each step, and the test loss.
+
+Gates (rules of the numbers): float64 1e-10 for what is PyTorch-native; DeepSpeed, which has no float64, in
+float32 5e-6 a step and 1e-4 at the test loss.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, TINY, tiny_run
+from safetensors.torch import load_file
+
+import evaluate
+from shardlab import checkpoint, models, runs
+from shardlab.errors import Unsupported
+
+ALWAYS_CLIPPED = {"clip_norm": 0.01}
+PLAIN_SGD = {"optimizer": "sgd", "learning_rate": 0.1}
+STRATEGIES = [*runs.load_config({}).strategies, "fsdp_offload"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of the suite."""
+
+    strategy: str
+    workload: str
+    recipe: tuple = ()
+    ranks: int = 0
+    fault: str = ""
+
+    @property
+    def native(self):
+        return not self.strategy.startswith("zero")
+
+    @property
+    def name(self):
+        recipe = "_".join(f"{key}={value}" for key, value in self.recipe)
+        return "-".join(part for part in (self.strategy, self.workload, recipe, self.fault, self.dtype) if part) + (
+            f"-{self.ranks}" if self.ranks else ""
+        )
+
+    @property
+    def dtype(self):
+        return "float64" if self.native else "float32"
+
+    def reference(self, dtype):
+        """Name of the same training on one device."""
+        recipe = "_".join(f"{key}={value}" for key, value in self.recipe)
+        return "-".join(part for part in ("single", self.workload, recipe, dtype) if part)
+
+    def run(self, strategy="", dtype=""):
+        run = tiny_run(self.workload, strategy or self.strategy, dtype=dtype or self.dtype, **dict(self.recipe))
+        if self.ranks and not strategy:
+            run = run.model_copy(update={"ranks_per_node": self.ranks, "mesh": dict.fromkeys(run.mesh, self.ranks)})
+        return run
+
+
+def supported(case):
+    try:
+        return bool(case.run())
+    except Unsupported:
+        return False
+
+
+MATRIX = [Case(s, w) for s in STRATEGIES if s != "single" for w in TINY]
+CLIPPED = [Case(s, "llama2", tuple(ALWAYS_CLIPPED.items())) for s in STRATEGIES if s != "single"]
+SGD = [Case(s, "xsum", tuple(PLAIN_SGD.items())) for s in STRATEGIES if s != "single"]
+THREE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
+FAULTY = [Case("ddp", "llama2", fault=fault) for fault in ("summed", "unreduced_norm", "dropped_embedding")]
+CASES = [case for case in (*MATRIX, *CLIPPED, *SGD, *THREE) if supported(case)]
+
+
+@dataclass
+class Group:
+    """Cases that share one set of ranks, and where their results lie."""
+
+    folder: Path
+    data: Path
+    jobs: list = field(default_factory=list)
+
+    def add(self, name, run, fault=""):
+        if any(job["output"] == str(self.folder / name) for job in self.jobs):
+            return
+        weights = self.folder / f"{run.workload}-{run.recipe.dtype}.safetensors"
+        if not weights.exists():
+            torch.manual_seed(run.seed)
+            model = models.build(run.model.name, run.model.args, getattr(torch, run.recipe.dtype))
+            checkpoint.save(model.state_dict(), weights)
+        (self.folder / name).mkdir()
+        self.jobs.append(
+            {
+                "run": run.model_dump(),
+                "data": str(self.data / run.workload),
+                "weights": str(weights),
+                "output": str(self.folder / name),
+                "fault": fault,
+            }
+        )
+
+    def start(self, ranks):
+        """Run all jobs that were added since the last start on that many ranks."""
+        jobs, self.jobs = self.jobs, []
+        (self.folder / "jobs.json").write_text(json.dumps(jobs))
+        starter = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+        done = subprocess.run(
+            [sys.executable, *starter, str(Path(__file__).with_name("worker.py")), str(self.folder / "jobs.json")],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "scripts")},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stdout[-6000:]
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory, tiny_data):
+    """Folder with the results of every case and of the single-device training that each is held to."""
+    group = Group(tmp_path_factory.mktemp("parity"), tiny_data)
+    by_ranks = defaultdict(list)
+    for case in (*CASES, *FAULTY):
+        by_ranks[case.run().world_size, case.native].append(case)
+        group.add(case.reference(case.dtype), case.run("single"))
+    group.start(1)
+    for (ranks, _), cases in by_ranks.items():
+        for case in cases:
+            group.add(case.name, case.run(), case.fault)
+        group.start(ranks)
+    return group.folder
+
+
+def steps(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "train"]
+
+
+def differences(results, case):
+    """Largest relative difference to one device: gradients of step 0, loss and gradient norm of each step, test loss."""
+    mine, single = results / case.name, results / case.reference(case.dtype)
+    gradients, expected = (load_file(folder / "gradients.safetensors") for folder in (mine, single))
+    assert gradients.keys() == expected.keys()
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    pairs = list(zip(steps(mine), steps(single), strict=True))
+    assert all(mine["samples"] == theirs["samples"] for mine, theirs in pairs)
+    run, data = case.run("single"), Path(json.loads((results / "jobs.json").read_text())[0]["data"]).parent
+    losses = [
+        evaluate.evaluate(run, data / case.workload, folder / "model.safetensors").loss for folder in (mine, single)
+    ]
+    return {
+        "gradient": max(float((gradients[name] - expected[name]).abs().max()) for name in expected) / scale,
+        "loss": max(abs(mine["loss"] / theirs["loss"] - 1) for mine, theirs in pairs),
+        "norm": max(abs(mine["grad_norm"] / theirs["grad_norm"] - 1) for mine, theirs in pairs),
+        "test": abs(losses[0] / losses[1] - 1),
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equals_one_device(results, case, record_property):
+    found = differences(results, case)
+    record_property("differences", found)
+    gate = 1e-10 if case.native else 5e-6
+    gates = dict.fromkeys(found, gate) | {"test": gate if case.native else 1e-4}
+    assert {name: value for name, value in found.items() if not value <= gates[name]} == {}
+
+
+@pytest.mark.parametrize("workload", TINY)
+def test_a_last_batch_is_smaller_than_the_ranks_of_some_strategies(results, workload):
+    sizes = {line["samples"] for line in steps(results / f"single-{workload}-float64")}
+    assert sizes > {5}, "the parity cases must train on an uneven last batch"
+
+
+def test_clipping_is_always_active_in_its_cases(results):
+    name = next(case for case in CLIPPED if case.native).reference("float64")
+    assert all(line["grad_norm"] > ALWAYS_CLIPPED["clip_norm"] for line in steps(results / name))
+
+
+@pytest.mark.parametrize(
+    ("fault", "sees"),
+    [
+        ("summed", {"gradient", "norm"}),
+        ("unreduced_norm", {"gradient", "norm"}),
+        ("dropped_embedding", {"gradient", "norm"}),
+    ],
+)
+def test_the_suite_sees_a_fault(results, fault, sees):
+    """Each of these leaves the final loss of a long run nearly unchanged; the gates must catch it all the same."""
+    found = differences(results, Case("ddp", "llama2", fault=fault))
+    caught = {name for name, value in found.items() if not value <= 1e-10}
+    assert caught >= sees
+    assert found["gradient"] > 1e-4, "a fault is decades above the gate, rounding decades below"

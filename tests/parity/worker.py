@@ -1,0 +1,101 @@
+"""One rank of a parity group: trains many cases in one process, since starting a rank takes seconds.
+
+    torchrun --nproc-per-node N worker.py CASES.json
+
+Each case names its run, data, weights, output folder and, to show that the suite can fail, a fault.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.nn.parallel import DistributedDataParallel
+
+import train
+from shardlab import distributed, strategies
+from shardlab.settings import Run
+
+
+def main(cases):
+    distributed.start("cpu", timeout_seconds=60)
+    for case in cases:
+        run = Run.model_validate(case["run"])
+        output = Path(case["output"])
+        if run.world_size == 1 or dist.get_rank() == 0:
+            print(f"case {output.name}", flush=True)
+        build = strategies.build
+        strategies.build = FAULTS.get(case["fault"], lambda build: build)(build)
+        try:
+            train.train(run, Path(case["data"]), Path(case["weights"]), output, observe=keep_first_gradients(output))
+        finally:
+            strategies.build = build
+    distributed.finish()
+
+
+def keep_first_gradients(output):
+    """Observer that writes the whole gradient of every parameter at step 0."""
+
+    def observe(step, engine):
+        if step:
+            return
+        gradients = {name: gradient.detach().clone().contiguous() for name, gradient in engine.gradients()}
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            save_file(gradients, output / "gradients.safetensors")
+
+    return observe
+
+
+def summed_not_averaged(build):
+    """DDP whose gradients are summed over the ranks."""
+
+    def sum_only(_, bucket):
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0])
+
+    def faulty(run, model, world):
+        engine = build(run, model, world)
+        engine.model.register_comm_hook(None, sum_only)
+        return engine
+
+    return faulty
+
+
+def unreduced_norm(build):
+    """DDP that leaves the norm layers' gradients as each rank computed them."""
+
+    def faulty(run, model, world):
+        names = [name for name, _ in model.named_parameters() if "norm" in name]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+        return build(run, model, world)
+
+    return faulty
+
+
+def dropped_embedding(build):
+    """A training step that loses the embedding's gradient, as compile x TP once did."""
+
+    def faulty(run, model, world):
+        engine = build(run, model, world)
+        backward = engine.backward
+
+        def backward_and_drop(loss):
+            backward(loss)
+            model.embedding.weight.grad.zero_()
+
+        engine.backward = backward_and_drop
+        return engine
+
+    return faulty
+
+
+FAULTS = {
+    "summed": summed_not_averaged,
+    "unreduced_norm": unreduced_norm,
+    "dropped_embedding": dropped_embedding,
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,99 @@
+"""Files are whole or not there; damaged ones are named."""
+
+import os
+import subprocess
+
+import pytest
+import torch
+from conftest import tiny_run
+
+from shardlab import checkpoint, models
+from shardlab.data import store
+from shardlab.errors import UserError
+from shardlab.files import read_json, write_json
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A file system with 64 KiB."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system needs the right to mount one: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_disk_full_while_writing_weights_leaves_nothing(full_disk):
+    with pytest.raises(UserError, match=r"model\.safetensors could not be written.*Free space"):
+        checkpoint.save({"weight": torch.zeros(100_000)}, full_disk / "model.safetensors")
+    assert list(full_disk.iterdir()) == []
+
+
+def test_disk_full_keeps_the_old_file(full_disk):
+    path = full_disk / "model.safetensors"
+    checkpoint.save({"weight": torch.ones(10)}, path)
+    before = path.read_bytes()
+    with pytest.raises(UserError):
+        checkpoint.save({"weight": torch.zeros(100_000)}, path)
+    assert path.read_bytes() == before
+    assert [file.name for file in full_disk.iterdir()] == [path.name]
+
+
+def test_json_refuses_nan_and_keeps_the_old_file(tmp_path):
+    path = tmp_path / "report.json"
+    write_json(path, {"loss": 1.0})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"loss": float("nan")})
+    assert read_json(path, "", "") == {"loss": 1.0}
+
+
+def test_weights_missing_damaged_or_of_another_model(tmp_path):
+    model = models.build("mlp", {"inputs": 6, "hidden": 4, "outputs": 2})
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(UserError, match="is missing"):
+        checkpoint.load(model, path)
+    checkpoint.save(model.state_dict(), path)
+    os.truncate(path, 100)
+    with pytest.raises(UserError, match="is damaged"):
+        checkpoint.load(model, path)
+    checkpoint.save(models.build("mlp", {"inputs": 6, "hidden": 8, "outputs": 2}).state_dict(), path)
+    with pytest.raises(UserError, match=r"hidden.bias is \(8,\) in the file, \(4,\) in the model"):
+        checkpoint.load(model, path)
+
+
+@pytest.fixture
+def prepared(tmp_path, tiny_data):
+    """A copy of the tiny pairs, to be damaged."""
+    folder = tmp_path / "pairs"
+    subprocess.run(["cp", "-r", str(tiny_data / "mlp"), str(folder)], check=True)
+    return folder
+
+
+def test_a_whole_data_set_is_verified_by_its_fingerprint(prepared):
+    assert store.verify(prepared, tiny_run("mlp").data) == read_json(prepared / "dataset.json", "", "")["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "dataset.json").unlink(), "dataset.json is missing"),
+        (lambda folder: (folder / "dataset.json").write_text("{"), "dataset.json is damaged"),
+        (lambda folder: (folder / "train.safetensors").unlink(), "train.safetensors is missing"),
+        (lambda folder: os.truncate(folder / "test.safetensors", 200), "test.safetensors is damaged"),
+    ],
+)
+def test_missing_or_damaged_data_set(prepared, damage, words):
+    damage(prepared)
+    with pytest.raises(UserError, match=words) as error:
+        store.verify(prepared, tiny_run("mlp").data)
+    assert "snakemake" in str(error.value), "the sentence says how to make it again"
+
+
+def test_data_set_prepared_with_other_settings(prepared):
+    data = tiny_run("mlp").data
+    with pytest.raises(UserError, match="prepared with other settings"):
+        store.verify(prepared, data.model_copy(update={"seed": 2}))

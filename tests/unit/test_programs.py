@@ -1,0 +1,114 @@
+"""The programs alone: help, dry run, lock, and what they import."""
+
+import fcntl
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, tiny_run
+
+from shardlab.files import write_json
+
+SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
+
+
+def program(name, *arguments):
+    return subprocess.run([sys.executable, ROOT / "scripts" / name, *map(str, arguments)], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "check_python.py"])
+def test_every_program_explains_itself(name):
+    done = program(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+
+
+def test_what_the_snakefile_imports_has_no_torch():
+    code = "import sys; from shardlab import runs, errors; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["resolve", "download", "prepare", "launch", "summarize"])
+def test_login_node_programs_have_no_torch(name):
+    code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts").returncode == 0
+
+
+@pytest.fixture
+def launch(tmp_path, tiny_data):
+    """Arguments of launch.py for a tiny run, and its folder."""
+
+    def arguments(strategy):
+        run = tiny_run("mlp", strategy)
+        folder = tmp_path / strategy / "mlp"
+        write_json(folder / "run.json", run.model_dump())
+        paths = {"settings": folder / "run.json", "data": tiny_data / "mlp", "weights": tmp_path / "init.safetensors"}
+        return [f"--{key}={path}" for key, path in paths.items()] + [f"--done={folder}.done"], folder
+
+    return arguments
+
+
+def test_dry_run_prints_the_line_and_does_nothing(launch):
+    arguments, folder = launch("fsdp_tp")
+    done = program("launch.py", *arguments, "--dry-run")
+    assert done.returncode == 0
+    assert "torch.distributed.run --standalone --nproc-per-node=4" in done.stdout
+    assert "HF_HUB_OFFLINE=1" in done.stdout
+    assert "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1" in done.stdout
+    assert [path.name for path in folder.iterdir()] == ["run.json"]
+
+
+def test_one_rank_needs_no_torchrun(launch):
+    assert "torch.distributed" not in program("launch.py", *launch("single")[0], "--dry-run").stdout
+
+
+def test_a_run_folder_is_trained_by_one_launcher_only(launch):
+    arguments, folder = launch("single")
+    with (folder / ".lock").open("w") as lock:
+        lock.write("process 1 on here")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = program("launch.py", *arguments)
+    assert done.returncode == 1
+    assert "is being trained by process 1 on here" in done.stderr
+
+
+def test_missing_weights_fail_in_one_sentence_and_leave_no_done(launch):
+    arguments, folder = launch("ddp")
+    done = program("launch.py", *arguments)
+    assert done.returncode != 0
+    assert "init.safetensors is missing" in done.stderr + done.stdout
+    assert not Path(f"{folder}.done").exists()
+
+
+def test_settings_of_another_version_are_refused(launch):
+    arguments, folder = launch("single")
+    settings = json.loads((folder / "run.json").read_text())
+    write_json(folder / "run.json", settings | {"schema_version": 2})
+    done = program("launch.py", *arguments, "--dry-run")
+    assert done.returncode == 1
+    assert "`schema_version` is 2" in done.stderr
+
+
+def test_generated_files_are_up_to_date():
+    done = program("docs.py", "--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_too_old_is_one_sentence(tmp_path):
+    old = tmp_path / "python3.9"
+    old.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -c 'import sys; sys.version_info = (3, 9, 2); "
+        'exec(open(sys.argv[1]).read())\' "$@"\n'
+    )
+    old.chmod(0o755)
+    makefile = (ROOT / "Makefile").read_text()
+    (tmp_path / "Makefile").write_text(makefile)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    (tmp_path / "envs").symlink_to(ROOT / "envs")
+    done = subprocess.run(["make", "run", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "error: Shardlab needs Python 3.11 or newer" in done.stderr
+    assert not (tmp_path / ".venv").exists()

@@ -1,0 +1,70 @@
+"""The tasks: losses are sums over real targets, so no padding and no split of the batch can change them."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, tiny_run
+
+from shardlab import models, tasks
+
+CPU = torch.device("cpu")
+
+
+def load(workload, tiny_data, dtype=torch.float64):
+    run = tiny_run(workload)
+    torch.manual_seed(0)
+    return tasks.load(run.task, tiny_data / workload, dtype, CPU), models.build(run.model.name, run.model.args, dtype)
+
+
+def loss_sum(task, model, indices):
+    batch = task.batch("train", indices)
+    return float(task.loss(task.outputs(model, batch), batch).detach())
+
+
+@pytest.mark.parametrize("workload", TINY)
+def test_loss_sum_and_target_count_do_not_depend_on_how_a_batch_is_cut(workload, tiny_data):
+    task, model = load(workload, tiny_data)
+    batch = np.arange(7)
+    parts = np.array_split(batch, 3)
+    assert sum(loss_sum(task, model, part) for part in parts) == pytest.approx(loss_sum(task, model, batch), rel=1e-12)
+    assert sum(task.targets("train", part) for part in parts) == task.targets("train", batch)
+
+
+def test_summaries_have_uneven_lengths_and_padding_is_no_target(tiny_data):
+    task, model = load("xsum", tiny_data)
+    indices = np.arange(task.samples("train"))
+    counts = [task.targets("train", indices[i : i + 1]) for i in indices]
+    assert len(set(counts)) > 3
+    batch = task.batch("train", indices)
+    assert int((batch["targets"] != tasks.IGNORE).sum()) == sum(counts) < batch["targets"].numel()
+    # The mean of the samples' means, the sources' mistake, is another number.
+    mean_of_means = np.mean([loss_sum(task, model, indices[i : i + 1]) / counts[i] for i in indices])
+    assert abs(mean_of_means / (loss_sum(task, model, indices) / sum(counts)) - 1) > 1e-4
+
+
+def test_batches_have_the_runs_dtype(tiny_data):
+    for dtype in (torch.float32, torch.float64):
+        task, _ = load("mnist", tiny_data, dtype)
+        batch = task.batch("train", np.arange(3))
+        assert batch["images"].dtype == dtype
+        assert batch["labels"].dtype == torch.int64
+        assert batch["images"].min() >= -1
+        assert batch["images"].max() <= 1
+
+
+def test_accuracy_and_rouge_of_a_perfect_model(tiny_data):
+    task, _ = load("vit", tiny_data)
+    batch = task.batch("test", np.arange(task.samples("test")))
+    perfect = torch.nn.functional.one_hot(batch["labels"], 10).double()
+    assert task.score(torch.nn.Identity(), perfect, batch) == task.samples("test")
+
+    task, _ = load("xsum", tiny_data)
+    batch = task.batch("test", np.arange(task.samples("test")))
+
+    class Perfect(torch.nn.Module):
+        def forward(self, document, mask, summary):
+            targets = batch["targets"].clamp(min=0)
+            position = min(summary.shape[1], targets.shape[1]) - 1
+            return torch.nn.functional.one_hot(targets[:, : position + 1], 1024).double()
+
+    assert task.score(Perfect(), torch.empty(0), batch) == pytest.approx(task.samples("test"))
