@@ -22,7 +22,7 @@ TINY = {
     "mnist": {"rows": 40},
     "xsum": {"rows": 40},
     "vit": {"rows": 40},
-    "llama2": {"characters": 12_000, "sequence_length": 32},
+    "llama2": {"characters": 4_600, "sequence_length": 32},
 }
 """Data options that leave 32 training samples or a little more, so that small cases take milliseconds."""
 

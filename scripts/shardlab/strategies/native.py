@@ -1,5 +1,6 @@
 """PyTorch-native strategies: tensor parallel, FSDP and DDP applied in that order, then one common step."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,8 @@ from shardlab.distributed import World
 from shardlab.errors import UserError
 from shardlab.settings import Run
 
+Groups = dict[tuple[Any, tuple[Any, ...]], list[nn.Parameter]]
+
 
 class NativeEngine:
     """Single device, DDP, FSDP, HSDP and their products with tensor parallelism."""
@@ -20,8 +23,8 @@ class NativeEngine:
         self.recipe = run.recipe
         self.plain = model.to("cpu" if run.cpu_offload else world.device)
         self.model = _parallelize(run, self.plain, world)
-        self.groups = _by_mesh(self.plain)
-        self.optimizer = optimizers.build(run.recipe, [{"params": group} for group in self.groups])
+        self.groups = _by_placement(self.plain)
+        self.optimizer = optimizers.build(run.recipe, [{"params": group} for group in self.groups.values()])
 
     def backward(self, loss: Tensor) -> None:
         """See Engine."""
@@ -29,8 +32,8 @@ class NativeEngine:
 
     def step(self, learning_rate: float) -> float:
         """See Engine."""
-        norm = self._norm()
-        if not torch.isfinite(torch.tensor(norm)):
+        norm = _norm(self.groups)
+        if not math.isfinite(norm):
             raise UserError(f"the gradient norm is {norm}; the weights were not updated. Lower the learning rate.")
         if self.recipe.clip_norm is not None:
             self._scale(min(1.0, self.recipe.clip_norm / (norm + 1e-6)))
@@ -55,17 +58,8 @@ class NativeEngine:
                 weights[name] = whole.detach().cpu().contiguous()
         return weights
 
-    def _norm(self) -> float:
-        """Global L2 norm: of each mesh's gradients by themselves, as torch cannot mix meshes, then of these."""
-        norms = []
-        for group in self.groups:
-            gradients = [p.grad for p in group if p.grad is not None]
-            if gradients:
-                norms.append(_whole(torch.nn.utils.get_total_norm(gradients)))
-        return float(torch.linalg.vector_norm(torch.stack(norms)))
-
     def _scale(self, factor: float) -> None:
-        for group in self.groups:
+        for group in self.groups.values():
             torch._foreach_mul_([p.grad for p in group if p.grad is not None], factor)
 
 
@@ -91,12 +85,33 @@ def _parallelize(run: Run, model: nn.Module, world: World) -> nn.Module:
     return model
 
 
-def _by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:
-    """Parameters in groups of one device mesh: norms and foreach optimizers refuse a mixture."""
-    groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
+def _by_placement(model: nn.Module) -> Groups:
+    """Parameters by (mesh, placements), (None, ()) for plain tensors: foreach optimizers refuse a mixture."""
+    groups: Groups = defaultdict(list)
     for parameter in model.parameters():
-        groups[getattr(parameter, "device_mesh", None)].append(parameter)
-    return list(groups.values())
+        # By attribute, not by type: importing DTensor takes half a second that plain parameters do not need.
+        groups[getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())].append(parameter)
+    return dict(groups)
+
+
+def _norm(groups: Groups) -> float:
+    """Global L2 norm of the gradients; one reduction for each mesh axis over which a group is sharded.
+
+    Squares are summed in float64: a float32 norm of a million values is off in the fifth digit on a CPU.
+    """
+    total = 0.0
+    for (mesh, placements), parameters in groups.items():
+        local = [p.grad.to_local() if mesh else p.grad for p in parameters if p.grad is not None]
+        if not local:
+            continue
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in local]
+        square = torch.stack(norms).square().sum()
+        for axis, placement in enumerate(placements):
+            if not placement.is_replicate():
+                square = square.to(mesh.device_type)  # offloaded gradients are on the CPU, nccl is not
+                torch.distributed.all_reduce(square, group=mesh.get_group(axis))
+        total += float(square)
+    return math.sqrt(total)
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """DeepSpeed ZeRO, stages 1 to 3 (Rajbhandari et al., 2020, arXiv:1910.02054)."""
 
+import math
 import os
 from collections.abc import Iterator
 
@@ -43,7 +44,7 @@ class ZeroEngine:
             group["lr"] = learning_rate
         self.model.step()
         norm = float(self.model.get_global_grad_norm())
-        if not torch.isfinite(torch.tensor(norm)):
+        if not math.isfinite(norm):
             raise UserError(f"the gradient norm is {norm}. Lower the learning rate.")
         return norm
 
