@@ -14,6 +14,8 @@ from shardlab.files import read_json, sha256, write_json
 from shardlab.settings import DataSet, HubSource
 
 MANIFEST = "download.json"
+FIRST = "first_download.json"
+"""Copy of the first manifest, which no later download replaces (Snakemake removes the manifest itself)."""
 
 
 def download(data: DataSet, raw: Path) -> dict[str, Any]:
@@ -26,7 +28,6 @@ def download(data: DataSet, raw: Path) -> dict[str, Any]:
         UserError: no network or no such repository, or a file is not what its fingerprint says.
     """
     hub = _hub(data)
-    before = read_json(raw / MANIFEST, "", "") if (raw / MANIFEST).exists() else None
     with _environment(raw, offline=False):
         from huggingface_hub import HfApi
 
@@ -39,15 +40,17 @@ def download(data: DataSet, raw: Path) -> dict[str, Any]:
                 f"({type(error).__name__}: {_first_line(error)}). Run this on a node with a network and again if "
                 "it was cut: it goes on where it stopped. The embedded data needs none: --config data=embedded."
             ) from error
-    files = {str(path.relative_to(raw)): sha256(path) for path in _snapshot(raw, commit)}
+    snapshot = _snapshot(raw, commit)
+    sources = {str(path.relative_to(snapshot)): path for path in sorted(snapshot.rglob("*")) if path.is_file()}
     manifest = {
         "schema_version": 1,
         "hub": hub.model_dump(),
         "commit": commit,
-        "files": files,
-        "fingerprint": fingerprint(files),
+        # What prepare reads: the Arrow files that `datasets` made of the sources.
+        "files": {str(path.relative_to(raw)): sha256(path) for path in sorted((raw / "cache").rglob("*.arrow"))},
+        "fingerprint": fingerprint({name: sha256(path) for name, path in sources.items()}),
     }
-    _check_fingerprint(data, manifest, before)
+    _check_fingerprint(data, manifest, raw)
     write_json(raw / MANIFEST, manifest)
     return manifest
 
@@ -86,8 +89,8 @@ def _load(hub: HubSource, raw: Path, commit: str) -> Any:
     return load_dataset(hub.repo, hub.config, revision=commit, cache_dir=str(raw / "cache"))
 
 
-def _snapshot(raw: Path, commit: str) -> list[Path]:
-    return sorted(path for path in (raw / "hub").glob(f"datasets--*/snapshots/{commit}/**/*") if path.is_file())
+def _snapshot(raw: Path, commit: str) -> Path:
+    return next((raw / "hub").glob(f"datasets--*/snapshots/{commit}"))
 
 
 def _hub(data: DataSet) -> HubSource:
@@ -96,18 +99,21 @@ def _hub(data: DataSet) -> HubSource:
     return data.hub
 
 
-def _check_fingerprint(data: DataSet, manifest: dict[str, Any], before: dict[str, Any] | None) -> None:
+def _check_fingerprint(data: DataSet, manifest: dict[str, Any], raw: Path) -> None:
     found, hub = manifest["fingerprint"], _hub(data)
     if hub.fingerprint and found != hub.fingerprint:
         raise UserError(
             f"data set {data.name}: the files of {hub.repo} have the fingerprint {found}, but the configuration pins "
-            f"{hub.fingerprint}; a file changed or is damaged. Remove it and download again, or pin the new one."
+            f"{hub.fingerprint}; a file changed or is damaged. Remove {raw} and download again, or pin the new one."
         )
-    if before and before["hub"] == manifest["hub"] and before["fingerprint"] != found:
+    if not (raw / FIRST).exists():
+        write_json(raw / FIRST, manifest)
+    first = read_json(raw / FIRST, "the first download", f"remove {raw} and download again")
+    if first["hub"] == manifest["hub"] and first["fingerprint"] != found:
         raise UserError(
             f"data set {data.name}: {hub.repo} at {hub.revision} changed since the first download "
-            f"(fingerprint {before['fingerprint']}, now {found}). Pin the old commit {before['commit']} as "
-            f"`revision`, or remove its folder in data/raw to take the new one."
+            f"(fingerprint {first['fingerprint']}, now {found}). Set `revision` to the old commit {first['commit']}, "
+            f"or remove {raw} to take the new one."
         )
 
 

@@ -1,0 +1,188 @@
+"""The hub path, with the real client against a small hub on loopback."""
+
+import io
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import datasets
+import numpy as np
+import pytest
+from conftest import ROOT
+from PIL import Image
+from workflow.hub_server import Hub
+
+from shardlab import runs
+
+README = """---
+configs:
+- config_name: {config}
+  data_files:
+{files}  default: true
+---
+"""
+
+
+def parquet(columns):
+    """Bytes of a Parquet file as ``datasets`` writes it, with its types (pictures as Image) in the metadata."""
+    buffer = io.BytesIO()
+    datasets.Dataset.from_dict(columns).to_parquet(buffer)
+    return buffer.getvalue()
+
+
+def repository(config, splits):
+    """Files of a Parquet repository laid out as on the hub: config/split-00000-of-00001.parquet and a README."""
+    files = "".join(f"  - split: {split}\n    path: {config}/{split}-*\n" for split in splits)
+    paths = {f"{config}/{split}-00000-of-00001.parquet": parquet(columns) for split, columns in splits.items()}
+    return paths | {"README.md": README.format(config=config, files=files).encode()}
+
+
+def pictures(count):
+    pixels = np.random.default_rng(0).integers(0, 255, (count, 28, 28), dtype=np.uint8)
+    return {"image": [Image.fromarray(each) for each in pixels], "label": [i % 10 for i in range(count)]}
+
+
+def articles(count):
+    words = (ROOT / "README.md").read_text().split()
+    pick = random.Random(0).choices
+    return {
+        "document": [" ".join(pick(words, k=60)) for _ in range(count)],
+        "summary": [" ".join(pick(words, k=8 + i % 7)) for i in range(count)],
+    }
+
+
+@pytest.fixture
+def hub():
+    server = Hub(
+        {
+            "ylecun/mnist": repository("mnist", {"train": pictures(5100), "test": pictures(40)}),
+            "EdinburghNLP/xsum": repository(
+                "default", {"train": articles(120), "validation": articles(20), "test": articles(20)}
+            ),
+        }
+    )
+    yield server
+    server.close()
+
+
+def environment(hub):
+    return {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def program(name, data, *arguments, **variables):
+    command = [sys.executable, ROOT / "scripts" / f"{name}.py", "--data", data.model_dump_json(), *arguments]
+    return subprocess.run(
+        list(map(str, command)), env=os.environ | variables, capture_output=True, text=True, timeout=120
+    )
+
+
+def data_set(name, **hub_changes):
+    data = runs.data_set(runs.load_config({"data": "hub"}), name)
+    return data.model_copy(update={"hub": data.hub.model_copy(update=hub_changes)})
+
+
+def without_network():
+    """Command prefix that gives a process a network of loopback only; empty where that is not allowed."""
+    prefix = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    if not shutil.which("unshare") or subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        return []
+    return prefix
+
+
+def test_from_the_hub_to_the_summary_without_a_call_after_prepare(hub, tree):
+    config = ["--config", "data=hub", "workloads=[mnist,xsum]", "strategies=[single,fsdp]", "recipe={max_steps: 2}", "--"]
+    prepared = ["data/prepared/mnist/dataset.json", "data/prepared/xsum/dataset.json"]
+    tree.snakemake(*config, *prepared, **environment(hub))
+    assert any("parquet" in path for _, path, _ in hub.calls)
+    assert tree.json(prepared[0])["samples"] == {"train": 100, "validation": 5000, "test": 40}
+    assert tree.json(prepared[1])["samples"] == {"train": 120, "validation": 20, "test": 20}
+    calls = len(hub.calls)
+    tree.run(*without_network(), "snakemake", "--profile", "workflow/profiles/local", *config, "all", **environment(hub))
+    assert hub.calls[calls:] == []
+    assert tree.json("results/fsdp/xsum/test.json")["samples"] == 20
+
+
+def test_prepare_alone_makes_no_call(hub, tmp_path):
+    data = data_set("xsum")
+    assert program("download", data, "--output", tmp_path / "raw", **environment(hub)).returncode == 0
+    calls = len(hub.calls)
+    done = program("prepare", data, "--raw", tmp_path / "raw", "--output", tmp_path / "out", **environment(hub))
+    assert done.returncode == 0, done.stderr
+    assert hub.calls[calls:] == []
+
+
+def test_a_cut_download_is_taken_up_where_it_stopped(hub, tmp_path):
+    # The client writes in pieces of 10 MB, so the file must be larger than that.
+    rows = [random.Random(i).randbytes(50_000).hex() for i in range(500)]
+    hub.repositories["Salesforce/wikitext"] = repository(
+        "wikitext-2-raw-v1", {"train": {"text": rows}, "validation": {"text": ["a b"]}, "test": {"text": ["c d"]}}
+    )
+    path = "wikitext-2-raw-v1/train-00000-of-00001.parquet"
+    size = len(hub.repositories["Salesforce/wikitext"][path])
+    hub.stall_after[path] = size - 1000
+    data, raw = data_set("wikitext"), tmp_path / "raw"
+    command = [sys.executable, ROOT / "scripts/download.py", "--data", data.model_dump_json(), "--output", raw]
+    cut = subprocess.Popen(list(map(str, command)), env=os.environ | environment(hub))
+    deadline = time.monotonic() + 60
+    while not any(part.stat().st_size for part in raw.rglob("*.incomplete")):
+        assert time.monotonic() < deadline, "nothing was written"
+        time.sleep(0.1)
+    cut.send_signal(signal.SIGKILL)
+    cut.wait()
+    assert not (raw / "download.json").exists(), "half a download must not pass for a whole one"
+
+    done = program("download", data, "--output", raw, **environment(hub))
+    assert done.returncode == 0, done.stderr
+    ranges = [asked for method, called, asked in hub.calls if method == "GET" and called.endswith(path)]
+    assert len(ranges) == 2
+    assert ranges[0] is None
+    assert int(ranges[1].removeprefix("bytes=").split("-")[0]) > 0, "the second request begins where the first stopped"
+
+
+def test_a_file_that_is_not_the_pinned_one_is_refused(hub, tmp_path):
+    done = program("download", data_set("xsum", fingerprint="0" * 64), "--output", tmp_path / "raw", **environment(hub))
+    assert done.returncode == 1
+    assert "error: data set xsum: the files of EdinburghNLP/xsum have the fingerprint" in done.stderr
+    assert not (tmp_path / "raw" / "download.json").exists()
+
+
+def test_a_branch_that_moved_is_refused(hub, tmp_path):
+    raw = tmp_path / "raw"
+    assert program("download", data_set("xsum"), "--output", raw, **environment(hub)).returncode == 0
+    (raw / "download.json").unlink()  # as Snakemake does before it runs the rule again
+    hub.commit = "f" * 40
+    hub.repositories["EdinburghNLP/xsum"] = repository(
+        "default", {"train": articles(121), "validation": articles(20), "test": articles(20)}
+    )
+    done = program("download", data_set("xsum"), "--output", raw, **environment(hub))
+    assert done.returncode == 1
+    assert "changed since the first download" in done.stderr
+    assert not (raw / "download.json").exists()
+
+
+def test_a_file_changed_after_the_download_is_refused_by_prepare(hub, tmp_path):
+    raw = tmp_path / "raw"
+    assert program("download", data_set("xsum"), "--output", raw, **environment(hub)).returncode == 0
+    changed = next(raw.rglob("*train*.arrow"))
+    changed.write_bytes(changed.read_bytes()[:-8] + b"damaged!")
+    done = program("prepare", data_set("xsum"), "--raw", raw, "--output", tmp_path / "out")
+    assert done.returncode == 1
+    assert "is not the file that was downloaded" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_network_is_one_sentence(tmp_path):
+    done = program("download", data_set("xsum"), "--output", tmp_path / "raw", HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "could not be downloaded" in done.stderr
+    assert "data=embedded" in done.stderr
+
+
+def test_prepare_without_download_says_so(tmp_path):
+    done = program("prepare", data_set("xsum"), "--raw", tmp_path / "raw", "--output", tmp_path / "out")
+    assert done.returncode == 1
+    assert "download.json is missing" in done.stderr
