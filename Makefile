@@ -15,7 +15,7 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow
-	$(BIN)/mypy scripts tests
+	$(BIN)/mypy scripts
 	$(BIN)/snakemake --lint
 	$(BIN)/python scripts/docs.py --check
 

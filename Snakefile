@@ -26,8 +26,8 @@ localrules:
 
 rule all:
     default_target: True
-    message:
-        "The summary of all runs is in results/summary.md"
     input:
         "results/summary.csv",
         "results/summary.md",
+    message:
+        "The summary of all runs is in results/summary.md"

@@ -3,7 +3,6 @@
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def generated() -> dict[Path, str]:
         runs.ROOT / "workflow" / "schemas" / f"{name}.json": json.dumps(kind.model_json_schema(), indent=2) + "\n"
         for name, kind in SCHEMAS.items()
     }
-    tables = {
+    tables: dict[str, type[BaseModel]] = {
         "config": settings.Config,
         "workload": settings.Workload,
         "source": settings.DataSource,
@@ -64,10 +63,11 @@ def fill(path: Path, blocks: dict[str, str]) -> str:
     """The file with each block put between its markers ``<!-- name -->`` and ``<!-- end name -->``."""
     text = path.read_text(encoding="utf-8")
     for name, block in blocks.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise UserError(f"{path}: the markers `<!-- {name} -->` and `<!-- end {name} -->` are missing; put them in.")
-        text = pattern.sub(lambda match, block=block: match[1] + block + "\n" + match[2], text)
+        start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
+        if start not in text or end not in text:
+            raise UserError(f"{path}: the markers {start.strip()} and {end} are missing; put them in.")
+        before, rest = text.split(start, 1)
+        text = before + start + block + "\n" + end + rest.split(end, 1)[1]
     return text
 
 

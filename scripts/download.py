@@ -12,7 +12,9 @@ from shardlab.settings import DataSet
 def main() -> None:
     """Download and write the manifest."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=DataSet.model_validate_json, required=True, help="settings of the data set (JSON)")
+    parser.add_argument(
+        "--data", type=DataSet.model_validate_json, required=True, help="settings of the data set (JSON)"
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder for the files and download.json")
     args = parser.parse_args()
     manifest = hub.download(args.data, args.output)

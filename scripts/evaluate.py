@@ -24,7 +24,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
 
-    run = check(Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings))
+    run = check(
+        Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings)
+    )
     store.verify(args.data, run.data)
     untrained = None
     if args.untrained:

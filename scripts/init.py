@@ -18,7 +18,9 @@ def main() -> None:
     parser.add_argument("--settings", type=Path, required=True, help="run.json of any run of the workload")
     parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")
     args = parser.parse_args()
-    run = check(Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings))
+    run = check(
+        Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings)
+    )
     torch.manual_seed(run.seed)
     model = models.build(run.model.name, run.model.args, getattr(torch, run.recipe.dtype))
     checkpoint.save(model.state_dict(), args.output)

@@ -30,7 +30,9 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the command line and stop")
     args = parser.parse_args()
 
-    run = check(Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings))
+    run = check(
+        Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings)
+    )
     output = args.settings.parent
     command = [
         *starter(run),

@@ -14,7 +14,9 @@ from shardlab.settings import DataSet
 def main() -> None:
     """Read, encode, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=DataSet.model_validate_json, required=True, help="settings of the data set (JSON)")
+    parser.add_argument(
+        "--data", type=DataSet.model_validate_json, required=True, help="settings of the data set (JSON)"
+    )
     parser.add_argument("--raw", type=Path, required=True, help="folder of the downloaded files, for hub data")
     parser.add_argument("--output", type=Path, required=True, help="folder for the prepared files")
     args = parser.parse_args()

@@ -2,9 +2,12 @@
 """Summarize all runs: summary.csv for programs, summary.md for people. Runs that are missing are named."""
 
 import argparse
+from collections.abc import Hashable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+from tabulate import tabulate
 
 from shardlab import runs
 from shardlab.errors import run_program
@@ -54,9 +57,9 @@ def collect(planned: list[Run], results: Path) -> pd.DataFrame:
     return table
 
 
-def _row(run: Run, results: Path) -> dict[str, object]:
+def _row(run: Run, results: Path) -> dict[str, Any]:
     folder = results / run.strategy / run.workload
-    row: dict[str, object] = {"strategy": run.strategy, "workload": run.workload, "status": "missing"}
+    row: dict[str, Any] = {"strategy": run.strategy, "workload": run.workload, "status": "missing"}
     if not folder.with_suffix(".done").exists():
         return row
     train = check(TrainReport, read_json(folder / "train.json", "report", "train again"), f"{folder}/train.json")
@@ -87,7 +90,7 @@ def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str]
     """The matrix of test losses, then one table of figures a workload, then what is left out or missing."""
     parts = ["# Summary", "", f"Site {config.site}, data {config.data}, size {config.size}, seed {config.seed}.", ""]
     parts += ["## Test loss, and its relative difference to `single`", ""]
-    parts += [_matrix(table, config, left_out), ""]
+    parts += [_matrix(table, config), ""]
     for workload in config.workloads:
         parts += [f"## {workload}", "", _figures(table[table.workload == workload]), ""]
     if left_out:
@@ -99,19 +102,16 @@ def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str]
     return "\n".join(parts)
 
 
-def _matrix(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> str:
-    cells = {(row.strategy, row.workload): row for row in table.itertuples()}
-    grid = pd.DataFrame(index=pd.Index(config.strategies, name="strategy"), columns=config.workloads, dtype=object)
-    for strategy in config.strategies:
-        for workload in config.workloads:
-            row = cells.get((strategy, workload))
-            if row is None:
-                grid.loc[strategy, workload] = "-"
-            elif pd.isna(row.test_loss):
-                grid.loc[strategy, workload] = row.status
-            else:
-                grid.loc[strategy, workload] = f"{row.test_loss:.6f} ({_number(row.rel_diff, '.0e')})"
-    return str(grid.to_markdown())
+def _matrix(table: pd.DataFrame, config: Config) -> str:
+    cells = {(row["strategy"], row["workload"]): _cell(row) for row in table.to_dict("records")}
+    rows = [[strategy, *(cells.get((strategy, w), "-") for w in config.workloads)] for strategy in config.strategies]
+    return tabulate(rows, headers=["strategy", *config.workloads], tablefmt="pipe")
+
+
+def _cell(row: dict[Hashable, Any]) -> str:
+    if pd.isna(row["test_loss"]):
+        return str(row["status"])
+    return f"{row['test_loss']:.6f} ({_number(row['rel_diff'], '.0e')})"
 
 
 def _figures(rows: pd.DataFrame) -> str:
@@ -119,8 +119,8 @@ def _figures(rows: pd.DataFrame) -> str:
     shown = pd.DataFrame(
         {
             "strategy": rows.strategy,
-            "ranks": rows.world_size.map(lambda value: _number(value, "d")),
-            "steps": rows.steps.map(lambda value: _number(value, "d")),
+            "ranks": rows.world_size.map(lambda value: _number(value, ".0f")),
+            "steps": rows.steps.map(lambda value: _number(value, ".0f")),
             "test loss": rows.test_loss.map(lambda value: _number(value, ".6f")),
             "untrained": rows.untrained_test_loss.map(lambda value: _number(value, ".4f")),
             metric: rows.metric_value.map(lambda value: _number(value, ".4f")),
@@ -132,8 +132,8 @@ def _figures(rows: pd.DataFrame) -> str:
     return str(shown.to_markdown(index=False, disable_numparse=True))
 
 
-def _number(value: object, form: str) -> str:
-    return "" if pd.isna(value) else format(value, form)
+def _number(value: Any, form: str) -> str:
+    return "" if pd.isna(value) else format(float(value), form)
 
 
 if __name__ == "__main__":

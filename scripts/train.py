@@ -32,7 +32,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for weights, metrics and train.json")
     args = parser.parse_args()
 
-    run = check(Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings))
+    run = check(
+        Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings)
+    )
     distributed.start(run.site.device)
     train(run, args.data, args.weights, args.output)
     distributed.finish()
@@ -60,43 +62,29 @@ def train(run: Run, data: Path, weights: Path, output: Path, observe: Observer |
     steps = recipe.epochs * batches.steps_per_epoch
     steps = min(steps, recipe.max_steps or steps)
     log = MetricsLog(output / "metrics.jsonl" if world.main else None)
-    seconds: list[float] = []
-    samples: list[int] = []
-    targets, checkpoints = 0, 0
-    loss = best = validation = math.inf
+    best, checkpoints = math.inf, 0
     begin = time.perf_counter()
 
     for step in range(steps):
         started = time.perf_counter()
         epoch = step // batches.steps_per_epoch
         batch = batches.batch(step)
-        count = task.targets("train", batch)
+        targets = task.targets("train", batch)
         rate = optimizers.learning_rate(recipe, epoch)
 
         loss_sum = shared_loss(task, engine.model, "train", batch, world)
-        loss = float(world.sum(loss_sum.detach().clone())) / count
-        if not math.isfinite(loss):
-            raise UserError(f"the loss of step {step} is {loss}; the weights were not updated. Lower the learning rate.")
+        loss = float(world.sum(loss_sum.detach().clone())) / targets
+        stop_unless_finite("loss", loss, step)
         # Engines average over the data-parallel ranks; the loss is a sum over all of them.
-        engine.backward(loss_sum * (world.data_size / count))
+        engine.backward(loss_sum * (world.data_size / targets))
         if observe:
             observe(step, engine)
         norm = engine.step(rate)
+        stop_unless_finite("gradient norm", norm, step)
 
-        seconds.append(time.perf_counter() - started)
-        samples.append(len(batch))
-        targets += count
-        log.write(
-            "train",
-            step=step,
-            epoch=epoch,
-            loss=loss,
-            grad_norm=norm,
-            learning_rate=rate,
-            samples=len(batch),
-            targets=count,
-            seconds=seconds[-1],
-        )
+        seconds = time.perf_counter() - started
+        values = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "seconds": seconds}
+        log.write("train", step=step, epoch=epoch, samples=len(batch), targets=targets, **values)
         if (step + 1) % batches.steps_per_epoch == 0 or step + 1 == steps:
             validation = mean_loss(task, engine, "validation", recipe.evaluation_batch, world)
             log.write("validation", step=step, epoch=epoch, loss=validation)
@@ -108,33 +96,16 @@ def train(run: Run, data: Path, weights: Path, output: Path, observe: Observer |
     checkpoints += save(engine, output / "model.safetensors", world)
     memory, kind = peak_memory(world)
     if world.main:
-        report = reports.TrainReport(
-            strategy=run.strategy,
-            workload=run.workload,
-            mesh=run.mesh,
-            world_size=world.size,
-            nodes=run.nodes,
-            devices=[torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"],
-            parameters=parameters,
-            steps=steps,
-            samples=sum(samples),
-            targets=targets,
-            train_loss=loss,
-            validation_loss=validation,
-            wall_seconds=wall,
-            mfu=None,
-            mfu_formula=None,
-            peak_memory_bytes=memory,
-            peak_memory_kind=kind,
-            predicted_memory_bytes=None,
-            bytes_per_step=None,
-            checkpoints=checkpoints,
-            image_digest=None,
-            data_fingerprint=read_json(data / "dataset.json", "data set", "prepare it")["fingerprint"],
-            **reports.step_statistics(seconds, samples),
-            **reports.provenance(),
-        )
-        write_json(output / "train.json", report.model_dump())
+        measured = {
+            "devices": [torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"],
+            "parameters": parameters,
+            "wall_seconds": wall,
+            "peak_memory_bytes": memory,
+            "peak_memory_kind": kind,
+            "checkpoints": checkpoints,
+            "data_fingerprint": read_json(data / "dataset.json", "data set", "prepare it")["fingerprint"],
+        }
+        write_json(output / "train.json", reports.train_report(run, log.records, measured).model_dump())
 
 
 def shared_loss(task: Task, model: torch.nn.Module, split: str, batch: order.Indices, world: World) -> torch.Tensor:
@@ -159,6 +130,15 @@ def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: Wo
         total += shared_loss(task, engine.model, split, batch, world)
     engine.model.train()
     return float(world.sum(total)) / sum(task.targets(split, batch) for batch in batches)
+
+
+def stop_unless_finite(what: str, value: float, step: int) -> None:
+    """Raise a UserError that names the step; every rank has the same value, so all of them stop."""
+    if not math.isfinite(value):
+        raise UserError(
+            f"the {what} of step {step} is {value}; training stopped and no weights were saved. Lower "
+            "recipe.learning_rate or set recipe.clip_norm."
+        )
 
 
 def save(engine: Engine, path: Path, world: World) -> int:

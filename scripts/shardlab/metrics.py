@@ -10,15 +10,19 @@ class MetricsLog:
 
     def __init__(self, path: Path | None) -> None:
         """``path`` is None on ranks that do not write."""
+        self.records: list[dict[str, Any]] = []
         self._file: TextIO | None = None
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("w", encoding="utf-8", buffering=1)
 
     def write(self, kind: str, **values: Any) -> None:
-        """Write ``values`` as a line of that kind (train or validation) and print them."""
+        """Keep ``values`` as a record of that kind (train or validation), write and print them."""
+        self.records.append({"kind": kind, **values})
         if not self._file:
             return
-        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
-        shown = (f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items())
+        self._file.write(json.dumps(self.records[-1]) + "\n")
+        shown = (
+            f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
+        )
         print(f"{kind:<10} " + "  ".join(shown), flush=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from shardlab.settings import Strict
+from shardlab.settings import Run, Strict
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,15 +35,15 @@ class TrainReport(Strict):
     step_seconds_median: float | None = Field(description="Median step, the first one left out.")
     step_seconds_p95: float | None = Field(description="95th percentile step, the first one left out.")
     samples_per_second: float | None = Field(description="Samples over the steps' time, the first left out.")
-    mfu: float | None = Field(description="Model FLOP utilization; null where the peak is not known.")
-    mfu_formula: str | None = Field(description="How mfu was computed.")
+    mfu: float | None = Field(None, description="Model FLOP utilization; null where the peak is not known.")
+    mfu_formula: str | None = Field(None, description="How mfu was computed.")
     peak_memory_bytes: list[int] = Field(description="Peak memory of each rank.")
     peak_memory_kind: Literal["process RSS", "CUDA allocated"] = Field(description="What was measured.")
-    predicted_memory_bytes: int | None = Field(description="Predicted peak of a rank.")
-    bytes_per_step: int | None = Field(description="Bytes a rank communicates per step.")
+    predicted_memory_bytes: int | None = Field(None, description="Predicted peak of a rank.")
+    bytes_per_step: int | None = Field(None, description="Bytes a rank communicates per step.")
     checkpoints: int = Field(description="Checkpoints written, best.safetensors included.")
     restarts: int = Field(description="Times torchrun restarted the ranks.")
-    image_digest: str | None = Field(description="SHA-256 of the container image; null without one.")
+    image_digest: str | None = Field(None, description="SHA-256 of the container image; null without one.")
     data_fingerprint: str = Field(description="Fingerprint of the prepared data set.")
     slurm_job_id: str | None = Field(description="Slurm job; null without Slurm.")
     git_commit: str | None = Field(description="Commit of the working tree, with -dirty if changed.")
@@ -65,19 +65,41 @@ class TestReport(Strict):
     targets: int = Field(description="Test targets.")
 
 
-def step_statistics(seconds: list[float], samples: list[int]) -> dict[str, float | None]:
-    """Median and 95th percentile step time and the throughput, all without the first step (warm-up)."""
-    seconds, samples = seconds[1:], samples[1:]
-    if not seconds:
+def train_report(run: Run, records: list[dict[str, Any]], measured: dict[str, Any]) -> TrainReport:
+    """The report of a run from its settings, its metrics records and what was ``measured`` besides."""
+    steps = [record for record in records if record["kind"] == "train"]
+    return TrainReport.model_validate(
+        {
+            "strategy": run.strategy,
+            "workload": run.workload,
+            "mesh": run.mesh,
+            "world_size": run.world_size,
+            "nodes": run.nodes,
+            "steps": len(steps),
+            "samples": sum(record["samples"] for record in steps),
+            "targets": sum(record["targets"] for record in steps),
+            "train_loss": steps[-1]["loss"],
+            "validation_loss": [record["loss"] for record in records if record["kind"] == "validation"][-1],
+        }
+        | _step_statistics(steps[1:])
+        | _provenance()
+        | measured
+    )
+
+
+def _step_statistics(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median and 95th percentile step time and the throughput; null without steps."""
+    if not steps:
         return {"step_seconds_median": None, "step_seconds_p95": None, "samples_per_second": None}
+    seconds = sorted(record["seconds"] for record in steps)
     return {
         "step_seconds_median": statistics.median(seconds),
-        "step_seconds_p95": sorted(seconds)[round(0.95 * (len(seconds) - 1))],
-        "samples_per_second": sum(samples) / sum(seconds),
+        "step_seconds_p95": seconds[round(0.95 * (len(seconds) - 1))],
+        "samples_per_second": sum(record["samples"] for record in steps) / sum(seconds),
     }
 
 
-def provenance() -> dict[str, Any]:
+def _provenance() -> dict[str, Any]:
     """Versions, commit and job of the process that asks."""
     packages = ("torch", "deepspeed", "numpy", "safetensors")
     return {

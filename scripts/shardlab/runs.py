@@ -138,11 +138,27 @@ def resolve(config: Config, strategy_name: str, workload_name: str) -> Run:
         engine_config=_deepspeed(strategy, strategy_name, recipe, replicas),
         cpu_offload=strategy.cpu_offload,
         task=workload.task,
-        model=Model(name=workload.model, args=args, blocks=workload.blocks, tensor=workload.tensor),
+        model=Model(name=workload.model, args=args, blocks=workload.blocks, tensor=dict(workload.tensor)),
         data=data,
         recipe=recipe,
         site=site,
         site_name=config.site,
+    )
+
+
+def config_of(config: Config, run: Run) -> Config:
+    """The part of the configuration that ``run`` follows from: it resolves to the same run.
+
+    What is left out (the other workloads, ranks that this run does not have) can change without this one.
+    """
+    return Config(
+        site=run.site_name,
+        data="hub" if run.data.hub else "embedded",
+        size=run.size,
+        nodes=run.nodes,
+        ranks_per_node=run.ranks_per_node,
+        seed=run.seed,
+        recipe=config.recipe,
     )
 
 
@@ -286,7 +302,7 @@ def _deepspeed(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> 
     clash = [key for key in (*decided, "train_batch_size", "optimizer", "scheduler") if key in given]
     if clash:
         raise UserError(f"{strategy.config}: `{clash[0]}` comes from the workload's recipe; remove it there.")
-    return given | decided
+    return {**given, **decided}
 
 
 def _check_data_sets(runs: list[Run]) -> None:

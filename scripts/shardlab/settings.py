@@ -32,9 +32,7 @@ class Recipe(Strict):
     gamma: PositiveFloat = Field(1.0, description="Learning rate factor per epoch (StepLR).")
     epochs: PositiveInt = Field(1, description="Passes over the training split.")
     max_steps: PositiveInt | None = Field(None, description="Stop after this many steps (null: no limit).")
-    global_batch: PositiveInt = Field(
-        32, description="Samples per step over all ranks; the same for every strategy."
-    )
+    global_batch: PositiveInt = Field(32, description="Samples per step over all ranks; the same for every strategy.")
     evaluation_batch: PositiveInt = Field(64, description="Samples per forward pass without gradient.")
     clip_norm: PositiveFloat | None = Field(
         None, description="Clip the global L2 gradient norm to this (null: no clipping)."
@@ -74,9 +72,7 @@ class DataSource(Strict):
     name: str = Field(
         pattern=r"^[A-Za-z0-9_]+$", description="Data set name: its folder in data/raw and data/prepared."
     )
-    reader: str = Field(
-        pattern=r"^[a-z0-9_]+$", description="Module in scripts/shardlab/data that reads the samples."
-    )
+    reader: str = Field(pattern=r"^[a-z0-9_]+$", description="Module in scripts/shardlab/data that reads the samples.")
     shape: dict[str, Any] = Field(
         default_factory=dict, description="Facts of the data that the model's arguments must follow."
     )
@@ -115,9 +111,7 @@ class Workload(Strict):
     tensor_sizes: list[str] = Field(
         default_factory=list, description="Model arguments that tp must divide (heads, hidden, ...)."
     )
-    divisible: dict[str, str] = Field(
-        default_factory=dict, description="Model argument: the one that must divide it."
-    )
+    divisible: dict[str, str] = Field(default_factory=dict, description="Model argument: the one that must divide it.")
     data: dict[Literal["embedded", "hub"], DataSource] = Field(
         description="Where the data comes from; config key `data` chooses."
     )
@@ -146,18 +140,12 @@ class Strategy(Strict):
 class Site(Strict):
     """Where runs take place: one file in config/sites."""
 
-    device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="cpu: gloo between ranks; cuda: nccl, one GPU a rank."
-    )
+    device: Literal["cpu", "cuda"] = Field("cpu", description="cpu: gloo between ranks; cuda: nccl, one GPU a rank.")
     ranks_per_node_max: PositiveInt | None = Field(
         None, description="Most ranks on a node, usually its GPUs (null: no limit)."
     )
-    cpus_per_rank: PositiveInt = Field(
-        1, description="CPU cores, and OMP threads, of each rank."
-    )
-    environment: dict[str, str] = Field(
-        default_factory=dict, description="Environment variables of the ranks."
-    )
+    cpus_per_rank: PositiveInt = Field(1, description="CPU cores, and OMP threads, of each rank.")
+    environment: dict[str, str] = Field(default_factory=dict, description="Environment variables of the ranks.")
 
 
 class Config(Strict):

@@ -80,7 +80,7 @@ class Regression(Task):
         return {name: self.to_device(array[indices]) for name, array in self.arrays(split).items()}
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(batch["x"])  # type: ignore[no-any-return]
+        return model(batch["x"])
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.mse_loss(outputs, batch["y"], reduction="sum")
@@ -104,7 +104,7 @@ class Classification(Task):
         return {"images": self.to_device(images), "labels": self.to_device(arrays["labels"][indices])}
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(batch["images"])  # type: ignore[no-any-return]
+        return model(batch["images"])
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(outputs, batch["labels"], reduction="sum")
@@ -125,7 +125,7 @@ class LanguageModelling(Task):
         return {"tokens": self.to_device(self.arrays(split)["tokens"][indices].long())}
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(batch["tokens"][:, :-1])  # type: ignore[no-any-return]
+        return model(batch["tokens"][:, :-1])
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(outputs.flatten(0, 1), batch["tokens"][:, 1:].flatten(), reduction="sum")
@@ -164,12 +164,10 @@ class Summarization(Task):
         return {name: self.to_device(tensor) for name, tensor in batch.items()}
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(batch["document"], batch["mask"], batch["inputs"])  # type: ignore[no-any-return]
+        return model(batch["document"], batch["mask"], batch["inputs"])
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return F.cross_entropy(
-            outputs.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORE, reduction="sum"
-        )
+        return F.cross_entropy(outputs.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORE, reduction="sum")
 
     @cached_property
     def _rouge(self) -> tuple[Any, Any]:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TINY, tiny_run
 from safetensors.torch import load_file
 
 import evaluate
+from conftest import ROOT, TINY, tiny_run
 from shardlab import checkpoint, models, runs
 from shardlab.errors import Unsupported
 
@@ -143,7 +143,7 @@ def steps(folder):
 
 
 def differences(results, case):
-    """Largest relative difference to one device: gradients of step 0, loss and gradient norm of each step, test loss."""
+    """Largest relative differences to one device: step-0 gradients, loss and gradient norm of each step, test loss."""
     mine, single = results / case.name, results / case.reference(case.dtype)
     gradients, expected = (load_file(folder / "gradients.safetensors") for folder in (mine, single))
     assert gradients.keys() == expected.keys()

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 import torch
-from conftest import tiny_run
 
+from conftest import tiny_run
 from shardlab import checkpoint, models
 from shardlab.data import store
 from shardlab.errors import UserError

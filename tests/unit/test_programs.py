@@ -7,15 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, tiny_run
 
+from conftest import ROOT, tiny_run
 from shardlab.files import write_json
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
 
 
 def program(name, *arguments):
-    return subprocess.run([sys.executable, ROOT / "scripts" / name, *map(str, arguments)], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts" / name, *map(str, arguments)], capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "check_python.py"])

@@ -20,7 +20,9 @@ def strategy(monkeypatch):
     def add(name, **values):
         entries = runs.read_yaml(runs.CONFIG / "strategies.yaml") | {name: values}
         original = runs.read_yaml
-        monkeypatch.setattr(runs, "read_yaml", lambda path: entries if path.name == "strategies.yaml" else original(path))
+        monkeypatch.setattr(
+            runs, "read_yaml", lambda path: entries if path.name == "strategies.yaml" else original(path)
+        )
         runs.load_strategy.cache_clear()
 
     yield add
@@ -153,7 +155,9 @@ def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
     vit = good("vit")
     size = vit.sizes["small"].model_copy(update={"data": {"rows": 9}})
     monkeypatch.setattr(
-        runs, "load_workload", lambda name: vit.model_copy(update={"sizes": {"small": size}}) if name == "vit" else good(name)
+        runs,
+        "load_workload",
+        lambda name: vit.model_copy(update={"sizes": {"small": size}}) if name == "vit" else good(name),
     )
     with pytest.raises(UserError, match="mnist and vit prepare data set digits with different options"):
         runs.plan(runs.load_config({}))

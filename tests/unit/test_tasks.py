@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, tiny_run
 
+from conftest import TINY, tiny_run
 from shardlab import models, tasks
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""A small Hugging Face hub on loopback: data set repositories of Parquet files, with ranges and downloads that stall."""
+"""A small Hugging Face hub on loopback: data set repositories of files, with ranges and downloads that stall."""
 
 import hashlib
 import json
@@ -37,13 +37,13 @@ class Hub:
             def log_message(self, *_):
                 pass
 
-            def do_HEAD(self):  # noqa: N802
+            def do_HEAD(self):
                 self.route()
 
-            def do_GET(self):  # noqa: N802
+            def do_GET(self):
                 self.route()
 
-            def do_POST(self):  # noqa: N802
+            def do_POST(self):
                 length = int(self.headers.get("Content-Length", 0))
                 self.body = self.rfile.read(length)
                 self.route()
@@ -81,7 +81,11 @@ class Hub:
                 if not inside:
                     return self.missing("EntryNotFound")
                 if parse_qs(urlsplit(self.path).query).get("recursive", ["false"])[0].lower() != "true":
-                    below = {prefix + path.removeprefix(prefix).split("/")[0] for path in inside if "/" in path[len(prefix) :]}
+                    below = {
+                        prefix + path.removeprefix(prefix).split("/")[0]
+                        for path in inside
+                        if "/" in path[len(prefix) :]
+                    }
                     inside = [path for path in inside if "/" not in path[len(prefix) :]]
                 else:
                     below = {path.rpartition("/")[0] for path in inside} - {"", folder}

@@ -12,11 +12,11 @@ import time
 import datasets
 import numpy as np
 import pytest
-from conftest import ROOT
 from PIL import Image
-from workflow.hub_server import Hub
 
+from conftest import ROOT
 from shardlab import runs
+from workflow.hub_server import Hub
 
 README = """---
 configs:
@@ -94,14 +94,23 @@ def without_network():
 
 
 def test_from_the_hub_to_the_summary_without_a_call_after_prepare(hub, tree):
-    config = ["--config", "data=hub", "workloads=[mnist,xsum]", "strategies=[single,fsdp]", "recipe={max_steps: 2}", "--"]
+    config = [
+        "--config",
+        "data=hub",
+        "workloads=[mnist,xsum]",
+        "strategies=[single,fsdp]",
+        "recipe={max_steps: 2}",
+        "--",
+    ]
     prepared = ["data/prepared/mnist/dataset.json", "data/prepared/xsum/dataset.json"]
     tree.snakemake(*config, *prepared, **environment(hub))
     assert any("parquet" in path for _, path, _ in hub.calls)
     assert tree.json(prepared[0])["samples"] == {"train": 100, "validation": 5000, "test": 40}
     assert tree.json(prepared[1])["samples"] == {"train": 120, "validation": 20, "test": 20}
     calls = len(hub.calls)
-    tree.run(*without_network(), "snakemake", "--profile", "workflow/profiles/local", *config, "all", **environment(hub))
+    tree.run(
+        *without_network(), "snakemake", "--profile", "workflow/profiles/local", *config, "all", **environment(hub)
+    )
     assert hub.calls[calls:] == []
     assert tree.json("results/fsdp/xsum/test.json")["samples"] == 20
 

@@ -1,25 +1,27 @@
 # Short helpers for the rules; what they know comes from scripts/shardlab/runs.py.
 import re
 import sys
+from pathlib import Path
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
 from shardlab import runs
 from shardlab.errors import UserError
 
-
 # Every mistake in the configuration or the targets ends the workflow here, before any job starts.
 try:
     CONFIG = runs.load_config(config)
     RUNS, LEFT_OUT = runs.plan(CONFIG)
     for target in getattr(workflow.dag_settings, "targets", None) or ():
-        if asked := re.match(r"results/(?!init/|logs/)(\w+)/(\w+)(?:\.done$|/)", target):
+        if asked := re.match(
+            r"results/(?!init/|logs/)(\w+)/(\w+)(?:\.done$|/)", target
+        ):
             runs.resolve(CONFIG, *asked.groups())
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-PYTHON = sys.executable
-CONFIG_JSON = CONFIG.model_dump_json()
+# Rules run with the Python that runs Snakemake, also where its environment is not activated.
+shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; ")
 
 
 def run_of(wildcards):

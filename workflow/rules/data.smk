@@ -7,26 +7,24 @@ localrules:
 
 
 rule download:
-    message:
-        "Downloading data set {wildcards.dataset}"
     output:
         "data/raw/{dataset}/download.json",
-    params:
-        data=lambda wildcards: data_of(wildcards).model_dump_json(),
-        folder=subpath(output[0], parent=True),
     log:
         "results/logs/download/{dataset}.log",
     benchmark:
         "results/benchmarks/download/{dataset}.tsv"
     conda:
         "../../envs/workflow.yaml"
+    params:
+        data=lambda wildcards: data_of(wildcards).model_dump_json(),
+        folder=subpath(output[0], parent=True),
+    message:
+        "Downloading data set {wildcards.dataset}"
     shell:
-        "{PYTHON} scripts/download.py --data {params.data:q} --output {params.folder} > {log} 2>&1"
+        "python scripts/download.py --data {params.data:q} --output {params.folder} > {log} 2>&1"
 
 
 rule prepare:
-    message:
-        "Preparing data set {wildcards.dataset}"
     input:
         lambda wildcards: (
             ["data/raw/{dataset}/download.json"] if data_of(wildcards).hub else []
@@ -37,15 +35,17 @@ rule prepare:
             "data/prepared/{{dataset}}/{split}.safetensors",
             split=["train", "validation", "test"],
         ),
-    params:
-        data=lambda wildcards: data_of(wildcards).model_dump_json(),
-        folder=subpath(output.manifest, parent=True),
     log:
         "results/logs/prepare/{dataset}.log",
     benchmark:
         "results/benchmarks/prepare/{dataset}.tsv"
     conda:
         "../../envs/workflow.yaml"
+    params:
+        data=lambda wildcards: data_of(wildcards).model_dump_json(),
+        folder=subpath(output.manifest, parent=True),
+    message:
+        "Preparing data set {wildcards.dataset}"
     shell:
-        "{PYTHON} scripts/prepare.py --data {params.data:q} --raw data/raw/{wildcards.dataset}"
+        "python scripts/prepare.py --data {params.data:q} --raw data/raw/{wildcards.dataset}"
         " --output {params.folder} > {log} 2>&1"

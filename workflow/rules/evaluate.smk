@@ -2,8 +2,6 @@
 
 
 rule evaluate_untrained:
-    message:
-        "Evaluating the initial weights of {wildcards.workload}"
     input:
         settings="results/single/{workload}/run.json",
         data=manifest,
@@ -11,8 +9,6 @@ rule evaluate_untrained:
         weights="results/init/{workload}.safetensors",
     output:
         "results/init/{workload}.json",
-    params:
-        data=subpath(input.data, parent=True),
     log:
         "results/logs/evaluate_untrained/{workload}.log",
     benchmark:
@@ -22,14 +18,16 @@ rule evaluate_untrained:
     resources:
         mem_mb=2000,
         runtime=30,
+    params:
+        data=subpath(input.data, parent=True),
+    message:
+        "Evaluating the initial weights of {wildcards.workload}"
     shell:
-        "{PYTHON} scripts/evaluate.py --settings {input.settings} --data {params.data}"
+        "python scripts/evaluate.py --settings {input.settings} --data {params.data}"
         " --weights {input.weights} --output {output} > {log} 2>&1"
 
 
 rule evaluate:
-    message:
-        "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     input:
         settings="results/{strategy}/{workload}/run.json",
         data=manifest,
@@ -39,8 +37,6 @@ rule evaluate:
         untrained="results/init/{workload}.json",
     output:
         "results/{strategy}/{workload}/test.json",
-    params:
-        data=subpath(input.data, parent=True),
     log:
         "results/logs/evaluate/{strategy}/{workload}.log",
     benchmark:
@@ -50,7 +46,11 @@ rule evaluate:
     resources:
         mem_mb=2000,
         runtime=30,
+    params:
+        data=subpath(input.data, parent=True),
+    message:
+        "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
-        "{PYTHON} scripts/evaluate.py --settings {input.settings} --data {params.data}"
+        "python scripts/evaluate.py --settings {input.settings} --data {params.data}"
         " --weights {input.weights} --untrained {input.untrained} --output {output}"
         " > {log} 2>&1"

@@ -1,4 +1,5 @@
 # The table of all runs.
+import shlex
 
 
 localrules:
@@ -6,8 +7,6 @@ localrules:
 
 
 rule summarize:
-    message:
-        "Summarizing all runs"
     input:
         [f"results/{run.strategy}/{run.workload}/train.json" for run in RUNS],
         [f"results/{run.strategy}/{run.workload}/test.json" for run in RUNS],
@@ -20,13 +19,17 @@ rule summarize:
         "results/benchmarks/summarize.tsv"
     conda:
         "../../envs/workflow.yaml"
+    params:
+        config=CONFIG.model_dump_json(),
+    message:
+        "Summarizing all runs"
     shell:
-        "{PYTHON} scripts/summarize.py --config {CONFIG_JSON:q} --results results > {log} 2>&1"
+        "python scripts/summarize.py --config {params.config:q} --results results > {log} 2>&1"
 
 
 # With runs missing, the table still says which ones, and what the others reached.
 onerror:
     shell(
-        "{PYTHON} scripts/summarize.py --config {CONFIG_JSON:q} --results results"
+        f"python scripts/summarize.py --config {shlex.quote(CONFIG.model_dump_json())} --results results"
         " && echo 'results/summary.md shows what is there and what is missing.' || true"
     )

@@ -6,27 +6,28 @@ localrules:
 
 
 rule resolve:
-    message:
-        "Resolving {wildcards.strategy} x {wildcards.workload}"
     output:
         "results/{strategy}/{workload}/run.json",
-    params:
-        # Not read below: this run's settings decide whether it is resolved, and trained, again.
-        run=lambda wildcards: run_of(wildcards).model_dump_json(),
     log:
         "results/logs/resolve/{strategy}/{workload}.log",
     benchmark:
         "results/benchmarks/resolve/{strategy}/{workload}.tsv"
     conda:
         "../../envs/workflow.yaml"
+    params:
+        config=lambda wildcards: runs.config_of(
+            CONFIG, run_of(wildcards)
+        ).model_dump_json(),
+        # Not read below: this run's settings decide whether it is resolved, and trained, again.
+        run=lambda wildcards: run_of(wildcards).model_dump_json(),
+    message:
+        "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
-        "{PYTHON} scripts/resolve.py --config {CONFIG_JSON:q} --strategy {wildcards.strategy}"
+        "python scripts/resolve.py --config {params.config:q} --strategy {wildcards.strategy}"
         " --workload {wildcards.workload} --output {output} > {log} 2>&1"
 
 
 rule init:
-    message:
-        "Drawing the initial weights of {wildcards.workload}"
     input:
         "results/single/{workload}/run.json",
     output:
@@ -40,13 +41,13 @@ rule init:
     resources:
         mem_mb=2000,
         runtime=10,
+    message:
+        "Drawing the initial weights of {wildcards.workload}"
     shell:
-        "{PYTHON} scripts/init.py --settings {input} --output {output} > {log} 2>&1"
+        "python scripts/init.py --settings {input} --output {output} > {log} 2>&1"
 
 
 rule train:
-    message:
-        "Training {wildcards.workload} under {wildcards.strategy}"
     input:
         settings="results/{strategy}/{workload}/run.json",
         data=manifest,
@@ -56,8 +57,6 @@ rule train:
         weights="results/{strategy}/{workload}/model.safetensors",
         report="results/{strategy}/{workload}/train.json",
         done="results/{strategy}/{workload}.done",
-    params:
-        data=subpath(input.data, parent=True),
     log:
         "results/logs/train/{strategy}/{workload}.log",
     benchmark:
@@ -69,6 +68,10 @@ rule train:
         nodes=lambda wildcards: run_of(wildcards).nodes,
         mem_mb=lambda wildcards: 2000 * run_of(wildcards).ranks_per_node,
         runtime=60,
+    params:
+        data=subpath(input.data, parent=True),
+    message:
+        "Training {wildcards.workload} under {wildcards.strategy}"
     shell:
-        "{PYTHON} scripts/launch.py --settings {input.settings} --data {params.data}"
+        "python scripts/launch.py --settings {input.settings} --data {params.data}"
         " --weights {input.weights} --done {output.done} > {log} 2>&1"

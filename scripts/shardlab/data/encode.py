@@ -92,7 +92,7 @@ def _summaries(data: DataSet, samples: Samples, tokenizer: Tokenizer) -> Arrays:
     for column, name in enumerate(("document", "summary")):
         encodings = tokenizer.encode_batch([sample[column] for sample in samples])
         if name == "document":
-            rows = [encoding.ids[: longest[name] - 1] + [EOS] for encoding in encodings]
+            rows = [[*encoding.ids[: longest[name] - 1], EOS] for encoding in encodings]
         else:
             rows = [[BOS, *encoding.ids[: longest[name] - 1], EOS] for encoding in encodings]
         arrays[name] = np.concatenate([np.array(row, dtype=np.int32) for row in rows])

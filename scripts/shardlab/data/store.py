@@ -2,13 +2,15 @@
 
 import hashlib
 import platform
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
 
 from shardlab.data import SPLITS
-from shardlab.data.encode import Arrays, Tokenizer
+from shardlab.data.encode import Arrays
 from shardlab.errors import UserError
 from shardlab.files import read_json, sha256, write_atomic, write_json
 from shardlab.settings import DataSet
@@ -27,7 +29,7 @@ def write(folder: Path, data: DataSet, splits: dict[str, Arrays], tokenizer: Tok
     names = []
     for split in SPLITS:
         names.append(f"{split}.safetensors")
-        write_atomic(folder / names[-1], lambda path, split=split: save_file(splits[split], path))
+        write_atomic(folder / names[-1], partial(save_file, splits[split]))
     if tokenizer is not None:
         names.append("tokenizer.json")
         write_atomic(folder / names[-1], lambda path: tokenizer.save(str(path)))

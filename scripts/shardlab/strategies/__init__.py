@@ -19,7 +19,10 @@ class Engine(Protocol):
         """Gradients of a loss whose mean over the data-parallel ranks is the global loss."""
 
     def step(self, learning_rate: float) -> float:
-        """Clip, update, clear the gradients; returns the global L2 gradient norm before clipping."""
+        """Clip, update, clear the gradients; returns the global L2 gradient norm before clipping.
+
+        If that is not finite the caller stops; PyTorch's own optimizers have not been stepped then.
+        """
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """(parameter name, whole gradient) between backward and step; a collective, same order on all ranks."""

@@ -3,14 +3,13 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from shardlab import optimizers
 from shardlab.distributed import World
-from shardlab.errors import UserError
 from shardlab.settings import Run
 
 Groups = dict[tuple[Any, tuple[Any, ...]], list[nn.Parameter]]
@@ -34,7 +33,7 @@ class NativeEngine:
         """See Engine."""
         norm = _norm(self.groups)
         if not math.isfinite(norm):
-            raise UserError(f"the gradient norm is {norm}; the weights were not updated. Lower the learning rate.")
+            return norm
         if self.recipe.clip_norm is not None:
             self._scale(min(1.0, self.recipe.clip_norm / (norm + 1e-6)))
         for group in self.optimizer.param_groups:
@@ -101,7 +100,7 @@ def _norm(groups: Groups) -> float:
     """
     total = 0.0
     for (mesh, placements), parameters in groups.items():
-        local = [p.grad.to_local() if mesh else p.grad for p in parameters if p.grad is not None]
+        local = [cast(Any, p.grad).to_local() if mesh else p.grad for p in parameters if p.grad is not None]
         if not local:
             continue
         norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in local]

@@ -7,7 +7,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "column": ColwiseParallel,
     "column_gather": lambda: ColwiseParallel(output_layouts=Replicate()),

@@ -1,0 +1,121 @@
+"""The default matrix, whole, as `make run` does it; then what a user does next with it."""
+
+import os
+import re
+
+import pandas as pd
+import pytest
+
+MANY = pytest.mark.timeout(1800)
+
+
+@pytest.fixture(scope="module")
+def finished(make_tree, tmp_path_factory):
+    """A copy of the project in which the default target has run."""
+    tree = make_tree(tmp_path_factory.mktemp("matrix") / "tree")
+    tree.snakemake("all", timeout=1700)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def summary(finished):
+    return pd.read_csv(finished.path / "results/summary.csv")
+
+
+@MANY
+def test_at_least_25_runs_and_all_of_them_done(summary):
+    assert len(summary) >= 25
+    assert set(summary.status) == {"done"}
+
+
+@MANY
+def test_every_strategy_reaches_the_test_loss_of_one_device(summary):
+    assert summary.rel_diff.notna().all()
+    assert summary.rel_diff.max() < 1e-4, summary.sort_values("rel_diff").tail(5)
+
+
+@MANY
+@pytest.mark.parametrize(
+    ("workload", "fraction"), [("mlp", 0.6), ("mnist", 0.3), ("xsum", 0.9), ("vit", 0.95), ("llama2", 0.9)]
+)
+def test_each_workload_learns(summary, workload, fraction):
+    rows = summary[summary.workload == workload]
+    assert (rows.test_loss < fraction * rows.untrained_test_loss).all()
+    assert rows.untrained_test_loss.nunique() == 1, "one init for all strategies"
+
+
+@MANY
+def test_figures_that_were_not_measured_are_empty_cells(finished, summary):
+    assert summary.predicted_memory_bytes.isna().all()
+    assert summary.bytes_per_step.isna().all()
+    measured = ["wall_seconds", "samples_per_second", "peak_memory_bytes", "steps", "world_size", "metric_value"]
+    assert (summary[measured] > 0).all().all()
+
+
+@MANY
+def test_reports_say_where_they_come_from(finished):
+    report = finished.json("results/fsdp_tp/llama2/train.json")
+    assert report["mesh"] == {"dp_shard": 2, "tp": 2}
+    assert len(report["peak_memory_bytes"]) == 4
+    assert report["data_fingerprint"] == finished.json("data/prepared/stdlib_source/dataset.json")["fingerprint"]
+    assert report["versions"]["torch"].startswith("2.13.0")
+    assert report["steps"] == len([line for line in metrics(finished, "fsdp_tp/llama2") if '"train"' in line])
+
+
+@MANY
+def test_best_weights_are_kept_where_the_recipe_says_so(finished):
+    assert (finished.path / "results/ddp/xsum/best.safetensors").exists()
+    assert not (finished.path / "results/ddp/mlp/best.safetensors").exists()
+
+
+@MANY
+def test_summary_for_people_has_the_matrix_and_the_reason_of_each_gap(finished):
+    text = (finished.path / "results/summary.md").read_text()
+    assert re.search(r"\| single +\| \d\.\d+ \(0e\+00\)", text)
+    assert "- fsdp_tp x mnist: mnist has no tensor-parallel plan" in text
+    assert "Not complete" not in text
+
+
+@MANY
+def test_second_call_has_nothing_to_do(finished):
+    assert "Nothing to be done" in finished.snakemake("all").stdout
+
+
+@MANY
+def test_one_target_trains_just_that_one_again(finished):
+    def stamps():
+        return {str(path): path.stat().st_mtime_ns for path in (finished.path / "results").glob("*/*.done")}
+
+    before = stamps()
+    finished.snakemake("-f", "results/fsdp_tp/llama2.done")
+    changed = {path for path, stamp in stamps().items() if before[path] != stamp}
+    assert [os.path.relpath(path, finished.path) for path in changed] == ["results/fsdp_tp/llama2.done"]
+    assert before.keys() == stamps().keys()
+
+
+@MANY
+def test_a_changed_recipe_trains_that_again_and_nothing_else(finished):
+    workload = finished.path / "config/workloads/mlp.yaml"
+    text = workload.read_text()
+    workload.write_text(text.replace("learning_rate: 0.01", "learning_rate: 0.02"))
+    jobs = finished.snakemake("-n", "all").stdout
+    workload.write_text(text)
+    assert "Training mlp under ddp" in jobs
+    assert not re.search("Training (mnist|xsum|vit|llama2)", jobs)
+    assert "Preparing" not in jobs
+
+
+@MANY
+def test_a_missing_run_is_named_and_the_others_stand(finished):
+    done = finished.path / "results/zero1/vit.done"
+    done.rename(done.with_suffix(".gone"))
+    finished.run("python", "scripts/summarize.py")
+    text = (finished.path / "results/summary.md").read_text()
+    done.with_suffix(".gone").rename(done)
+    finished.run("python", "scripts/summarize.py")
+    assert "- zero1 x vit: missing" in text
+    assert re.search(r"\| zero2 .*\d\.\d+ \(", text)
+
+
+def metrics(tree, run):
+    return (tree.path / f"results/{run}/metrics.jsonl").read_text().splitlines()

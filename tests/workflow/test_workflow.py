@@ -1,0 +1,104 @@
+"""What a user types, in a fresh copy of the project."""
+
+import fcntl
+import re
+
+import pytest
+
+from conftest import ROOT
+
+TINY = ["--config", "workloads=[mlp]", "strategies=[single,ddp]", "recipe={max_steps: 3}", "--"]
+
+
+def test_slurm_profile_lists_the_jobs_without_slurm(tree):
+    listed = tree.snakemake("-n", "all", profile="slurm").stdout
+    assert re.search(r"^train +39$", listed, re.MULTILINE)
+    assert "Training llama2 under fsdp_tp" in listed
+
+
+def test_dry_run_needs_no_profile(tree):
+    assert re.search(r"^total +133$", tree.run("snakemake", "-n", "all").stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("graph", ["--rulegraph", "--dag"])
+def test_graphs_are_drawn(tree, graph):
+    drawn = tree.run("snakemake", graph, "results/fsdp/mlp.done").stdout
+    assert drawn.count("digraph") == 1
+    for rule in ("resolve", "prepare", "init", "train"):
+        assert rule in drawn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--config", "worklods=[mlp]", "--", "all"], "`worklods` is not a key; did you mean `workloads`?"),
+        (["--config", "strategies=[fsdp,dpd]", "--", "all"], "there is no strategy 'dpd'; did you mean ddp?"),
+        (["results/fsdpp/mlp.done"], "there is no strategy 'fsdpp'; did you mean fsdp?"),
+        (["results/fsdp/lama2.done"], "there is no workload 'lama2'; did you mean llama2?"),
+        (["results/fsdp_tp/mnist.done"], "mnist has no tensor-parallel plan"),
+        (["results/ddp/mlp/tset.json"], "results/ddp/mlp/tset.json"),
+        (["--config", "ranks_per_node=8", "recipe={global_batch: 4}", "--", "all"], "global_batch 4 has fewer samples"),
+    ],
+)
+def test_mistakes_end_the_call_before_any_job(tree, arguments, words):
+    done = tree.snakemake(*arguments, check=False)
+    assert done.returncode != 0
+    assert words in done.stdout
+    assert "Traceback" not in done.stdout
+    assert not (tree.path / "data").exists()
+    assert [path.name for path in (tree.path / "results").iterdir()] == ["README.md"]
+
+
+def test_readme_of_a_new_workload_strategy_and_site(tree):
+    """Follows the README's "Add" section to the letter: its files, its entry, its command."""
+    section = (ROOT / "README.md").read_text().split("## Add ")[1].split("\n## ")[0]
+    blocks = re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
+    files = [(re.match(r"# (\S+)", text)[1], text) for kind, text in blocks if kind in ("python", "yaml")]
+    assert len(files) == 4
+    for name, text in files:
+        if name == "config/strategies.yaml":
+            (tree.path / name).open("a").write(text)
+        else:
+            assert not (tree.path / name).exists()
+            (tree.path / name).write_text(text)
+    [command] = [text for kind, text in blocks if kind == "console"]
+    tree.run("sh", "-c", command.replace(".venv/bin/", ""))
+    text = (tree.path / "results/summary.md").read_text()
+    assert re.search(r"\| hsdp_tp +\| \d\.\d+ \(\de-\d\d\)", text)
+
+
+def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):
+    folder = tree.path / "results/ddp/mlp"
+    folder.mkdir(parents=True)
+    with (folder / ".lock").open("w") as lock:
+        lock.write("process 1 on here")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = tree.snakemake(*TINY, "all", check=False)
+    assert done.returncode != 0
+    assert "is being trained by process 1 on here" in done.stdout
+    assert tree.json("results/single/mlp/test.json")["samples"] == 102
+    assert "- ddp x mlp: missing" in (tree.path / "results/summary.md").read_text()
+    tree.snakemake(*TINY, "all")
+    assert "Not complete" not in (tree.path / "results/summary.md").read_text()
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_the_step(tree):
+    options = ["--config", "recipe={max_steps: 9, learning_rate: 1.0e+30}", "--"]
+    done = tree.snakemake(*options, "results/ddp/mlp.done", check=False)
+    assert done.returncode != 0
+    assert re.search(
+        r"error: the (loss|gradient norm) of step \d is (nan|inf); training stopped and no weights", done.stdout
+    )
+    left = sorted(path.name for path in (tree.path / "results/ddp").rglob("*") if path.is_file())
+    assert left == [".lock", "metrics.jsonl", "run.json"]
+
+
+def test_a_damaged_data_set_is_refused_by_training(tree):
+    tree.snakemake(*TINY, "data/prepared/pairs/dataset.json", "results/init/mlp.safetensors")
+    damaged = tree.path / "data/prepared/pairs/train.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-4] + b"\0\0\0\1")
+    done = tree.snakemake(*TINY, "results/single/mlp.done", check=False)
+    assert done.returncode != 0
+    assert "train.safetensors is damaged" in done.stdout
+    assert not (tree.path / "results/single/mlp.done").exists()
