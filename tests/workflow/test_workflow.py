@@ -22,7 +22,7 @@ def test_dry_run_needs_no_profile(tree):
 
 @pytest.mark.parametrize("graph", ["--rulegraph", "--dag"])
 def test_graphs_are_drawn(tree, graph):
-    drawn = tree.run("snakemake", graph, "results/fsdp/mlp.done").stdout
+    drawn = tree.run("snakemake", "results/fsdp/mlp.done", graph).stdout
     assert drawn.count("digraph") == 1
     for rule in ("resolve", "prepare", "init", "train"):
         assert rule in drawn

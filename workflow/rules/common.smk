@@ -8,17 +8,21 @@ sys.path.insert(0, f"{workflow.basedir}/scripts")
 from shardlab import runs
 from shardlab.errors import UserError
 
-# Every mistake in the configuration or the targets ends the workflow here, before any job starts.
+# Every mistake in the configuration or the targets ends the workflow here, before any job starts. The
+# targets are read off the command line: Snakemake knows them only after it has read this file, and an
+# error in an input function comes with a traceback.
 try:
     CONFIG = runs.load_config(config)
     RUNS, LEFT_OUT = runs.plan(CONFIG)
-    for target in getattr(workflow.dag_settings, "targets", None) or ():
+    for target in sys.argv[1:]:
         if asked := re.match(
             r"results/(?!init/|logs/)(\w+)/(\w+)(?:\.done$|/)", target
         ):
             runs.resolve(CONFIG, *asked.groups())
 except UserError as error:
     raise WorkflowError(str(error)) from None
+
+CONFIG_JSON = CONFIG.model_dump_json()
 
 # Rules run with the Python that runs Snakemake, also where its environment is not activated.
 shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; ")
