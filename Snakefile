@@ -27,6 +27,9 @@ localrules:
 rule all:
     default_target: True
     input:
+        # Also the runs: a summary that was written with some of them missing is no reason to leave them out.
+        [f"results/{run.strategy}/{run.workload}.done" for run in RUNS],
+        [f"results/{run.strategy}/{run.workload}/test.json" for run in RUNS],
         "results/summary.csv",
         "results/summary.md",
     message:
