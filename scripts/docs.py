@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from shardlab import reports, runs, settings
+from shardlab import configs, reports, runs, settings
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
 
@@ -32,15 +32,15 @@ def main() -> None:
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         if args.check:
-            raise UserError(f"{path.relative_to(runs.ROOT)} is not up to date; run: make docs.")
+            raise UserError(f"{path.relative_to(configs.ROOT)} is not up to date; run: make docs.")
         write_text(path, text)
-        print(f"wrote {path.relative_to(runs.ROOT)}")
+        print(f"wrote {path.relative_to(configs.ROOT)}")
 
 
 def generated() -> dict[Path, str]:
     """Path and content of every file that is generated, in whole or between markers."""
     files = {
-        runs.ROOT / "workflow" / "schemas" / f"{name}.json": json.dumps(kind.model_json_schema(), indent=2) + "\n"
+        configs.ROOT / "workflow" / "schemas" / f"{name}.json": json.dumps(kind.model_json_schema(), indent=2) + "\n"
         for name, kind in SCHEMAS.items()
     }
     tables: dict[str, type[BaseModel]] = {
@@ -53,9 +53,9 @@ def generated() -> dict[Path, str]:
         "strategy": settings.Strategy,
         "site": settings.Site,
     }
-    config_readme = runs.CONFIG / "README.md"
+    config_readme = configs.CONFIG / "README.md"
     files[config_readme] = fill(config_readme, {name: key_table(kind) for name, kind in tables.items()})
-    files[runs.ROOT / "README.md"] = fill(runs.ROOT / "README.md", {"matrix": matrix()})
+    files[configs.ROOT / "README.md"] = fill(configs.ROOT / "README.md", {"matrix": matrix()})
     return files
 
 
@@ -85,7 +85,7 @@ def key_table(kind: type[BaseModel]) -> str:
 
 def matrix() -> str:
     """Markdown table of the default configuration: ranks of each run, or the reason why there is none."""
-    config = runs.load_config(runs.read_yaml(runs.CONFIG / "config.yaml"))
+    config = configs.load_config(configs.read_yaml(configs.CONFIG / "config.yaml"))
     planned, left_out = runs.plan(config)
     cells = {(run.strategy, run.workload): f"{run.world_size}" for run in planned}
     notes = list(dict.fromkeys(left_out.values()))

@@ -11,7 +11,7 @@ from shardlab.data import order, store
 from shardlab.errors import run_program
 from shardlab.files import read_json, write_json
 from shardlab.reports import TestReport
-from shardlab.settings import Run, check
+from shardlab.settings import Run, check, read_run
 
 
 def main() -> None:
@@ -24,9 +24,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
 
-    run = check(
-        Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings)
-    )
+    run = read_run(args.settings)
     store.verify(args.data, run.data)
     untrained = None
     if args.untrained:

@@ -8,8 +8,7 @@ import torch
 
 from shardlab import checkpoint, models
 from shardlab.errors import run_program
-from shardlab.files import read_json
-from shardlab.settings import Run, check
+from shardlab.settings import read_run
 
 
 def main() -> None:
@@ -18,9 +17,7 @@ def main() -> None:
     parser.add_argument("--settings", type=Path, required=True, help="run.json of any run of the workload")
     parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")
     args = parser.parse_args()
-    run = check(
-        Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings)
-    )
+    run = read_run(args.settings)
     torch.manual_seed(run.seed)
     model = models.build(run.model.name, run.model.args, getattr(torch, run.recipe.dtype))
     checkpoint.save(model.state_dict(), args.output)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from shardlab.data import store
 from shardlab.errors import UserError, run_program
-from shardlab.files import read_json, write_text
-from shardlab.settings import Run, check
+from shardlab.files import write_text
+from shardlab.settings import Run, read_run
 
 TRAIN = Path(__file__).with_name("train.py")
 
@@ -30,9 +30,7 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the command line and stop")
     args = parser.parse_args()
 
-    run = check(
-        Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings)
-    )
+    run = read_run(args.settings)
     output = args.settings.parent
     command = [
         *starter(run),

@@ -4,7 +4,7 @@
 import argparse
 from pathlib import Path
 
-from shardlab import runs
+from shardlab import configs, runs
 from shardlab.errors import run_program
 from shardlab.files import write_json
 
@@ -12,7 +12,7 @@ from shardlab.files import write_json
 def main() -> None:
     """Resolve and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    runs.add_config_argument(parser)
+    configs.add_config_argument(parser)
     parser.add_argument("--strategy", required=True, help="an entry of config/strategies.yaml")
     parser.add_argument("--workload", required=True, help="a file in config/workloads")
     parser.add_argument("--output", type=Path, required=True, help="run.json to write")

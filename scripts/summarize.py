@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
-from shardlab import runs
+from shardlab import configs, runs
 from shardlab.errors import run_program
 from shardlab.files import read_json, write_text
 from shardlab.reports import TestReport, TrainReport
@@ -38,7 +38,7 @@ COLUMNS = [
 def main() -> None:
     """Read the reports, write both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    runs.add_config_argument(parser)
+    configs.add_config_argument(parser)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
     args = parser.parse_args()
     planned, left_out = runs.plan(args.config)

@@ -16,7 +16,7 @@ from shardlab.distributed import World
 from shardlab.errors import UserError, run_program
 from shardlab.files import read_json, write_json
 from shardlab.metrics import MetricsLog
-from shardlab.settings import Run, check
+from shardlab.settings import Run, read_run
 from shardlab.strategies import Engine
 from shardlab.tasks import Task
 
@@ -32,9 +32,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for weights, metrics and train.json")
     args = parser.parse_args()
 
-    run = check(
-        Run, read_json(args.settings, "settings of the run", "make it with scripts/resolve.py"), str(args.settings)
-    )
+    run = read_run(args.settings)
     distributed.start(run.site.device)
     train(run, args.data, args.weights, args.output)
     distributed.finish()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from shardlab import configs, runs
 from shardlab import data as data_sets
-from shardlab import runs
 from shardlab.data import store
 from shardlab.data.encode import encode
 
@@ -29,7 +29,7 @@ TINY = {
 
 def tiny_run(workload, strategy="single", **recipe):
     """A run over the tiny data set of a workload; 5 samples a step, which no number of ranks divides."""
-    config = runs.load_config({"recipe": {"global_batch": 5, "epochs": 3, "max_steps": 8} | recipe})
+    config = configs.load_config({"recipe": {"global_batch": 5, "epochs": 3, "max_steps": 8} | recipe})
     run = runs.resolve(config, strategy, workload)
     options = run.data.options | TINY[workload]
     return run.model_copy(update={"data": run.data.model_copy(update={"options": options})})
@@ -100,3 +100,17 @@ def make_tree():
 def tree(make_tree, tmp_path):
     """A copy of the project's files for one test."""
     return make_tree(tmp_path / "tree")
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A file system with 64 KiB."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system needs the right to mount one: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

@@ -61,8 +61,8 @@ def start(device_name: str, timeout_seconds: int = 600) -> None:
             )
         torch.cuda.set_device(local_rank)
     if "RANK" in os.environ and not dist.is_initialized():
-        backend = "nccl" if device_name == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        backend, device = ("nccl", torch.device("cuda", local_rank)) if device_name == "cuda" else ("gloo", None)
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds), device_id=device)
 
 
 def finish() -> None:

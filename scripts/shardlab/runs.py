@@ -3,15 +3,11 @@
 The Snakefile imports this on a login node, so it is pure Python: no torch.
 """
 
-import argparse
 import json
-from functools import cache
 from math import prod
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from shardlab import configs
 from shardlab.errors import Unsupported, UserError, choices, unknown
 from shardlab.settings import (
     AXES,
@@ -28,78 +24,6 @@ from shardlab.settings import (
     check,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-CONFIG = ROOT / "config"
-
-
-@cache
-def read_yaml(path: Path) -> Any:
-    """Content of a YAML file of the project.
-
-    Raises:
-        UserError: it is missing or not YAML.
-    """
-    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except FileNotFoundError:
-        raise UserError(f"{name} is missing; take it from a fresh clone.") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}.") from None
-
-
-def add_config_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config``: the configuration as JSON, or the path of a YAML file; parsed to a Config."""
-    parser.add_argument(
-        "--config",
-        type=lambda text: load_config(json.loads(text) if text.startswith("{") else read_yaml(Path(text))),
-        default=str(CONFIG / "config.yaml"),
-        help="configuration: a YAML file, or JSON (default: config/config.yaml)",
-    )
-
-
-@cache
-def names(folder: str) -> tuple[str, ...]:
-    """Names of the workloads or sites: the files of ``config/<folder>``."""
-    return tuple(sorted(path.stem for path in (CONFIG / folder).glob("*.yaml")))
-
-
-def load_config(values: dict[str, Any]) -> Config:
-    """Check the merged configuration, and that every name in it exists."""
-    config = check(Config, values, "config")
-    check(Recipe, config.recipe, "config: recipe")
-    for name in config.workloads:
-        load_workload(name)
-    for name in config.strategies:
-        load_strategy(name)
-    load_site(config.site)
-    return config
-
-
-@cache
-def load_workload(name: str) -> Workload:
-    """The workload of that name, checked."""
-    if name not in names("workloads"):
-        raise unknown("workload", name, names("workloads"), "config/workloads")
-    return check(Workload, read_yaml(CONFIG / "workloads" / f"{name}.yaml"), f"config/workloads/{name}.yaml")
-
-
-@cache
-def load_strategy(name: str) -> Strategy:
-    """The strategy of that name, checked."""
-    strategies = read_yaml(CONFIG / "strategies.yaml")
-    if name not in strategies:
-        raise unknown("strategy", name, strategies, "config/strategies.yaml")
-    return check(Strategy, strategies[name] or {}, f"config/strategies.yaml: {name}")
-
-
-@cache
-def load_site(name: str) -> Site:
-    """The site of that name, checked."""
-    if name not in names("sites"):
-        raise unknown("site", name, names("sites"), "config/sites")
-    return check(Site, read_yaml(CONFIG / "sites" / f"{name}.yaml"), f"config/sites/{name}.yaml")
-
 
 def resolve(config: Config, strategy_name: str, workload_name: str) -> Run:
     """The complete settings of one run.
@@ -108,8 +32,8 @@ def resolve(config: Config, strategy_name: str, workload_name: str) -> Run:
         Unsupported: the strategy makes no sense for this workload.
         UserError: something does not fit; the sentence names the key and what would.
     """
-    strategy, workload = load_strategy(strategy_name), load_workload(workload_name)
-    site = load_site(config.site)
+    strategy, workload = configs.load_strategy(strategy_name), configs.load_workload(workload_name)
+    site = configs.load_site(config.site)
     size = _size(workload, config, workload_name)
     recipe = check(Recipe, size.recipe.model_dump(exclude_unset=True) | config.recipe, "config: recipe")
     data = _data(workload, config, size)
@@ -183,8 +107,8 @@ def data_set(config: Config, name: str) -> DataSet:
         UserError: none does.
     """
     found: dict[str, DataSet] = {}
-    for workload_name in (*config.workloads, *names("workloads")):
-        workload = load_workload(workload_name)
+    for workload_name in (*config.workloads, *configs.names("workloads")):
+        workload = configs.load_workload(workload_name)
         data = _data(workload, config, _size(workload, config, workload_name))
         found.setdefault(data.name, data)
     if name not in found:
@@ -286,11 +210,11 @@ def _deepspeed(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> 
     """DeepSpeed's settings: the user's JSON, with what the recipe decides filled in."""
     if strategy.config is None:
         return None
-    path = ROOT / strategy.config
+    path = configs.ROOT / strategy.config
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        known = choices(str(p.relative_to(ROOT)) for p in (CONFIG / "deepspeed").glob("*.json"))
+        known = choices(str(p.relative_to(configs.ROOT)) for p in (configs.CONFIG / "deepspeed").glob("*.json"))
         raise UserError(f"config/strategies.yaml: {name}: there is no {strategy.config}; known: {known}.") from None
     except ValueError as error:
         raise UserError(f"{strategy.config} is not strict JSON ({error}); no comments, no trailing commas.") from None

@@ -5,11 +5,13 @@ YAML files under ``config/`` are checked against them. Pure Python: importing th
 """
 
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from shardlab.errors import UserError, choices
+from shardlab.files import read_json
 
 AXES = ("dp_replicate", "dp_shard", "tp")
 """Mesh axes, outermost first, so that tensor-parallel groups are neighbouring ranks of one node."""
@@ -62,7 +64,7 @@ class HubSource(Strict):
         None, description="Rows drawn (seeded) from train for validation, where the hub has none."
     )
     rows: dict[Literal["train", "validation", "test"], PositiveInt] = Field(
-        default_factory=dict, description="Keep only the first rows of a split."
+        default={}, description="Keep only the first rows of a split."
     )
 
 
@@ -73,21 +75,17 @@ class DataSource(Strict):
         pattern=r"^[A-Za-z0-9_]+$", description="Data set name: its folder in data/raw and data/prepared."
     )
     reader: str = Field(pattern=r"^[a-z0-9_]+$", description="Module in scripts/shardlab/data that reads the samples.")
-    shape: dict[str, Any] = Field(
-        default_factory=dict, description="Facts of the data that the model's arguments must follow."
-    )
+    shape: dict[str, Any] = Field(default={}, description="Facts of the data that the model's arguments must follow.")
     hub: HubSource | None = Field(None, description="Set for data from the hub; null for embedded data.")
 
 
 class Size(Strict):
     """A workload at one size."""
 
-    shape: dict[str, Any] = Field(
-        default_factory=dict, description="Sizes that model and data must agree on (given to both)."
-    )
-    model: dict[str, Any] = Field(default_factory=dict, description="Arguments of the model.")
-    data: dict[str, Any] = Field(default_factory=dict, description="Options of the data preparation.")
-    recipe: Recipe = Field(default_factory=Recipe, description="How it is trained.")
+    shape: dict[str, Any] = Field(default={}, description="Sizes that model and data must agree on (given to both).")
+    model: dict[str, Any] = Field(default={}, description="Arguments of the model.")
+    data: dict[str, Any] = Field(default={}, description="Options of the data preparation.")
+    recipe: Recipe = Field(default=Recipe(), description="How it is trained.")
 
 
 class Workload(Strict):
@@ -99,19 +97,17 @@ class Workload(Strict):
         description="Batches, loss and metric (scripts/shardlab/tasks.py)."
     )
     blocks: list[str] = Field(
-        default_factory=list,
+        default=[],
         description="Submodules that FSDP shards one by one, as patterns (layers.*).",
     )
     tensor: dict[str, Literal["column", "column_gather", "row", "vocab"]] = Field(
-        default_factory=dict,
+        default={},
         description="Tensor-parallel plan, submodule pattern: how it is split. column, row: Linear "
         "by output (stays split; column_gather: made whole again), by input; vocab: Embedding by rows. "
         "Empty: no strategy with tp.",
     )
-    tensor_sizes: list[str] = Field(
-        default_factory=list, description="Model arguments that tp must divide (heads, hidden, ...)."
-    )
-    divisible: dict[str, str] = Field(default_factory=dict, description="Model argument: the one that must divide it.")
+    tensor_sizes: list[str] = Field(default=[], description="Model arguments that tp must divide (heads, hidden, ...).")
+    divisible: dict[str, str] = Field(default={}, description="Model argument: the one that must divide it.")
     data: dict[Literal["embedded", "hub"], DataSource] = Field(
         description="Where the data comes from; config key `data` chooses."
     )
@@ -145,7 +141,7 @@ class Site(Strict):
         None, description="Most ranks on a node, usually its GPUs (null: no limit)."
     )
     cpus_per_rank: PositiveInt = Field(1, description="CPU cores, and OMP threads, of each rank.")
-    environment: dict[str, str] = Field(default_factory=dict, description="Environment variables of the ranks.")
+    environment: dict[str, str] = Field(default={}, description="Environment variables of the ranks.")
 
 
 class Config(Strict):
@@ -169,9 +165,7 @@ class Config(Strict):
     nodes: PositiveInt = Field(1, description="Nodes of each parallel run.")
     ranks_per_node: PositiveInt = Field(2, description="Ranks on each node of a parallel run.")
     seed: int = Field(1, ge=0, description="Seed of weights, batch order and data splits.")
-    recipe: dict[str, Any] = Field(
-        default_factory=dict, description="Overrides for every workload's recipe, such as max_steps."
-    )
+    recipe: dict[str, Any] = Field(default={}, description="Overrides for every workload's recipe, such as max_steps.")
 
 
 class DataSet(Strict):
@@ -255,6 +249,15 @@ def check(kind: type[S], value: Any, where: str) -> S:
             raise UserError(f"{where}: the key `{key}` is missing; add it.") from None
         message = first["msg"][0].lower() + first["msg"][1:]
         raise UserError(f"{where}: `{key}` is {first['input']!r}; {message}.") from None
+
+
+def read_run(path: Path) -> Run:
+    """The frozen settings in a run.json.
+
+    Raises:
+        UserError: the file is missing, damaged or of another version.
+    """
+    return check(Run, read_json(path, "settings of the run", "make it with scripts/resolve.py"), str(path))
 
 
 def _keys(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

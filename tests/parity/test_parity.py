@@ -18,12 +18,12 @@ from safetensors.torch import load_file
 
 import evaluate
 from conftest import ROOT, TINY, tiny_run
-from shardlab import checkpoint, models, runs
+from shardlab import checkpoint, configs, models
 from shardlab.errors import Unsupported
 
 ALWAYS_CLIPPED = {"clip_norm": 0.01}
 PLAIN_SGD = {"optimizer": "sgd", "learning_rate": 0.1}
-STRATEGIES = [*runs.load_config({}).strategies, "fsdp_offload"]
+STRATEGIES = [*configs.load_config({}).strategies, "fsdp_offload"]
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,6 @@ from shardlab.errors import UserError
 from shardlab.files import read_json, write_json
 
 
-@pytest.fixture
-def full_disk(tmp_path):
-    """A file system with 64 KiB."""
-    folder = tmp_path / "full"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small file system needs the right to mount one: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_disk_full_while_writing_weights_leaves_nothing(full_disk):
     with pytest.raises(UserError, match=r"model\.safetensors could not be written.*Free space"):
         checkpoint.save({"weight": torch.zeros(100_000)}, full_disk / "model.safetensors")

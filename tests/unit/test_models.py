@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shardlab import models, runs
+from shardlab import configs, models, runs
 from shardlab.errors import UserError
 
 
 def build(workload, size="small", dtype=torch.float32):
-    run = runs.resolve(runs.load_config({"size": size}), "single", workload)
+    run = runs.resolve(configs.load_config({"size": size}), "single", workload)
     torch.manual_seed(run.seed)
     return models.build(run.model.name, run.model.args, dtype)
 

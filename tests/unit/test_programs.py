@@ -99,6 +99,16 @@ def test_generated_files_are_up_to_date():
     assert done.returncode == 0, done.stderr
 
 
+def test_every_key_of_every_schema_is_described():
+    for path in (ROOT / "workflow/schemas").glob("*.json"):
+        schema = json.loads(path.read_text())
+        for part in (schema, *schema.get("$defs", {}).values()):
+            assert part.get("additionalProperties") is False
+            for key, value in part["properties"].items():
+                assert value.get("description"), f"{path.name}: {key}"
+                assert key in part.get("required", []) or "default" in value or "$ref" in value, f"{path.name}: {key}"
+
+
 def test_python_too_old_is_one_sentence(tmp_path):
     old = tmp_path / "python3.9"
     old.write_text(

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from shardlab import runs
+from shardlab import configs, runs
 from shardlab.errors import Unsupported, UserError
 from shardlab.settings import Strategy
 
 
 def resolve(strategy="ddp", workload="llama2", **config):
-    return runs.resolve(runs.load_config(config), strategy, workload)
+    return runs.resolve(configs.load_config(config), strategy, workload)
 
 
 @pytest.fixture
@@ -18,19 +18,19 @@ def strategy(monkeypatch):
     """Add a strategy entry for one test."""
 
     def add(name, **values):
-        entries = runs.read_yaml(runs.CONFIG / "strategies.yaml") | {name: values}
-        original = runs.read_yaml
+        entries = configs.read_yaml(configs.CONFIG / "strategies.yaml") | {name: values}
+        original = configs.read_yaml
         monkeypatch.setattr(
-            runs, "read_yaml", lambda path: entries if path.name == "strategies.yaml" else original(path)
+            configs, "read_yaml", lambda path: entries if path.name == "strategies.yaml" else original(path)
         )
-        runs.load_strategy.cache_clear()
+        configs.load_strategy.cache_clear()
 
     yield add
-    runs.load_strategy.cache_clear()
+    configs.load_strategy.cache_clear()
 
 
 def test_default_matrix_has_every_cell_as_run_or_reason():
-    config = runs.load_config(runs.read_yaml(runs.CONFIG / "config.yaml"))
+    config = configs.load_config(configs.read_yaml(configs.CONFIG / "config.yaml"))
     planned, left_out = runs.plan(config)
     assert len(planned) + len(left_out) == len(config.strategies) * len(config.workloads)
     assert set(left_out) == {("fsdp_tp", "mnist")}
@@ -88,7 +88,7 @@ def test_hub_data_by_one_key():
 )
 def test_bad_config_is_one_sentence_that_names_the_key(config, words):
     with pytest.raises(UserError) as error:
-        runs.plan(runs.load_config(config))
+        runs.plan(configs.load_config(config))
     for word in words:
         assert word in str(error.value)
     assert "\n" not in str(error.value)
@@ -124,7 +124,7 @@ def test_tensor_parallel_stays_inside_a_node(strategy):
 
 
 def test_deepspeed_json_may_not_say_what_the_recipe_says(strategy, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    monkeypatch.setattr(configs, "ROOT", tmp_path)
     strategy("mine", engine="deepspeed", config="mine.json")
     (tmp_path / "mine.json").write_text('{"train_batch_size": 8}')
     with pytest.raises(UserError, match="`train_batch_size` comes from the workload's recipe"):
@@ -140,35 +140,35 @@ def test_deepspeed_has_no_float64():
 
 
 def test_head_count_that_does_not_divide(monkeypatch):
-    good = runs.load_workload("llama2")
+    good = configs.load_workload("llama2")
     small = good.sizes["small"]
     bad = good.model_copy(
         update={"sizes": {"small": small.model_copy(update={"model": small.model | {"kv_heads": 3}})}}
     )
-    monkeypatch.setattr(runs, "load_workload", lambda name: bad)
+    monkeypatch.setattr(configs, "load_workload", lambda name: bad)
     with pytest.raises(UserError, match="kv_heads 3 does not divide heads 4"):
-        runs.resolve(runs.load_config({"workloads": ["llama2"]}), "single", "llama2")
+        runs.resolve(configs.load_config({"workloads": ["llama2"]}), "single", "llama2")
 
 
 def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
-    good = runs.load_workload
+    good = configs.load_workload
     vit = good("vit")
     size = vit.sizes["small"].model_copy(update={"data": {"rows": 9}})
     monkeypatch.setattr(
-        runs,
+        configs,
         "load_workload",
         lambda name: vit.model_copy(update={"sizes": {"small": size}}) if name == "vit" else good(name),
     )
     with pytest.raises(UserError, match="mnist and vit prepare data set digits with different options"):
-        runs.plan(runs.load_config({}))
+        runs.plan(configs.load_config({}))
 
 
 def test_every_strategy_in_the_file_is_valid():
-    for name in runs.read_yaml(runs.CONFIG / "strategies.yaml"):
-        assert isinstance(runs.load_strategy(name), Strategy)
+    for name in configs.read_yaml(configs.CONFIG / "strategies.yaml"):
+        assert isinstance(configs.load_strategy(name), Strategy)
 
 
 def test_sizes_of_the_sources_resolve():
-    for workload in runs.names("workloads"):
+    for workload in configs.names("workloads"):
         for data in ("embedded", "hub"):
             assert resolve("single", workload, size="source", data=data).size == "source"

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+import evaluate
 from conftest import TINY, tiny_run
-from shardlab import models, tasks
+from shardlab import checkpoint, models, tasks
 
 CPU = torch.device("cpu")
 
@@ -68,3 +69,24 @@ def test_accuracy_and_rouge_of_a_perfect_model(tiny_data):
             return torch.nn.functional.one_hot(targets[:, : position + 1], 1024).double()
 
     assert task.score(Perfect(), torch.empty(0), batch) == pytest.approx(task.samples("test"))
+
+
+@pytest.mark.parametrize("workload", TINY)
+def test_test_loss_is_exact_however_the_split_is_batched(workload, tiny_data, tmp_path):
+    run = tiny_run(workload, dtype="float64")
+    torch.manual_seed(0)
+    checkpoint.save(models.build(run.model.name, run.model.args, torch.float64).state_dict(), tmp_path / "weights")
+
+    def report(evaluation_batch):
+        recipe = run.recipe.model_copy(update={"evaluation_batch": evaluation_batch})
+        changed = run.model_copy(update={"recipe": recipe})
+        return evaluate.evaluate(changed, tiny_data / workload, tmp_path / "weights")
+
+    whole, pieces = report(64), report(3)
+    assert (
+        whole.samples
+        == pieces.samples
+        == tasks.load(run.task, tiny_data / workload, torch.float64, CPU).samples("test")
+    )
+    assert whole.targets == pieces.targets
+    assert pieces.loss == pytest.approx(whole.loss, rel=1e-12)

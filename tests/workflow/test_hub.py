@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from conftest import ROOT
-from shardlab import runs
+from shardlab import configs, runs
 from workflow.hub_server import Hub
 
 README = """---
@@ -81,7 +81,7 @@ def program(name, data, *arguments, **variables):
 
 
 def data_set(name, **hub_changes):
-    data = runs.data_set(runs.load_config({"data": "hub"}), name)
+    data = runs.data_set(configs.load_config({"data": "hub"}), name)
     return data.model_copy(update={"hub": data.hub.model_copy(update=hub_changes)})
 
 

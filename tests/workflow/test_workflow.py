@@ -94,6 +94,26 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_the_step(tr
     assert left == [".lock", "metrics.jsonl", "run.json"]
 
 
+def test_a_disk_that_is_full_ends_training_without_weights_and_without_done(tree, full_disk):
+    made = ["results/init/mnist.safetensors", "results/ddp/mnist/run.json", "data/prepared/digits/dataset.json"]
+    options = ["--config", "recipe={max_steps: 1}", "--"]
+    tree.snakemake(*options, *made)
+    (tree.path / "results/ddp/mnist").rename(tree.path / "results/ddp/gone")
+    (tree.path / "results/ddp/mnist").symlink_to(full_disk)
+    tree.snakemake(*options, "results/ddp/mnist/run.json")
+    done = tree.snakemake(*options, "results/ddp/mnist.done", check=False)
+    assert done.returncode != 0
+    assert re.search(r"error: .*model.safetensors could not be written: .*Free space", done.stdout)
+    assert sorted(path.name for path in full_disk.iterdir()) == [".lock", "metrics.jsonl", "run.json"]
+    assert not (tree.path / "results/ddp/mnist.done").exists()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
+def test_a_parallel_strategy_also_runs_on_one_rank(tree, strategy):
+    tree.snakemake("--config", "ranks_per_node=1", "recipe={max_steps: 3}", "--", f"results/{strategy}/mlp.done")
+    assert tree.json(f"results/{strategy}/mlp/train.json")["world_size"] == 1
+
+
 def test_a_damaged_data_set_is_refused_by_training(tree):
     tree.snakemake(*TINY, "data/prepared/pairs/dataset.json", "results/init/mlp.safetensors")
     damaged = tree.path / "data/prepared/pairs/train.safetensors"

@@ -5,14 +5,14 @@ from pathlib import Path
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
-from shardlab import runs
+from shardlab import configs, runs
 from shardlab.errors import UserError
 
 # Every mistake in the configuration or the targets ends the workflow here, before any job starts. The
 # targets are read off the command line: Snakemake knows them only after it has read this file, and an
 # error in an input function comes with a traceback.
 try:
-    CONFIG = runs.load_config(config)
+    CONFIG = configs.load_config(config)
     RUNS, LEFT_OUT = runs.plan(CONFIG)
     for target in sys.argv[1:]:
         if asked := re.match(

@@ -1,5 +1,7 @@
 """Layers that several models share."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,6 +50,24 @@ class Attention(nn.Module):
             query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
         )
         return self.output(mixed.transpose(1, 2).flatten(-2))
+
+
+class EncoderBlock(nn.Module):
+    """Pre-norm transformer block that sees in both directions: attention, then an MLP."""
+
+    def __init__(self, dim: int, heads: int, hidden: int, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads)
+        self.mlp_norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, hidden)
+        self.down = nn.Linear(hidden, dim)
+        self.activation = activation
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (batch, length, dim), mask (batch, 1, 1, length) with True where a key counts; to x's shape."""
+        x = x + self.attention(self.attention_norm(x), mask=mask)
+        return x + self.down(self.activation(self.up(self.mlp_norm(x))))
 
 
 def rotary_angles(length: int, head_dim: int, like: Tensor, base: float = 10_000.0) -> tuple[Tensor, Tensor]:

@@ -4,24 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardlab.models._layers import Attention, initialize
-
-
-class EncoderBlock(nn.Module):
-    """Self-attention over the document, then a ReLU MLP."""
-
-    def __init__(self, dim: int, heads: int, hidden: int) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(dim)
-        self.attention = Attention(dim, heads)
-        self.mlp_norm = nn.LayerNorm(dim)
-        self.up = nn.Linear(dim, hidden)
-        self.down = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x (batch, document, dim), mask (batch, 1, 1, document); to x's shape."""
-        x = x + self.attention(self.attention_norm(x), mask=mask)
-        return x + self.down(F.relu(self.up(self.mlp_norm(x))))
+from shardlab.models._layers import Attention, EncoderBlock, initialize
 
 
 class DecoderBlock(nn.Module):
@@ -62,7 +45,7 @@ class Model(nn.Module):
         self.embedding = nn.Embedding(vocab_size, dim)
         self.document_positions = nn.Parameter(torch.randn(document_tokens, dim) * 0.02)
         self.summary_positions = nn.Parameter(torch.randn(summary_tokens, dim) * 0.02)
-        self.encoder = nn.ModuleList(EncoderBlock(dim, heads, hidden) for _ in range(layers))
+        self.encoder = nn.ModuleList(EncoderBlock(dim, heads, hidden, F.relu) for _ in range(layers))
         self.encoder_norm = nn.LayerNorm(dim)
         self.decoder = nn.ModuleList(DecoderBlock(dim, heads, hidden) for _ in range(layers))
         self.decoder_norm = nn.LayerNorm(dim)

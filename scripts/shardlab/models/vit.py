@@ -4,24 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardlab.models._layers import Attention, initialize
-
-
-class Block(nn.Module):
-    """Pre-norm transformer block: attention, then a GELU MLP."""
-
-    def __init__(self, dim: int, heads: int, hidden: int) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(dim)
-        self.attention = Attention(dim, heads)
-        self.mlp_norm = nn.LayerNorm(dim)
-        self.up = nn.Linear(dim, hidden)
-        self.down = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, tokens, dim) to the same shape."""
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
+from shardlab.models._layers import EncoderBlock, initialize
 
 
 class Model(nn.Module):
@@ -44,7 +27,7 @@ class Model(nn.Module):
         self.patches = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.randn(1, 1, dim) * 0.02)
         self.positions = nn.Parameter(torch.randn(1, patches + 1, dim) * 0.02)
-        self.layers = nn.ModuleList(Block(dim, heads, hidden) for _ in range(layers))
+        self.layers = nn.ModuleList(EncoderBlock(dim, heads, hidden, F.gelu) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
         self.apply(initialize)

@@ -1,0 +1,84 @@
+"""The configuration files, read and checked; pure Python, no torch."""
+
+import argparse
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shardlab.errors import UserError, unknown
+from shardlab.settings import Config, Recipe, Site, Strategy, Workload, check
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "config"
+
+
+@cache
+def read_yaml(path: Path) -> Any:
+    """Content of a YAML file of the project.
+
+    Raises:
+        UserError: it is missing or not YAML.
+    """
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except FileNotFoundError:
+        raise UserError(f"{name} is missing; take it from a fresh clone.") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}.") from None
+
+
+def add_config_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config``: the configuration as JSON, or the path of a YAML file; parsed to a Config."""
+    parser.add_argument(
+        "--config",
+        type=lambda text: load_config(json.loads(text) if text.startswith("{") else read_yaml(Path(text))),
+        default=str(CONFIG / "config.yaml"),
+        help="configuration: a YAML file, or JSON (default: config/config.yaml)",
+    )
+
+
+@cache
+def names(folder: str) -> tuple[str, ...]:
+    """Names of the workloads or sites: the files of ``config/<folder>``."""
+    return tuple(sorted(path.stem for path in (CONFIG / folder).glob("*.yaml")))
+
+
+def load_config(values: dict[str, Any]) -> Config:
+    """Check the merged configuration, and that every name in it exists."""
+    config = check(Config, values, "config")
+    check(Recipe, config.recipe, "config: recipe")
+    for name in config.workloads:
+        load_workload(name)
+    for name in config.strategies:
+        load_strategy(name)
+    load_site(config.site)
+    return config
+
+
+@cache
+def load_workload(name: str) -> Workload:
+    """The workload of that name, checked."""
+    if name not in names("workloads"):
+        raise unknown("workload", name, names("workloads"), "config/workloads")
+    return check(Workload, read_yaml(CONFIG / "workloads" / f"{name}.yaml"), f"config/workloads/{name}.yaml")
+
+
+@cache
+def load_strategy(name: str) -> Strategy:
+    """The strategy of that name, checked."""
+    strategies = read_yaml(CONFIG / "strategies.yaml")
+    if name not in strategies:
+        raise unknown("strategy", name, strategies, "config/strategies.yaml")
+    return check(Strategy, strategies[name] or {}, f"config/strategies.yaml: {name}")
+
+
+@cache
+def load_site(name: str) -> Site:
+    """The site of that name, checked."""
+    if name not in names("sites"):
+        raise unknown("site", name, names("sites"), "config/sites")
+    return check(Site, read_yaml(CONFIG / "sites" / f"{name}.yaml"), f"config/sites/{name}.yaml")
