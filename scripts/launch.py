@@ -2,19 +2,16 @@
 """Start the ranks of one run, wait for them, and write the .done file: the rule `train` is this line."""
 
 import argparse
-import fcntl
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from shardlab.data import store
-from shardlab.errors import UserError, run_program
-from shardlab.files import write_text
+from shardlab.errors import run_program
+from shardlab.files import lock, write_text
 from shardlab.settings import Run, read_run
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -45,7 +42,7 @@ def main() -> int:
     if args.dry_run:
         return 0
     store.verify(args.data, run.data)
-    with lock(output / ".lock"):
+    with lock(output / ".lock", "trained"):
         args.done.unlink(missing_ok=True)
         status = subprocess.run(command, env=os.environ | variables).returncode
         if status == 0:
@@ -77,27 +74,6 @@ def environment(run: Run) -> dict[str, str]:
     # every rank would start that many threads, and two ranks on two cores run six times slower.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(run.site.cpus_per_rank))
     return offline | threads | run.site.environment
-
-
-@contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Hold the run folder's lock; it goes with this process, however that ends.
-
-    Raises:
-        UserError: another launcher holds it.
-    """
-    with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            holder = file.read().strip()
-            raise UserError(f"{path.parent} is being trained by {holder}; wait for it or end it.") from None
-        file.truncate(0)
-        job = os.environ.get("SLURM_JOB_ID")
-        file.write(f"Slurm job {job}" if job else f"process {os.getpid()} on {os.uname().nodename}")
-        file.flush()
-        yield
 
 
 if __name__ == "__main__":

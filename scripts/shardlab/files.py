@@ -1,9 +1,11 @@
 """Files that are whole or not there: written under a temporary name, then renamed."""
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,28 @@ def read_json(path: Path, what: str, remedy: str) -> Any:
         raise UserError(f"{path} is missing ({what}); {remedy}.") from None
     except (ValueError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is damaged ({what} is not JSON: {error}); {remedy}.") from None
+
+
+@contextmanager
+def lock(path: Path, doing: str) -> Iterator[None]:
+    """Hold the lock file of a folder; it goes with this process, however that ends.
+
+    Raises:
+        UserError: another process holds it; ``doing`` says what for (trained, downloaded).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip()
+            raise UserError(f"{path.parent} is being {doing} by {holder}; wait for it or end it.") from None
+        file.truncate(0)
+        job = os.environ.get("SLURM_JOB_ID")
+        file.write(f"Slurm job {job}" if job else f"process {os.getpid()} on {os.uname().nodename}")
+        file.flush()
+        yield
 
 
 def sha256(path: Path) -> str:

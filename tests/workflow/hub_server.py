@@ -1,4 +1,4 @@
-"""A small Hugging Face hub on loopback: data set repositories of files, with ranges and downloads that stall."""
+"""A small Hugging Face hub on loopback: data set repositories of files, with ranges, cuts and stalls."""
 
 import hashlib
 import json
@@ -18,8 +18,10 @@ class Hub:
         self.calls = []
         """(method, path, Range header) of each request."""
         self.commit = COMMIT
-        self.stall_after = {}
-        """Path: number of bytes after which the next GET of it stands still, once, until the hub is closed."""
+        self.cut_after = {}
+        """Path: number of bytes after which the next GET of it breaks off, once."""
+        self.stalled = set()
+        """Paths whose next GET stands still, once, until the hub is closed."""
         self.closed = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -116,11 +118,12 @@ class Hub:
                 self.end_headers()
                 if self.command == "HEAD":
                     return None
-                stall = hub.stall_after.pop(path, None)
-                self.wfile.write(data[start:stall])
-                if stall:
-                    self.wfile.flush()
+                if path in hub.stalled:
+                    hub.stalled.remove(path)
                     hub.closed.wait()
+                cut = hub.cut_after.pop(path, None)
+                self.wfile.write(data[start:cut])
+                self.close_connection = cut is not None
                 return None
 
             def missing(self, code):

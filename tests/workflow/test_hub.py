@@ -4,7 +4,6 @@ import io
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -124,32 +123,54 @@ def test_prepare_alone_makes_no_call(hub, tmp_path):
     assert hub.calls[calls:] == []
 
 
-def test_a_cut_download_is_taken_up_where_it_stopped(hub, tmp_path):
-    # The client writes in pieces of 10 MB, so the file must be larger than that.
-    rows = [random.Random(i).randbytes(50_000).hex() for i in range(500)]
-    hub.repositories["Salesforce/wikitext"] = repository(
-        "wikitext-2-raw-v1", {"train": {"text": rows}, "validation": {"text": ["a b"]}, "test": {"text": ["c d"]}}
-    )
-    path = "wikitext-2-raw-v1/train-00000-of-00001.parquet"
-    size = len(hub.repositories["Salesforce/wikitext"][path])
-    hub.stall_after[path] = size - 1000
-    data, raw = data_set("wikitext"), tmp_path / "raw"
-    command = [sys.executable, ROOT / "scripts/download.py", "--data", data.model_dump_json(), "--output", raw]
-    cut = subprocess.Popen(list(map(str, command)), env=os.environ | environment(hub))
-    deadline = time.monotonic() + 60
-    while not any(part.stat().st_size for part in raw.rglob("*.incomplete")):
-        assert time.monotonic() < deadline, "nothing was written"
-        time.sleep(0.1)
-    cut.send_signal(signal.SIGKILL)
-    cut.wait()
-    assert not (raw / "download.json").exists(), "half a download must not pass for a whole one"
+TRAIN, TEST = (f"wikitext-2-raw-v1/{split}-00000-of-00001.parquet" for split in ("train", "test"))
 
-    done = program("download", data, "--output", raw, **environment(hub))
+
+@pytest.fixture
+def large(hub):
+    """A data set of some 25 MB: the client writes in pieces of 10 MB. Returns its repository."""
+    rows = [random.Random(i).randbytes(50_000).hex() for i in range(500)]
+    splits = {"train": {"text": rows}, "validation": {"text": ["a b"]}, "test": {"text": ["c d"]}}
+    hub.repositories["Salesforce/wikitext"] = repository("wikitext-2-raw-v1", splits)
+    return hub.repositories["Salesforce/wikitext"]
+
+
+def ranges(hub, path):
+    """The Range header of each GET of a file."""
+    return [asked for method, called, asked in hub.calls if method == "GET" and called.endswith(path)]
+
+
+def test_a_cut_connection_is_taken_up_where_it_broke(hub, large, tmp_path):
+    hub.cut_after[TRAIN] = len(large[TRAIN]) - 1000
+    done = program("download", data_set("wikitext"), "--output", tmp_path, **environment(hub))
     assert done.returncode == 0, done.stderr
-    ranges = [asked for method, called, asked in hub.calls if method == "GET" and called.endswith(path)]
-    assert len(ranges) == 2
-    assert ranges[0] is None
-    assert int(ranges[1].removeprefix("bytes=").split("-")[0]) > 0, "the second request begins where the first stopped"
+    first, second = ranges(hub, TRAIN)
+    assert first is None
+    assert int(second.removeprefix("bytes=").split("-")[0]) >= 10_000_000
+    stored = next(path for path in tmp_path.rglob("train-00000-of-00001.parquet"))
+    assert stored.read_bytes() == large[TRAIN]
+
+
+def test_a_killed_download_goes_on_with_what_was_not_finished(hub, large, tmp_path):
+    hub.stalled.add(TEST)
+    command = [sys.executable, ROOT / "scripts/download.py", "--data", data_set("wikitext").model_dump_json()]
+    killed = subprocess.Popen([*map(str, command), "--output", str(tmp_path)], env=os.environ | environment(hub))
+    deadline = time.monotonic() + 60
+    while not any(tmp_path.rglob("*.incomplete")) or not ranges(hub, TEST):
+        assert time.monotonic() < deadline, "the second file was never asked for"
+        time.sleep(0.05)
+    busy = program("download", data_set("wikitext"), "--output", tmp_path, **environment(hub))
+    assert busy.returncode == 1
+    assert f"is being downloaded by process {killed.pid}" in busy.stderr
+    killed.kill()
+    killed.wait()
+    assert any(tmp_path.rglob("*.incomplete"))
+    assert not (tmp_path / "download.json").exists(), "half a download must not pass for a whole one"
+
+    done = program("download", data_set("wikitext"), "--output", tmp_path, **environment(hub))
+    assert done.returncode == 0, done.stderr
+    assert (len(ranges(hub, TRAIN)), len(ranges(hub, TEST))) == (1, 2)
+    assert not any(tmp_path.rglob("*.incomplete"))
 
 
 def test_a_file_that_is_not_the_pinned_one_is_refused(hub, tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardlab.data.store import fingerprint
 from shardlab.errors import UserError
-from shardlab.files import read_json, sha256, write_json
+from shardlab.files import lock, read_json, sha256, write_json
 from shardlab.settings import DataSet, HubSource
 
 MANIFEST = "download.json"
@@ -21,12 +21,36 @@ FIRST = "first_download.json"
 def download(data: DataSet, raw: Path) -> dict[str, Any]:
     """Fetch the repository's files into ``raw`` and write the manifest download.json, last.
 
-    A download that was cut goes on where it stopped. Returns the manifest: the repository, the commit, the
-    SHA-256 of each file and the fingerprint of them all.
+    A connection that breaks is taken up where it broke; a call that was ended goes on with the files that it
+    had not finished. Returns the manifest: the repository, the commit, the SHA-256 of each file and the
+    fingerprint of them all.
 
     Raises:
         UserError: no network or no such repository, or a file is not what its fingerprint says.
     """
+    with lock(raw / ".lock", "downloaded"):
+        # What a killed call left: the client never takes up another process's part of a file.
+        for part in raw.rglob("*.incomplete"):
+            if part.is_file():
+                part.unlink()
+        commit = _fetch(data, raw)
+        snapshot = _snapshot(raw, commit)
+        sources = {str(path.relative_to(snapshot)): path for path in sorted(snapshot.rglob("*")) if path.is_file()}
+        manifest = {
+            "schema_version": 1,
+            "hub": _hub(data).model_dump(),
+            "commit": commit,
+            # What prepare reads: the Arrow files that `datasets` made of the sources.
+            "files": {str(path.relative_to(raw)): sha256(path) for path in sorted((raw / "cache").rglob("*.arrow"))},
+            "fingerprint": fingerprint({name: sha256(path) for name, path in sources.items()}),
+        }
+        _check_fingerprint(data, manifest, raw)
+        write_json(raw / MANIFEST, manifest)
+        return manifest
+
+
+def _fetch(data: DataSet, raw: Path) -> str:
+    """Let the client fill ``raw``; returns the commit."""
     hub = _hub(data)
     with _environment(raw, offline=False):
         from huggingface_hub import HfApi
@@ -37,22 +61,10 @@ def download(data: DataSet, raw: Path) -> dict[str, Any]:
         except Exception as error:  # the client raises types of half a dozen libraries
             raise UserError(
                 f"data set {data.name}: {hub.repo} at {hub.revision} could not be downloaded "
-                f"({type(error).__name__}: {_first_line(error)}). Run this on a node with a network and again if "
-                "it was cut: it goes on where it stopped. The embedded data needs none: --config data=embedded."
+                f"({type(error).__name__}: {_first_line(error)}). Run this on a node with a network, and again "
+                "if it was cut. The embedded data needs none: --config data=embedded."
             ) from error
-    snapshot = _snapshot(raw, commit)
-    sources = {str(path.relative_to(snapshot)): path for path in sorted(snapshot.rglob("*")) if path.is_file()}
-    manifest = {
-        "schema_version": 1,
-        "hub": hub.model_dump(),
-        "commit": commit,
-        # What prepare reads: the Arrow files that `datasets` made of the sources.
-        "files": {str(path.relative_to(raw)): sha256(path) for path in sorted((raw / "cache").rglob("*.arrow"))},
-        "fingerprint": fingerprint({name: sha256(path) for name, path in sources.items()}),
-    }
-    _check_fingerprint(data, manifest, raw)
-    write_json(raw / MANIFEST, manifest)
-    return manifest
+    return commit
 
 
 def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
