@@ -92,18 +92,9 @@ def train(run: Run, data: Path, weights: Path, output: Path, observe: Observer |
 
     wall = time.perf_counter() - begin
     checkpoints += save(engine, output / "model.safetensors", world)
-    memory, kind = peak_memory(world)
-    if world.main:
-        measured = {
-            "devices": [torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"],
-            "parameters": parameters,
-            "wall_seconds": wall,
-            "peak_memory_bytes": memory,
-            "peak_memory_kind": kind,
-            "checkpoints": checkpoints,
-            "data_fingerprint": read_json(data / "dataset.json", "data set", "prepare it")["fingerprint"],
-        }
-        write_json(output / "train.json", reports.train_report(run, log.records, measured).model_dump())
+    write_report(
+        run, world, log, data, output / "train.json", parameters=parameters, wall=wall, checkpoints=checkpoints
+    )
 
 
 def shared_loss(task: Task, model: torch.nn.Module, split: str, batch: order.Indices, world: World) -> torch.Tensor:
@@ -147,11 +138,24 @@ def save(engine: Engine, path: Path, world: World) -> int:
     return 1
 
 
-def peak_memory(world: World) -> tuple[list[int], str]:
-    """Peak bytes of each rank, and what they are: allocated on the GPU, or resident in the CPU process."""
-    if world.device.type == "cuda":
-        return world.gather(torch.cuda.max_memory_allocated()), "CUDA allocated"
-    return world.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024), "process RSS"
+def write_report(
+    run: Run, world: World, log: MetricsLog, data: Path, path: Path, *, parameters: int, wall: float, checkpoints: int
+) -> None:
+    """Write train.json (rank 0); a collective, as every rank's peak memory is in it."""
+    on_gpu = world.device.type == "cuda"
+    # On a CPU: what the whole process had resident, in KiB.
+    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    measured = {
+        "devices": [torch.cuda.get_device_name() if on_gpu else "cpu"],
+        "parameters": parameters,
+        "wall_seconds": wall,
+        "peak_memory_bytes": world.gather(peak),
+        "peak_memory_kind": "CUDA allocated" if on_gpu else "process RSS",
+        "checkpoints": checkpoints,
+        "data_fingerprint": read_json(data / "dataset.json", "data set", "prepare it")["fingerprint"],
+    }
+    if world.main:
+        write_json(path, reports.train_report(run, log.records, measured).model_dump())
 
 
 if __name__ == "__main__":
