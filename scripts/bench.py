@@ -55,7 +55,7 @@ def rules(folder: Path) -> pd.DataFrame:
         rule, *rest = path.relative_to(folder).with_suffix("").parts
         name = f"{rule} {rest[0]}" if rule == "train" else rule
         rows.append({"rule": name, "seconds": pd.read_csv(path, sep="\t").s.sum()})
-    return pd.DataFrame(rows).groupby("rule", as_index=False).seconds.agg(["count", "sum"]).reset_index()
+    return pd.DataFrame(rows).groupby("rule").seconds.agg(jobs="count", seconds="sum").reset_index()
 
 
 if __name__ == "__main__":

@@ -172,6 +172,9 @@ def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> dict[str, in
         raise UserError(f"{where}: `config` belongs to engine deepspeed; remove it or set the engine.")
     if strategy.cpu_offload and "dp_shard" not in degrees:
         raise UserError(f"{where}: cpu_offload needs dp_shard; set dp_shard to -1 or remove cpu_offload.")
+    if "dp_replicate" in degrees and "tp" in degrees and "dp_shard" not in degrees:
+        # DDP does not take the DTensors of tensor parallelism; HSDP with one shard does the same.
+        raise UserError(f"{where}: dp_replicate with tp needs dp_shard between them; add dp_shard: 1.")
     if any(degree != -1 and degree < 1 for degree in degrees.values()):
         raise UserError(f"{where}: a degree is a number from 1, or -1 for what is left; got {degrees}.")
     open_axes = [axis for axis, degree in degrees.items() if degree == -1]

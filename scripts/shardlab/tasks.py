@@ -1,6 +1,7 @@
 """Tasks: batches from the prepared arrays, the loss as a sum over targets, the metric people read."""
 
 import math
+from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ IGNORE = -100
 Batch = dict[str, Tensor]
 
 
-class Task:
+class Task(ABC):
     """Base of all tasks. Losses are sums: only the caller knows the global count of targets."""
 
     metric_name = ""
@@ -39,21 +40,21 @@ class Task:
         """Number of samples in a split."""
         return len(next(iter(self.arrays(split).values())))
 
+    @abstractmethod
     def targets(self, split: str, indices: Indices) -> int:
         """Number of targets, the loss's divisor, of these samples; needs no batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def batch(self, split: str, indices: Indices) -> Batch:
         """These samples as tensors on the device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """What the model says of a batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Loss summed over the targets: a scalar."""
-        raise NotImplementedError
 
     def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
         """The batch's part of the metric, summed over its samples."""

@@ -100,6 +100,7 @@ def test_bad_config_is_one_sentence_that_names_the_key(config, words):
         ({"dp_shard": 3}, ["do not divide the world of 2 ranks", "multiple of 3"]),
         ({"dp_replicate": 1}, ["do not divide the world"]),
         ({"dp_shard": -1, "dp_replicate": -1}, ["only one degree can be -1"]),
+        ({"dp_replicate": 1, "tp": 2}, ["needs dp_shard", "dp_shard: 1"]),
         ({"dp_shard": 0}, ["a degree is a number from 1"]),
         ({"dp_shard": -1, "tp": 4, "min_ranks_per_node": 6}, ["do not divide the world of 6"]),
         ({"dp_shard": -1, "tp": 8, "min_ranks_per_node": 8}, ["tp 8 does not divide heads 4", "1, 2, 4"]),

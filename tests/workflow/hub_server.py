@@ -10,6 +10,114 @@ from urllib.parse import parse_qs, unquote, urlsplit
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def hub(self):
+        return self.server.hub
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.route()
+
+    def do_GET(self):
+        self.route()
+
+    def do_POST(self):
+        length = int(self.headers.get("Content-Length", 0))
+        self.body = self.rfile.read(length)
+        self.route()
+
+    def route(self):
+        path = unquote(urlsplit(self.path).path)
+        self.hub.calls.append((self.command, path, self.headers.get("Range")))
+        for pattern, answer in (
+            (r"/api/datasets/([^/]+/[^/]+)(?:/revision/[^/]+)?", self.info),
+            (r"/api/datasets/([^/]+/[^/]+)/tree/[^/]+/?(.*)", self.tree),
+            (r"/api/datasets/([^/]+/[^/]+)/paths-info/[^/]+", self.paths_info),
+            (r"/datasets/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.file),
+        ):
+            match = re.fullmatch(pattern, path)
+            if match and match[1] in self.hub.repositories:
+                return answer(self.hub.repositories[match[1]], *match.groups())
+        return self.missing("RepoNotFound")
+
+    def info(self, files, name):
+        self.json(
+            {
+                "id": name,
+                "sha": self.hub.commit,
+                "siblings": [{"rfilename": path} for path in files],
+                "private": False,
+                "gated": False,
+                "tags": [],
+                "lastModified": "2026-01-01T00:00:00.000Z",
+            }
+        )
+
+    def tree(self, files, _, folder):
+        prefix = f"{folder}/" if folder else ""
+        inside = [path for path in files if path.startswith(prefix)]
+        if not inside:
+            return self.missing("EntryNotFound")
+        if parse_qs(urlsplit(self.path).query).get("recursive", ["false"])[0].lower() != "true":
+            below = {prefix + path.removeprefix(prefix).split("/")[0] for path in inside if "/" in path[len(prefix) :]}
+            inside = [path for path in inside if "/" not in path[len(prefix) :]]
+        else:
+            below = {path.rpartition("/")[0] for path in inside} - {"", folder}
+        folders = [{"type": "directory", "path": path, "oid": "0" * 40} for path in sorted(below)]
+        return self.json(folders + [self.entry(path, files[path]) for path in inside])
+
+    def paths_info(self, files, _):
+        asked = json.loads(self.body)["paths"]
+        self.json([self.entry(path, files[path]) for path in asked if path in files])
+
+    @staticmethod
+    def entry(path, data):
+        return {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+
+    def file(self, files, _, path):
+        if path not in files:
+            return self.missing("EntryNotFound")
+        data = files[path]
+        first = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(first[1]) if first else 0
+        self.send_response(206 if first else 200)
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("X-Repo-Commit", self.hub.commit)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(len(data) - start))
+        if first:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        if self.command == "HEAD":
+            return None
+        if path in self.hub.stalled:
+            self.hub.stalled.remove(path)
+            self.hub.closed.wait()
+        cut = self.hub.cut_after.pop(path, None)
+        self.wfile.write(data[start:cut])
+        self.close_connection = cut is not None
+        return None
+
+    def missing(self, code):
+        self.send_response(404)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def json(self, value):
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
 class Hub:
     """Repositories (name: {path: bytes}) served at ``url`` until ``close``; until then ``calls`` grows."""
 
@@ -23,7 +131,8 @@ class Hub:
         self.stalled = set()
         """Paths whose next GET stands still, once, until the hub is closed."""
         self.closed = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.hub = self
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
@@ -31,113 +140,3 @@ class Hub:
         self.closed.set()
         self.server.shutdown()
         self.server.server_close()
-
-    def _handler(hub):  # noqa: N805
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_):
-                pass
-
-            def do_HEAD(self):
-                self.route()
-
-            def do_GET(self):
-                self.route()
-
-            def do_POST(self):
-                length = int(self.headers.get("Content-Length", 0))
-                self.body = self.rfile.read(length)
-                self.route()
-
-            def route(self):
-                path = unquote(urlsplit(self.path).path)
-                hub.calls.append((self.command, path, self.headers.get("Range")))
-                for pattern, answer in (
-                    (r"/api/datasets/([^/]+/[^/]+)(?:/revision/[^/]+)?", self.info),
-                    (r"/api/datasets/([^/]+/[^/]+)/tree/[^/]+/?(.*)", self.tree),
-                    (r"/api/datasets/([^/]+/[^/]+)/paths-info/[^/]+", self.paths_info),
-                    (r"/datasets/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.file),
-                ):
-                    match = re.fullmatch(pattern, path)
-                    if match and match[1] in hub.repositories:
-                        return answer(hub.repositories[match[1]], *match.groups())
-                return self.missing("RepoNotFound")
-
-            def info(self, files, name):
-                self.json(
-                    {
-                        "id": name,
-                        "sha": hub.commit,
-                        "siblings": [{"rfilename": path} for path in files],
-                        "private": False,
-                        "gated": False,
-                        "tags": [],
-                        "lastModified": "2026-01-01T00:00:00.000Z",
-                    }
-                )
-
-            def tree(self, files, _, folder):
-                prefix = f"{folder}/" if folder else ""
-                inside = [path for path in files if path.startswith(prefix)]
-                if not inside:
-                    return self.missing("EntryNotFound")
-                if parse_qs(urlsplit(self.path).query).get("recursive", ["false"])[0].lower() != "true":
-                    below = {
-                        prefix + path.removeprefix(prefix).split("/")[0]
-                        for path in inside
-                        if "/" in path[len(prefix) :]
-                    }
-                    inside = [path for path in inside if "/" not in path[len(prefix) :]]
-                else:
-                    below = {path.rpartition("/")[0] for path in inside} - {"", folder}
-                folders = [{"type": "directory", "path": path, "oid": "0" * 40} for path in sorted(below)]
-                return self.json(folders + [self.entry(path, files[path]) for path in inside])
-
-            def paths_info(self, files, _):
-                asked = json.loads(self.body)["paths"]
-                self.json([self.entry(path, files[path]) for path in asked if path in files])
-
-            @staticmethod
-            def entry(path, data):
-                return {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-
-            def file(self, files, _, path):
-                if path not in files:
-                    return self.missing("EntryNotFound")
-                data = files[path]
-                first = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
-                start = int(first[1]) if first else 0
-                self.send_response(206 if first else 200)
-                self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-                self.send_header("X-Repo-Commit", hub.commit)
-                self.send_header("Accept-Ranges", "bytes")
-                self.send_header("Content-Length", str(len(data) - start))
-                if first:
-                    self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-                self.end_headers()
-                if self.command == "HEAD":
-                    return None
-                if path in hub.stalled:
-                    hub.stalled.remove(path)
-                    hub.closed.wait()
-                cut = hub.cut_after.pop(path, None)
-                self.wfile.write(data[start:cut])
-                self.close_connection = cut is not None
-                return None
-
-            def missing(self, code):
-                self.send_response(404)
-                self.send_header("X-Error-Code", code)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def json(self, value):
-                body = json.dumps(value).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        return Handler
