@@ -150,6 +150,11 @@ def _check_model(workload: Workload, name: str, args: dict[str, Any]) -> None:
 def _ranks(config: Config, strategy: Strategy, name: str, site: Site) -> tuple[int, int]:
     if strategy.engine == "torch" and all(getattr(strategy, axis) is None for axis in AXES):
         return 1, 1
+    if site.nodes_max and config.nodes > site.nodes_max:
+        raise UserError(
+            f"{name}: {config.nodes} nodes are asked for, but a run at site {config.site} can have "
+            f"{site.nodes_max}; set nodes to {site.nodes_max} or less, or choose another site."
+        )
     ranks = max(config.ranks_per_node, strategy.min_ranks_per_node)
     if site.ranks_per_node_max and ranks > site.ranks_per_node_max:
         raise UserError(

@@ -137,6 +137,7 @@ class Site(Strict):
     """Where runs take place: one file in config/sites."""
 
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu: gloo between ranks; cuda: nccl, one GPU a rank.")
+    nodes_max: PositiveInt | None = Field(None, description="Most nodes of a run (null: no limit).")
     ranks_per_node_max: PositiveInt | None = Field(
         None, description="Most ranks on a node, usually its GPUs (null: no limit)."
     )

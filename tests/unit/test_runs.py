@@ -13,6 +13,18 @@ def resolve(strategy="ddp", workload="llama2", **config):
     return runs.resolve(configs.load_config(config), strategy, workload)
 
 
+@pytest.fixture(autouse=True)
+def site(monkeypatch):
+    """A site without limits; returns a function that sets some."""
+
+    def limits(**values):
+        monkeypatch.setattr(configs, "load_site", lambda name: load(name).model_copy(update=unlimited | values))
+
+    load, unlimited = configs.load_site, {"nodes_max": None, "ranks_per_node_max": None}
+    limits()
+    return limits
+
+
 @pytest.fixture
 def strategy(monkeypatch):
     """Add a strategy entry for one test."""
@@ -116,6 +128,22 @@ def test_bad_strategy_is_one_sentence(strategy, entry, words):
         resolve("mine")
     for word in words:
         assert word in str(error.value)
+
+
+def test_no_more_ranks_than_the_site_has(site):
+    site(nodes_max=2, ranks_per_node_max=4)
+    assert resolve("fsdp_tp", nodes=2, ranks_per_node=4).world_size == 8
+    with pytest.raises(UserError, match=r"8 ranks per node are asked for.*ranks_per_node to 4 or less"):
+        resolve("fsdp", ranks_per_node=8)
+    with pytest.raises(UserError, match=r"3 nodes are asked for.*nodes to 2 or less"):
+        resolve("fsdp", nodes=3)
+    assert resolve("single", nodes=3).world_size == 1
+
+
+def test_local_is_one_node(monkeypatch):
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="site local can have 1"):
+        resolve("ddp", nodes=2)
 
 
 def test_tensor_parallel_stays_inside_a_node(strategy):
