@@ -13,7 +13,7 @@ from shardlab.errors import UserError
 # error in an input function comes with a traceback.
 try:
     CONFIG = configs.load_config(config)
-    RUNS, LEFT_OUT = runs.plan(CONFIG)
+    RUNS, _ = runs.plan(CONFIG)
     for target in sys.argv[1:]:
         if asked := re.match(
             r"results/(?!init/|logs/)(\w+)/(\w+)(?:\.done$|/)", target
