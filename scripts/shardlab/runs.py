@@ -37,7 +37,8 @@ def resolve(config: Config, strategy_name: str, workload_name: str) -> Run:
     size = _size(workload, config, workload_name)
     recipe = check(Recipe, size.recipe.model_dump(exclude_unset=True) | config.recipe, "config: recipe")
     data = _data(workload, config, size)
-    args = size.model | size.shape | _source(workload, config).shape
+    source = _source(workload, config)
+    args = size.model | source.model | size.shape | source.shape
     _check_model(workload, workload_name, args)
     nodes, ranks = _ranks(config, strategy, strategy_name, site)
     mesh = _mesh(strategy, strategy_name, nodes, ranks)

@@ -76,6 +76,7 @@ class DataSource(Strict):
     )
     reader: str = Field(pattern=r"^[a-z0-9_]+$", description="Module in scripts/shardlab/data that reads the samples.")
     shape: dict[str, Any] = Field(default={}, description="Facts of the data that the model's arguments must follow.")
+    model: dict[str, Any] = Field(default={}, description="Model arguments that differ with this data.")
     hub: HubSource | None = Field(None, description="Set for data from the hub; null for embedded data.")
 
 

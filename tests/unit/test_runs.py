@@ -197,6 +197,13 @@ def test_every_strategy_in_the_file_is_valid():
         assert isinstance(configs.load_strategy(name), Strategy)
 
 
+@pytest.mark.parametrize("size", ["small", "source"])
+@pytest.mark.parametrize("data", ["embedded", "hub"])
+def test_the_matrix_resolves_with_every_size_and_data(size, data):
+    planned, _ = runs.plan(configs.load_config({"size": size, "data": data}))
+    assert len(planned) == 39
+
+
 def test_sizes_of_the_sources_resolve():
     for workload in configs.names("workloads"):
         for data in ("embedded", "hub"):
