@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from shardlab import configs, reports, runs, settings
+from shardlab import configs, images, reports, runs, settings, sites
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
 
@@ -16,11 +16,19 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "config": settings.Config,
     "workload": settings.Workload,
     "strategy": settings.Strategy,
-    "site": settings.Site,
+    "site": sites.Site,
+    "image": images.ImageReport,
     "run": settings.Run,
     "train": reports.TrainReport,
     "test": reports.TestReport,
 }
+
+SITE_GROUPS: dict[str, type[BaseModel]] = {
+    "slurm": sites.Slurm,
+    "srun": sites.Srun,
+    "container": sites.Container,
+}
+"""Keys of a site that hold keys of their own."""
 
 
 def main() -> None:
@@ -51,11 +59,12 @@ def generated() -> dict[Path, str]:
         "size": settings.Size,
         "recipe": settings.Recipe,
         "strategy": settings.Strategy,
-        "site": settings.Site,
     }
     config_readme = configs.CONFIG / "README.md"
     files[config_readme] = fill(config_readme, {name: key_table(kind) for name, kind in tables.items()})
-    files[configs.ROOT / "README.md"] = fill(configs.ROOT / "README.md", {"matrix": matrix()})
+    files[configs.ROOT / "README.md"] = fill(
+        configs.ROOT / "README.md", {"matrix": matrix(), "site keys": key_table(sites.Site, SITE_GROUPS)}
+    )
     return files
 
 
@@ -71,10 +80,12 @@ def fill(path: Path, blocks: dict[str, str]) -> str:
     return text
 
 
-def key_table(kind: type[BaseModel]) -> str:
-    """Markdown table of a settings class: key, default, meaning."""
+def key_table(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None = None) -> str:
+    """Markdown table of a settings class: key, default, meaning; keys of its groups are written group.key."""
     lines = ["| key | default | meaning |", "| --- | --- | --- |"]
-    for name, field in kind.model_fields.items():
+    rows = [(name, field) for name, field in kind.model_fields.items() if name not in (groups or {})]
+    rows += [(f"{group}.{n}", field) for group, part in (groups or {}).items() for n, field in part.model_fields.items()]
+    for name, field in rows:
         default: Any = field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel):
             default = "see below"

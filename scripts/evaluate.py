@@ -11,7 +11,8 @@ from shardlab.data import order, store
 from shardlab.errors import run_program
 from shardlab.files import read_json, write_json
 from shardlab.reports import TestReport
-from shardlab.settings import Run, check, read_run
+from shardlab.schema import check
+from shardlab.settings import Run, read_run
 
 
 def main() -> None:

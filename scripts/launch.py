@@ -1,79 +1,134 @@
 #!/usr/bin/env python3
-"""Start the ranks of one run, wait for them, and write the .done file: the rule `train` is this line."""
+"""Start a stage's program where the site says: in a Slurm job, in the image, on all ranks of a run or in one process.
+
+The options that launch.py does not know are the program's own.
+"""
 
 import argparse
 import os
-import shlex
+import re
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from shardlab import launcher
+from shardlab.configs import ROOT
 from shardlab.data import store
-from shardlab.errors import run_program
+from shardlab.errors import UserError, run_program
 from shardlab.files import lock, write_text
+from shardlab.images import ImageReport, read_image
+from shardlab.launcher import Spread
 from shardlab.settings import Run, read_run
 
-TRAIN = Path(__file__).with_name("train.py")
+STAGES = {
+    "init": (["init.py"], Spread.ONE),
+    "train": (["train.py"], Spread.RANKS),
+    "evaluate": (["evaluate.py"], Spread.ONE),
+    "preflight_nodes": (["preflight.py", "nodes"], Spread.NODES),
+    "preflight_ranks": (["preflight.py", "ranks"], Spread.RANKS),
+}
+"""Stage: its program, and where that runs."""
 
 
 def main() -> int:
-    """Check what the run needs, start it, and say how it ended."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Check what the stage needs, start it, and say how it ended."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=STAGES, help="which program to start")
     parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
-    parser.add_argument("--weights", type=Path, required=True, help="initial weights")
-    parser.add_argument("--done", type=Path, required=True, help="written last, when everything else is")
-    parser.add_argument("--dry-run", action="store_true", help="print the command line and stop")
-    args = parser.parse_args()
+    parser.add_argument("--data", type=Path, help="folder of the prepared data set")
+    parser.add_argument("--image", type=Path, help="report of the image, where the site runs in one")
+    parser.add_argument("--done", type=Path, help="written last, when everything else is")
+    parser.add_argument("--dry-run", action="store_true", help="print the shell lines and stop")
+    args, others = parser.parse_known_args()
 
     run = read_run(args.settings)
-    output = args.settings.parent
-    command = [
-        *starter(run),
-        str(TRAIN),
-        f"--settings={args.settings}",
-        f"--data={args.data}",
-        f"--weights={args.weights}",
-        f"--output={output}",
-    ]
-    variables = environment(run)
-    print(" ".join(f"{key}={shlex.quote(value)}" for key, value in variables.items()), shlex.join(command), flush=True)
+    image = check_image(run, args.image)
+    (name, *words), spread = STAGES[args.stage]
+    program = [str(Path(__file__).with_name(name)), *words, f"--settings={args.settings}", *others]
+    if args.data:
+        program.append(f"--data={args.data}")
+    if args.stage == "train":
+        program += provenance(image)
+    script = launcher.script(run, program, image and image.path, spread)
+    print(script, flush=True)
     if args.dry_run:
         return 0
-    store.verify(args.data, run.data)
-    with lock(output / ".lock", "trained"):
+    check_place(run, image)
+    if args.done is None:
+        return start(script, f"{args.stage} of {run.workload}")
+    if args.data:
+        store.verify(args.data, run.data)
+    with lock(args.settings.parent / ".lock", "trained", still=in_queue):
         args.done.unlink(missing_ok=True)
-        status = subprocess.run(command, env=os.environ | variables).returncode
+        status = start(script, f"{run.strategy} x {run.workload}")
         if status == 0:
             write_text(args.done, time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
-        else:
-            print(
-                f"error: {run.strategy} x {run.workload} ended with status {status}; the reason stands above.",
-                file=sys.stderr,
-            )
         return status
 
 
-def starter(run: Run) -> list[str]:
-    """The words before the rank's program: plain Python for one rank, torchrun for several."""
-    if run.world_size == 1 and run.engine == "torch" and not run.mesh:
-        return [sys.executable]
-    # --standalone: a c10d rendezvous on a free port, so that runs at the same time do not meet.
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={run.ranks_per_node}"]
+def start(script: str, what: str) -> int:
+    """Run the lines; returns their status, and says so if it is not 0."""
+    status = subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL).returncode
+    if status:
+        print(f"error: {what} ended with status {status}; the reason stands above.", file=sys.stderr)
+    return status
 
 
-def environment(run: Run) -> dict[str, str]:
-    """What the ranks' environment has on top of this process's: no network, threads, the site's own."""
-    offline = {
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
-    # Snakemake sets all of these to the rule's threads, that is to the cores of all ranks together:
-    # every rank would start that many threads, and two ranks on two cores run six times slower.
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(run.site.cpus_per_rank))
-    return offline | threads | run.site.environment
+def check_image(run: Run, report: Path | None) -> ImageReport | None:
+    """The image to run in, or None for a site without one.
+
+    Raises:
+        UserError: the site runs in an image and none is given, or the image has gone.
+    """
+    if run.site.container is None:
+        return None
+    if report is None:
+        raise UserError(f"site {run.site_name} runs in an image; name its report with --image.")
+    return read_image(report)
+
+
+def check_place(run: Run, image: ImageReport | None) -> None:
+    """Whether this machine can start what the site starts.
+
+    Raises:
+        UserError: srun without a Slurm job, or a program that is not on the PATH.
+    """
+    if run.site.srun and "SLURM_JOB_ID" not in os.environ:
+        raise UserError(
+            f"site {run.site_name} starts ranks with srun, inside a Slurm job, and this is none; "
+            "run snakemake with --profile slurm, or choose site local."
+        )
+    command = run.site.container.command if run.site.container and image else None
+    if command and shutil.which(command) is None:
+        raise UserError(
+            f"there is no {command} on {os.uname().nodename}; load its module before snakemake, set container.command "
+            f"in config/sites/{run.site_name}.yaml to its path, or set config key container to off."
+        )
+
+
+def provenance(image: ImageReport | None) -> list[str]:
+    """Options of train.py that say what it runs from: it cannot see them from inside the image."""
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    words = []
+    try:
+        done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True)
+        words.append(f"--commit={done.stdout.strip()}")
+    except (OSError, subprocess.CalledProcessError):
+        pass
+    return words + ([f"--image-digest={image.sha256}"] if image else [])
+
+
+def in_queue(holder: str) -> bool:
+    """Whether a lock's holder is another Slurm job that has not ended: flock does not reach across every file system."""
+    job = re.fullmatch(r"Slurm job (\d+)", holder)
+    if job is None or job[1] == os.environ.get("SLURM_JOB_ID") or shutil.which("squeue") is None:
+        return False
+    queue = subprocess.run(
+        ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job[1]}"], capture_output=True, text=True
+    )
+    return queue.stdout.strip() in ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
 
 
 if __name__ == "__main__":

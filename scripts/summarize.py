@@ -13,7 +13,8 @@ from shardlab import configs, runs
 from shardlab.errors import run_program
 from shardlab.files import read_json, write_text
 from shardlab.reports import TestReport, TrainReport
-from shardlab.settings import Config, Run, check
+from shardlab.schema import check
+from shardlab.settings import Config, Run
 
 COLUMNS = [
     "strategy",

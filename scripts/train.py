@@ -3,9 +3,10 @@
 
 import argparse
 import math
+import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from shardlab.strategies import Engine
 from shardlab.tasks import Task
 
 Observer = Callable[[int, Engine], None]
+Origin = dict[str, str | None]
 
 
 def main() -> None:
@@ -30,17 +32,23 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
     parser.add_argument("--weights", type=Path, required=True, help="initial weights, the same for every strategy")
     parser.add_argument("--output", type=Path, required=True, help="folder for weights, metrics and train.json")
+    parser.add_argument("--commit", help="commit of the working tree, for train.json")
+    parser.add_argument("--image-digest", help="SHA-256 of the image that this runs in, for train.json")
     args = parser.parse_args()
 
     run = read_run(args.settings)
     distributed.start(run.site.device)
-    train(run, args.data, args.weights, args.output)
+    origin = {"git_commit": args.commit, "image_digest": args.image_digest}
+    train(run, args.data, args.weights, args.output, origin)
     distributed.finish()
 
 
-def train(run: Run, data: Path, weights: Path, output: Path, observe: Observer | None = None) -> None:
+def train(
+    run: Run, data: Path, weights: Path, output: Path, origin: Origin, observe: Observer | None = None
+) -> None:
     """Train ``run`` on this rank and write its files to ``output`` (rank 0).
 
+    ``origin`` is what the report says of the code and the image that this runs from.
     ``observe(step, engine)`` is called between backward and update, on every rank.
 
     Raises:
@@ -92,9 +100,8 @@ def train(run: Run, data: Path, weights: Path, output: Path, observe: Observer |
 
     wall = time.perf_counter() - begin
     checkpoints += save(engine, output / "model.safetensors", world)
-    write_report(
-        run, world, log, data, output / "train.json", parameters=parameters, wall=wall, checkpoints=checkpoints
-    )
+    figures = {"parameters": parameters, "wall_seconds": wall, "checkpoints": checkpoints}
+    write_report(run, world, log, data, output / "train.json", origin | figures)
 
 
 def shared_loss(task: Task, model: torch.nn.Module, split: str, batch: order.Indices, world: World) -> torch.Tensor:
@@ -139,19 +146,18 @@ def save(engine: Engine, path: Path, world: World) -> int:
 
 
 def write_report(
-    run: Run, world: World, log: MetricsLog, data: Path, path: Path, *, parameters: int, wall: float, checkpoints: int
+    run: Run, world: World, log: MetricsLog, data: Path, path: Path, figures: Mapping[str, str | float | None]
 ) -> None:
-    """Write train.json (rank 0); a collective, as every rank's peak memory is in it."""
+    """Write train.json (rank 0); a collective, as every rank's host and peak memory are in it."""
     on_gpu = world.device.type == "cuda"
     # On a CPU: what the whole process had resident, in KiB.
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     measured = {
+        **figures,
+        "hosts": world.gather(os.uname().nodename),
         "devices": [torch.cuda.get_device_name() if on_gpu else "cpu"],
-        "parameters": parameters,
-        "wall_seconds": wall,
         "peak_memory_bytes": world.gather(peak),
         "peak_memory_kind": "CUDA allocated" if on_gpu else "process RSS",
-        "checkpoints": checkpoints,
         "data_fingerprint": read_json(data / "dataset.json", "data set", "prepare it")["fingerprint"],
     }
     if world.main:

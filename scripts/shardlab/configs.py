@@ -9,7 +9,9 @@ from typing import Any
 import yaml
 
 from shardlab.errors import UserError, unknown
-from shardlab.settings import Config, Recipe, Site, Strategy, Workload, check
+from shardlab.schema import check
+from shardlab.settings import Config, Recipe, Strategy, Workload
+from shardlab.sites import Site
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "config"
@@ -55,7 +57,7 @@ def load_config(values: dict[str, Any]) -> Config:
         load_workload(name)
     for name in config.strategies:
         load_strategy(name)
-    load_site(config.site)
+    load_site(config)
     return config
 
 
@@ -76,9 +78,23 @@ def load_strategy(name: str) -> Strategy:
     return check(Strategy, strategies[name] or {}, f"config/strategies.yaml: {name}")
 
 
-@cache
-def load_site(name: str) -> Site:
-    """The site of that name, checked."""
+def load_site(config: Config) -> Site:
+    """The site of a configuration, with the configuration's own settings put over the file's, checked."""
+    name = config.site
     if name not in names("sites"):
         raise unknown("site", name, names("sites"), "config/sites")
-    return check(Site, read_yaml(CONFIG / "sites" / f"{name}.yaml"), f"config/sites/{name}.yaml")
+    values = read_yaml(CONFIG / "sites" / f"{name}.yaml")
+    check(Site, values, f"config/sites/{name}.yaml")
+    over = config.site_settings
+    if config.container is not None:
+        over = _merged(over, {"container": {"enabled": config.container}})
+    return check(Site, _merged(values, over), "config: site_settings")
+
+
+def _merged(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``over`` put over ``values``, key by key also inside groups of keys."""
+    both = {
+        key: _merged(values[key], value) if isinstance(value, dict) and isinstance(values.get(key), dict) else value
+        for key, value in over.items()
+    }
+    return values | both

@@ -4,6 +4,7 @@ import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardlab.errors import UserError
 from shardlab.settings import Run
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,13 @@ class World:
             value = value / (self.size // self.data_size)
         return value
 
-    def gather(self, value: int) -> list[int]:
+    def gather(self, value: T) -> list[T]:
         """The values of all ranks, in rank order."""
         if self.size == 1:
             return [value]
-        values = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
-        dist.all_gather(values, torch.tensor([value], device=self.device))
-        return [int(each) for each in values]
+        values: list[T] = [value] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
 
 def start(device_name: str, timeout_seconds: int = 600) -> None:

@@ -69,25 +69,34 @@ def read_json(path: Path, what: str, remedy: str) -> Any:
 
 
 @contextmanager
-def lock(path: Path, doing: str) -> Iterator[None]:
+def lock(path: Path, doing: str, still: Callable[[str], bool] = lambda holder: False) -> Iterator[None]:
     """Hold the lock file of a folder; it goes with this process, however that ends.
+
+    ``still(holder)`` says whether the last holder that left its name is at work yet, for file systems that do
+    not carry locks from one machine to another.
 
     Raises:
         UserError: another process holds it; ``doing`` says what for (trained, downloaded).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
+        free = True
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            file.seek(0)
-            holder = file.read().strip()
+            free = False
+        file.seek(0)
+        holder = file.read().strip()
+        if not free or (holder and still(holder)):
             raise UserError(f"{path.parent} is being {doing} by {holder}; wait for it or end it.") from None
         file.truncate(0)
         job = os.environ.get("SLURM_JOB_ID")
         file.write(f"Slurm job {job}" if job else f"process {os.getpid()} on {os.uname().nodename}")
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            file.truncate(0)
 
 
 def sha256(path: Path) -> str:

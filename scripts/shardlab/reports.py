@@ -3,17 +3,13 @@
 import os
 import platform
 import statistics
-import subprocess
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from shardlab.settings import Run, Strict
-
-ROOT = Path(__file__).resolve().parents[2]
-
+from shardlab.schema import Strict
+from shardlab.settings import Run
 
 class TrainReport(Strict):
     """train.json: how a run went. A figure that was not measured is null."""
@@ -24,6 +20,7 @@ class TrainReport(Strict):
     mesh: dict[str, int] = Field(description="Mesh axis: degree; empty for one rank.")
     world_size: int = Field(description="Ranks.")
     nodes: int = Field(description="Nodes.")
+    hosts: list[str] = Field(description="Host name of each rank.")
     devices: list[str] = Field(description="Kinds of device that the ranks used.")
     parameters: int = Field(description="Trainable values of the whole model.")
     steps: int = Field(description="Optimizer steps.")
@@ -46,7 +43,7 @@ class TrainReport(Strict):
     image_digest: str | None = Field(None, description="SHA-256 of the container image; null without one.")
     data_fingerprint: str = Field(description="Fingerprint of the prepared data set.")
     slurm_job_id: str | None = Field(description="Slurm job; null without Slurm.")
-    git_commit: str | None = Field(description="Commit of the working tree, with -dirty if changed.")
+    git_commit: str | None = Field(None, description="Commit of the working tree, with -dirty if changed.")
     versions: dict[str, str] = Field(description="Versions of what took part.")
 
 
@@ -104,21 +101,6 @@ def _provenance() -> dict[str, Any]:
     packages = ("torch", "deepspeed", "numpy", "safetensors")
     return {
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
-        "git_commit": _git_commit(),
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
     }
-
-
-def _git_commit() -> str | None:
-    try:
-        describe = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return describe.stdout.strip()

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardlab import configs
 from shardlab.errors import Unsupported, UserError, choices, unknown
+from shardlab.schema import check
 from shardlab.settings import (
     AXES,
     Config,
@@ -17,12 +18,11 @@ from shardlab.settings import (
     Model,
     Recipe,
     Run,
-    Site,
     Size,
     Strategy,
     Workload,
-    check,
 )
+from shardlab.sites import Exec, Place
 
 
 def resolve(config: Config, strategy_name: str, workload_name: str) -> Run:
@@ -33,7 +33,7 @@ def resolve(config: Config, strategy_name: str, workload_name: str) -> Run:
         UserError: something does not fit; the sentence names the key and what would.
     """
     strategy, workload = configs.load_strategy(strategy_name), configs.load_workload(workload_name)
-    site = configs.load_site(config.site)
+    site = configs.load_site(config).place()
     size = _size(workload, config, workload_name)
     recipe = check(Recipe, size.recipe.model_dump(exclude_unset=True) | config.recipe, "config: recipe")
     data = _data(workload, config, size)
@@ -76,8 +76,13 @@ def config_of(config: Config, run: Run) -> Config:
 
     What is left out (the other workloads, ranks that this run does not have) can change without this one.
     """
+    place = config.site_settings.keys() & Place.model_fields.keys()
+    settings = {key: config.site_settings[key] for key in sorted(place - {"container"})}
+    inside = {key: value for key, value in config.site_settings.get("container", {}).items() if key in Exec.model_fields}
     return Config(
         site=run.site_name,
+        site_settings=settings | ({"container": inside} if inside else {}),
+        container=run.site.container is not None,
         data="hub" if run.data.hub else "embedded",
         size=run.size,
         nodes=run.nodes,
@@ -148,7 +153,7 @@ def _check_model(workload: Workload, name: str, args: dict[str, Any]) -> None:
             )
 
 
-def _ranks(config: Config, strategy: Strategy, name: str, site: Site) -> tuple[int, int]:
+def _ranks(config: Config, strategy: Strategy, name: str, site: Place) -> tuple[int, int]:
     if strategy.engine == "torch" and all(getattr(strategy, axis) is None for axis in AXES):
         return 1, 1
     if site.nodes_max and config.nodes > site.nodes_max:

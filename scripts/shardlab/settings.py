@@ -1,26 +1,20 @@
-"""The settings, typed: one definition each for config, workload, strategy, site and run.
+"""The settings, typed: one definition each for config, workload, strategy and run (sites: sites.py).
 
-``scripts/schemas.py`` writes the JSON schemas in ``workflow/schemas/`` from these classes, and the
+``scripts/docs.py`` writes the JSON schemas in ``workflow/schemas/`` from these classes, and the
 YAML files under ``config/`` are checked against them. Pure Python: importing this loads no torch.
 """
 
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from shardlab.errors import UserError, choices
 from shardlab.files import read_json
+from shardlab.schema import Strict, check
+from shardlab.sites import Place
 
 AXES = ("dp_replicate", "dp_shard", "tp")
 """Mesh axes, outermost first, so that tensor-parallel groups are neighbouring ranks of one node."""
-
-
-class Strict(BaseModel):
-    """Base of all settings: unknown keys are errors, values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Recipe(Strict):
@@ -134,18 +128,6 @@ class Strategy(Strict):
     )
 
 
-class Site(Strict):
-    """Where runs take place: one file in config/sites."""
-
-    device: Literal["cpu", "cuda"] = Field("cpu", description="cpu: gloo between ranks; cuda: nccl, one GPU a rank.")
-    nodes_max: PositiveInt | None = Field(None, description="Most nodes of a run (null: no limit).")
-    ranks_per_node_max: PositiveInt | None = Field(
-        None, description="Most ranks on a node, usually its GPUs (null: no limit)."
-    )
-    cpus_per_rank: PositiveInt = Field(1, description="CPU cores, and OMP threads, of each rank.")
-    environment: dict[str, str] = Field(default={}, description="Environment variables of the ranks.")
-
-
 class Config(Strict):
     """config/config.yaml: what to run."""
 
@@ -160,6 +142,12 @@ class Config(Strict):
         description="Strategies of the target `all`, from config/strategies.yaml.",
     )
     site: str = Field("local", description="Where it runs: a file in config/sites.")
+    site_settings: dict[str, Any] = Field(
+        default={}, description="Overrides for the site's keys, such as {slurm: {account: my_project}}."
+    )
+    container: bool | None = Field(
+        None, description="on: all that needs PyTorch runs inside the image; off: it does not; null: as the site says."
+    )
     data: Literal["embedded", "hub"] = Field(
         "embedded", description="embedded: needs no network; hub: the source's own data sets."
     )
@@ -208,7 +196,7 @@ class Run(Strict):
     model: Model = Field(description="Model.")
     data: DataSet = Field(description="Data set.")
     recipe: Recipe = Field(description="How it is trained.")
-    site: Site = Field(description="Where it runs.")
+    site: Place = Field(description="Where it runs.")
     site_name: str = Field(description="Name of the site.")
 
     @property
@@ -227,32 +215,6 @@ class Run(Strict):
         return self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
 
 
-S = TypeVar("S", bound=BaseModel)
-
-
-def check(kind: type[S], value: Any, where: str) -> S:
-    """Make a settings object of ``value``.
-
-    Raises:
-        UserError: a key is unknown or a value is wrong; names the first one and what would work.
-    """
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "the whole"
-        if first["type"] == "extra_forbidden":
-            known = _keys(kind, first["loc"][:-1])
-            close = get_close_matches(str(first["loc"][-1]), known, n=1)
-            hint = f"did you mean `{close[0]}`? " if close else ""
-            known_text = f"Known keys: {choices(known)}." if known else ""
-            raise UserError(f"{where}: `{key}` is not a key; {hint}{known_text}") from None
-        if first["type"] == "missing":
-            raise UserError(f"{where}: the key `{key}` is missing; add it.") from None
-        message = first["msg"][0].lower() + first["msg"][1:]
-        raise UserError(f"{where}: `{key}` is {first['input']!r}; {message}.") from None
-
-
 def read_run(path: Path) -> Run:
     """The frozen settings in a run.json.
 
@@ -260,16 +222,3 @@ def read_run(path: Path) -> Run:
         UserError: the file is missing, damaged or of another version.
     """
     return check(Run, read_json(path, "settings of the run", "make it with scripts/resolve.py"), str(path))
-
-
-def _keys(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """Keys that are known at ``location`` inside ``kind`` (empty where that is not a plain object)."""
-    schema = kind.model_json_schema()
-    node = schema
-    for part in location:
-        node = node.get("properties", {}).get(str(part)) or node.get("additionalProperties", {})
-        options = [node, *node.get("anyOf", [])]
-        reference = next((o["$ref"] for o in options if isinstance(o, dict) and "$ref" in o), None)
-        if reference:
-            node = schema["$defs"][reference.rsplit("/", 1)[1]]
-    return list(node.get("properties", {}))

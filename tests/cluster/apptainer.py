@@ -2,8 +2,13 @@
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from shardlab import debian
 
 HOME = Path("/opt/shardlab-apptainer")
 PROGRAM = HOME / "usr/bin/apptainer"
@@ -51,7 +56,7 @@ def _download(folder: Path, *packages: str) -> list[Path]:
         (folder / name).mkdir(parents=True)
     folder.chmod(0o755)
     sources = folder / "sources.list"
-    sources.write_text(f"deb {mirror()} unstable main\n")
+    sources.write_text(f"deb {debian.mirror()} unstable main\n")
     places = {
         "Dir::Etc::sourcelist": sources,
         "Dir::Etc::sourceparts": "/dev/null",
@@ -65,14 +70,3 @@ def _download(folder: Path, *packages: str) -> list[Path]:
     subprocess.run([*apt, "update"], check=True)
     subprocess.run([*apt, "download", *packages], check=True, cwd=folder / "packages")
     return sorted((folder / "packages").glob("*.deb"))
-
-
-def mirror() -> str:
-    """Address of the Debian mirror that the host's own apt settings name."""
-    listed = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Origin: Debian"],
-        check=True,
-        text=True,
-        capture_output=True,
-    )
-    return listed.stdout.split("\n", 1)[0]

@@ -47,7 +47,8 @@ def launch(tmp_path, tiny_data):
         folder = tmp_path / strategy / "mlp"
         write_json(folder / "run.json", run.model_dump())
         paths = {"settings": folder / "run.json", "data": tiny_data / "mlp", "weights": tmp_path / "init.safetensors"}
-        return [f"--{key}={path}" for key, path in paths.items()] + [f"--done={folder}.done"], folder
+        options = [f"--{key}={path}" for key, path in paths.items()]
+        return ["train", *options, f"--output={folder}", f"--done={folder}.done"], folder
 
     return arguments
 
@@ -56,9 +57,9 @@ def test_dry_run_prints_the_line_and_does_nothing(launch):
     arguments, folder = launch("fsdp_tp")
     done = program("launch.py", *arguments, "--dry-run")
     assert done.returncode == 0
-    assert "torch.distributed.run --standalone --nproc-per-node=4" in done.stdout
+    assert "torch.distributed.run --nproc-per-node=4 --standalone" in done.stdout
     assert "HF_HUB_OFFLINE=1" in done.stdout
-    assert "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1" in done.stdout
+    assert "export MKL_NUM_THREADS=1" in done.stdout
     assert [path.name for path in folder.iterdir()] == ["run.json"]
 
 

@@ -18,7 +18,7 @@ def site(monkeypatch):
     """A site without limits; returns a function that sets some."""
 
     def limits(**values):
-        monkeypatch.setattr(configs, "load_site", lambda name: load(name).model_copy(update=unlimited | values))
+        monkeypatch.setattr(configs, "load_site", lambda config: load(config).model_copy(update=unlimited | values))
 
     load, unlimited = configs.load_site, {"nodes_max": None, "ranks_per_node_max": None}
     limits()

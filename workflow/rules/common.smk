@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
-from shardlab import configs, runs
+from shardlab import configs, runs, slurm
 from shardlab.errors import UserError
 
 # Every mistake in the configuration or the targets ends the workflow here, before any job starts. The
@@ -13,6 +13,7 @@ from shardlab.errors import UserError
 # error in an input function comes with a traceback.
 try:
     CONFIG = configs.load_config(config)
+    SITE = configs.load_site(CONFIG)
     RUNS, _ = runs.plan(CONFIG)
     for target in sys.argv[1:]:
         if asked := re.match(
@@ -26,6 +27,11 @@ CONFIG_JSON = CONFIG.model_dump_json()
 
 # Rules run with the Python that runs Snakemake, also where its environment is not activated.
 shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; ")
+
+# Report of the image that runs take place in; empty for a site without one. `ancient`: a new image trains nothing again.
+IMAGE = []
+if SITE.container.enabled:
+    IMAGE = [ancient("containers/named.json" if SITE.container.image else "containers/train.json")]
 
 
 def run_of(wildcards):
@@ -47,3 +53,22 @@ def splits(wildcards):
     """The prepared samples of a run's data set."""
     folder = f"data/prepared/{run_of(wildcards).data.name}"
     return [f"{folder}/{name}.safetensors" for name in ("train", "validation", "test")]
+
+
+def job_resources(runtime=None, ranks=False):
+    """What a rule's jobs ask Slurm for: all ranks of their run, or one process."""
+
+    def asked(wildcards):
+        run = run_of(wildcards)
+        size = (run.nodes, run.ranks_per_node) if ranks else (1, 1)
+        return slurm.resources(SITE, *size, runtime)
+
+    return {
+        key: lambda wildcards, key=key: asked(wildcards)[key]
+        for key in slurm.resources(SITE, 1, 1)
+    }
+
+
+def preflight_resources():
+    """What a job asks for that looks at the nodes and ranks of the configuration."""
+    return slurm.resources(SITE, CONFIG.nodes, CONFIG.ranks_per_node, runtime=10)

@@ -7,6 +7,7 @@ rule evaluate_untrained:
         data=manifest,
         splits=splits,
         weights="results/init/{workload}.safetensors",
+        image=IMAGE,
     output:
         "results/init/{workload}.json",
     log:
@@ -16,14 +17,14 @@ rule evaluate_untrained:
     conda:
         "../../envs/train.yaml"
     resources:
-        mem_mb=2000,
-        runtime=30,
+        **job_resources(runtime=30),
     params:
+        image=[f"--image {path}" for path in IMAGE],
         data=subpath(input.data, parent=True),
     message:
         "Evaluating the initial weights of {wildcards.workload}"
     shell:
-        "python scripts/evaluate.py --settings {input.settings} --data {params.data}"
+        "python scripts/launch.py evaluate --settings {input.settings} {params.image} --data {params.data}"
         " --weights {input.weights} --output {output} > {log} 2>&1"
 
 
@@ -35,6 +36,7 @@ rule evaluate:
         weights="results/{strategy}/{workload}/model.safetensors",
         done="results/{strategy}/{workload}.done",
         untrained="results/init/{workload}.json",
+        image=IMAGE,
     output:
         "results/{strategy}/{workload}/test.json",
     log:
@@ -44,13 +46,13 @@ rule evaluate:
     conda:
         "../../envs/train.yaml"
     resources:
-        mem_mb=2000,
-        runtime=30,
+        **job_resources(runtime=30),
     params:
+        image=[f"--image {path}" for path in IMAGE],
         data=subpath(input.data, parent=True),
     message:
         "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
-        "python scripts/evaluate.py --settings {input.settings} --data {params.data}"
+        "python scripts/launch.py evaluate --settings {input.settings} {params.image} --data {params.data}"
         " --weights {input.weights} --untrained {input.untrained} --output {output}"
         " > {log} 2>&1"

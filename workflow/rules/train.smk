@@ -29,7 +29,8 @@ rule resolve:
 
 rule init:
     input:
-        "results/single/{workload}/run.json",
+        settings="results/single/{workload}/run.json",
+        image=IMAGE,
     output:
         "results/init/{workload}.safetensors",
     log:
@@ -39,12 +40,14 @@ rule init:
     conda:
         "../../envs/train.yaml"
     resources:
-        mem_mb=2000,
-        runtime=10,
+        **job_resources(runtime=10),
+    params:
+        image=[f"--image {path}" for path in IMAGE],
     message:
         "Drawing the initial weights of {wildcards.workload}"
     shell:
-        "python scripts/init.py --settings {input} --output {output} > {log} 2>&1"
+        "python scripts/launch.py init --settings {input.settings} {params.image}"
+        " --output {output} > {log} 2>&1"
 
 
 rule train:
@@ -53,6 +56,7 @@ rule train:
         data=manifest,
         splits=splits,
         weights="results/init/{workload}.safetensors",
+        image=IMAGE,
     output:
         weights="results/{strategy}/{workload}/model.safetensors",
         report="results/{strategy}/{workload}/train.json",
@@ -65,13 +69,14 @@ rule train:
         "../../envs/train.yaml"
     threads: lambda wildcards: run_of(wildcards).cpus_per_node
     resources:
-        nodes=lambda wildcards: run_of(wildcards).nodes,
-        mem_mb=lambda wildcards: 2000 * run_of(wildcards).ranks_per_node,
-        runtime=60,
+        **job_resources(ranks=True),
     params:
+        image=[f"--image {path}" for path in IMAGE],
         data=subpath(input.data, parent=True),
+        output=subpath(input.settings, parent=True),
     message:
         "Training {wildcards.workload} under {wildcards.strategy}"
     shell:
-        "python scripts/launch.py --settings {input.settings} --data {params.data}"
-        " --weights {input.weights} --done {output.done} > {log} 2>&1"
+        "python scripts/launch.py train --settings {input.settings} {params.image}"
+        " --data {params.data} --weights {input.weights} --output {params.output}"
+        " --done {output.done} > {log} 2>&1"

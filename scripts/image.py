@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Build the image that training runs in, or look at the one that the site names; write its report.
+
+Apptainer needs no root for it: --fakeroot. APPTAINER_TMPDIR and APPTAINER_CACHEDIR say where it works.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from shardlab import debian
+from shardlab.configs import ROOT
+from shardlab.errors import UserError, run_program
+from shardlab.files import sha256, write_json
+from shardlab.images import ImageReport
+from shardlab.schema import check
+from shardlab.sites import Container
+
+COMPRESSIONS = {"zstd": "-comp zstd -Xcompression-level 3", "gzip": "-comp gzip"}
+
+
+def main() -> None:
+    """Build or look, then report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--container", type=lambda text: check(Container, json.loads(text), "--container"),
+                        default=Container(), help="the site's `container` settings as JSON")
+    parser.add_argument("--definition", type=Path, default=ROOT / "containers/train.def")
+    parser.add_argument("--lock", type=Path, default=ROOT / "envs/train.txt", help="pinned requirements")
+    parser.add_argument("--wheelhouse", type=Path, default=ROOT / "containers/wheelhouse", help="folder of wheels")
+    parser.add_argument("--compression", choices=COMPRESSIONS, default="zstd", help="of the image's file system")
+    parser.add_argument("--clear", nargs="*", default=[], help="environment variables to remove before the build")
+    parser.add_argument("--output", type=Path, required=True, help="report to write; a built image lies beside it")
+    args = parser.parse_args()
+    command = args.container.command
+    if shutil.which(command) is None:
+        raise UserError(
+            f"there is no {command} on {os.uname().nodename}, which builds and starts the image; load its module, set "
+            "container.command in the site's file to its path, or set config key container to off."
+        )
+    for name in args.clear:
+        os.environ.pop(name, None)
+    facts: dict[str, str | float] = {}
+    image = Path(args.container.image or args.output.with_suffix(".sif"))
+    if args.container.image is None:
+        begin = time.monotonic()
+        build(command, image, args.definition, args.compression, build_arguments(args))
+        seconds = round(time.monotonic() - begin, 1)
+        facts = {"base": args.container.base, "compression": args.compression, "build_seconds": seconds}
+    elif not image.is_file():
+        raise UserError(f"there is no image {image}; set container.image in the site's file to one that is there, or "
+                        "to null, and the workflow builds one.")
+    report = ImageReport(path=image, sha256=sha256(image), bytes=image.stat().st_size, labels=labels(command, image),
+                         **facts)
+    write_json(args.output, report.model_dump(mode="json"))
+    print(f"{image}: {report.bytes / 1e6:.0f} MB, sha256 {report.sha256}")
+
+
+def build(command: str, image: Path, definition: Path, compression: str, values: dict[str, str]) -> None:
+    """Build under a temporary name, then rename.
+
+    Raises:
+        UserError: apptainer failed; its own words stand before that.
+    """
+    temporary = image.with_name(f".{image.name}.{os.getpid()}.tmp")
+    arguments = [word for key, value in values.items() for word in ("--build-arg", f"{key}={value}")]
+    words = [command, "build", "--force", "--fakeroot", "--mksquashfs-args", COMPRESSIONS[compression], *arguments]
+    # debootstrap is a program of administrators, whose folder is not on everybody's PATH.
+    environment = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    try:
+        if subprocess.run([*words, str(temporary), str(definition)], env=environment).returncode:
+            raise UserError(
+                f"{command} could not build {image}; its reason stands above. An image from elsewhere can be named "
+                "with container.image in the site's file."
+            )
+        temporary.replace(image)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def build_arguments(args: argparse.Namespace) -> dict[str, str]:
+    """What the definition file leaves open.
+
+    Raises:
+        UserError: the wheels were collected for another Python than the base has.
+    """
+    container = args.container
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if container.base == "debootstrap" and python != "3.11":
+        raise UserError(
+            f"base debootstrap is Debian 12 with Python 3.11, but the wheels are those of Python {python}; run "
+            "Snakemake with Python 3.11, or set container.base to docker."
+        )
+    mirror = container.mirror or (debian.mirror() if container.base == "debootstrap" else "none")
+    lock = args.lock.read_text(encoding="utf-8")
+    versions = dict(re.findall(r"^(torch|deepspeed)==(\S+)", lock, flags=re.MULTILINE))
+    describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+    return {
+        "base": container.base,
+        "python": python,
+        "mirror": mirror,
+        "wheelhouse": str(args.wheelhouse.resolve()),
+        "lock": str(args.lock.resolve()),
+        "commit": commit or "unknown",
+        "lock_sha256": sha256(args.lock),
+        "definition_sha256": sha256(args.definition),
+    } | versions
+
+
+def labels(command: str, image: Path) -> dict[str, str]:
+    """Labels of an image."""
+    inspect = subprocess.run([command, "inspect", "--json", str(image)], capture_output=True, text=True)
+    if inspect.returncode:
+        raise UserError(f"{command} cannot read {image}: {inspect.stderr.strip()}; is it an Apptainer image?")
+    return json.loads(inspect.stdout)["data"]["attributes"].get("labels") or {}
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Look at a site before anything long runs there: the login node, each node of a job, all ranks of a job.
+
+What is wrong is printed with what to change, and ends the program with status 1.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from shardlab.configs import ROOT
+from shardlab.errors import run_program
+from shardlab.files import read_json, write_json
+from shardlab.launcher import RENDEZVOUS
+from shardlab.settings import Run, read_run
+
+PACKAGES = ("torch", "deepspeed", "numpy", "safetensors", "tokenizers", "pydantic")
+SPACE = 2 * 2**30
+"""Bytes that should be free where results land: weights and metrics of a default matrix take a fraction of it."""
+PATIENCE = 60
+"""Seconds in which the nodes of a job have to find each other."""
+
+Findings = dict[str, Any]
+
+
+def main() -> int:
+    """Look, write what was found, print what is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports")
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of a run on the nodes to look at")
+    parser.add_argument("--output", type=Path, help="report to write")
+    parser.add_argument("--reports", type=Path, nargs="*", default=[], help="show: reports to print")
+    args = parser.parse_args()
+    run = read_run(args.settings)
+    if args.what == "show":
+        show(run, [read_json(path, "preflight report", "run preflight again") for path in args.reports])
+        return 0
+    found = {"login": login, "nodes": nodes, "ranks": ranks}[args.what](run)
+    if found is None:
+        return 0
+    for problem in found["problems"]:
+        print(f"wrong: {problem}", file=sys.stderr)
+    if found["problems"]:
+        return 1
+    write_json(args.output, found)
+    return 0
+
+
+def login(run: Run) -> Findings:
+    """The machine where Snakemake runs."""
+    problems = storage(ROOT / "results")
+    programs = ["sbatch", "squeue", "srun"] if run.site.srun else []
+    programs += [run.site.container.command] if run.site.container else []
+    for program in programs:
+        if shutil.which(program) is None:
+            problems.append(f"there is no {program} on {socket.gethostname()}; load its module, then try again")
+    return {"where": "login node", "host": socket.gethostname(), "python": platform.python_version(),
+            "problems": problems}
+
+
+def nodes(run: Run) -> Findings | None:
+    """One process a node. The first node writes the report of all, which it hears over the port of the rendezvous."""
+    found = one_node(run)
+    if run.nodes == 1:
+        return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
+    host, _, port = os.environ[RENDEZVOUS].rpartition(":")
+    if os.environ.get("SLURM_NODEID") != "0":
+        tell(host, int(port), found)
+        return None
+    others, missing = hear(int(port), run.nodes - 1)
+    problems = [problem for each in (found, *others) for problem in each["problems"]]
+    if missing:
+        problems.append(
+            f"{missing} of {run.nodes} nodes did not reach {host}:{port} within {PATIENCE} s; set srun.suffix, srun.domain "
+            "or srun.interface in the site's file so that nodes meet on a network that carries them, or "
+            "srun.port_first to a port that is open between nodes"
+        )
+    return {"where": "nodes", "nodes": [found, *others], "problems": problems}
+
+
+def one_node(run: Run) -> Findings:
+    """What this node has, from inside the image where the site has one."""
+    name = socket.gethostname()
+    problems = [f"{name}: {problem}" for problem in storage(ROOT / "results") + storage(Path(tempfile.gettempdir()), 2**26)]
+    versions: dict[str, str] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            problems.append(f"{name}: Python has no {package}; rebuild the image, or install envs/train.txt where there is none")
+    gpus: list[str] = []
+    if run.site.device == "cuda" and "torch" in versions:
+        import torch
+
+        gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        if len(gpus) < run.ranks_per_node:
+            problems.append(
+                f"{name}: PyTorch sees {len(gpus)} GPUs and the run needs {run.ranks_per_node}; check slurm.gpus and "
+                "container.flags (--nv, --rocm) in the site's file, or lower ranks_per_node"
+            )
+    return {
+        "host": name,
+        "python": platform.python_version(),
+        "versions": versions,
+        "gpus": gpus,
+        "slurm_gpus": os.environ.get("SLURM_GPUS_ON_NODE"),
+        "cores": len(os.sched_getaffinity(0)),
+        "problems": problems,
+    }
+
+
+def storage(folder: Path, space: int = SPACE) -> list[str]:
+    """Whether a folder can be written to and has ``space`` bytes free; one sentence for each thing that is wrong."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".preflight."):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return [f"{folder} cannot be written to ({error.strerror}); put it on a file system that all nodes can write to"]
+    if free < space:
+        return [f"{folder} has {free / 2**20:.0f} MiB free, and {space / 2**20:.0f} MiB should be; free some space there"]
+    return []
+
+
+def hear(port: int, others: int) -> tuple[list[Findings], int]:
+    """What the other nodes tell, and how many of them did not."""
+    heard: list[Findings] = []
+    end = time.monotonic() + PATIENCE
+    with socket.create_server(("", port), backlog=others) as server:
+        while len(heard) < others and (left := end - time.monotonic()) > 0:
+            server.settimeout(left)
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                break
+            with connection, connection.makefile() as file:
+                heard.append(json.loads(file.readline()))
+    return heard, others - len(heard)
+
+
+def tell(host: str, port: int, found: Findings) -> None:
+    """Send what this node found to the first one, which may start later."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        try:
+            with socket.create_connection((host, port), timeout=5) as connection:
+                connection.sendall(json.dumps(found).encode() + b"\n")
+                return
+        except OSError:
+            time.sleep(0.5)
+
+
+def ranks(run: Run) -> Findings | None:
+    """All ranks, started as a training run starts them: every collective gives the right numbers."""
+    from shardlab import distributed
+    from shardlab.collectives import wrong
+
+    distributed.start(run.site.device, timeout_seconds=PATIENCE)
+    world = distributed.world(run)
+    problems = [
+        f"{name} over {world.size} ranks gives wrong numbers; check the environment variables of NCCL in the site's file"
+        for name in wrong(world)
+    ]
+    hosts = world.gather(socket.gethostname())
+    return {"where": "ranks", "hosts": hosts, "problems": problems} if world.main else None
+
+
+def show(run: Run, reports: list[Findings]) -> None:
+    """Print what was found, for people."""
+    for report in reports:
+        for node in report.get("nodes", []):
+            print(f"node {node['host']}: Python {node['python']}, {node['cores']} cores, GPUs {node['gpus'] or 'none'} "
+                  f"(Slurm gave {node['slurm_gpus'] or 0})")
+            print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
+        if report["where"] == "ranks":
+            print(f"ranks on {', '.join(report['hosts'])}: all six collectives are correct")
+    print(f"preflight: site {run.site_name} is ready for {run.nodes} x {run.ranks_per_node} ranks.")
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,66 @@
+# The image: wheels with the login node's own pip settings, then Apptainer. A site can also name an image that is there.
+
+
+localrules:
+    wheelhouse,
+    image,
+    named_image,
+
+
+rule wheelhouse:
+    input:
+        "envs/train.txt",
+    output:
+        "containers/wheelhouse/wheels.json",
+    log:
+        "results/logs/wheelhouse.log",
+    benchmark:
+        "results/benchmarks/wheelhouse.tsv"
+    conda:
+        "../../envs/workflow.yaml"
+    message:
+        "Collecting the wheels of {input}"
+    shell:
+        "python scripts/wheelhouse.py --lock {input} --output {output} > {log} 2>&1"
+
+
+rule image:
+    input:
+        definition="containers/train.def",
+        lock="envs/train.txt",
+        wheels="containers/wheelhouse/wheels.json",
+    output:
+        "containers/train.json",
+    log:
+        "results/logs/image.log",
+    benchmark:
+        "results/benchmarks/image.tsv"
+    conda:
+        "../../envs/workflow.yaml"
+    params:
+        container=SITE.container.model_dump_json(include={"command", "base", "mirror"}),
+        variables=SITE.environment_clear,
+        wheelhouse=subpath(input.wheels, parent=True),
+    message:
+        "Building the image containers/train.sif"
+    shell:
+        "python scripts/image.py --container {params.container:q} --definition {input.definition}"
+        " --lock {input.lock} --wheelhouse {params.wheelhouse} --clear {params.variables}"
+        " --output {output} > {log} 2>&1"
+
+
+rule named_image:
+    output:
+        "containers/named.json",
+    log:
+        "results/logs/named_image.log",
+    benchmark:
+        "results/benchmarks/named_image.tsv"
+    conda:
+        "../../envs/workflow.yaml"
+    params:
+        container=SITE.container.model_dump_json(include={"command", "image"}),
+    message:
+        "Reading the image that the site names"
+    shell:
+        "python scripts/image.py --container {params.container:q} --output {output} > {log} 2>&1"

@@ -1,0 +1,86 @@
+# A look at the site before anything long: the login node, each node, all ranks. Reports are temporary: it looks anew.
+PREFLIGHT = "results/ddp/mlp/run.json"
+
+
+localrules:
+    preflight_login,
+    preflight,
+
+
+rule preflight_login:
+    input:
+        PREFLIGHT,
+    output:
+        temp("results/preflight/login.json"),
+    log:
+        "results/logs/preflight/login.log",
+    conda:
+        "../../envs/workflow.yaml"
+    message:
+        "Looking at the login node"
+    shell:
+        "python scripts/preflight.py login --settings {input} --output {output} > {log} 2>&1"
+
+
+rule preflight_nodes:
+    input:
+        settings=PREFLIGHT,
+        login="results/preflight/login.json",
+        image=IMAGE,
+    output:
+        temp("results/preflight/nodes.json"),
+    log:
+        "results/logs/preflight/nodes.log",
+    conda:
+        "../../envs/train.yaml"
+    retries: 0
+    resources:
+        **preflight_resources(),
+    params:
+        image=[f"--image {path}" for path in IMAGE],
+    message:
+        "Looking at the nodes"
+    shell:
+        "python scripts/launch.py preflight_nodes --settings {input.settings} {params.image}"
+        " --output {output} > {log} 2>&1"
+
+
+rule preflight_ranks:
+    input:
+        settings=PREFLIGHT,
+        nodes="results/preflight/nodes.json",
+        image=IMAGE,
+    output:
+        temp("results/preflight/ranks.json"),
+    log:
+        "results/logs/preflight/ranks.log",
+    conda:
+        "../../envs/train.yaml"
+    retries: 0
+    resources:
+        **preflight_resources(),
+    params:
+        image=[f"--image {path}" for path in IMAGE],
+    message:
+        "Trying the collectives over all ranks"
+    shell:
+        "python scripts/launch.py preflight_ranks --settings {input.settings} {params.image}"
+        " --output {output} > {log} 2>&1"
+
+
+rule preflight:
+    input:
+        settings=PREFLIGHT,
+        reports=[
+            "results/preflight/login.json",
+            "results/preflight/nodes.json",
+            "results/preflight/ranks.json",
+        ],
+    log:
+        "results/logs/preflight/show.log",
+    conda:
+        "../../envs/workflow.yaml"
+    message:
+        "Looking at site {CONFIG.site} is complete"
+    shell:
+        "python scripts/preflight.py show --settings {input.settings} --reports {input.reports} | tee {log}"
