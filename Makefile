@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint docs envs bench clean
+.PHONY: run test lint docs envs bench cluster-up cluster-down cluster-shell clean
 
 run: .venv/run
 	$(BIN)/snakemake --profile workflow/profiles/local all
@@ -34,6 +34,18 @@ envs: .venv/dev
 bench: .venv/run
 	$(BIN)/python scripts/bench.py
 
+# A Slurm cluster in a box, on a Debian machine, as root: NODES, GPUS (fake ones a node).
+NODES ?= 2
+GPUS ?= 4
+cluster-up:
+	$(PYTHON) tests/cluster/cluster.py up --nodes $(NODES) --gpus $(GPUS)
+
+cluster-down:
+	$(PYTHON) tests/cluster/cluster.py down
+
+cluster-shell:
+	$(PYTHON) tests/cluster/cluster.py shell
+
 clean:
 	git clean -fdXq
 
@@ -41,7 +53,12 @@ clean:
 	@$(PYTHON) scripts/check_python.py
 	$(PYTHON) -m venv .venv
 
-.venv/run: envs/workflow.txt envs/train.txt | .venv/bin/python
+# What a login node needs; PyTorch is in the image.
+.venv/login: envs/workflow.txt | .venv/bin/python
+	$(BIN)/pip install --quiet -r envs/workflow.txt
+	@touch $@
+
+.venv/run: envs/train.txt .venv/login
 	$(BIN)/pip install --quiet -r envs/workflow.txt -r envs/train.txt
 	@touch $@
 

@@ -84,7 +84,9 @@ def key_table(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None =
     """Markdown table of a settings class: key, default, meaning; keys of its groups are written group.key."""
     lines = ["| key | default | meaning |", "| --- | --- | --- |"]
     rows = [(name, field) for name, field in kind.model_fields.items() if name not in (groups or {})]
-    rows += [(f"{group}.{n}", field) for group, part in (groups or {}).items() for n, field in part.model_fields.items()]
+    rows += [
+        (f"{group}.{n}", field) for group, part in (groups or {}).items() for n, field in part.model_fields.items()
+    ]
     for name, field in rows:
         default: Any = field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel):

@@ -28,8 +28,12 @@ COMPRESSIONS = {"zstd": "-comp zstd -Xcompression-level 3", "gzip": "-comp gzip"
 def main() -> None:
     """Build or look, then report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--container", type=lambda text: check(Container, json.loads(text), "--container"),
-                        default=Container(), help="the site's `container` settings as JSON")
+    parser.add_argument(
+        "--container",
+        type=lambda text: check(Container, json.loads(text), "--container"),
+        default=Container(),
+        help="the site's `container` settings as JSON",
+    )
     parser.add_argument("--definition", type=Path, default=ROOT / "containers/train.def")
     parser.add_argument("--lock", type=Path, default=ROOT / "envs/train.txt", help="pinned requirements")
     parser.add_argument("--wheelhouse", type=Path, default=ROOT / "containers/wheelhouse", help="folder of wheels")
@@ -53,10 +57,13 @@ def main() -> None:
         seconds = round(time.monotonic() - begin, 1)
         facts = {"base": args.container.base, "compression": args.compression, "build_seconds": seconds}
     elif not image.is_file():
-        raise UserError(f"there is no image {image}; set container.image in the site's file to one that is there, or "
-                        "to null, and the workflow builds one.")
-    report = ImageReport(path=image, sha256=sha256(image), bytes=image.stat().st_size, labels=labels(command, image),
-                         **facts)
+        raise UserError(
+            f"there is no image {image}; set container.image in the site's file to one that is there, or "
+            "to null, and the workflow builds one."
+        )
+    report = ImageReport(
+        path=image, sha256=sha256(image), bytes=image.stat().st_size, labels=labels(command, image), **facts
+    )
     write_json(args.output, report.model_dump(mode="json"))
     print(f"{image}: {report.bytes / 1e6:.0f} MB, sha256 {report.sha256}")
 
@@ -100,7 +107,9 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
     lock = args.lock.read_text(encoding="utf-8")
     versions = dict(re.findall(r"^(torch|deepspeed)==(\S+)", lock, flags=re.MULTILINE))
     describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+    commit = (
+        subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+    )
     return {
         "base": container.base,
         "python": python,

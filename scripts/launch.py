@@ -8,6 +8,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -51,7 +52,7 @@ def main() -> int:
         program.append(f"--data={args.data}")
     if args.stage == "train":
         program += provenance(image)
-    script = launcher.script(run, program, image and image.path, spread)
+    script = launcher.script(run, program, image.path if image else None, spread)
     print(script, flush=True)
     if args.dry_run:
         return 0
@@ -69,7 +70,19 @@ def main() -> int:
 
 
 def start(script: str, what: str) -> int:
-    """Run the lines; returns their status, and says so if it is not 0."""
+    """Run the lines; returns their status, and says so if it is not 0.
+
+    Raises:
+        UserError: this process was asked to end while they ran; they are ended too.
+    """
+
+    def stop(*_: object) -> None:
+        raise UserError(
+            f"{what} was told to stop (SIGTERM): the job was cancelled, or it reached its time limit; if that, raise "
+            "slurm.runtime in the site's file."
+        )
+
+    signal.signal(signal.SIGTERM, stop)
     status = subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL).returncode
     if status:
         print(f"error: {what} ended with status {status}; the reason stands above.", file=sys.stderr)

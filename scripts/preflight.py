@@ -35,7 +35,9 @@ Findings = dict[str, Any]
 def main() -> int:
     """Look, write what was found, print what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports")
+    parser.add_argument(
+        "what", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports"
+    )
     parser.add_argument("--settings", type=Path, required=True, help="run.json of a run on the nodes to look at")
     parser.add_argument("--output", type=Path, help="report to write")
     parser.add_argument("--reports", type=Path, nargs="*", default=[], help="show: reports to print")
@@ -63,8 +65,12 @@ def login(run: Run) -> Findings:
     for program in programs:
         if shutil.which(program) is None:
             problems.append(f"there is no {program} on {socket.gethostname()}; load its module, then try again")
-    return {"where": "login node", "host": socket.gethostname(), "python": platform.python_version(),
-            "problems": problems}
+    return {
+        "where": "login node",
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "problems": problems,
+    }
 
 
 def nodes(run: Run) -> Findings | None:
@@ -90,13 +96,17 @@ def nodes(run: Run) -> Findings | None:
 def one_node(run: Run) -> Findings:
     """What this node has, from inside the image where the site has one."""
     name = socket.gethostname()
-    problems = [f"{name}: {problem}" for problem in storage(ROOT / "results") + storage(Path(tempfile.gettempdir()), 2**26)]
+    problems = [
+        f"{name}: {problem}" for problem in storage(ROOT / "results") + storage(Path(tempfile.gettempdir()), 2**26)
+    ]
     versions: dict[str, str] = {}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            problems.append(f"{name}: Python has no {package}; rebuild the image, or install envs/train.txt where there is none")
+            problems.append(
+                f"{name}: Python has no {package}; rebuild the image, or install envs/train.txt where there is none"
+            )
     gpus: list[str] = []
     if run.site.device == "cuda" and "torch" in versions:
         import torch
@@ -125,9 +135,13 @@ def storage(folder: Path, space: int = SPACE) -> list[str]:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".preflight."):
             free = shutil.disk_usage(folder).free
     except OSError as error:
-        return [f"{folder} cannot be written to ({error.strerror}); put it on a file system that all nodes can write to"]
+        return [
+            f"{folder} cannot be written to ({error.strerror}); put it on a file system that all nodes can write to"
+        ]
     if free < space:
-        return [f"{folder} has {free / 2**20:.0f} MiB free, and {space / 2**20:.0f} MiB should be; free some space there"]
+        return [
+            f"{folder} has {free / 2**20:.0f} MiB free, and {space / 2**20:.0f} MiB should be; free some space there"
+        ]
     return []
 
 
@@ -167,7 +181,7 @@ def ranks(run: Run) -> Findings | None:
     distributed.start(run.site.device, timeout_seconds=PATIENCE)
     world = distributed.world(run)
     problems = [
-        f"{name} over {world.size} ranks gives wrong numbers; check the environment variables of NCCL in the site's file"
+        f"{name} over {world.size} ranks gives wrong numbers; check NCCL's environment variables in the site's file"
         for name in wrong(world)
     ]
     hosts = world.gather(socket.gethostname())
@@ -178,8 +192,10 @@ def show(run: Run, reports: list[Findings]) -> None:
     """Print what was found, for people."""
     for report in reports:
         for node in report.get("nodes", []):
-            print(f"node {node['host']}: Python {node['python']}, {node['cores']} cores, GPUs {node['gpus'] or 'none'} "
-                  f"(Slurm gave {node['slurm_gpus'] or 0})")
+            print(
+                f"node {node['host']}: Python {node['python']}, {node['cores']} cores, GPUs {node['gpus'] or 'none'} "
+                f"(Slurm gave {node['slurm_gpus'] or 0})"
+            )
             print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
         if report["where"] == "ranks":
             print(f"ranks on {', '.join(report['hosts'])}: all six collectives are correct")

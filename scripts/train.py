@@ -43,9 +43,7 @@ def main() -> None:
     distributed.finish()
 
 
-def train(
-    run: Run, data: Path, weights: Path, output: Path, origin: Origin, observe: Observer | None = None
-) -> None:
+def train(run: Run, data: Path, weights: Path, output: Path, origin: Origin, observe: Observer | None = None) -> None:
     """Train ``run`` on this rank and write its files to ``output`` (rank 0).
 
     ``origin`` is what the report says of the code and the image that this runs from.
@@ -101,7 +99,7 @@ def train(
     wall = time.perf_counter() - begin
     checkpoints += save(engine, output / "model.safetensors", world)
     figures = {"parameters": parameters, "wall_seconds": wall, "checkpoints": checkpoints}
-    write_report(run, world, log, data, output / "train.json", origin | figures)
+    write_report(run, world, log, data, output / "train.json", {**origin, **figures})
 
 
 def shared_loss(task: Task, model: torch.nn.Module, split: str, batch: order.Indices, world: World) -> torch.Tensor:

@@ -21,7 +21,18 @@ def main() -> None:
     new = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     # `wheel`, not `download`: what comes as source is built here, so that the image needs no index for that either.
-    collect = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517", "-r", str(args.lock), "--wheel-dir", str(new)]
+    collect = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--use-pep517",
+        "-r",
+        str(args.lock),
+        "--wheel-dir",
+        str(new),
+    ]
     if subprocess.run(collect).returncode:
         shutil.rmtree(new, ignore_errors=True)
         raise UserError(f"pip could not collect the packages of {args.lock}; its reason stands above.")

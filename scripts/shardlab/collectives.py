@@ -61,7 +61,7 @@ def _all_reduce(world: World) -> bool:
 
 def _reduce_scatter(world: World) -> bool:
     received = torch.empty(1, device=world.device)
-    dist.reduce_scatter_tensor(received, _mine(world))
+    dist.reduce_scatter(received, list(_mine(world).split(1)))
     return torch.equal(received, _all(world).sum(0)[world.rank : world.rank + 1])
 
 

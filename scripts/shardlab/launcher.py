@@ -29,7 +29,9 @@ def script(run: Run, program: list[str], image: Path | None, spread: Spread) -> 
     place = run.site
     nodes, per_node = (1, 1) if spread is Spread.ONE else (run.nodes, run.ranks_per_node)
     python = place.container.python if place.container and image else sys.executable
-    start = _torchrun(run, place, [python]) if spread is Spread.RANKS and _needs_torchrun(run) else [shlex.quote(python)]
+    start = (
+        _torchrun(run, place, [python]) if spread is Spread.RANKS and _needs_torchrun(run) else [shlex.quote(python)]
+    )
     words = [*_exec(place, image), *start, *map(shlex.quote, program)]
     lines = [f"unset {' '.join(place.environment_clear)}"] if place.environment_clear else []
     lines += [f"export {key}={shlex.quote(value)}" for key, value in environment(place).items()]
@@ -50,7 +52,7 @@ def script(run: Run, program: list[str], image: Path | None, spread: Spread) -> 
 def address(srun: Srun) -> str:
     """Shell expression for the address of the node that evaluates it, by the site's rule."""
     if srun.interface:
-        return f"$(ip -4 -o address show dev {srun.interface} | awk '{{split($4, a, \"/\"); print a[1]; exit}}')"
+        return f'$(ip -4 -br address show dev {srun.interface} | grep -m 1 -oE "[0-9.]+/" | tr -d /)'
     if srun.suffix or srun.domain:
         return f"$(hostname -s){srun.suffix}" + (f".{srun.domain}" if srun.domain else "")
     return "$(hostname)"

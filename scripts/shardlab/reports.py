@@ -11,6 +11,7 @@ from pydantic import Field
 from shardlab.schema import Strict
 from shardlab.settings import Run
 
+
 class TrainReport(Strict):
     """train.json: how a run went. A figure that was not measured is null."""
 

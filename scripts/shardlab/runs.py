@@ -78,7 +78,9 @@ def config_of(config: Config, run: Run) -> Config:
     """
     place = config.site_settings.keys() & Place.model_fields.keys()
     settings = {key: config.site_settings[key] for key in sorted(place - {"container"})}
-    inside = {key: value for key, value in config.site_settings.get("container", {}).items() if key in Exec.model_fields}
+    inside = {
+        key: value for key, value in config.site_settings.get("container", {}).items() if key in Exec.model_fields
+    }
     return Config(
         site=run.site_name,
         site_settings=settings | ({"container": inside} if inside else {}),
@@ -161,7 +163,7 @@ def _ranks(config: Config, strategy: Strategy, name: str, site: Place) -> tuple[
             f"{name}: {config.nodes} nodes are asked for, but a run at site {config.site} can have "
             f"{site.nodes_max}; set nodes to {site.nodes_max} or less, or choose another site."
         )
-    ranks = max(config.ranks_per_node, strategy.min_ranks_per_node)
+    ranks = max(config.ranks_per_node, -(-strategy.min_ranks // config.nodes))
     if site.ranks_per_node_max and ranks > site.ranks_per_node_max:
         raise UserError(
             f"{name}: {ranks} ranks per node are asked for, but a node of site {config.site} has "

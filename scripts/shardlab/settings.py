@@ -123,8 +123,8 @@ class Strategy(Strict):
     tp: int | None = Field(None, description="Degree of tensor parallelism; stays inside a node.")
     cpu_offload: bool = Field(False, description="FSDP only: keep shards and optimizer in CPU memory.")
     config: str | None = Field(None, description="DeepSpeed only: JSON file, from the project's root.")
-    min_ranks_per_node: PositiveInt = Field(
-        1, description="Raise config's ranks_per_node to this (2-D meshes need 4 ranks)."
+    min_ranks: PositiveInt = Field(
+        1, description="Raise config's ranks_per_node until the run has this many ranks (2-D meshes need 4)."
     )
 
 

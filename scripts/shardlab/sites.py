@@ -48,7 +48,9 @@ class Exec(Strict):
 class Container(Exec):
     """The image: built by the workflow, or the site's own."""
 
-    enabled: bool = Field(False, description="Run what needs PyTorch inside the image (config key `container` overrides).")
+    enabled: bool = Field(
+        False, description="Run what needs PyTorch inside the image (config key `container` overrides)."
+    )
     image: str | None = Field(None, description="Path of an image that is there (null: the workflow builds one).")
     base: Literal["docker", "debootstrap"] = Field(
         "docker", description="What the built image starts from: python:3.x-slim of Docker Hub, or Debian 12."

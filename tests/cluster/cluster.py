@@ -9,17 +9,16 @@ import argparse
 import os
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+
+from processes import HOME, birth, daemon, output, quiet, run, stop, wait
 
 import apptainer
 
-HOME = Path("/var/lib/shardlab-cluster")
 SLURM = Path("/etc/slurm")
 TEMPLATES = Path(__file__).with_name("etc")
 BRIDGE = "shardlab0"
@@ -27,11 +26,11 @@ NETWORK = "10.77.0"
 LOGIN = f"{NETWORK}.1"
 USER = "learner"
 ACCOUNT = "teaching"
-PACKAGES = (
-    "slurm-wlm slurmdbd mariadb-server munge iproute2 "
-    "squashfs-tools squashfuse fuse-overlayfs fuse3 uidmap debootstrap patchelf libseccomp2 libsqlite3-0 "
-    "python3-venv make"
-).split()
+PACKAGES = [
+    *("slurm-wlm", "slurmdbd", "mariadb-server", "munge", "iproute2"),
+    *("squashfs-tools", "squashfuse", "fuse-overlayfs", "fuse3", "uidmap", "debootstrap"),
+    *("patchelf", "libseccomp2", "libsqlite3-0", "python3-venv", "make"),
+]
 
 
 def main() -> None:
@@ -205,7 +204,9 @@ def network(nodes: int) -> None:
 def munge_files() -> list[str]:
     """Where munged keeps what it writes: not where a munged of the system would."""
     files = {"socket": "run/munge.socket", "pid-file": "run/munged.pid", "seed-file": "run/munge.seed"}
-    return [f"--{option}={HOME}/{path}" for option, path in (files | {"log-file": "log/munged.log"}).items()] + ["--force"]
+    return [f"--{option}={HOME}/{path}" for option, path in (files | {"log-file": "log/munged.log"}).items()] + [
+        "--force"
+    ]
 
 
 def database() -> None:
@@ -216,8 +217,12 @@ def database() -> None:
     daemon("mariadbd", "mariadbd", *options, "--innodb-buffer-pool-size=128M", user="mysql")
     client = ["mariadb", "--no-defaults", sock, "--user=root"]
     wait("MariaDB", lambda: quiet(*client, "-e", "select 1"))
-    run(*client, "-e", "create database slurm; create user slurm@localhost identified via unix_socket; "
-        "grant all on slurm.* to slurm@localhost")
+    run(
+        *client,
+        "-e",
+        "create database slurm; create user slurm@localhost identified via unix_socket; "
+        "grant all on slurm.* to slurm@localhost",
+    )
 
 
 def accounts() -> None:
@@ -247,66 +252,6 @@ def names(nodes: int) -> list[str]:
 def address(name: str) -> str:
     """Address of a node."""
     return f"{NETWORK}.{10 + int(name[1:])}"
-
-
-def daemon(name: str, *command: str, user: str | None = None, **environment: str) -> None:
-    """Start a program that stays, with its output in the log folder and its process id in the run folder."""
-    with (HOME / "log" / f"{name}.out").open("wb") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
-            user=user, group=user, extra_groups=[] if user else None,
-            env=os.environ | environment,
-        )
-    (HOME / "run" / f"{name}.ours").write_text(f"{process.pid} {birth(process.pid)}")
-
-
-def birth(pid: int) -> str | None:
-    """When a process started, in ticks since boot: with its number, its identity. None where it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else fields[19]
-
-
-def stop(pid: int, born: str | None) -> None:
-    """Ask a process to end, then make it; a process that only got its number later is left alone."""
-    for number, patience in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
-        end = time.monotonic() + patience
-        if born and birth(pid) == born:
-            os.kill(pid, number)
-        while born and birth(pid) == born and time.monotonic() < end:
-            time.sleep(0.05)
-
-
-def run(*command: str, **options: object) -> None:
-    """Run a command that must succeed."""
-    subprocess.run(command, check=True, **options)
-
-
-def output(*command: str) -> str:
-    """Standard output of a command, empty where it fails."""
-    return subprocess.run(command, text=True, capture_output=True).stdout
-
-
-def quiet(*command: str) -> bool:
-    """Whether a command succeeds."""
-    return subprocess.run(command, capture_output=True).returncode == 0
-
-
-def wait(what: str, ready: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until something is ready.
-
-    Raises:
-        SystemExit: it was not within ``seconds``; the logs are printed.
-    """
-    end = time.monotonic() + seconds
-    while not ready():
-        if time.monotonic() > end:
-            for log in sorted((HOME / "log").glob("*")):
-                print(f"--- {log}\n{log.read_text(errors='replace')[-2000:]}", file=sys.stderr)
-            sys.exit(f"error: {what} did not come up within {seconds:.0f} s; the logs stand above.")
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

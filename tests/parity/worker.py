@@ -29,7 +29,9 @@ def main(cases):
         build = strategies.build
         strategies.build = FAULTS.get(case["fault"], lambda build: build)(build)
         try:
-            train.train(run, Path(case["data"]), Path(case["weights"]), output, {}, observe=keep_first_gradients(output))
+            train.train(
+                run, Path(case["data"]), Path(case["weights"]), output, {}, observe=keep_first_gradients(output)
+            )
         finally:
             strategies.build = build
     distributed.finish()

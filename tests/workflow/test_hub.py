@@ -1,6 +1,5 @@
 """The hub path, with the real client against a small hub on loopback."""
 
-import io
 import os
 import random
 import shutil
@@ -8,50 +7,12 @@ import subprocess
 import sys
 import time
 
-import datasets
-import numpy as np
 import pytest
-from PIL import Image
 
 from conftest import ROOT
 from shardlab import configs, runs
+from workflow.hub_files import articles, environment, pictures, repository
 from workflow.hub_server import Hub
-
-README = """---
-configs:
-- config_name: {config}
-  data_files:
-{files}  default: true
----
-"""
-
-
-def parquet(columns):
-    """Bytes of a Parquet file as ``datasets`` writes it, with its types (pictures as Image) in the metadata."""
-    buffer = io.BytesIO()
-    datasets.Dataset.from_dict(columns).to_parquet(buffer)
-    return buffer.getvalue()
-
-
-def repository(config, splits):
-    """Files of a Parquet repository laid out as on the hub: config/split-00000-of-00001.parquet and a README."""
-    files = "".join(f"  - split: {split}\n    path: {config}/{split}-*\n" for split in splits)
-    paths = {f"{config}/{split}-00000-of-00001.parquet": parquet(columns) for split, columns in splits.items()}
-    return paths | {"README.md": README.format(config=config, files=files).encode()}
-
-
-def pictures(count):
-    pixels = np.random.default_rng(0).integers(0, 255, (count, 28, 28), dtype=np.uint8)
-    return {"image": [Image.fromarray(each) for each in pixels], "label": [i % 10 for i in range(count)]}
-
-
-def articles(count):
-    words = (ROOT / "README.md").read_text().split()
-    pick = random.Random(0).choices
-    return {
-        "document": [" ".join(pick(words, k=60)) for _ in range(count)],
-        "summary": [" ".join(pick(words, k=8 + i % 7)) for i in range(count)],
-    }
 
 
 @pytest.fixture
@@ -66,10 +27,6 @@ def hub():
     )
     yield server
     server.close()
-
-
-def environment(hub):
-    return {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 def program(name, data, *arguments, **variables):

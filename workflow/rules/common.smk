@@ -31,7 +31,11 @@ shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PAT
 # Report of the image that runs take place in; empty for a site without one. `ancient`: a new image trains nothing again.
 IMAGE = []
 if SITE.container.enabled:
-    IMAGE = [ancient("containers/named.json" if SITE.container.image else "containers/train.json")]
+    IMAGE = [
+        ancient(
+            "containers/named.json" if SITE.container.image else "containers/train.json"
+        )
+    ]
 
 
 def run_of(wildcards):

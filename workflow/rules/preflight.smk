@@ -31,9 +31,9 @@ rule preflight_nodes:
         temp("results/preflight/nodes.json"),
     log:
         "results/logs/preflight/nodes.log",
+    retries: 0
     conda:
         "../../envs/train.yaml"
-    retries: 0
     resources:
         **preflight_resources(),
     params:
@@ -54,9 +54,9 @@ rule preflight_ranks:
         temp("results/preflight/ranks.json"),
     log:
         "results/logs/preflight/ranks.log",
+    retries: 0
     conda:
         "../../envs/train.yaml"
-    retries: 0
     resources:
         **preflight_resources(),
     params:

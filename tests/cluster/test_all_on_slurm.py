@@ -1,0 +1,71 @@
+"""The default matrix through Slurm, in the image, as a user types it; then what the user does next with it."""
+
+import pandas as pd
+import pytest
+
+from shardlab import configs, runs
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture(scope="module")
+def finished(base):
+    """The project after `all`."""
+    base.snakemake("all", timeout=1700)
+    return base
+
+
+@pytest.fixture(scope="module")
+def summary(finished):
+    return pd.read_csv(finished.path / "results/summary.csv").set_index(["strategy", "workload"])
+
+
+def test_every_run_of_the_default_matrix_is_done_and_equal(summary):
+    planned, _ = runs.plan(configs.load_config(configs.read_yaml(configs.CONFIG / "config.yaml")))
+    assert set(summary.index) == {(run.strategy, run.workload) for run in planned}
+    assert set(summary.status) == {"done"}
+    assert summary.rel_diff.max() < 1e-4, summary.rel_diff.sort_values().tail(5)
+
+
+def test_every_report_names_its_job_node_and_image(finished, summary):
+    image = finished.json("containers/train.json")
+    for strategy, workload in summary.index:
+        report = finished.json(f"results/{strategy}/{workload}/train.json")
+        assert report["image_digest"] == image["sha256"]
+        assert report["slurm_job_id"].isdigit()
+        assert set(report["hosts"]) <= {"n1", "n2"}
+        assert len(report["hosts"]) == report["world_size"]
+
+
+def test_a_local_run_in_the_same_image_reaches_the_same_losses(finished, summary, learner):
+    config = ["site=local", "container=on", "strategies=[single]"]
+    config += [f"site_settings={{container: {{image: {finished.path}/containers/train.sif}}}}"]
+    learner.snakemake("all", config=config, profile="workflow/profiles/local")
+    local = pd.read_csv(learner.path / "results/summary.csv").set_index(["strategy", "workload"])
+    assert len(local) == 5
+    slurm = summary.test_loss.loc[local.index]
+    assert ((local.test_loss - slurm).abs() / slurm).max() < 1e-6
+    report = learner.json("results/single/mlp/train.json")
+    assert report["slurm_job_id"] is None
+    assert report["image_digest"] == finished.json("containers/train.json")["sha256"]
+
+
+def test_one_target_trains_just_that_one_again(finished):
+    def stamps():
+        return {path: path.stat().st_mtime_ns for path in (finished.path / "results").glob("*/*.done")}
+
+    before = stamps()
+    finished.snakemake("results/fsdp_tp/llama2.done", "--force")
+    changed = {path for path, stamp in stamps().items() if before[path] != stamp}
+    assert [path.relative_to(finished.path / "results").as_posix() for path in changed] == ["fsdp_tp/llama2.done"]
+    assert stamps().keys() == before.keys()
+
+
+def test_a_new_image_trains_nothing_again_and_a_changed_definition_builds_one(finished):
+    report = finished.path / "containers/train.json"
+    report.touch()
+    jobs = finished.snakemake("all", "--dry-run").stdout
+    assert "Training" not in jobs.replace("Training llama2 under fsdp_tp", "")
+    definition = finished.path / "containers/train.def"
+    definition.write_text(definition.read_text() + "\n")
+    assert "Building the image" in finished.snakemake("containers/train.json", "--dry-run").stdout

@@ -1,0 +1,127 @@
+"""Runs over several nodes: who runs where, what the nodes can reach, two at a time, and the look before."""
+
+import subprocess
+
+import pytest
+
+import cluster
+from conftest import now, sacct, snakemake, training_job
+from workflow.hub_files import articles, environment, repository
+from workflow.hub_server import Hub
+
+TWO = ["nodes=2"]
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_fsdp_tp_on_two_nodes_keeps_its_tensor_parallel_groups_inside_nodes(learner):
+    since = now()
+    learner.snakemake("results/fsdp_tp/llama2.done", config=TWO)
+    report = learner.json("results/fsdp_tp/llama2/train.json")
+    assert report["mesh"] == {"dp_shard": 2, "tp": 2}
+    jobs = sacct("JobID", "NNodes", "AllocTRES", "State", since=since)
+    job = next(row for row in jobs if row["JobID"] == report["slurm_job_id"])
+    assert (job["NNodes"], job["State"]) == ("2", "COMPLETED")
+    assert "gres/gpu=4" in job["AllocTRES"].split(",")
+    groups = [report["hosts"][start : start + 2] for start in (0, 2)]
+    assert all(len(set(group)) == 1 for group in groups), "a tensor-parallel group spans nodes"
+    assert {group[0] for group in groups} == {"n1", "n2"}
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_a_job_gets_the_gpus_of_its_ranks(learner, gpus):
+    since = now()
+    strategy = "single" if gpus == 1 else "ddp"
+    learner.snakemake(f"results/{strategy}/mlp.done", config=[f"ranks_per_node={gpus}"])
+    job = learner.json(f"results/{strategy}/mlp/train.json")["slurm_job_id"]
+    row = next(row for row in sacct("JobID", "AllocTRES", since=since) if row["JobID"] == job)
+    assert f"gres/gpu={gpus}" in row["AllocTRES"].split(",")
+
+
+def test_eight_gpus_and_a_job_without_any(learner):
+    since = now()
+    learner.snakemake("results/ddp/mlp.done", config=["nodes=2", "ranks_per_node=4"])
+    learner.snakemake("results/fsdp/mlp.done", config=["site_settings={slurm: {gpus: null}}"])
+    gpus = {row["JobID"]: row["AllocTRES"] for row in sacct("JobID", "AllocTRES", since=since)}
+    assert "gres/gpu=8" in gpus[learner.json("results/ddp/mlp/train.json")["slurm_job_id"]]
+    assert "gpu" not in gpus[learner.json("results/fsdp/mlp/train.json")["slurm_job_id"]]
+
+
+def test_nodes_have_no_network_and_the_hub_path_works(learner):
+    on_node = "ip route; getent hosts pypi.org; timeout 2 bash -c '</dev/tcp/192.0.2.1/80' && echo reached"
+    seen = learner.run("srun", "--account=teaching", "bash", "-c", on_node, check=False).stdout
+    assert "10.77.0.0/24" in seen
+    assert not any(word in seen for word in ("default", "pypi.org", "reached"))
+
+    splits = {"train": articles(120), "validation": articles(20), "test": articles(20)}
+    hub = Hub({"EdinburghNLP/xsum": repository("default", splits)})
+    try:
+        learner.snakemake("data/prepared/xsum/dataset.json", config=["data=hub"], **environment(hub))
+        assert hub.calls, "the login node downloads"
+        before = len(hub.calls)
+        learner.snakemake(
+            "results/ddp/xsum/test.json", config=["data=hub", "recipe={max_steps: 3}"], **environment(hub)
+        )
+        assert len(hub.calls) == before, "something after prepare asked the hub"
+    finally:
+        hub.close()
+
+
+def test_two_runs_at_once_on_the_same_nodes(learner):
+    config = [*TWO, "recipe={epochs: 30}"]
+    learner.snakemake("results/init/mlp.safetensors", config=config)
+    learner.snakemake("results/fsdp/mlp/run.json", "results/ddp/mlp/run.json", config=config)
+    since = now()
+    words = snakemake("results/fsdp/mlp.done", config=config)
+    learner.finish(learner.start(*words, "results/ddp/mlp.done"))
+    rows = {row["JobID"]: row for row in sacct("JobID", "Start", "End", "NodeList", since=since)}
+    one, two = (rows[learner.json(f"results/{name}/mlp/train.json")["slurm_job_id"]] for name in ("fsdp", "ddp"))
+    assert one["NodeList"] == two["NodeList"] == "n[1-2]"
+    assert max(one["Start"], two["Start"]) < min(one["End"], two["End"]), "they did not run at the same time"
+
+
+def test_a_run_that_a_job_still_trains_is_not_trained_twice(learner):
+    config = ["recipe={epochs: 1000}"]
+    driver = learner.start(*snakemake("results/ddp/mlp.done", config=config))
+    job = training_job(learner, "ddp/mlp", driver)
+    driver.kill()  # the driver dies, its job goes on
+    driver.wait()
+    learner.run("snakemake", "--unlock")
+    second = learner.snakemake("results/ddp/mlp.done", "--rerun-incomplete", "--retries=0", config=config, check=False)
+    learner.run("scancel", job)
+    assert second.returncode != 0
+    assert f"results/ddp/mlp is being trained by Slurm job {job}; wait for it or end it." in second.stdout
+
+
+def test_preflight_says_that_the_site_is_ready(learner):
+    seen = learner.snakemake("preflight", config=TWO).stdout
+    assert "node n1: Python 3.11" in seen
+    assert "node n2: Python 3.11" in seen
+    assert "ranks on n1, n1, n2, n2: all six collectives are correct" in seen
+    assert "preflight: site test is ready for 2 x 2 ranks." in seen
+
+
+def test_preflight_says_what_to_change_when_nodes_do_not_find_each_other(learner):
+    wrong = ["site_settings={srun: {suffix: x}}"]
+    seen = learner.snakemake("preflight", config=TWO + wrong, check=False)
+    assert seen.returncode != 0
+    assert "wrong: 1 of 2 nodes did not reach n1x:" in seen.stdout
+    assert "set srun.suffix, srun.domain or srun.interface" in seen.stdout
+
+
+def test_nodes_meet_at_the_address_of_an_interface(learner):
+    learner.snakemake("results/ddp/mlp.done", config=[*TWO, "site_settings={srun: {interface: eth0}}"])
+    log = (learner.path / "results/logs/train/ddp/mlp.log").read_text()
+    assert "address show dev eth0" in log
+    assert set(learner.json("results/ddp/mlp/train.json")["hosts"]) == {"n1", "n2"}
+
+
+def test_down_leaves_nothing(box):
+    """Last in this file: down, then up again, and how long that takes."""
+    cluster.down()
+    left = subprocess.run(["pgrep", "--list-full", "slurmctld|slurmd|munged|mariadbd"], text=True, capture_output=True)
+    assert left.stdout == ""
+    assert "n1" not in subprocess.run(["ip", "netns", "list"], text=True, capture_output=True).stdout
+    assert not cluster.HOME.exists()
+    assert not (cluster.SLURM / "slurm.conf").exists()
+    cluster.up(nodes=2, gpus=4, cpus=8)

@@ -1,0 +1,158 @@
+"""Sites: what sbatch and srun are given at each, held against an approved text, so that a change shows."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from snakemake_executor_plugin_slurm.submit_string import get_submit_command
+from snakemake_executor_plugin_slurm.utils import set_gres_string
+
+from conftest import ROOT
+from shardlab import configs, launcher, runs, slurm
+from shardlab.errors import UserError
+from shardlab.launcher import Spread
+from shardlab.schema import check
+from shardlab.sites import Site
+
+APPROVED = Path(__file__).with_name("approved")
+SUBMISSION = {
+    "run_uuid": "RUN",
+    "slurm_logfile": "LOG",
+    "comment_str": "RULE",
+    "workdir": "PROJECT",
+}
+
+
+class Job:
+    """What the plugin asks a Snakemake job for."""
+
+    threads = 1
+
+    class Resources(dict):
+        __getattr__ = dict.__getitem__
+
+    def __init__(self, resources):
+        self.resources = self.Resources(resources)
+
+
+def load(**values):
+    config = configs.load_config(values)
+    return config, configs.load_site(config)
+
+
+def lines(name):
+    """The sbatch line and the script of one training run and one evaluation."""
+    most = load(site=name)[1]
+    size = {"nodes": min(2, most.nodes_max or 2), "ranks_per_node": most.ranks_per_node_max or 4}
+    config, site = load(site=name, **size)
+    run = runs.resolve(config, "fsdp_tp", "llama2")
+    text = []
+    for stage, spread, job in (("train", Spread.RANKS, tuple(size.values())), ("evaluate", Spread.ONE, (1, 1))):
+        asked = slurm.resources(site, *job)
+        text.append(f"# {stage}, {job[0]} x {job[1]}")
+        if site.slurm:
+            named = {
+                "account": f" -A {asked['slurm_account']}" if "slurm_account" in asked else "",
+                "partition": f" -p {asked['slurm_partition']}" if "slurm_partition" in asked else "",
+            }
+            submit = get_submit_command(Job(asked), SUBMISSION | named) + set_gres_string(Job(asked))
+            text.append(" ".join(submit.split()))
+        image = Path("IMAGE.sif") if site.container.enabled else None
+        script = launcher.script(run, [f"{ROOT}/scripts/{stage}.py", "--settings=run.json"], image, spread)
+        text.append(script.replace(sys.executable, "python").replace(str(ROOT), "PROJECT") + "\n")
+    return "\n".join(text)
+
+
+@pytest.mark.parametrize("name", configs.names("sites"))
+def test_sbatch_and_srun_lines_are_the_approved_ones(name):
+    """After a change that is meant: APPROVE=1 .venv/bin/python -m pytest tests/unit/test_sites.py, and read the diff."""
+    path = APPROVED / f"{name}.txt"
+    if "APPROVE" in os.environ:
+        path.write_text(lines(name))
+    assert lines(name) == path.read_text()
+
+
+@pytest.mark.parametrize("name", configs.names("sites"))
+def test_every_key_of_a_site_file_has_a_comment_that_says_what_happens_without_it(name):
+    text = (configs.CONFIG / "sites" / f"{name}.yaml").read_text().splitlines()
+    comment = ""
+    for line in text:
+        key = re.match(r"( *)([A-Za-z_]+):( .*)?$", line)
+        if line.lstrip().startswith("#"):
+            comment += line
+        elif key and key[3] is None and key[2] in ("environment", "environment_node", "slurm", "srun", "container"):
+            comment = ""
+        elif key:
+            assert "nset" in comment, f"{name}: {key[2]}: no comment says what happens if it is unset"
+        elif not line.strip():
+            comment = ""
+
+
+def test_settings_of_the_configuration_go_over_the_file_key_by_key():
+    _, site = load(site="test", site_settings={"slurm": {"account": "mine"}})
+    assert (site.slurm.account, site.slurm.partition) == ("mine", "batch")
+
+
+@pytest.mark.parametrize(("container", "inside"), [(None, True), (True, True), (False, False)])
+def test_the_image_is_switched_by_one_key(container, inside):
+    config, _ = load(site="test", container=container)
+    assert (runs.resolve(config, "ddp", "mlp").site.container is not None) == inside
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"slurm": {"acount": "x"}}, ["site_settings", "slurm.acount", "did you mean `account`?"]),
+        ({"container": {"base": "alpine"}}, ["container.base", "'docker' or 'debootstrap'"]),
+        ({"slurm": {"gpus": "gpu"}}, ["slurm.gpus", "'gres' or 'gpus-per-node'"]),
+    ],
+)
+def test_a_wrong_key_of_a_site_is_one_sentence(settings, words):
+    with pytest.raises(UserError) as error:
+        load(site="test", site_settings=settings)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_what_only_submits_does_not_change_a_run():
+    """A new account, time limit or image must not train anything again."""
+    config, _ = load(site="test")
+    other, _ = load(site="test", site_settings={"slurm": {"account": "b"}, "container": {"image": "/x.sif"}})
+    run, same = runs.resolve(config, "ddp", "mlp"), runs.resolve(other, "ddp", "mlp")
+    assert run == same
+    assert runs.config_of(config, run) == runs.config_of(other, same)
+    nodes, _ = load(site="test", site_settings={"cpus_per_rank": 2})
+    changed = runs.resolve(nodes, "ddp", "mlp")
+    assert changed != run
+    assert runs.resolve(runs.config_of(nodes, changed), "ddp", "mlp") == changed
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_a_job_of_any_size_goes_the_way_that_lets_signals_through(ranks):
+    _, site = load(site="lumi")
+    asked = slurm.resources(site, 2, ranks)
+    assert asked["mpi"] == "srun"
+    assert asked["tasks_per_node"] >= 2
+    assert asked["tasks_per_node"] * asked["cpus_per_task"] >= ranks * site.cpus_per_rank
+    assert f"--gpus-per-node={ranks}" in asked["slurm_extra"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "address"),
+    [
+        ({}, "$(hostname)"),
+        ({"suffix": "i"}, "$(hostname -s)i"),
+        ({"suffix": "-ib", "domain": "cluster"}, "$(hostname -s)-ib.cluster"),
+    ],
+)
+def test_address_rules(rule, address):
+    site = check(Site, yaml.safe_load("srun: {}") | {"srun": rule}, "test")
+    assert launcher.address(site.srun) == address
+
+
+def test_two_jobs_do_not_share_a_port():
+    config, _ = load(site="test", nodes=2)
+    script = launcher.script(runs.resolve(config, "ddp", "mlp"), ["x.py"], None, Spread.RANKS)
+    assert "$((20000 + SLURM_JOB_ID % 10000))" in script
