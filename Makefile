@@ -2,11 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint docs envs bench cluster-up cluster-down cluster-shell clean
+.PHONY: run setup test lint docs envs bench cluster-up cluster-down cluster-shell clean
 
 run: .venv/run
 	$(BIN)/snakemake --profile workflow/profiles/local all
 	@cat results/summary.md
+
+# For a login node: Snakemake and the data stages; PyTorch is in the image.
+setup: .venv/login
 
 test: .venv/dev
 	$(BIN)/python -m pytest
@@ -53,7 +56,6 @@ clean:
 	@$(PYTHON) scripts/check_python.py
 	$(PYTHON) -m venv .venv
 
-# What a login node needs; PyTorch is in the image.
 .venv/login: envs/workflow.txt | .venv/bin/python
 	$(BIN)/pip install --quiet -r envs/workflow.txt
 	@touch $@

@@ -134,7 +134,10 @@ def provenance(image: ImageReport | None) -> list[str]:
 
 
 def in_queue(holder: str) -> bool:
-    """Whether a lock's holder is another Slurm job that has not ended: flock does not reach across every file system."""
+    """Whether a lock's holder is another Slurm job that has not ended.
+
+    Not every file system carries a lock from one node to another.
+    """
     job = re.fullmatch(r"Slurm job (\d+)", holder)
     if job is None or job[1] == os.environ.get("SLURM_JOB_ID") or shutil.which("squeue") is None:
         return False

@@ -26,7 +26,7 @@ from shardlab.settings import Run, read_run
 PACKAGES = ("torch", "deepspeed", "numpy", "safetensors", "tokenizers", "pydantic")
 SPACE = 2 * 2**30
 """Bytes that should be free where results land: weights and metrics of a default matrix take a fraction of it."""
-PATIENCE = 60
+PATIENCE = 30
 """Seconds in which the nodes of a job have to find each other."""
 
 Findings = dict[str, Any]
@@ -46,14 +46,19 @@ def main() -> int:
     if args.what == "show":
         show(run, [read_json(path, "preflight report", "run preflight again") for path in args.reports])
         return 0
-    found = {"login": login, "nodes": nodes, "ranks": ranks}[args.what](run)
-    if found is None:
-        return 0
+    if args.what == "ranks":
+        return ranks(run, args.output)
+    found = login(run) if args.what == "login" else nodes(run)
+    return report(found, args.output) if found else 0
+
+
+def report(found: Findings, output: Path) -> int:
+    """Write what was found, or print what is wrong; returns the status."""
     for problem in found["problems"]:
         print(f"wrong: {problem}", file=sys.stderr)
     if found["problems"]:
         return 1
-    write_json(args.output, found)
+    write_json(output, found)
     return 0
 
 
@@ -86,8 +91,8 @@ def nodes(run: Run) -> Findings | None:
     problems = [problem for each in (found, *others) for problem in each["problems"]]
     if missing:
         problems.append(
-            f"{missing} of {run.nodes} nodes did not reach {host}:{port} within {PATIENCE} s; set srun.suffix, srun.domain "
-            "or srun.interface in the site's file so that nodes meet on a network that carries them, or "
+            f"{missing} of {run.nodes} nodes did not reach {host}:{port} within {PATIENCE} s; set srun.suffix, "
+            "srun.domain or srun.interface in the site's file so that nodes meet on a network that carries them, or "
             "srun.port_first to a port that is open between nodes"
         )
     return {"where": "nodes", "nodes": [found, *others], "problems": problems}
@@ -173,19 +178,22 @@ def tell(host: str, port: int, found: Findings) -> None:
             time.sleep(0.5)
 
 
-def ranks(run: Run) -> Findings | None:
+def ranks(run: Run, output: Path) -> int:
     """All ranks, started as a training run starts them: every collective gives the right numbers."""
     from shardlab import distributed
     from shardlab.collectives import wrong
 
-    distributed.start(run.site.device, timeout_seconds=PATIENCE)
+    distributed.start(run.site.device, timeout_seconds=4 * PATIENCE)
     world = distributed.world(run)
     problems = [
         f"{name} over {world.size} ranks gives wrong numbers; check NCCL's environment variables in the site's file"
         for name in wrong(world)
     ]
     hosts = world.gather(socket.gethostname())
-    return {"where": "ranks", "hosts": hosts, "problems": problems} if world.main else None
+    status = report({"where": "ranks", "hosts": hosts, "problems": problems}, output) if world.main else 0
+    if not status:
+        distributed.finish()
+    return status
 
 
 def show(run: Run, reports: list[Findings]) -> None:

@@ -51,7 +51,7 @@ def names(folder: str) -> tuple[str, ...]:
 
 def load_config(values: dict[str, Any]) -> Config:
     """Check the merged configuration, and that every name in it exists."""
-    config = check(Config, values, "config")
+    config = check(Config, _with_nulls(values), "config")
     check(Recipe, config.recipe, "config: recipe")
     for name in config.workloads:
         load_workload(name)
@@ -89,6 +89,13 @@ def load_site(config: Config) -> Site:
     if config.container is not None:
         over = _merged(over, {"container": {"enabled": config.container}})
     return check(Site, _merged(values, over), "config: site_settings")
+
+
+def _with_nulls(value: Any) -> Any:
+    """Snakemake hands over ``--config 'key={inner: null}'`` with the text "null" inside; here it is None again."""
+    if isinstance(value, dict):
+        return {key: _with_nulls(inner) for key, inner in value.items()}
+    return None if value == "null" else value
 
 
 def _merged(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from processes import HOME, birth, daemon, output, quiet, run, stop, wait
-
 import apptainer
+from processes import HOME, birth, daemon, output, quiet, run, stop, wait
 
 SLURM = Path("/etc/slurm")
 TEMPLATES = Path(__file__).with_name("etc")

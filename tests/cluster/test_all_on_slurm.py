@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(1800)
 @pytest.fixture(scope="module")
 def finished(base):
     """The project after `all`."""
-    base.snakemake("all", timeout=1700)
+    base.run("snakemake", "--profile", "slurm", "--config", "site=test", "--", "all", timeout=1700)
     return base
 
 
@@ -55,7 +55,7 @@ def test_one_target_trains_just_that_one_again(finished):
         return {path: path.stat().st_mtime_ns for path in (finished.path / "results").glob("*/*.done")}
 
     before = stamps()
-    finished.snakemake("results/fsdp_tp/llama2.done", "--force")
+    finished.snakemake("results/fsdp_tp/llama2.done", flags=["--force"])
     changed = {path for path, stamp in stamps().items() if before[path] != stamp}
     assert [path.relative_to(finished.path / "results").as_posix() for path in changed] == ["fsdp_tp/llama2.done"]
     assert stamps().keys() == before.keys()
@@ -64,8 +64,8 @@ def test_one_target_trains_just_that_one_again(finished):
 def test_a_new_image_trains_nothing_again_and_a_changed_definition_builds_one(finished):
     report = finished.path / "containers/train.json"
     report.touch()
-    jobs = finished.snakemake("all", "--dry-run").stdout
+    jobs = finished.snakemake("all", flags=["--dry-run"]).stdout
     assert "Training" not in jobs.replace("Training llama2 under fsdp_tp", "")
     definition = finished.path / "containers/train.def"
     definition.write_text(definition.read_text() + "\n")
-    assert "Building the image" in finished.snakemake("containers/train.json", "--dry-run").stdout
+    assert "Building the image" in finished.snakemake("containers/train.json", flags=["--dry-run"]).stdout

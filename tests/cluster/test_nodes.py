@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 import cluster
-from conftest import now, sacct, snakemake, training_job
+from login import now, queue, sacct, snakemake, training_job, until
 from workflow.hub_files import articles, environment, repository
 from workflow.hub_server import Hub
 
@@ -28,23 +28,30 @@ def test_fsdp_tp_on_two_nodes_keeps_its_tensor_parallel_groups_inside_nodes(lear
     assert {group[0] for group in groups} == {"n1", "n2"}
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_a_job_gets_the_gpus_of_its_ranks(learner, gpus):
+def test_jobs_get_the_gpus_of_their_ranks(learner):
+    """1, 2, 4 and 8 GPUs, and none: five calls at once."""
+    sizes = {
+        "single": (1, []),
+        "ddp": (2, []),
+        "fsdp": (4, ["ranks_per_node=4"]),
+        "hsdp": (8, ["ranks_per_node=4", "nodes=2", "workloads=[mlp]"]),
+        "zero1": (0, ["site_settings={slurm: {gpus: null}}"]),
+    }
     since = now()
-    strategy = "single" if gpus == 1 else "ddp"
-    learner.snakemake(f"results/{strategy}/mlp.done", config=[f"ranks_per_node={gpus}"])
-    job = learner.json(f"results/{strategy}/mlp/train.json")["slurm_job_id"]
-    row = next(row for row in sacct("JobID", "AllocTRES", since=since) if row["JobID"] == job)
-    assert f"gres/gpu={gpus}" in row["AllocTRES"].split(",")
-
-
-def test_eight_gpus_and_a_job_without_any(learner):
-    since = now()
-    learner.snakemake("results/ddp/mlp.done", config=["nodes=2", "ranks_per_node=4"])
-    learner.snakemake("results/fsdp/mlp.done", config=["site_settings={slurm: {gpus: null}}"])
-    gpus = {row["JobID"]: row["AllocTRES"] for row in sacct("JobID", "AllocTRES", since=since)}
-    assert "gres/gpu=8" in gpus[learner.json("results/ddp/mlp/train.json")["slurm_job_id"]]
-    assert "gpu" not in gpus[learner.json("results/fsdp/mlp/train.json")["slurm_job_id"]]
+    flags = ["--nolock"]
+    learner.snakemake("data/prepared/pairs/dataset.json")
+    calls = [
+        learner.start(*snakemake(f"results/{name}/mlp.done", config=config, flags=flags))
+        for name, (_, config) in sizes.items()
+    ]
+    for call in calls:
+        learner.finish(call)
+    asked = {row["JobID"]: row["AllocTRES"].split(",") for row in sacct("JobID", "AllocTRES", since=since)}
+    for name, (gpus, _) in sizes.items():
+        report = learner.json(f"results/{name}/mlp/train.json")
+        given = [part for part in asked[report["slurm_job_id"]] if part.startswith("gres/gpu=")]
+        assert given == ([f"gres/gpu={gpus}"] if gpus else []), name
+        assert len(report["hosts"]) == (gpus or 2)
 
 
 def test_nodes_have_no_network_and_the_hub_path_works(learner):
@@ -69,11 +76,8 @@ def test_nodes_have_no_network_and_the_hub_path_works(learner):
 
 def test_two_runs_at_once_on_the_same_nodes(learner):
     config = [*TWO, "recipe={epochs: 30}"]
-    learner.snakemake("results/init/mlp.safetensors", config=config)
-    learner.snakemake("results/fsdp/mlp/run.json", "results/ddp/mlp/run.json", config=config)
     since = now()
-    words = snakemake("results/fsdp/mlp.done", config=config)
-    learner.finish(learner.start(*words, "results/ddp/mlp.done"))
+    learner.snakemake("results/fsdp/mlp.done", "results/ddp/mlp.done", config=config)
     rows = {row["JobID"]: row for row in sacct("JobID", "Start", "End", "NodeList", since=since)}
     one, two = (rows[learner.json(f"results/{name}/mlp/train.json")["slurm_job_id"]] for name in ("fsdp", "ddp"))
     assert one["NodeList"] == two["NodeList"] == "n[1-2]"
@@ -87,8 +91,10 @@ def test_a_run_that_a_job_still_trains_is_not_trained_twice(learner):
     driver.kill()  # the driver dies, its job goes on
     driver.wait()
     learner.run("snakemake", "--unlock")
-    second = learner.snakemake("results/ddp/mlp.done", "--rerun-incomplete", "--retries=0", config=config, check=False)
+    flags = ["--rerun-incomplete", "--retries=0"]
+    second = learner.snakemake("results/ddp/mlp.done", flags=flags, config=config, check=False)
     learner.run("scancel", job)
+    until("the end of the job", lambda: not queue(job))
     assert second.returncode != 0
     assert f"results/ddp/mlp is being trained by Slurm job {job}; wait for it or end it." in second.stdout
 
@@ -106,7 +112,7 @@ def test_preflight_says_what_to_change_when_nodes_do_not_find_each_other(learner
     seen = learner.snakemake("preflight", config=TWO + wrong, check=False)
     assert seen.returncode != 0
     assert "wrong: 1 of 2 nodes did not reach n1x:" in seen.stdout
-    assert "set srun.suffix, srun.domain or srun.interface" in seen.stdout
+    assert "srun.domain or srun.interface" in seen.stdout
 
 
 def test_nodes_meet_at_the_address_of_an_interface(learner):

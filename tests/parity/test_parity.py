@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import evaluate
-from conftest import ROOT, TINY, tiny_run
+from common import ROOT, TINY, tiny_run
 from shardlab import checkpoint, configs, models
 from shardlab.errors import Unsupported
 

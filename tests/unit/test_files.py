@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import torch
 
-from conftest import tiny_run
+from common import tiny_run
 from shardlab import checkpoint, models
 from shardlab.data import store
 from shardlab.errors import UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, tiny_run
+from common import ROOT, tiny_run
 from shardlab.files import write_json
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))

@@ -57,7 +57,8 @@ def test_default_matrix_has_every_cell_as_run_or_reason():
         ("ddp", {"nodes": 2, "ranks_per_node": 4}, {"dp_replicate": 8}),
         ("fsdp", {"ranks_per_node": 1}, {"dp_shard": 1}),
         ("hsdp", {}, {"dp_replicate": 2, "dp_shard": 2}),
-        ("fsdp_tp", {"nodes": 2}, {"dp_shard": 4, "tp": 2}),
+        ("fsdp_tp", {"nodes": 2}, {"dp_shard": 2, "tp": 2}),
+        ("fsdp_tp", {}, {"dp_shard": 2, "tp": 2}),
         ("zero3", {"ranks_per_node": 3}, {"dp_shard": 3}),
     ],
 )
@@ -65,6 +66,12 @@ def test_degrees_are_multiplied_out(name, config, mesh):
     run = resolve(name, **config)
     assert run.mesh == mesh
     assert list(run.mesh) == list(mesh), "outermost axis first: tp neighbours must share a node"
+
+
+def test_tensor_parallel_groups_stay_inside_a_node():
+    with pytest.raises(UserError, match="tp 2 does not divide the 1 ranks of a node, and tensor-parallel groups stay"):
+        resolve("fsdp_tp", nodes=4, ranks_per_node=1)
+    assert resolve("fsdp_tp", nodes=4, ranks_per_node=2).mesh == {"dp_shard": 4, "tp": 2}
 
 
 def test_run_is_complete_and_round_trips():

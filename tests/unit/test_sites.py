@@ -10,7 +10,7 @@ import yaml
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
-from conftest import ROOT
+from common import ROOT
 from shardlab import configs, launcher, runs, slurm
 from shardlab.errors import UserError
 from shardlab.launcher import Spread
@@ -68,7 +68,7 @@ def lines(name):
 
 @pytest.mark.parametrize("name", configs.names("sites"))
 def test_sbatch_and_srun_lines_are_the_approved_ones(name):
-    """After a change that is meant: APPROVE=1 .venv/bin/python -m pytest tests/unit/test_sites.py, and read the diff."""
+    """After a change that is meant: APPROVE=1 .venv/bin/python -m pytest tests/unit, and read the diff."""
     path = APPROVED / f"{name}.txt"
     if "APPROVE" in os.environ:
         path.write_text(lines(name))
@@ -92,8 +92,8 @@ def test_every_key_of_a_site_file_has_a_comment_that_says_what_happens_without_i
 
 
 def test_settings_of_the_configuration_go_over_the_file_key_by_key():
-    _, site = load(site="test", site_settings={"slurm": {"account": "mine"}})
-    assert (site.slurm.account, site.slurm.partition) == ("mine", "batch")
+    _, site = load(site="test", site_settings={"slurm": {"account": "mine", "gpus": "null"}})
+    assert (site.slurm.account, site.slurm.partition, site.slurm.gpus) == ("mine", "batch", None)
 
 
 @pytest.mark.parametrize(("container", "inside"), [(None, True), (True, True), (False, False)])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import evaluate
-from conftest import TINY, tiny_run
+from common import TINY, tiny_run
 from shardlab import checkpoint, models, tasks
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import datasets
 import numpy as np
 from PIL import Image
 
-from conftest import ROOT
+from common import ROOT
 
 README = """---
 configs:

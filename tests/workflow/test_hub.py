@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from conftest import ROOT
+from common import ROOT
 from shardlab import configs, runs
 from workflow.hub_files import articles, environment, pictures, repository
 from workflow.hub_server import Hub

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from conftest import ROOT
+from common import ROOT
 
 TINY = ["--config", "workloads=[mlp]", "strategies=[single,ddp]", "recipe={max_steps: 3}", "--"]
 

@@ -1,0 +1,111 @@
+"""The ordinary user of the cluster in a box, and what a person at its login node can see."""
+
+import json
+import pwd
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import cluster
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The ordinary user, logged in, in a copy of the project."""
+
+    path: Path
+
+    def start(self, *command, **environment):
+        """Start a command as that user; returns the process with its output in a pipe."""
+        return subprocess.Popen(
+            command,
+            cwd=self.path,
+            env=login_environment() | environment,
+            user=cluster.USER,
+            group=cluster.USER,
+            extra_groups=[],
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def finish(self, process, *, check=True, timeout=600):
+        """Wait for a started command; returns its status and output."""
+        output, _ = process.communicate(timeout=timeout)
+        assert not check or process.returncode == 0, output[-6000:]
+        return subprocess.CompletedProcess(process.args, process.returncode, output)
+
+    def run(self, *command, check=True, timeout=600, **environment):
+        """Run a command as that user."""
+        return self.finish(self.start(*command, **environment), check=check, timeout=timeout)
+
+    def snakemake(self, *targets, config=(), flags=(), profile="slurm", **options):
+        """Run snakemake for targets; ``config``: words after ``--config``."""
+        return self.run(*snakemake(*targets, config=config, flags=flags, profile=profile), **options)
+
+    def json(self, path):
+        """Content of a JSON file there."""
+        return json.loads((self.path / path).read_text())
+
+
+def snakemake(*targets, config=(), flags=(), profile="slurm"):
+    """The words of a snakemake call on the test site; a key that comes again in ``config`` wins."""
+    soon = ["--slurm-init-seconds-before-status-checks=4"] if profile == "slurm" else []
+    return ["snakemake", "--profile", profile, *soon, *flags, "--config", "site=test", *config, "--", *targets]
+
+
+def login_environment():
+    """What the user's shell has: the project's Python on the PATH, and this machine's pip settings."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], text=True, capture_output=True, check=True)
+    settings = re.findall(r"^(?:global|install|wheel|:env:)\.([\w-]+)='(.*)'$", listed.stdout, flags=re.MULTILINE)
+    pip = {f"PIP_{key.replace('-', '_').upper()}": value for key, value in settings}
+    home = pwd.getpwnam(cluster.USER).pw_dir
+    path = f"{home}/shardlab/.venv/bin:/usr/local/bin:/usr/bin:/bin"
+    return pip | {"HOME": home, "USER": cluster.USER, "LOGNAME": cluster.USER, "PATH": path, "LANG": "C.UTF-8"}
+
+
+def own(folder):
+    """Give a folder to the user."""
+    subprocess.run(["chown", "-R", "--no-dereference", f"{cluster.USER}:", folder], check=True)
+
+
+def sacct(*fields, since):
+    """Rows of the finished and running jobs (not their steps) that started since then, as dictionaries."""
+    words = ["sacct", "--allusers", "-X", "-P", "-n", f"--starttime={since}", f"--format={','.join(fields)}"]
+    lines = subprocess.run(words, text=True, capture_output=True, check=True).stdout.splitlines()
+    return [dict(zip(fields, line.split("|"), strict=True)) for line in lines]
+
+
+def queue(job):
+    """State of a job that has not ended, or nothing."""
+    words = ["squeue", "--noheader", "--format=%T", f"--jobs={job}"]
+    return subprocess.run(words, text=True, capture_output=True).stdout.strip()
+
+
+def now():
+    """This second, as sacct's --starttime wants it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def until(what, ready, seconds=120):
+    """Wait for something; fails after that many seconds."""
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, f"{what} did not happen within {seconds} s"
+        time.sleep(0.5)
+
+
+def training_job(learner, run, driver):
+    """Wait until a run is being trained by a job of that snakemake call; returns the job's id."""
+    lock = learner.path / "results" / run / ".lock"
+
+    def locked():
+        assert driver.poll() is None, learner.finish(driver).stdout
+        return lock.exists() and lock.read_text()
+
+    until(f"a job that trains {run}", locked)
+    return lock.read_text().removeprefix("Slurm job ")
