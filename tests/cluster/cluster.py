@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import apptainer
-from processes import HOME, birth, daemon, output, quiet, run, stop, wait
+from processes import HOME, birth, daemon, output, quiet, run, stop, stop_daemon, wait
 
 SLURM = Path("/etc/slurm")
 TEMPLATES = Path(__file__).with_name("etc")
@@ -113,8 +113,7 @@ def start(nodes: int, gpus: int, cpus: int) -> None:
     daemon("munged", "munged", "--foreground", f"--key-file={HOME}/munge.key", *munge_files(), user="munge")
     wait("munge", lambda: (HOME / "run/munge.socket").exists())
     database()
-    daemon("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=f"{HOME}/run/mysql.sock")
-    wait("slurmdbd", lambda: quiet("sacctmgr", "-i", "show", "cluster"))
+    start_slurmdbd()
     accounts()
     daemon("slurmctld", "slurmctld", "-D")
     for name in names(nodes):
@@ -127,8 +126,7 @@ def down() -> None:
     """End every process that `up` started, the latest first, and remove what it made."""
     pids = sorted((HOME / "run").glob("*.ours"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in pids:
-        pid, born = path.read_text().split()
-        stop(int(pid), born)
+        stop_daemon(path.stem)
     for namespace in output("ip", "netns", "list").split("\n"):
         name = namespace.split(" ")[0]
         if (HOME / "spool" / name).is_dir() and name:
@@ -222,6 +220,17 @@ def database() -> None:
         "create database slurm; create user slurm@localhost identified via unix_socket; "
         "grant all on slurm.* to slurm@localhost",
     )
+
+
+def start_slurmdbd() -> None:
+    """Accounting; needs the database."""
+    daemon("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=f"{HOME}/run/mysql.sock")
+    wait("slurmdbd", lambda: quiet("sacctmgr", "-i", "show", "cluster"))
+
+
+def stop_slurmdbd() -> None:
+    """Take accounting away from a running cluster."""
+    stop_daemon("slurmdbd")
 
 
 def accounts() -> None:

@@ -30,6 +30,12 @@ def daemon(name: str, *command: str, user: str | None = None, **environment: str
     (HOME / "run" / f"{name}.ours").write_text(f"{process.pid} {birth(process.pid)}")
 
 
+def stop_daemon(name: str) -> None:
+    """End a program that ``daemon`` started."""
+    pid, born = (HOME / "run" / f"{name}.ours").read_text().split()
+    stop(int(pid), born)
+
+
 def birth(pid: int) -> str | None:
     """When a process started, in ticks since boot: with its number, its identity. None where it has ended."""
     try:
