@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -35,7 +36,9 @@ STAGES = {
 
 def main() -> int:
     """Check what the stage needs, start it, and say how it ended."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("stage", choices=STAGES, help="which program to start")
     parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
     parser.add_argument("--data", type=Path, help="folder of the prepared data set")
@@ -47,7 +50,7 @@ def main() -> int:
     run = read_run(args.settings)
     image = check_image(run, args.image)
     (name, *words), spread = STAGES[args.stage]
-    program = [str(Path(__file__).with_name(name)), *words, f"--settings={args.settings}", *others]
+    program = [str(Path(__file__).parent / name), *words, f"--settings={args.settings}", *others]
     if args.data:
         program.append(f"--data={args.data}")
     if args.stage == "train":
@@ -73,17 +76,22 @@ def start(script: str, what: str) -> int:
     """Run the lines; returns their status, and says so if it is not 0.
 
     Raises:
-        UserError: this process was asked to end while they ran; they are ended too.
+        UserError: this process was asked to end; what it started was asked too, and has ended.
     """
+    stopped = threading.Event()
+    with subprocess.Popen(["bash", "-c", script], stdin=subprocess.DEVNULL) as child:
 
-    def stop(*_: object) -> None:
+        def stop(*_: object) -> None:
+            stopped.set()
+            child.terminate()
+
+        signal.signal(signal.SIGTERM, stop)
+        status = child.wait()
+    if stopped.is_set():
         raise UserError(
             f"{what} was told to stop (SIGTERM): the job was cancelled, or it reached its time limit; if that, raise "
             "slurm.runtime in the site's file."
         )
-
-    signal.signal(signal.SIGTERM, stop)
-    status = subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL).returncode
     if status:
         print(f"error: {what} ended with status {status}; the reason stands above.", file=sys.stderr)
     return status

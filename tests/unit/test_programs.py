@@ -86,6 +86,28 @@ def test_missing_weights_fail_in_one_sentence_and_leave_no_done(launch):
     assert not Path(f"{folder}.done").exists()
 
 
+def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_path):
+    arguments, folder = launch("ddp")
+    run = json.loads((folder / "run.json").read_text())
+    # In place of training: ranks that say where they are and stay.
+    stays = "import os, time; print('here', os.getpid(), flush=True); time.sleep(600)"
+    (tmp_path / "stays.py").write_text(stays)
+    program = f"import launch, sys; launch.STAGES['train'] = ([{str(tmp_path / 'stays.py')!r}], launch.Spread.RANKS); "
+    words = [sys.executable, "-c", program + "launch.run_program(launch.main)", *map(str, arguments)]
+    process = subprocess.Popen(words, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ranks = []
+    while len(ranks) < run["ranks_per_node"]:
+        line = process.stdout.readline()
+        assert line, "the launcher ended"
+        ranks += [int(line.split()[1])] if line.startswith("here") else []
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "ddp x mlp was told to stop (SIGTERM)" in output
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    assert not Path(f"{folder}.done").exists()
+
+
 def test_settings_of_another_version_are_refused(launch):
     arguments, folder = launch("single")
     settings = json.loads((folder / "run.json").read_text())
