@@ -1,5 +1,7 @@
 """The default matrix through Slurm, in the image, as a user types it; then what the user does next with it."""
 
+import shutil
+
 import pandas as pd
 import pytest
 
@@ -38,6 +40,7 @@ def test_every_report_names_its_job_node_and_image(finished, summary):
 
 
 def test_a_local_run_in_the_same_image_reaches_the_same_losses(finished, summary, learner):
+    shutil.rmtree(learner.path / "results")  # the copy's settings are those of site test
     config = ["site=local", "container=on", "strategies=[single]"]
     config += [f"site_settings={{container: {{image: {finished.path}/containers/train.sif}}}}"]
     learner.snakemake("all", config=config, profile="workflow/profiles/local")

@@ -13,7 +13,7 @@ def too_long(base, make_copy):
     """A run that needs more than the minute that it asks for, under way."""
     with make_copy("too_long") as learner:
         config = ["recipe={epochs: 1000000}", "site_settings={slurm: {runtime: 1}}"]
-        words = snakemake("results/single/mlp.done", flags=["--retries=0"], config=config)
+        words = snakemake("results/ddp/mlp.done", flags=["--retries=0"], config=config)
         yield learner, learner.start(*words)
 
 
@@ -90,7 +90,7 @@ def test_walltime_too_short(too_long):
     seen = learner.finish(driver, check=False).stdout
     assert driver.returncode != 0
     assert "SLURM status is: 'TIMEOUT'" in seen
-    assert "single x mlp was told to stop (SIGTERM)" in seen
+    assert "ddp x mlp was told to stop (SIGTERM)" in seen
     assert "raise slurm.runtime in the site's file" in seen
-    assert not (learner.path / "results/single/mlp.done").exists()
-    assert (learner.path / "results/single/mlp/metrics.jsonl").exists(), "what was measured before stays"
+    assert not (learner.path / "results/ddp/mlp.done").exists()
+    assert (learner.path / "results/ddp/mlp/metrics.jsonl").exists(), "what was measured before stays"
