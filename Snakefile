@@ -38,6 +38,10 @@ rule all:
         "The summary of all runs is in results/summary.md"
 
 
+onstart:
+    check_executor()
+
+
 # With runs missing, the table still says which ones, and what the others reached.
 onerror:
     shell(

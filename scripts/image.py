@@ -123,11 +123,12 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
 
 
 def labels(command: str, image: Path) -> dict[str, str]:
-    """Labels of an image."""
+    """Labels of an image, without those of its definition file: they name the mirror of this machine."""
     inspect = subprocess.run([command, "inspect", "--json", str(image)], capture_output=True, text=True)
     if inspect.returncode:
         raise UserError(f"{command} cannot read {image}: {inspect.stderr.strip()}; is it an Apptainer image?")
-    return json.loads(inspect.stdout)["data"]["attributes"].get("labels") or {}
+    found = json.loads(inspect.stdout)["data"]["attributes"].get("labels") or {}
+    return {name: value for name, value in found.items() if ".deffile." not in name}
 
 
 if __name__ == "__main__":

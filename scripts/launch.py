@@ -54,7 +54,8 @@ def main() -> int:
     if args.data:
         program.append(f"--data={args.data}")
     if args.stage == "train":
-        program += provenance(image)
+        program += [f"--image={args.image}"] if image else []
+        program += commit()
     script = launcher.script(run, program, image.path if image else None, spread)
     print(script, flush=True)
     if args.dry_run:
@@ -129,16 +130,14 @@ def check_place(run: Run, image: ImageReport | None) -> None:
         )
 
 
-def provenance(image: ImageReport | None) -> list[str]:
-    """Options of train.py that say what it runs from: it cannot see them from inside the image."""
+def commit() -> list[str]:
+    """Option of train.py with the commit of the working tree: there need not be a git inside the image."""
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    words = []
     try:
         done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True)
-        words.append(f"--commit={done.stdout.strip()}")
     except (OSError, subprocess.CalledProcessError):
-        pass
-    return words + ([f"--image-digest={image.sha256}"] if image else [])
+        return []
+    return [f"--commit={done.stdout.strip()}"]
 
 
 def in_queue(holder: str) -> bool:

@@ -8,6 +8,7 @@ import resource
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,13 +17,13 @@ from shardlab.data import order
 from shardlab.distributed import World
 from shardlab.errors import UserError, run_program
 from shardlab.files import read_json, write_json
+from shardlab.images import read_report
 from shardlab.metrics import MetricsLog
 from shardlab.settings import Run, read_run
 from shardlab.strategies import Engine
 from shardlab.tasks import Task
 
 Observer = Callable[[int, Engine], None]
-Origin = dict[str, str | None]
 
 
 def main() -> None:
@@ -33,17 +34,22 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True, help="initial weights, the same for every strategy")
     parser.add_argument("--output", type=Path, required=True, help="folder for weights, metrics and train.json")
     parser.add_argument("--commit", help="commit of the working tree, for train.json")
-    parser.add_argument("--image-digest", help="SHA-256 of the image that this runs in, for train.json")
+    parser.add_argument("--image", type=Path, help="report of the image that this runs in, for train.json")
     args = parser.parse_args()
 
     run = read_run(args.settings)
     distributed.start(run.site.device)
-    origin = {"git_commit": args.commit, "image_digest": args.image_digest}
+    origin: dict[str, Any] = {"git_commit": args.commit}
+    if args.image:
+        image = read_report(args.image)
+        origin |= {"image_digest": image.sha256, "image_labels": image.labels}
     train(run, args.data, args.weights, args.output, origin)
     distributed.finish()
 
 
-def train(run: Run, data: Path, weights: Path, output: Path, origin: Origin, observe: Observer | None = None) -> None:
+def train(
+    run: Run, data: Path, weights: Path, output: Path, origin: Mapping[str, Any], observe: Observer | None = None
+) -> None:
     """Train ``run`` on this rank and write its files to ``output`` (rank 0).
 
     ``origin`` is what the report says of the code and the image that this runs from.
@@ -143,9 +149,7 @@ def save(engine: Engine, path: Path, world: World) -> int:
     return 1
 
 
-def write_report(
-    run: Run, world: World, log: MetricsLog, data: Path, path: Path, figures: Mapping[str, str | float | None]
-) -> None:
+def write_report(run: Run, world: World, log: MetricsLog, data: Path, path: Path, figures: Mapping[str, Any]) -> None:
     """Write train.json (rank 0); a collective, as every rank's host and peak memory are in it."""
     on_gpu = world.device.type == "cuda"
     # On a CPU: what the whole process had resident, in KiB.

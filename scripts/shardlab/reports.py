@@ -42,6 +42,9 @@ class TrainReport(Strict):
     checkpoints: int = Field(description="Checkpoints written, best.safetensors included.")
     restarts: int = Field(description="Times torchrun restarted the ranks.")
     image_digest: str | None = Field(None, description="SHA-256 of the container image; null without one.")
+    image_labels: dict[str, str] = Field(
+        default={}, description="The image's labels: versions, git commit, hash of the lock file."
+    )
     data_fingerprint: str = Field(description="Fingerprint of the prepared data set.")
     slurm_job_id: str | None = Field(description="Slurm job; null without Slurm.")
     git_commit: str | None = Field(None, description="Commit of the working tree, with -dirty if changed.")

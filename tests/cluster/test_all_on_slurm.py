@@ -5,7 +5,9 @@ import shutil
 import pandas as pd
 import pytest
 
+from common import ROOT
 from shardlab import configs, runs
+from shardlab.files import sha256
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -34,6 +36,7 @@ def test_every_report_names_its_job_node_and_image(finished, summary):
     for strategy, workload in summary.index:
         report = finished.json(f"results/{strategy}/{workload}/train.json")
         assert report["image_digest"] == image["sha256"]
+        assert report["image_labels"]["shardlab.lock.sha256"] == sha256(ROOT / "envs/train.txt")
         assert report["slurm_job_id"].isdigit()
         assert set(report["hosts"]) <= {"n1", "n2"}
         assert len(report["hosts"]) == report["world_size"]

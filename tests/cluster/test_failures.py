@@ -49,6 +49,12 @@ def test_more_gpus_than_a_node_has_is_refused_before_anything_is_submitted(train
     assert "Requested node configuration is not available" in seen
 
 
+def test_a_site_without_slurm(trained):
+    seen = fails(trained, "site=local")
+    assert "site local has no `slurm:` section, and this call submits to Slurm" in seen
+    assert "SLURM jobid" not in seen
+
+
 def test_image_missing(trained):
     (trained.path / "containers/train.sif").unlink()
     seen = fails(trained)

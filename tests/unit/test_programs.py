@@ -13,6 +13,8 @@ from shardlab.files import write_json
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
 
+LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
+
 
 def program(name, *arguments):
     return subprocess.run(
@@ -32,7 +34,9 @@ def test_what_the_snakefile_imports_has_no_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts").returncode == 0
 
 
-@pytest.mark.parametrize("name", ["resolve", "download", "prepare", "launch", "summarize"])
+@pytest.mark.parametrize(
+    "name", ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
+)
 def test_login_node_programs_have_no_torch(name):
     code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts").returncode == 0
@@ -90,7 +94,7 @@ def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_pat
     arguments, folder = launch("ddp")
     run = json.loads((folder / "run.json").read_text())
     # In place of training: ranks that say where they are and stay.
-    stays = "import os, time; print('here', os.getpid(), flush=True); time.sleep(600)"
+    stays = "import os, time; os.write(1, f'here {os.getpid()}\\n'.encode()); time.sleep(600)"
     (tmp_path / "stays.py").write_text(stays)
     program = f"import launch, sys; launch.STAGES['train'] = ([{str(tmp_path / 'stays.py')!r}], launch.Spread.RANKS); "
     words = [sys.executable, "-c", program + "launch.run_program(launch.main)", *map(str, arguments)]

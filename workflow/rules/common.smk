@@ -76,3 +76,12 @@ def job_resources(runtime=None, ranks=False):
 def preflight_resources():
     """What a job asks for that looks at the nodes and ranks of the configuration."""
     return slurm.resources(SITE, CONFIG.nodes, CONFIG.ranks_per_node, runtime=10)
+
+
+def check_executor():
+    """Before the first job of a call that is no dry run: jobs for Slurm need a site that says how to ask for nodes."""
+    if workflow.executor_plugin.name == "slurm" and SITE.slurm is None:
+        raise WorkflowError(
+            f"site {CONFIG.site} has no `slurm:` section, and this call submits to Slurm; choose your cluster with "
+            "--config site=NAME (a file in config/sites), or run --profile workflow/profiles/local."
+        )
