@@ -68,7 +68,12 @@ def supported(case):
 
 def compared(strategy, workload, recipe=()):
     """A case in the dtype of its gate: DeepSpeed has no float64."""
-    return Case(strategy, workload, tuple(dict(recipe).items()), dtype="float32" if "zero" in strategy else "float64")
+    if "zero" not in strategy:
+        return Case(strategy, workload, tuple(dict(recipe).items()))
+    # AdamW's first steps make a whole update of the sign of a gradient that is nothing but rounding. In float32 at
+    # llama2's rate that alone moves a later norm by 9e-6 on some processors (AMD EPYC), by 2e-6 on others.
+    slower = {"learning_rate": 3e-4} if workload == "llama2" else {}
+    return Case(strategy, workload, tuple((slower | dict(recipe)).items()), dtype="float32")
 
 
 MATRIX = [compared(s, w) for s in STRATEGIES if s != "single" for w in TINY]
