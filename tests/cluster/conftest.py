@@ -1,7 +1,6 @@
 """Fixtures of the cluster tests: the cluster in a box, and the ordinary user's copies of the project on it."""
 
 import os
-import pwd
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cluster
-from login import Learner, own
+from login import Learner, home, own
 
 PYTHON = "/usr/bin/python3"
 """Debian's own: the one that the ordinary user and both nodes can reach."""
@@ -32,16 +31,17 @@ def box():
 @pytest.fixture(scope="session")
 def base(box, make_tree):
     """The project in the user's home, set up as the README says, with the image that the workflow built."""
-    folder = Path(pwd.getpwnam(cluster.USER).pw_dir) / "shardlab"
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(home(), ignore_errors=True)
+    folder = home() / "first"
     make_tree(folder)
-    own(folder)
+    own(home())
     learner = Learner(folder)
     learner.run("make", "setup", f"PYTHON={PYTHON}")
     learner.snakemake(
         "containers/train.json", *(f"results/init/{name}.safetensors" for name in INIT), TRAINED, timeout=1200
     )
-    return learner
+    yield learner
+    shutil.rmtree(home(), ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

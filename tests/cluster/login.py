@@ -58,14 +58,18 @@ def snakemake(*targets, config=(), flags=(), profile="slurm"):
     return ["snakemake", "--profile", profile, *soon, *flags, "--config", "site=test", *config, "--", *targets]
 
 
+def home():
+    """Folder that the tests work in, beside whatever the user has."""
+    return Path(pwd.getpwnam(cluster.USER).pw_dir) / "shardlab-tests"
+
+
 def login_environment():
     """What the user's shell has: the project's Python on the PATH, and this machine's pip settings."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], text=True, capture_output=True, check=True)
     settings = re.findall(r"^(?:global|install|wheel|:env:)\.([\w-]+)='(.*)'$", listed.stdout, flags=re.MULTILINE)
     pip = {f"PIP_{key.replace('-', '_').upper()}": value for key, value in settings}
-    home = pwd.getpwnam(cluster.USER).pw_dir
-    path = f"{home}/shardlab/.venv/bin:/usr/local/bin:/usr/bin:/bin"
-    return pip | {"HOME": home, "USER": cluster.USER, "LOGNAME": cluster.USER, "PATH": path, "LANG": "C.UTF-8"}
+    path = f"{home()}/first/.venv/bin:/usr/local/bin:/usr/bin:/bin"
+    return pip | {"HOME": str(home()), "USER": cluster.USER, "LOGNAME": cluster.USER, "PATH": path, "LANG": "C.UTF-8"}
 
 
 def own(folder):
