@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cluster
-from login import Learner, home, own
+from login import Learner, end_all, home, own
 
 PYTHON = "/usr/bin/python3"
 """Debian's own: the one that the ordinary user and both nodes can reach."""
@@ -25,6 +25,7 @@ def box():
         pytest.skip(f"no cluster here: {reason}")
     cluster.up(nodes=2, gpus=4, cpus=8)
     yield cluster
+    end_all()
     cluster.down()
 
 

@@ -1,8 +1,10 @@
 """The ordinary user of the cluster in a box, and what a person at its login node can see."""
 
 import json
+import os
 import pwd
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cluster
+
+STARTED = []
+"""Processes of the user, each the first of its group."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Learner:
 
     def start(self, *command, **environment):
         """Start a command as that user; returns the process with its output in a pipe."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             cwd=self.path,
             env=login_environment() | environment,
@@ -31,7 +36,10 @@ class Learner:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
+        STARTED.append(process)
+        return process
 
     def finish(self, process, *, check=True, timeout=600):
         """Wait for a started command; returns its status and output."""
@@ -56,6 +64,14 @@ def snakemake(*targets, config=(), flags=(), profile="slurm"):
     """The words of a snakemake call on the test site; a key that comes again in ``config`` wins."""
     soon = ["--slurm-init-seconds-before-status-checks=4"] if profile == "slurm" else []
     return ["snakemake", "--profile", profile, *soon, *flags, "--config", "site=test", *config, "--", *targets]
+
+
+def end_all():
+    """End what the user started and did not wait for, because a test failed or was interrupted."""
+    for process in STARTED:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def home():
