@@ -66,22 +66,23 @@ def test_nodes_have_no_network_and_the_hub_path_works(learner):
         learner.snakemake("data/prepared/xsum/dataset.json", config=["data=hub"], **environment(hub))
         assert hub.calls, "the login node downloads"
         before = len(hub.calls)
-        learner.snakemake(
-            "results/ddp/xsum/test.json", config=["data=hub", "recipe={max_steps: 3}"], **environment(hub)
-        )
+        learner.snakemake("results/ddp/xsum.done", config=["data=hub", "recipe={max_steps: 3}"], **environment(hub))
         assert len(hub.calls) == before, "something after prepare asked the hub"
     finally:
         hub.close()
 
 
-def test_two_runs_at_once_on_the_same_nodes(learner):
-    config = [*TWO, "recipe={epochs: 30}"]
+def test_two_runs_at_once_on_the_same_nodes_that_meet_at_an_interface(learner):
+    config = [*TWO, "recipe={epochs: 10}", "site_settings={srun: {interface: eth0}}"]
     since = now()
     learner.snakemake("results/fsdp/mlp.done", "results/ddp/mlp.done", config=config)
     rows = {row["JobID"]: row for row in sacct("JobID", "Start", "End", "NodeList", since=since)}
-    one, two = (rows[learner.json(f"results/{name}/mlp/train.json")["slurm_job_id"]] for name in ("fsdp", "ddp"))
+    reports = [learner.json(f"results/{name}/mlp/train.json") for name in ("fsdp", "ddp")]
+    one, two = (rows[report["slurm_job_id"]] for report in reports)
     assert one["NodeList"] == two["NodeList"] == "n[1-2]"
     assert max(one["Start"], two["Start"]) < min(one["End"], two["End"]), "they did not run at the same time"
+    assert all(set(report["hosts"]) == {"n1", "n2"} for report in reports)
+    assert "address show dev eth0" in (learner.path / "results/logs/train/ddp/mlp.log").read_text()
 
 
 def test_a_run_that_a_job_still_trains_is_not_trained_twice(learner):
@@ -113,13 +114,6 @@ def test_preflight_says_what_to_change_when_nodes_do_not_find_each_other(learner
     assert seen.returncode != 0
     assert "wrong: 1 of 2 nodes did not reach n1x:" in seen.stdout
     assert "srun.domain or srun.interface" in seen.stdout
-
-
-def test_nodes_meet_at_the_address_of_an_interface(learner):
-    learner.snakemake("results/ddp/mlp.done", config=[*TWO, "site_settings={srun: {interface: eth0}}"])
-    log = (learner.path / "results/logs/train/ddp/mlp.log").read_text()
-    assert "address show dev eth0" in log
-    assert set(learner.json("results/ddp/mlp/train.json")["hosts"]) == {"n1", "n2"}
 
 
 def test_down_leaves_nothing(box):
