@@ -84,6 +84,14 @@ def nodes(run: Run) -> Findings | None:
     if run.nodes == 1:
         return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
     host, _, port = os.environ[RENDEZVOUS].rpartition(":")
+    try:
+        socket.getaddrinfo(host, port)
+    except socket.gaierror:
+        found["problems"].append(
+            f"{found['host']}: no address is known for {host}, where nodes should meet; set srun.suffix, srun.domain "
+            "or srun.interface in the site's file so that the name is one that nodes know"
+        )
+        return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
     if os.environ.get("SLURM_NODEID") != "0":
         tell(host, int(port), found)
         return None

@@ -10,22 +10,42 @@ from workflow.hub_files import articles, environment, repository
 from workflow.hub_server import Hub
 
 TWO = ["nodes=2"]
+ACCOUNTED = ("JobID", "NNodes", "NodeList", "AllocTRES", "State", "Start", "End")
 
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_fsdp_tp_on_two_nodes_keeps_its_tensor_parallel_groups_inside_nodes(learner):
-    since = now()
-    learner.snakemake("results/fsdp_tp/llama2.done", config=TWO)
-    report = learner.json("results/fsdp_tp/llama2/train.json")
+@pytest.fixture(scope="module")
+def pair(make_copy):
+    """Two runs on the same two nodes at once, which meet at an interface: their sacct rows, reports and logs."""
+    with make_copy("pair") as learner:
+        config = [*TWO, "site_settings={srun: {interface: eth0}}"]
+        since = now()
+        learner.snakemake("results/fsdp_tp/llama2.done", "results/ddp/llama2.done", config=config)
+        rows = {row["JobID"]: row for row in sacct(*ACCOUNTED, since=since)}
+        names = ("fsdp_tp/llama2", "ddp/llama2")
+        reports = [learner.json(f"results/{name}/train.json") for name in names]
+        logs = [(learner.path / f"results/logs/train/{name}.log").read_text() for name in names]
+        yield [(rows[report["slurm_job_id"]], report, log) for report, log in zip(reports, logs, strict=True)]
+
+
+def test_fsdp_tp_on_two_nodes_keeps_its_tensor_parallel_groups_inside_nodes(pair):
+    job, report, _ = pair[0]
     assert report["mesh"] == {"dp_shard": 2, "tp": 2}
-    jobs = sacct("JobID", "NNodes", "AllocTRES", "State", since=since)
-    job = next(row for row in jobs if row["JobID"] == report["slurm_job_id"])
     assert (job["NNodes"], job["State"]) == ("2", "COMPLETED")
     assert "gres/gpu=4" in job["AllocTRES"].split(",")
     groups = [report["hosts"][start : start + 2] for start in (0, 2)]
     assert all(len(set(group)) == 1 for group in groups), "a tensor-parallel group spans nodes"
     assert {group[0] for group in groups} == {"n1", "n2"}
+
+
+def test_two_runs_at_once_on_the_same_nodes_that_meet_at_an_interface(pair):
+    (one, *_), (two, *_) = pair
+    assert one["NodeList"] == two["NodeList"] == "n[1-2]"
+    assert max(one["Start"], two["Start"]) < min(one["End"], two["End"]), "they did not run at the same time"
+    for _, report, log in pair:
+        assert set(report["hosts"]) == {"n1", "n2"}
+        assert "address show dev eth0" in log
 
 
 def test_jobs_get_the_gpus_of_their_ranks(learner):
@@ -72,19 +92,6 @@ def test_nodes_have_no_network_and_the_hub_path_works(learner):
         hub.close()
 
 
-def test_two_runs_at_once_on_the_same_nodes_that_meet_at_an_interface(learner):
-    config = [*TWO, "recipe={epochs: 10}", "site_settings={srun: {interface: eth0}}"]
-    since = now()
-    learner.snakemake("results/fsdp/mlp.done", "results/ddp/mlp.done", config=config)
-    rows = {row["JobID"]: row for row in sacct("JobID", "Start", "End", "NodeList", since=since)}
-    reports = [learner.json(f"results/{name}/mlp/train.json") for name in ("fsdp", "ddp")]
-    one, two = (rows[report["slurm_job_id"]] for report in reports)
-    assert one["NodeList"] == two["NodeList"] == "n[1-2]"
-    assert max(one["Start"], two["Start"]) < min(one["End"], two["End"]), "they did not run at the same time"
-    assert all(set(report["hosts"]) == {"n1", "n2"} for report in reports)
-    assert "address show dev eth0" in (learner.path / "results/logs/train/ddp/mlp.log").read_text()
-
-
 def test_a_run_that_a_job_still_trains_is_not_trained_twice(learner):
     config = ["recipe={epochs: 1000}"]
     driver = learner.start(*snakemake("results/ddp/mlp.done", config=config))
@@ -108,12 +115,11 @@ def test_preflight_says_that_the_site_is_ready(learner):
     assert "preflight: site test is ready for 2 x 2 ranks." in seen
 
 
-def test_preflight_says_what_to_change_when_nodes_do_not_find_each_other(learner):
+def test_preflight_says_what_to_change_when_nodes_do_not_know_the_name_to_meet_at(learner):
     wrong = ["site_settings={srun: {suffix: x}}"]
     seen = learner.snakemake("preflight", config=TWO + wrong, check=False)
     assert seen.returncode != 0
-    assert "wrong: 1 of 2 nodes did not reach n1x:" in seen.stdout
-    assert "srun.domain or srun.interface" in seen.stdout
+    assert "no address is known for n1x, where nodes should meet; set srun.suffix" in seen.stdout
 
 
 def test_down_leaves_nothing(box):

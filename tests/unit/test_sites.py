@@ -10,6 +10,7 @@ import yaml
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
+import preflight
 from common import ROOT
 from shardlab import configs, launcher, runs, slurm
 from shardlab.errors import UserError
@@ -156,3 +157,13 @@ def test_two_jobs_do_not_share_a_port():
     config, _ = load(site="test", nodes=2)
     script = launcher.script(runs.resolve(config, "ddp", "mlp"), ["x.py"], None, Spread.RANKS)
     assert "$((20000 + SLURM_JOB_ID % 10000))" in script
+
+
+def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch):
+    monkeypatch.setattr(preflight, "PATIENCE", 0.2)
+    monkeypatch.setenv(launcher.RENDEZVOUS, "localhost:0")
+    monkeypatch.setenv("SLURM_NODEID", "0")
+    run = runs.resolve(load(site="test", nodes=2)[0], "ddp", "mlp")
+    seen = " ".join(preflight.nodes(run)["problems"])
+    assert "1 of 2 nodes did not reach localhost:0 within 0.2 s" in seen
+    assert "srun.domain or srun.interface" in seen
