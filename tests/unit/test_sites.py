@@ -5,12 +5,12 @@ import re
 import sys
 from pathlib import Path
 
+import preflight
 import pytest
 import yaml
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
-import preflight
 from common import ROOT
 from shardlab import configs, launcher, runs, slurm
 from shardlab.errors import UserError
