@@ -87,7 +87,7 @@ def submits(name: str, site: Site, run: Run, image: ImageReport, repeats: int) -
         "--weights=results/init/llama2.safetensors",
         f"--output={RUN}",
     ]
-    asked = slurm.resources(site, run.nodes, run.ranks_per_node)
+    asked = slurm.resources(site, run.nodes, run.devices_per_node)
     options = {
         "nodes": asked["nodes"],
         "ntasks-per-node": asked["tasks_per_node"],

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from shardlab import checkpoint, distributed, models, optimizers, reports, strategies, tasks
+from shardlab import checkpoint, distributed, optimizers, reports, strategies, tasks
 from shardlab.data import order
 from shardlab.distributed import World
 from shardlab.errors import UserError, run_program
@@ -21,7 +21,7 @@ from shardlab.images import read_report
 from shardlab.metrics import MetricsLog
 from shardlab.settings import Run, read_run
 from shardlab.strategies import Engine
-from shardlab.tasks import Task
+from shardlab.tasks import MicroBatch, Task
 
 Observer = Callable[[int, Engine], None]
 
@@ -62,11 +62,8 @@ def train(
     world = distributed.world(run)
     dtype = getattr(torch, recipe.dtype)
     torch.manual_seed(run.seed + world.data_rank)  # dropout: the same on the ranks that share samples
-    task = tasks.load(run.task, data, dtype, world.device)
-    model = models.build(run.model.name, run.model.args, dtype)
-    checkpoint.load(model, weights)
-    parameters = models.parameter_count(model)
-    engine = strategies.build(run, model, world)
+    task = tasks.load(run.task, data, dtype, world.device, fixed_shapes="pp" in run.mesh)
+    engine = strategies.build(run, task, world, weights)
 
     batches = order.BatchOrder(task.samples("train"), recipe.global_batch, run.seed)
     steps = recipe.epochs * batches.steps_per_epoch
@@ -82,13 +79,18 @@ def train(
         targets = task.targets("train", batch)
         rate = optimizers.learning_rate(recipe, epoch)
 
-        loss_sum = shared_loss(task, engine.model, "train", batch, world)
-        loss = float(world.sum(loss_sum.detach().clone())) / targets
-        stop_unless_finite("loss", loss, step)
+        micro_batches = share(task, engine, "train", batch, recipe.global_batch, recipe.accumulate, world)
         # Engines average over the data-parallel ranks; the loss is a sum over all of them.
-        engine.backward(loss_sum * (world.data_size / targets))
+        losses = [
+            engine.add_gradients(micro, world.data_size / targets, last=number == len(micro_batches))
+            for number, micro in enumerate(micro_batches, 1)
+        ]
+        loss = float(world.sum(torch.stack(losses).sum())) / targets
+        stop_unless_finite("loss", loss, step)
         if observe:
             observe(step, engine)
+        if step == 0:
+            engine.idle()  # the first step also sets things up
         norm = engine.step(rate)
         stop_unless_finite("gradient norm", norm, step)
 
@@ -104,31 +106,31 @@ def train(
 
     wall = time.perf_counter() - begin
     checkpoints += save(engine, output / "model.safetensors", world)
-    figures = {"parameters": parameters, "wall_seconds": wall, "checkpoints": checkpoints}
-    write_report(run, world, log, data, output / "train.json", {**origin, **figures})
+    figures = {"parameters": engine.parameter_count, "wall_seconds": wall, "checkpoints": checkpoints}
+    write_report(run, engine, world, log, data, output / "train.json", {**origin, **figures})
 
 
-def shared_loss(task: Task, model: torch.nn.Module, split: str, batch: order.Indices, world: World) -> torch.Tensor:
-    """Loss summed over this rank's share of a global batch: a scalar.
-
-    A rank whose share is empty still calls the model, on one sample that does not count: the others wait
-    for it in the collectives.
-    """
-    share = order.share(batch, world.data_rank, world.data_size)
-    inputs = task.batch(split, share if len(share) else batch[:1])
-    loss = task.loss(task.outputs(model, inputs), inputs)
-    return loss if len(share) else loss * 0.0
+def share(
+    task: Task, engine: Engine, split: str, batch: order.Indices, largest: int, count: int, world: World
+) -> list[MicroBatch]:
+    """This rank's share of a global batch of at most ``largest`` samples, in ``count`` micro-batches."""
+    rows = None
+    if engine.chunks:
+        rows = engine.chunks * -(-largest // (world.data_size * count * engine.chunks))
+    mine = order.share(batch, world.data_rank, world.data_size)
+    return [task.micro_batch(split, indices, rows) for indices in order.parts(mine, count)]
 
 
 @torch.no_grad()
 def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: World) -> float:
     """Loss per target over a whole split, each sample once, shared by the data-parallel ranks."""
-    engine.model.eval()
+    engine.train(False)
     batches = order.in_order(task.samples(split), batch_size)
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     for batch in batches:
-        total += shared_loss(task, engine.model, split, batch, world)
-    engine.model.train()
+        for micro in share(task, engine, split, batch, batch_size, 1, world):
+            total += engine.loss(micro)
+    engine.train(True)
     return float(world.sum(total)) / sum(task.targets(split, batch) for batch in batches)
 
 
@@ -143,19 +145,26 @@ def stop_unless_finite(what: str, value: float, step: int) -> None:
 
 def save(engine: Engine, path: Path, world: World) -> int:
     """Write the whole weights (rank 0); a collective. Returns the number of files, 1."""
-    weights = engine.weights()
+    weights = {}
+    for name, value in engine.weights():
+        if world.main:
+            weights[name] = value.cpu().contiguous()
     if world.main:
         checkpoint.save(weights, path)
     return 1
 
 
-def write_report(run: Run, world: World, log: MetricsLog, data: Path, path: Path, figures: Mapping[str, Any]) -> None:
+def write_report(
+    run: Run, engine: Engine, world: World, log: MetricsLog, data: Path, path: Path, figures: Mapping[str, Any]
+) -> None:
     """Write train.json (rank 0); a collective, as every rank's host and peak memory are in it."""
     on_gpu = world.device.type == "cuda"
     # On a CPU: what the whole process had resident, in KiB.
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    idle = [fraction for fractions in world.gather(engine.idle()) for fraction in fractions or []]
     measured = {
         **figures,
+        "idle": idle or None,
         "hosts": world.gather(os.uname().nodename),
         "devices": [torch.cuda.get_device_name() if on_gpu else "cpu"],
         "peak_memory_bytes": world.gather(peak),

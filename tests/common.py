@@ -21,9 +21,10 @@ TINY = {
 """Data options that leave 32 training samples or a little more, so that small cases take milliseconds."""
 
 
-def tiny_run(workload, strategy="single", **recipe):
+def tiny_run(workload, strategy="single", ranks=2, **recipe):
     """A run over the tiny data set of a workload; 5 samples a step, which no number of ranks divides."""
-    config = configs.load_config({"recipe": {"global_batch": 5, "epochs": 3, "max_steps": 8} | recipe})
+    recipe = {"global_batch": 5, "epochs": 3, "max_steps": 8} | recipe
+    config = configs.load_config({"recipe": recipe, "ranks_per_node": ranks})
     run = runs.resolve(config, strategy, workload)
     options = run.data.options | TINY[workload]
     return run.model_copy(update={"data": run.data.model_copy(update={"options": options})})

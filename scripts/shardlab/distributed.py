@@ -27,6 +27,8 @@ class World:
     mesh: DeviceMesh | None
     data_rank: int
     data_size: int
+    copies: int = 1
+    """Ranks that hold the same output for the same samples: those of a tensor-parallel group."""
 
     @property
     def main(self) -> bool:
@@ -34,10 +36,10 @@ class World:
         return self.rank == 0
 
     def sum(self, value: Tensor) -> Tensor:
-        """Sum over the data-parallel ranks; tensor-parallel ranks of one group hold the same value."""
+        """Sum over the data-parallel ranks, of values that are 0 where a pipeline does not have the output."""
         if self.size > 1:
             dist.all_reduce(value)
-            value = value / (self.size // self.data_size)
+            value = value / self.copies
         return value
 
     def gather(self, value: T) -> list[T]:
@@ -100,4 +102,4 @@ def world(run: Run) -> World:
     mesh = init_device_mesh(device.type, tuple(run.mesh.values()), mesh_dim_names=tuple(run.mesh))
     place = dict(zip(run.mesh, mesh.get_coordinate() or (), strict=True))
     data_rank = place.get("dp_replicate", 0) * run.mesh.get("dp_shard", 1) + place.get("dp_shard", 0)
-    return World(rank, size, device, mesh, data_rank, run.data_parallel_size)
+    return World(rank, size, device, mesh, data_rank, run.data_parallel_size, run.mesh.get("tp", 1))

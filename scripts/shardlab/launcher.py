@@ -27,7 +27,7 @@ def script(run: Run, program: list[str], image: Path | None, spread: Spread) -> 
     They hold in a Slurm job's first node, or on this machine for a site without srun, and can be run by hand.
     """
     place = run.site
-    nodes, per_node = (1, 1) if spread is Spread.ONE else (run.nodes, run.ranks_per_node)
+    nodes, per_node = (1, 1) if spread is Spread.ONE else (run.nodes, run.devices_per_node)
     python = place.container.python if place.container and image else sys.executable
     start = (
         _torchrun(run, place, [python]) if spread is Spread.RANKS and _needs_torchrun(run) else [shlex.quote(python)]

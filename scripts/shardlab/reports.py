@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from shardlab.schema import Strict
-from shardlab.settings import Run
+from shardlab.settings import SCHEDULES, Run
 
 
 class TrainReport(Strict):
@@ -33,6 +33,16 @@ class TrainReport(Strict):
     step_seconds_median: float | None = Field(description="Median step, the first one left out.")
     step_seconds_p95: float | None = Field(description="95th percentile step, the first one left out.")
     samples_per_second: float | None = Field(description="Samples over the steps' time, the first left out.")
+    idle: list[float] | None = Field(
+        None,
+        description="Part of the steps, the first one left out, in which a rank (pp) or a device (mp) waited for "
+        "others; null where the strategy does not measure it.",
+    )
+    idle_theory: float | None = Field(
+        None,
+        description="pp: the bubble (p - 1) / (m + p - 1) with m micro-batches (times the stages of a rank) on p "
+        "ranks; null for zero bubble.",
+    )
     mfu: float | None = Field(None, description="Model FLOP utilization; null where the peak is not known.")
     mfu_formula: str | None = Field(None, description="How mfu was computed.")
     peak_memory_bytes: list[int] = Field(description="Peak memory of each rank.")
@@ -82,10 +92,19 @@ def train_report(run: Run, records: list[dict[str, Any]], measured: dict[str, An
             "train_loss": steps[-1]["loss"],
             "validation_loss": [record["loss"] for record in records if record["kind"] == "validation"][-1],
         }
+        | {"idle_theory": _bubble(run)}
         | _step_statistics(steps[1:])
         | _provenance()
         | measured
     )
+
+
+def _bubble(run: Run) -> float | None:
+    """Huang et al., 2019, arXiv:1811.06965; with v stages a rank it is v times shorter (arXiv:2104.04473)."""
+    if "pp" not in run.mesh or run.technique.schedule == "ZBVZeroBubble":
+        return None
+    ranks, pieces = run.mesh["pp"], run.technique.microbatches * SCHEDULES[run.technique.schedule]
+    return (ranks - 1) / (pieces + ranks - 1)
 
 
 def _step_statistics(steps: list[dict[str, Any]]) -> dict[str, Any]:

@@ -4,14 +4,12 @@ The Snakefile imports this on a login node, so it is pure Python: no torch.
 """
 
 import json
-from math import prod
 from typing import Any
 
-from shardlab import configs
+from shardlab import configs, spread
 from shardlab.errors import Unsupported, UserError, choices, unknown
 from shardlab.schema import check
 from shardlab.settings import (
-    AXES,
     Config,
     DataSet,
     DataSource,
@@ -20,6 +18,7 @@ from shardlab.settings import (
     Run,
     Size,
     Strategy,
+    Technique,
     Workload,
 )
 from shardlab.sites import Exec, Place
@@ -40,17 +39,18 @@ def resolve(config: Config, strategy_name: str, workload_name: str) -> Run:
     source = _source(workload, config)
     args = size.model | source.model | size.shape | source.shape
     _check_model(workload, workload_name, args)
-    nodes, ranks = _ranks(config, strategy, strategy_name, site)
-    mesh = _mesh(strategy, strategy_name, nodes, ranks)
-    _check_tensor(mesh, workload, workload_name, args, ranks)
+    nodes, ranks, devices = spread.ranks(config, strategy, strategy_name, site)
+    mesh = spread.mesh(strategy, strategy_name, nodes, ranks)
+    spread.check_tensor(strategy, mesh, workload, workload_name, args, ranks)
+    pieces = sum(args[piece] if isinstance(piece, str) else piece for piece in workload.pieces)
+    spread.check_pipeline(strategy, strategy_name, mesh, workload_name, pieces, devices)
     replicas = mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
     if recipe.global_batch < replicas:
         raise UserError(
             f"{strategy_name} x {workload_name}: global_batch {recipe.global_batch} has fewer samples than "
             f"the {replicas} data-parallel ranks that share it; set recipe.global_batch to {replicas} or more."
         )
-    if strategy.engine == "deepspeed" and recipe.dtype == "float64":
-        raise Unsupported(f"{strategy_name}: DeepSpeed has no float64; set recipe.dtype to float32.")
+    spread.check_recipe(strategy, strategy_name, recipe)
     return Run(
         strategy=strategy_name,
         workload=workload_name,
@@ -61,9 +61,12 @@ def resolve(config: Config, strategy_name: str, workload_name: str) -> Run:
         mesh=mesh,
         engine=strategy.engine,
         engine_config=_deepspeed(strategy, strategy_name, recipe, replicas),
-        cpu_offload=strategy.cpu_offload,
+        technique=Technique.model_validate(strategy.model_dump(include=set(Technique.model_fields))),
+        devices_per_rank=devices,
         task=workload.task,
-        model=Model(name=workload.model, args=args, blocks=workload.blocks, tensor=dict(workload.tensor)),
+        model=Model(
+            name=workload.model, args=args, blocks=workload.blocks, tensor=dict(workload.tensor), pieces=pieces
+        ),
         data=data,
         recipe=recipe,
         site=site,
@@ -151,74 +154,7 @@ def _check_model(workload: Workload, name: str, args: dict[str, Any]) -> None:
         if key in args and divisor in args and args[key] % args[divisor]:
             raise UserError(
                 f"config/workloads/{name}.yaml: {divisor} {args[divisor]} does not divide {key} {args[key]}; "
-                f"{divisor} can be {_divisors(args[key])}."
-            )
-
-
-def _ranks(config: Config, strategy: Strategy, name: str, site: Place) -> tuple[int, int]:
-    if strategy.engine == "torch" and all(getattr(strategy, axis) is None for axis in AXES):
-        return 1, 1
-    if site.nodes_max and config.nodes > site.nodes_max:
-        raise UserError(
-            f"{name}: {config.nodes} nodes are asked for, but a run at site {config.site} can have "
-            f"{site.nodes_max}; set nodes to {site.nodes_max} or less, or choose another site."
-        )
-    ranks = max(config.ranks_per_node, -(-strategy.min_ranks // config.nodes))
-    if site.ranks_per_node_max and ranks > site.ranks_per_node_max:
-        raise UserError(
-            f"{name}: {ranks} ranks per node are asked for, but a node of site {config.site} has "
-            f"{site.ranks_per_node_max}; set ranks_per_node to {site.ranks_per_node_max} or less."
-        )
-    return config.nodes, ranks
-
-
-def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> dict[str, int]:
-    """Mesh axes with their degrees multiplied out to the world size."""
-    degrees = {axis: getattr(strategy, axis) for axis in AXES if getattr(strategy, axis) is not None}
-    world = nodes * ranks
-    where = f"config/strategies.yaml: {name}"
-    if strategy.engine == "deepspeed":
-        if degrees or strategy.cpu_offload or strategy.config is None:
-            raise UserError(f"{where}: engine deepspeed takes `config` (a JSON file), no degrees and no cpu_offload.")
-        return {"dp_shard": world}
-    if strategy.config is not None:
-        raise UserError(f"{where}: `config` belongs to engine deepspeed; remove it or set the engine.")
-    if strategy.cpu_offload and "dp_shard" not in degrees:
-        raise UserError(f"{where}: cpu_offload needs dp_shard; set dp_shard to -1 or remove cpu_offload.")
-    if "dp_replicate" in degrees and "tp" in degrees and "dp_shard" not in degrees:
-        # DDP does not take the DTensors of tensor parallelism; HSDP with one shard does the same.
-        raise UserError(f"{where}: dp_replicate with tp needs dp_shard between them; add dp_shard: 1.")
-    if any(degree != -1 and degree < 1 for degree in degrees.values()):
-        raise UserError(f"{where}: a degree is a number from 1, or -1 for what is left; got {degrees}.")
-    open_axes = [axis for axis, degree in degrees.items() if degree == -1]
-    if len(open_axes) > 1:
-        raise UserError(f"{where}: only one degree can be -1, not {choices(open_axes)}.")
-    fixed = prod(degree for degree in degrees.values() if degree != -1)
-    if world % fixed or (not open_axes and degrees and fixed != world):
-        raise UserError(
-            f"{where}: the degrees {degrees} do not divide the world of {world} ranks ({nodes} nodes x "
-            f"{ranks}); make nodes x ranks_per_node a multiple of {fixed}, or lower a degree."
-        )
-    return {axis: world // fixed if degree == -1 else degree for axis, degree in degrees.items()}
-
-
-def _check_tensor(mesh: dict[str, int], workload: Workload, name: str, args: dict[str, Any], ranks: int) -> None:
-    tp = mesh.get("tp", 1)
-    if "tp" not in mesh:
-        return
-    if not workload.tensor:
-        raise Unsupported(
-            f"{name} has no tensor-parallel plan; write one under `tensor:` in config/workloads/{name}.yaml."
-        )
-    if ranks % tp:
-        raise UserError(
-            f"tp {tp} does not divide the {ranks} ranks of a node, and tensor-parallel groups stay inside "
-            f"a node; tp can be {_divisors(ranks)}."
-        )
-    for key in workload.tensor_sizes:
-        if args[key] % tp:
-            raise UserError(
-                f"tp {tp} does not divide {key} {args[key]} of workload {name}; tp can be {_divisors(args[key])}."
+                f"{divisor} can be {spread.divisors(args[key])}."
             )
 
 
@@ -235,10 +171,12 @@ def _deepspeed(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> 
     except ValueError as error:
         raise UserError(f"{strategy.config} is not strict JSON ({error}); no comments, no trailing commas.") from None
     decided: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": -(-recipe.global_batch // replicas),
-        "gradient_accumulation_steps": 1,
+        "train_micro_batch_size_per_gpu": -(-recipe.global_batch // (replicas * recipe.accumulate)),
+        "gradient_accumulation_steps": recipe.accumulate,
         "gradient_clipping": recipe.clip_norm or 0.0,
     }
+    if recipe.precision != "full":
+        decided[recipe.precision] = {"enabled": True}
     clash = [key for key in (*decided, "train_batch_size", "optimizer", "scheduler") if key in given]
     if clash:
         raise UserError(f"{strategy.config}: `{clash[0]}` comes from the workload's recipe; remove it there.")
@@ -255,7 +193,3 @@ def _check_data_sets(runs: list[Run]) -> None:
                 f"workloads {other.workload} and {run.workload} prepare data set {run.data.name} with different "
                 "options; give one of them another data name."
             )
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)

@@ -13,8 +13,10 @@ from shardlab.files import read_json
 from shardlab.schema import Strict, check
 from shardlab.sites import Place
 
-AXES = ("dp_replicate", "dp_shard", "tp")
+AXES = ("dp_replicate", "pp", "dp_shard", "tp")
 """Mesh axes, outermost first, so that tensor-parallel groups are neighbouring ranks of one node."""
+SCHEDULES = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "ZBVZeroBubble": 2}
+"""Pipeline schedules of torch.distributed.pipelining: stages on each rank."""
 
 
 class Recipe(Strict):
@@ -34,6 +36,23 @@ class Recipe(Strict):
         None, description="Clip the global L2 gradient norm to this (null: no clipping)."
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="Type of weights and arithmetic.")
+    accumulate: PositiveInt = Field(
+        1, description="Micro-batches that a rank's share of the global batch is split into, one after the other."
+    )
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="Recompute the workload's blocks in the backward pass: full, or selective (keep what matrix "
+        "products and attention gave).",
+    )
+    compile: Literal["none", "blocks", "model"] = Field(
+        "none", description="torch.compile each of the workload's blocks, or the model as one."
+    )
+    compile_backend: str = Field("inductor", description="Backend of torch.compile (aot_eager needs no compiler).")
+    precision: Literal["full", "bf16", "fp16"] = Field(
+        "full",
+        description="Arithmetic: full is dtype; bf16: weights stay in dtype (autocast, or FSDP's and DeepSpeed's own "
+        "mixed precision); fp16: DeepSpeed only. Only full is held to a gate.",
+    )
     keep_best: bool = Field(
         False, description="Also save best.safetensors, the weights with the lowest validation loss."
     )
@@ -95,13 +114,19 @@ class Workload(Strict):
         default=[],
         description="Submodules that FSDP shards one by one, as patterns (layers.*).",
     )
-    tensor: dict[str, Literal["column", "column_gather", "row", "vocab"]] = Field(
+    tensor: dict[str, Literal["column", "column_gather", "row", "vocab", "norm", "norm_whole"]] = Field(
         default={},
         description="Tensor-parallel plan, submodule pattern: how it is split. column, row: Linear "
-        "by output (stays split; column_gather: made whole again), by input; vocab: Embedding by rows. "
+        "by output (stays split; column_gather: made whole again), by input; vocab: Embedding by rows; norm: a norm "
+        "before column layers (norm_whole: before anything else), split along the sequence with sequence_parallel. "
         "Empty: no strategy with tp.",
     )
     tensor_sizes: list[str] = Field(default=[], description="Model arguments that tp must divide (heads, hidden, ...).")
+    pieces: list[PositiveInt | str] = Field(
+        default=[],
+        description="Pieces of the model's chain, which pipelines cut between: numbers and model arguments, added "
+        "up. Empty: the model is no chain, no strategy with pp or mp.",
+    )
     divisible: dict[str, str] = Field(default={}, description="Model argument: the one that must divide it.")
     data: dict[Literal["embedded", "hub"], DataSource] = Field(
         description="Where the data comes from; config key `data` chooses."
@@ -109,7 +134,34 @@ class Workload(Strict):
     sizes: dict[str, Size] = Field(description="Named sizes; config key `size` chooses.")
 
 
-class Strategy(Strict):
+class Technique(Strict):
+    """What a strategy says besides its degrees."""
+
+    one_process: Literal["dp", "mp"] | None = Field(
+        None,
+        description="One process drives ranks_per_node devices. dp: torch.nn.DataParallel; mp: consecutive layers "
+        "on each device.",
+    )
+    cpu_offload: bool = Field(False, description="FSDP: keep shards and optimizer in CPU memory.")
+    reshard_after_forward: bool | None = Field(
+        None,
+        description="FSDP: free a block's gathered weights after its forward pass (null: yes, but for the root "
+        "module and under a pipeline).",
+    )
+    wrap_parameters: PositiveInt | None = Field(
+        None,
+        description="FSDP: shard every submodule with at least this many parameters by itself, instead of the "
+        "workload's blocks.",
+    )
+    sequence_parallel: bool = Field(False, description="tp: split activations between the layers by sequence.")
+    loss_parallel: bool = Field(False, description="tp: compute the loss on logits that stay split.")
+    schedule: Literal["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"] = Field(
+        "1F1B", description="pp: schedule of torch.distributed.pipelining."
+    )
+    microbatches: PositiveInt = Field(4, description="pp: pieces that a batch is sent through the pipeline in.")
+
+
+class Strategy(Technique):
     """How a model is spread over ranks: one entry of config/strategies.yaml.
 
     The degrees multiply to the world size (nodes x ranks per node); -1 takes what is left.
@@ -119,9 +171,9 @@ class Strategy(Strict):
         "torch", description="torch: PyTorch's own parallel modules; deepspeed: ZeRO."
     )
     dp_replicate: int | None = Field(None, description="Degree of replication: DDP, or HSDP with dp_shard.")
+    pp: int | None = Field(None, description="Degree of pipeline parallelism.")
     dp_shard: int | None = Field(None, description="Degree of sharding: FSDP (fully_shard).")
     tp: int | None = Field(None, description="Degree of tensor parallelism; stays inside a node.")
-    cpu_offload: bool = Field(False, description="FSDP only: keep shards and optimizer in CPU memory.")
     config: str | None = Field(None, description="DeepSpeed only: JSON file, from the project's root.")
     min_ranks: PositiveInt = Field(
         1, description="Raise config's ranks_per_node until the run has this many ranks (2-D meshes need 4)."
@@ -176,6 +228,7 @@ class Model(Strict):
     args: dict[str, Any] = Field(description="Arguments of its build().")
     blocks: list[str] = Field(description="Submodules that FSDP shards one by one.")
     tensor: dict[str, str] = Field(description="Tensor-parallel plan.")
+    pieces: int = Field(description="Pieces of its chain; 0: it is none.")
 
 
 class Run(Strict):
@@ -191,7 +244,8 @@ class Run(Strict):
     mesh: dict[str, int] = Field(description="Mesh axis: degree, outermost first; empty for one rank.")
     engine: Literal["torch", "deepspeed"] = Field(description="Who runs the step.")
     engine_config: dict[str, Any] | None = Field(description="DeepSpeed's settings, whole.")
-    cpu_offload: bool = Field(description="Shards and optimizer in CPU memory.")
+    technique: Technique = Field(description="What the strategy says besides its degrees.")
+    devices_per_rank: PositiveInt = Field(description="Devices that each rank drives.")
     task: str = Field(description="Batches, loss and metric.")
     model: Model = Field(description="Model.")
     data: DataSet = Field(description="Data set.")
@@ -205,9 +259,14 @@ class Run(Strict):
         return self.nodes * self.ranks_per_node
 
     @property
+    def devices_per_node(self) -> int:
+        """Devices that the run uses on each node."""
+        return self.ranks_per_node * self.devices_per_rank
+
+    @property
     def cpus_per_node(self) -> int:
         """CPU cores on each node."""
-        return self.ranks_per_node * self.site.cpus_per_rank
+        return self.devices_per_node * self.site.cpus_per_rank
 
     @property
     def data_parallel_size(self) -> int:

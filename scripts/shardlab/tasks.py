@@ -2,10 +2,12 @@
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -19,6 +21,17 @@ from shardlab.errors import UserError
 IGNORE = -100
 """Label of positions that are no target (PyTorch's own default)."""
 Batch = dict[str, Tensor]
+Inputs = tuple[tuple[Tensor, ...], Batch]
+"""The model's positional and keyword arguments."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples of one forward pass. The first ``count`` of ``rows`` count, the others only fill it up."""
+
+    batch: Batch
+    count: int
+    rows: int
 
 
 class Task(ABC):
@@ -26,8 +39,9 @@ class Task(ABC):
 
     metric_name = ""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self.folder, self.dtype, self.device = folder, dtype, device
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, *, fixed_shapes: bool = False) -> None:
+        """``fixed_shapes``: pad all batches of a split to the same lengths."""
+        self.folder, self.dtype, self.device, self.fixed_shapes = folder, dtype, device, fixed_shapes
         self._splits: dict[str, dict[str, Tensor]] = {}
 
     def arrays(self, split: str) -> dict[str, Tensor]:
@@ -49,12 +63,33 @@ class Task(ABC):
         """These samples as tensors on the device."""
 
     @abstractmethod
-    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What the model says of a batch."""
+    def inputs(self, batch: Batch) -> Inputs:
+        """What the model is called with."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Loss summed over the targets: a scalar."""
+
+    def micro_batch(self, split: str, indices: Indices, rows: int | None = None) -> MicroBatch:
+        """These samples, filled up to ``rows`` with samples that do not count.
+
+        There is at least one sample: a rank with nothing to do still has to call the model, since the others wait
+        for it in the collectives.
+        """
+        count = len(indices)
+        filled = np.resize(indices if count else np.zeros(1, dtype=np.int64), rows or max(count, 1))
+        return MicroBatch(self.batch(split, filled), count, len(filled))
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """What the model says of a batch."""
+        positional, keywords = self.inputs(batch)
+        outputs: Tensor = model(*positional, **keywords)
+        return outputs
+
+    def counted_loss(self, outputs: Tensor, micro: MicroBatch) -> Tensor:
+        """Loss summed over the targets of the samples that count: a scalar, 0 with a gradient of 0 if none does."""
+        counted = {name: rows[: micro.count] for name, rows in micro.batch.items()}
+        return self.loss(outputs[: micro.count].to(self.dtype), counted)
 
     def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
         """The batch's part of the metric, summed over its samples."""
@@ -80,8 +115,8 @@ class Regression(Task):
     def batch(self, split: str, indices: Indices) -> Batch:
         return {name: self.to_device(array[indices]) for name, array in self.arrays(split).items()}
 
-    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(batch["x"])
+    def inputs(self, batch: Batch) -> Inputs:
+        return (batch["x"],), {}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.mse_loss(outputs, batch["y"], reduction="sum")
@@ -104,8 +139,8 @@ class Classification(Task):
         images = arrays["images"][indices].to(self.dtype) / 127.5 - 1
         return {"images": self.to_device(images), "labels": self.to_device(arrays["labels"][indices])}
 
-    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(batch["images"])
+    def inputs(self, batch: Batch) -> Inputs:
+        return (batch["images"],), {}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(outputs, batch["labels"], reduction="sum")
@@ -125,8 +160,8 @@ class LanguageModelling(Task):
     def batch(self, split: str, indices: Indices) -> Batch:
         return {"tokens": self.to_device(self.arrays(split)["tokens"][indices].long())}
 
-    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(batch["tokens"][:, :-1])
+    def inputs(self, batch: Batch) -> Inputs:
+        return (batch["tokens"][:, :-1],), {}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(outputs.flatten(0, 1), batch["tokens"][:, 1:].flatten(), reduction="sum")
@@ -162,10 +197,20 @@ class Summarization(Task):
             "inputs": pad_sequence([row[:-1] for row in summaries], batch_first=True, padding_value=PAD),
             "targets": pad_sequence([row[1:] for row in summaries], batch_first=True, padding_value=IGNORE),
         }
+        if self.fixed_shapes:
+            document, summary = (self._longest(split, name) for name in ("document", "summary"))
+            lengths = {"document": document, "mask": document, "inputs": summary - 1, "targets": summary - 1}
+            fill = {"document": PAD, "mask": 0, "inputs": PAD, "targets": IGNORE}
+            batch = {
+                name: F.pad(rows, (0, lengths[name] - rows.shape[1]), value=fill[name]) for name, rows in batch.items()
+            }
         return {name: self.to_device(tensor) for name, tensor in batch.items()}
 
-    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(batch["document"], batch["mask"], batch["inputs"])
+    def _longest(self, split: str, name: str) -> int:
+        return int(self.arrays(split)[f"{name}_offsets"].diff().max())
+
+    def inputs(self, batch: Batch) -> Inputs:
+        return (batch["document"], batch["inputs"]), {"mask": batch["mask"]}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(outputs.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORE, reduction="sum")
@@ -180,9 +225,8 @@ class Summarization(Task):
 
     def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
         tokenizer, scorer = self._rouge
-        offsets = self.arrays("train")["summary_offsets"]
         # The longest summary of the train split: the reference's own length would be a hint.
-        decoded = self._greedy(model, batch, length=int(offsets.diff().max()) - 1)
+        decoded = self._greedy(model, batch, length=self._longest("train", "summary") - 1)
         total = 0.0
         for row, target in zip(decoded.tolist(), batch["targets"].tolist(), strict=True):
             guess = tokenizer.decode(row[: row.index(EOS)] if EOS in row else row)
@@ -195,7 +239,7 @@ class Summarization(Task):
         """The most likely next token, up to ``length`` times or until every row has ended: (batch, steps)."""
         summary = torch.full((len(batch["document"]), 1), BOS, device=batch["document"].device)
         for _ in range(length):
-            logits = model(batch["document"], batch["mask"], summary)
+            logits = model(batch["document"], summary, mask=batch["mask"])
             summary = torch.cat((summary, logits[:, -1:].argmax(-1)), dim=1)
             if bool((summary == EOS).any(dim=1).all()):
                 break
@@ -210,7 +254,7 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> Task:
+def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, *, fixed_shapes: bool = False) -> Task:
     """The task of that name over a prepared data set.
 
     Raises:
@@ -218,4 +262,4 @@ def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> T
     """
     if name not in TASKS:
         raise UserError(f"there is no task {name}; known: {', '.join(TASKS)}.")
-    return TASKS[name](folder, dtype, device)
+    return TASKS[name](folder, dtype, device, fixed_shapes=fixed_shapes)

@@ -23,7 +23,10 @@ from shardlab.errors import Unsupported
 
 ALWAYS_CLIPPED = {"clip_norm": 0.01}
 PLAIN_SGD = {"optimizer": "sgd", "learning_rate": 0.1}
-STRATEGIES = [*configs.load_config({}).strategies, "fsdp_offload"]
+ACCUMULATED = {"accumulate": 2, "activation_checkpointing": "full"} | ALWAYS_CLIPPED
+SPREAD_ONLY = ("accumulate", "activation_checkpointing", "compile", "compile_backend")
+"""Keys of a recipe that must change no number: the reference trains without them."""
+STRATEGIES = [name for name in configs.read_yaml(configs.CONFIG / "strategies.yaml") if name != "single"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Case:
     strategy: str
     workload: str
     recipe: tuple = ()
-    ranks: int = 0
+    ranks: int = 2
     fault: str = ""
     dtype: str = "float64"
 
@@ -44,19 +47,17 @@ class Case:
     @property
     def reference(self):
         """The same training on one device."""
-        return Case("single", self.workload, self.recipe, dtype=self.dtype)
+        recipe = tuple((key, value) for key, value in self.recipe if key not in SPREAD_ONLY)
+        return Case("single", self.workload, recipe, dtype=self.dtype)
 
     @property
     def name(self):
         recipe = "_".join(f"{key}={value}" for key, value in self.recipe)
-        ranks = str(self.ranks or "")
+        ranks = str(self.ranks) if self.ranks != 2 else ""
         return "-".join(filter(None, (self.strategy, self.workload, recipe, self.fault, self.dtype, ranks)))
 
     def run(self):
-        run = tiny_run(self.workload, self.strategy, dtype=self.dtype, **dict(self.recipe))
-        if self.ranks:
-            run = run.model_copy(update={"ranks_per_node": self.ranks, "mesh": dict.fromkeys(run.mesh, self.ranks)})
-        return run
+        return tiny_run(self.workload, self.strategy, self.ranks, dtype=self.dtype, **dict(self.recipe))
 
 
 def supported(case):
@@ -76,12 +77,15 @@ def compared(strategy, workload, recipe=()):
     return Case(strategy, workload, tuple((slower | dict(recipe)).items()), dtype="float32")
 
 
-MATRIX = [compared(s, w) for s in STRATEGIES if s != "single" for w in TINY]
-CLIPPED = [compared(s, "llama2", ALWAYS_CLIPPED) for s in STRATEGIES if s != "single"]
-SGD = [compared(s, "xsum", PLAIN_SGD) for s in STRATEGIES if s != "single"]
-THREE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
+MATRIX = [compared(s, w) for s in STRATEGIES for w in TINY]
+HARD = [compared(s, "llama2", ACCUMULATED) for s in STRATEGIES]
+SELECTIVE = [compared(s, "vit", {"activation_checkpointing": "selective"}) for s in ("single", "fsdp", "tp", "pp")]
+SGD = [compared(s, "xsum", PLAIN_SGD) for s in STRATEGIES]
+MORE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
+MORE += [Case(s, "llama2", ranks=4) for s in ("ddp", "fsdp", "pp", "pp_gpipe")]
+MORE += [Case(s, "xsum", ranks=4) for s in ("pp", "tp", "tp_sp")]
 FAULTY = [Case("ddp", "llama2", fault=fault) for fault in ("summed", "unreduced_norm", "dropped_embedding")]
-CASES = [case for case in (*MATRIX, *CLIPPED, *SGD, *THREE) if supported(case)]
+CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE) if supported(case)]
 
 
 @dataclass
@@ -184,7 +188,7 @@ def test_a_last_batch_is_smaller_than_the_ranks_of_some_strategies(results, work
 
 
 def test_clipping_is_always_active_in_its_cases(results):
-    name = next(case for case in CLIPPED if case.native).reference.name
+    name = next(case for case in HARD if case.native).reference.name
     assert all(line["grad_norm"] > ALWAYS_CLIPPED["clip_norm"] for line in steps(results / name))
 
 

@@ -8,6 +8,7 @@ Each case names its run, data, weights, output folder and, to show that the suit
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import train
 from shardlab import distributed, strategies
 from shardlab.settings import Run
+from shardlab.strategies import ddp
 
 
 def main(cases):
@@ -56,9 +58,9 @@ def summed_not_averaged(build):
     def sum_only(_, bucket):
         return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0])
 
-    def faulty(run, model, world):
-        engine = build(run, model, world)
-        engine.model.register_comm_hook(None, sum_only)
+    def faulty(*args):
+        engine = build(*args)
+        engine.models[0].register_comm_hook(None, sum_only)
         return engine
 
     return faulty
@@ -67,10 +69,14 @@ def summed_not_averaged(build):
 def unreduced_norm(build):
     """DDP that leaves the norm layers' gradients as each rank computed them."""
 
-    def faulty(run, model, world):
+    def apply(model, mesh):
         names = [name for name, _ in model.named_parameters() if "norm" in name]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
-        return build(run, model, world)
+        return DistributedDataParallel(model, device_mesh=mesh)
+
+    def faulty(*args):
+        with mock.patch.object(ddp, "apply", apply):
+            return build(*args)
 
     return faulty
 
@@ -78,15 +84,16 @@ def unreduced_norm(build):
 def dropped_embedding(build):
     """A training step that loses the embedding's gradient, as compile x TP once did."""
 
-    def faulty(run, model, world):
-        engine = build(run, model, world)
-        backward = engine.backward
+    def faulty(*args):
+        engine = build(*args)
+        add_gradients = engine.add_gradients
 
-        def backward_and_drop(loss):
-            backward(loss)
-            model.embedding.weight.grad.zero_()
+        def add_and_drop(*args, **options):
+            loss = add_gradients(*args, **options)
+            engine.parts[0].embedding.weight.grad.zero_()
+            return loss
 
-        engine.backward = backward_and_drop
+        engine.add_gradients = add_and_drop
         return engine
 
     return faulty

@@ -35,12 +35,12 @@ def test_summary_decoder_cannot_see_the_future_and_padding_does_not_matter():
     model = build("xsum", dtype=torch.float64)
     document, summary = torch.randint(3, 1024, (1, 30)), torch.randint(3, 1024, (1, 12))
     mask = torch.ones_like(document, dtype=torch.bool)
-    before = model(document, mask, summary)
+    before = model(document, summary, mask=mask)
     changed = summary.clone()
     changed[:, 8:] = 5
-    torch.testing.assert_close(model(document, mask, changed)[:, :8], before[:, :8], rtol=0, atol=1e-12)
-    padded = F.pad(document, (0, 9), value=0), F.pad(mask, (0, 9), value=False)
-    torch.testing.assert_close(model(*padded, summary), before, rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(document, changed, mask=mask)[:, :8], before[:, :8], rtol=0, atol=1e-12)
+    longer, longer_mask = F.pad(document, (0, 9), value=0), F.pad(mask, (0, 9), value=False)
+    torch.testing.assert_close(model(longer, summary, mask=longer_mask), before, rtol=0, atol=1e-12)
 
 
 def train_on_random_tokens(model, steps=150, vocabulary=64):

@@ -45,8 +45,16 @@ def test_default_matrix_has_every_cell_as_run_or_reason():
     config = configs.load_config(configs.read_yaml(configs.CONFIG / "config.yaml"))
     planned, left_out = runs.plan(config)
     assert len(planned) + len(left_out) == len(config.strategies) * len(config.workloads)
-    assert set(left_out) == {("fsdp_tp", "mnist")}
-    assert "tensor:" in left_out["fsdp_tp", "mnist"]
+    assert not left_out
+
+
+def test_every_strategy_and_workload_is_a_run_or_a_reason():
+    strategies = list(configs.read_yaml(configs.CONFIG / "strategies.yaml"))
+    planned, left_out = runs.plan(configs.load_config({"strategies": strategies}))
+    assert len(planned) + len(left_out) == 5 * len(strategies)
+    assert left_out["pp_zbv", "mlp"] == "mlp can be cut into 2 pieces, and pp_zbv needs 4."
+    assert "no sequence to split" in left_out["tp_sp", "mnist"]
+    assert all(strategy in {"pp_interleaved", "pp_zbv", "tp_sp", "tp_loss", "fsdp_tp_sp"} for strategy, _ in left_out)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +216,7 @@ def test_every_strategy_in_the_file_is_valid():
 @pytest.mark.parametrize("data", ["embedded", "hub"])
 def test_the_matrix_resolves_with_every_size_and_data(size, data):
     planned, _ = runs.plan(configs.load_config({"size": size, "data": data}))
-    assert len(planned) == 39
+    assert len(planned) == 40
 
 
 def test_sizes_of_the_sources_resolve():

@@ -63,7 +63,7 @@ def test_accuracy_and_rouge_of_a_perfect_model(tiny_data):
     batch = task.batch("test", np.arange(task.samples("test")))
 
     class Perfect(torch.nn.Module):
-        def forward(self, document, mask, summary):
+        def forward(self, document, summary, mask):
             targets = batch["targets"].clamp(min=0)
             position = min(summary.shape[1], targets.shape[1]) - 1
             return torch.nn.functional.one_hot(targets[:, : position + 1], 1024).double()

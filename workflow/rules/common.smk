@@ -64,7 +64,7 @@ def job_resources(runtime=None, ranks=False):
 
     def asked(wildcards):
         run = run_of(wildcards)
-        size = (run.nodes, run.ranks_per_node) if ranks else (1, 1)
+        size = (run.nodes, run.devices_per_node) if ranks else (1, 1)
         return slurm.resources(SITE, *size, runtime)
 
     return {

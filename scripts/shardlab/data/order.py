@@ -39,7 +39,12 @@ def _permutation(samples: int, seed: int, epoch: int) -> Indices:
 
 def share(batch: Indices, rank: int, size: int) -> Indices:
     """The part of a global batch that data-parallel rank ``rank`` of ``size`` reads; may be empty."""
-    return np.array_split(batch, size)[rank]
+    return parts(batch, size)[rank]
+
+
+def parts(batch: Indices, count: int) -> list[Indices]:
+    """A batch in ``count`` consecutive parts, as even as can be; some may be empty."""
+    return np.array_split(batch, count)
 
 
 def in_order(samples: int, batch_size: int) -> list[Indices]:

@@ -1,5 +1,6 @@
 """Models: one file each, a plain single-device ``nn.Module`` called ``Model``; none knows of ranks."""
 
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from torch import nn
 from shardlab.errors import UserError, unknown
 
 
-def build(name: str, args: dict[str, Any], dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The model ``scripts/shardlab/models/<name>.py``, on the CPU, with weights drawn in float32.
+def build(name: str, args: dict[str, Any], dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
+    """The model ``scripts/shardlab/models/<name>.py``, with weights drawn in float32, or on "meta" without any.
 
     Raises:
         UserError: no such file, or arguments that it does not take.
@@ -20,7 +21,8 @@ def build(name: str, args: dict[str, Any], dtype: torch.dtype = torch.float32) -
     if name not in known:
         raise unknown("model", name, known, "scripts/shardlab/models")
     try:
-        model: nn.Module = import_module(f"shardlab.models.{name}").Model(**args)
+        with torch.device(device):
+            model: nn.Module = import_module(f"shardlab.models.{name}").Model(**args)
     except (TypeError, ValueError) as error:
         raise UserError(f"model {name} cannot be built with {args}: {error}.") from error
     return model.to(dtype)
@@ -29,3 +31,12 @@ def build(name: str, args: dict[str, Any], dtype: torch.dtype = torch.float32) -
 def parameter_count(model: nn.Module) -> int:
     """Number of trainable values, over the whole model."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def matching(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """Submodules whose name matches; ``layers.*`` means the children of ``layers``, not everything below them."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)
+    ]

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardlab.models._chain import Chain, Piece
 from shardlab.models._layers import Attention, initialize, rotary_angles
 
 
@@ -17,30 +18,34 @@ class Block(nn.Module):
         self.gate = nn.Linear(dim, hidden, bias=False)
         self.up = nn.Linear(dim, hidden, bias=False)
         self.down = nn.Linear(hidden, dim, bias=False)
+        self.head_dim = dim // heads
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """(batch, length, dim) to the same shape."""
+        rotary = rotary_angles(x.shape[1], self.head_dim, like=x)
         x = x + self.attention(self.attention_norm(x), causal=True, rotary=rotary)
         states = self.mlp_norm(x)
         return x + self.down(F.silu(self.gate(states)) * self.up(states))
 
 
-class Model(nn.Module):
-    """Token embedding, blocks, norm, output projection (not tied to the embedding)."""
+class Model(Chain):
+    """Token ids (batch, length) to logits (batch, length, vocab_size); position t sees tokens up to t.
+
+    Token embedding, blocks, norm, output projection (not tied to the embedding).
+    """
 
     def __init__(self, *, vocab_size: int, dim: int, layers: int, heads: int, kv_heads: int, hidden: int) -> None:
         super().__init__()
-        self.head_dim = dim // heads
         self.embedding = nn.Embedding(vocab_size, dim)
         self.layers = nn.ModuleList(Block(dim, heads, kv_heads, hidden) for _ in range(layers))
         self.norm = nn.RMSNorm(dim, eps=1e-5)
         self.output = nn.Linear(dim, vocab_size, bias=False)
         self.apply(initialize)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids (batch, length) to logits (batch, length, vocab_size); position t sees tokens up to t."""
-        x = self.embedding(tokens)
-        rotary = rotary_angles(tokens.shape[1], self.head_dim, like=x)
-        for layer in self.layers:
-            x = layer(x, rotary)
+    def pieces(self) -> list[Piece]:
+        """See Chain."""
+        layers = [Piece((f"layers.{number}",), layer) for number, layer in enumerate(self.layers)]
+        return [Piece(("embedding",), self.embedding), *layers, Piece(("norm", "output"), self._head)]
+
+    def _head(self, x: Tensor) -> Tensor:
         return self.output(self.norm(x))

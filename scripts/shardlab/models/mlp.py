@@ -3,15 +3,20 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardlab.models._chain import Chain, Piece
 
-class Model(nn.Module):
-    """Linear inputs-hidden, ReLU, Linear hidden-outputs."""
+
+class Model(Chain):
+    """Linear inputs-hidden, ReLU, Linear hidden-outputs: (batch, inputs) to (batch, outputs)."""
 
     def __init__(self, *, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.hidden = nn.Linear(inputs, hidden)
         self.output = nn.Linear(hidden, outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, inputs) to (batch, outputs)."""
-        return self.output(F.relu(self.hidden(x)))
+    def pieces(self) -> list[Piece]:
+        """See Chain."""
+        return [Piece(("hidden",), self._hidden), Piece(("output",), self.output)]
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        return F.relu(self.hidden(x))

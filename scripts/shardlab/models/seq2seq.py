@@ -1,9 +1,12 @@
 """Encoder-decoder transformer (Vaswani et al., 2017, arXiv:1706.03762), pre-norm, learned positions."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardlab.models._chain import Chain, Piece
 from shardlab.models._layers import Attention, EncoderBlock, initialize
 
 
@@ -27,8 +30,12 @@ class DecoderBlock(nn.Module):
         return x + self.down(F.relu(self.up(self.mlp_norm(x))))
 
 
-class Model(nn.Module):
-    """One embedding for both sides, encoder blocks, decoder blocks, output projection."""
+class Model(Chain):
+    """One embedding for both sides, encoder blocks, decoder blocks, output projection.
+
+    Token ids document (batch, d) and summary (batch, s), mask (batch, d) with True where a document has a token,
+    to logits (batch, s, vocab_size). The state between the pieces is (document side, summary side).
+    """
 
     def __init__(
         self,
@@ -52,14 +59,30 @@ class Model(nn.Module):
         self.output = nn.Linear(dim, vocab_size, bias=False)
         self.apply(initialize)
 
-    def forward(self, document: Tensor, document_mask: Tensor, summary: Tensor) -> Tensor:
-        """Token ids document (batch, d) with mask (batch, d), summary (batch, s); logits (batch, s, vocab_size)."""
-        mask = document_mask[:, None, None, :]
-        memory = self.embedding(document) + self.document_positions[: document.shape[1]]
-        for block in self.encoder:
-            memory = block(memory, mask)
-        memory = self.encoder_norm(memory)
-        x = self.embedding(summary) + self.summary_positions[: summary.shape[1]]
-        for block in self.decoder:
-            x = block(x, memory, mask)
+    def pieces(self) -> list[Piece]:
+        """See Chain."""
+        last = len(self.encoder) - 1
+        encoder = [
+            Piece((f"encoder.{n}", *(["encoder_norm"] if n == last else [])), partial(self._encode, block, n == last))
+            for n, block in enumerate(self.encoder)
+        ]
+        decoder = [Piece((f"decoder.{n}",), partial(self._decode, block)) for n, block in enumerate(self.decoder)]
+        first = Piece(("embedding", "document_positions", "summary_positions"), self._embed)
+        return [first, *encoder, *decoder, Piece(("decoder_norm", "output"), self._head)]
+
+    def _embed(self, document: Tensor, summary: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        # Both sides here, so that the embedding belongs to one piece.
+        return (
+            self.embedding(document) + self.document_positions[: document.shape[1]],
+            self.embedding(summary) + self.summary_positions[: summary.shape[1]],
+        )
+
+    def _encode(self, block: nn.Module, last: bool, memory: Tensor, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        memory = block(memory, mask[:, None, None, :])
+        return self.encoder_norm(memory) if last else memory, x
+
+    def _decode(self, block: nn.Module, memory: Tensor, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return memory, block(x, memory, mask[:, None, None, :])
+
+    def _head(self, memory: Tensor, x: Tensor, mask: Tensor) -> Tensor:
         return self.output(self.decoder_norm(x))

@@ -4,11 +4,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardlab.models._chain import Chain, Piece
 from shardlab.models._layers import EncoderBlock, initialize
 
 
-class Model(nn.Module):
-    """Patches and a class token through the blocks; the class token's state is classified."""
+class Model(Chain):
+    """Patches and a class token through the blocks; the class token's state is classified.
+
+    Images (batch, channels, size, size) to logits (batch, classes).
+    """
 
     def __init__(
         self,
@@ -32,10 +36,15 @@ class Model(nn.Module):
         self.head = nn.Linear(dim, classes)
         self.apply(initialize)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(batch, channels, size, size) to logits (batch, classes)."""
+    def pieces(self) -> list[Piece]:
+        """See Chain."""
+        layers = [Piece((f"layers.{number}",), layer) for number, layer in enumerate(self.layers)]
+        first = Piece(("patches", "class_token", "positions"), self._embed)
+        return [first, *layers, Piece(("norm", "head"), self._head)]
+
+    def _embed(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2)
-        x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1) + self.positions
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x[:, 0]))
+        return torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1) + self.positions
+
+    def _head(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x)[:, 0])

@@ -1,22 +1,35 @@
 """Strategies: one file a technique. ``build`` gives the engine that train.py drives, whatever is inside."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardlab.distributed import World
 from shardlab.settings import Run
+from shardlab.tasks import MicroBatch, Task
 
 
 class Engine(Protocol):
     """What a training run needs from a strategy."""
 
-    model: nn.Module
-    """The model to call."""
+    chunks: int | None
+    """Micro-batches must all have the same rows, a multiple of this; None: any number of rows."""
+    parameter_count: int
+    """Trainable values of the whole model."""
 
-    def backward(self, loss: Tensor) -> None:
-        """Gradients of a loss whose mean over the data-parallel ranks is the global loss."""
+    def train(self, mode: bool) -> None:
+        """Set training or evaluation mode."""
+
+    def loss(self, micro: MicroBatch) -> Tensor:
+        """Loss summed over a micro-batch, a scalar: 0 on a rank that does not have the model's output."""
+
+    def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+        """Add the gradients of ``scale`` times the loss; returns the loss (see ``loss``) without a gradient.
+
+        The engine averages over the data-parallel ranks, at the latest with the ``last`` micro-batch of a step.
+        """
 
     def step(self, learning_rate: float) -> float:
         """Clip, update, clear the gradients; returns the global L2 gradient norm before clipping.
@@ -25,19 +38,34 @@ class Engine(Protocol):
         """
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """(parameter name, whole gradient) between backward and step; a collective, same order on all ranks."""
+        """(parameter name, whole gradient) before ``step``; a collective, same order on all ranks."""
 
-    def weights(self) -> dict[str, Tensor]:
-        """The whole weights under the plain model's names, on the CPU; a collective, empty but on rank 0."""
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole tensor) of the plain model, on the rank's device; a collective, valid on rank 0."""
+
+    def idle(self) -> list[float] | None:
+        """Part of a step in which each device of this rank waited for others, where the strategy measures it."""
 
 
-def build(run: Run, model: nn.Module, world: World) -> Engine:
-    """The engine of a run's strategy around a whole model on the CPU, the same on every rank."""
+def build(run: Run, task: Task, world: World, weights: Path) -> Engine:
+    """The engine of a run's strategy, with the weights in a file, the same on every rank.
+
+    Raises:
+        UserError: the file is missing, damaged or of another model.
+    """
     # A strategy's imports take seconds: load only what this run uses.
     if run.engine == "deepspeed":
         from shardlab.strategies.zero import ZeroEngine
 
-        return ZeroEngine(run, model, world)
+        return ZeroEngine(run, task, world, weights)
+    if "pp" in run.mesh:
+        from shardlab.strategies.pipeline import PipelineEngine
+
+        return PipelineEngine(run, task, world, weights)
+    if run.technique.one_process == "mp":
+        from shardlab.strategies.model_parallel import ModelParallelEngine
+
+        return ModelParallelEngine(run, task, world, weights)
     from shardlab.strategies.native import NativeEngine
 
-    return NativeEngine(run, model, world)
+    return NativeEngine(run, task, world, weights)

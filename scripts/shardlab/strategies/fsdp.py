@@ -1,33 +1,43 @@
 """Fully sharded data parallel (Zhao et al., 2023, arXiv:2304.11277; ``fully_shard``), HSDP on a 2-D mesh."""
 
-from fnmatch import fnmatchcase
-
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from shardlab.errors import UserError
+from shardlab.settings import Run
 
 
-def apply(model: nn.Module, blocks: list[str], mesh: DeviceMesh, *, cpu_offload: bool) -> None:
+def apply(run: Run, model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh) -> None:
     """Shard in place: each block by itself, then what is left as one.
 
-    ``blocks`` are patterns of submodule names; ``mesh`` is (dp_shard) or (dp_replicate, dp_shard).
-    ``fully_shard`` never broadcasts, so the weights must be the same on every rank.
-
-    Raises:
-        UserError: a pattern matches no submodule.
+    ``blocks`` are the workload's; with ``wrap_parameters`` they are instead the submodules that have so many
+    parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard).
     """
-    policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if cpu_offload else OffloadPolicy()
-    for pattern in blocks:
-        found = [module for name, module in model.named_modules() if _matches(name, pattern)]
-        if not found:
-            raise UserError(f"blocks: no submodule matches {pattern}; name one of the model's, such as layers.*.")
-        for module in found:
-            fully_shard(module, mesh=mesh, offload_policy=policy)
-    fully_shard(model, mesh=mesh, offload_policy=policy)
+    technique = run.technique
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if technique.cpu_offload else OffloadPolicy()
+    dtype = getattr(torch, run.recipe.dtype)
+    precision = MixedPrecisionPolicy()
+    if run.recipe.precision == "bf16":
+        # Gradients are summed in the weights' own type: the part of bf16 that costs accuracy most.
+        precision = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype, output_dtype=dtype)
+    reshard = technique.reshard_after_forward
+    if reshard is None and "pp" in run.mesh:
+        reshard = False  # each micro-batch would gather the weights again
+    if technique.wrap_parameters is not None:
+        blocks = _large(model, technique.wrap_parameters)
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
 
 
-def _matches(name: str, pattern: str) -> bool:
-    # `layers.*` means the children of `layers`, not everything below them.
-    return name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)
+def _large(model: nn.Module, parameters: int) -> list[nn.Module]:
+    """Submodules with at least so many parameters that no deeper module has wrapped: deepest first."""
+    found: list[nn.Module] = []
+    taken: set[nn.Parameter] = set()
+    for module in reversed([module for module in model.modules() if module is not model]):
+        own = [parameter for parameter in module.parameters() if parameter not in taken]
+        if isinstance(module, nn.ModuleList | nn.ModuleDict) or sum(p.numel() for p in own) < parameters:
+            continue
+        found.append(module)
+        taken.update(own)
+    return found

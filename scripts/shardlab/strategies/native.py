@@ -1,106 +1,167 @@
-"""PyTorch-native strategies: tensor parallel, FSDP and DDP applied in that order, then one common step."""
+"""PyTorch-native strategies: what is applied to the model, in which order, and one common step."""
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from shardlab import optimizers
+from shardlab import checkpoint, models, optimizers
 from shardlab.distributed import World
 from shardlab.settings import Run
+from shardlab.strategies import transform
+from shardlab.tasks import MicroBatch, Task
 
-Groups = dict[tuple[Any, tuple[Any, ...]], list[nn.Parameter]]
+Groups = dict[tuple[Any, ...], list[nn.Parameter]]
 
 
 class NativeEngine:
-    """Single device, DDP, FSDP, HSDP and their products with tensor parallelism."""
+    """Single device, DataParallel, DDP, FSDP, HSDP and their products with tensor parallelism."""
 
-    def __init__(self, run: Run, model: nn.Module, world: World) -> None:
-        self.recipe = run.recipe
-        self.plain = model.to("cpu" if run.cpu_offload else world.device)
-        self.model = _parallelize(run, self.plain, world)
-        self.groups = _by_placement(self.plain)
+    chunks: int | None = None
+    """See Engine."""
+
+    def __init__(self, run: Run, task: Task, world: World, weights: Path) -> None:
+        self.run, self.task, self.world = run, task, world
+        # On no device: a model that is sharded is never whole on a rank.
+        whole = models.build(run.model.name, run.model.args, getattr(torch, run.recipe.dtype), "meta")
+        transform.check_blocks(run, whole)
+        self.shapes = {name: value.shape for name, value in whole.state_dict().items()}
+        self.parameter_count = models.parameter_count(whole)
+        self.parts = self.cut(whole)
+        for part, device in zip(self.parts, self.devices(), strict=True):
+            transform.apply(run, part, world)
+            checkpoint.materialize(part, weights, device)
+        self.models = [transform.wrap(run, part, world) for part in self.parts]
+        self.groups = _by_placement(self.parameters())
         self.optimizer = optimizers.build(run.recipe, [{"params": group} for group in self.groups.values()])
 
-    def backward(self, loss: Tensor) -> None:
+    def cut(self, model: nn.Module) -> list[nn.Module]:
+        """The parts of the model that this rank holds."""
+        return [model]
+
+    def devices(self) -> list[torch.device]:
+        """The device of each part."""
+        return [torch.device("cpu") if self.run.technique.cpu_offload else self.world.device] * len(self.parts)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """This rank's parameters under the whole model's names."""
+        return {name: parameter for part in self.parts for name, parameter in part.named_parameters()}
+
+    def train(self, mode: bool) -> None:
         """See Engine."""
-        loss.backward()
+        for model in self.models:
+            model.train(mode)
+
+    def outputs(self, micro: MicroBatch) -> Tensor:
+        """What the model says of a micro-batch."""
+        return self.task.outputs(self.models[0], micro.batch)
+
+    def loss(self, micro: MicroBatch) -> Tensor:
+        """See Engine."""
+        with self._loss_context():
+            return plain(self.task.counted_loss(self.outputs(micro), micro))
+
+    def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+        """See Engine."""
+        with ExitStack() as stack:
+            stack.enter_context(transform.synchronized(self.models[0], last))
+            stack.enter_context(self._loss_context())
+            loss = self.task.counted_loss(self.outputs(micro), micro)
+            (loss * scale).backward()
+        return plain(loss.detach())
 
     def step(self, learning_rate: float) -> float:
         """See Engine."""
-        norm = _norm(self.groups)
+        self._reduce_partial_gradients()
+        norm = math.sqrt(self.sum_over_parts(_square(self.groups)))
         if not math.isfinite(norm):
             return norm
-        if self.recipe.clip_norm is not None:
-            self._scale(min(1.0, self.recipe.clip_norm / (norm + 1e-6)))
+        if self.run.recipe.clip_norm is not None:
+            self._scale(min(1.0, self.run.recipe.clip_norm / (norm + 1e-6)))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad()
         return norm
 
+    def sum_over_parts(self, value: float) -> float:
+        """Sum of a number over the ranks that hold the other parts of the model."""
+        return value
+
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """See Engine."""
-        for name, parameter in self.plain.named_parameters():
-            if parameter.grad is not None:
-                yield name, _whole(parameter.grad)
+        self._reduce_partial_gradients()
+        parameters = self.parameters()
+        return self._collected(
+            {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in parameters.items()}
+        )
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See Engine."""
-        weights = {}
-        for name, value in self.plain.state_dict().items():
-            whole = _whole(value)  # a collective: every rank takes part, rank 0 keeps the result
-            if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-                weights[name] = whole.detach().cpu().contiguous()
-        return weights
+        return self._collected({name: value for part in self.parts for name, value in part.state_dict().items()})
+
+    def idle(self) -> list[float] | None:
+        """See Engine."""
+        return None
+
+    def whole(self, name: str, value: Tensor | None) -> Tensor:
+        """The full tensor of that name; ``value`` is this rank's shard, None if it lies on other ranks."""
+        return plain(cast(Tensor, value))
+
+    def _collected(self, values: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for name in self.shapes:
+            whole = self.whole(name, values.get(name))  # a collective: every rank takes part
+            yield name, whole.detach()
+
+    def _loss_context(self) -> Any:
+        if not self.run.technique.loss_parallel:
+            return nullcontext()
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        return loss_parallel()
+
+    def _reduce_partial_gradients(self) -> None:
+        # A norm's weights under sequence parallelism: each rank has the gradient of its part of the sequence.
+        for parameter in self.parameters().values():
+            gradient: Any = parameter.grad
+            placements = getattr(parameter, "placements", None)
+            if placements and gradient is not None and gradient.placements != placements:
+                parameter.grad = gradient.redistribute(placements=placements)
 
     def _scale(self, factor: float) -> None:
         for group in self.groups.values():
             torch._foreach_mul_([p.grad for p in group if p.grad is not None], factor)
 
 
-def _parallelize(run: Run, model: nn.Module, world: World) -> nn.Module:
-    # Which technique is chosen by the axes that the strategy names, not by their degrees:
-    # FSDP on one GPU is still FSDP.
-    if world.mesh is None:
-        return model
-    if "tp" in run.mesh:
-        from shardlab.strategies import tensor
-
-        tensor.apply(model, run.model.tensor, world.mesh["tp"])
-    if "dp_shard" in run.mesh:
-        from shardlab.strategies import fsdp
-
-        axes = [axis for axis in ("dp_replicate", "dp_shard") if axis in run.mesh]
-        mesh = world.mesh[tuple(axes)] if len(axes) > 1 else world.mesh["dp_shard"]
-        fsdp.apply(model, run.model.blocks, mesh, cpu_offload=run.cpu_offload)
-    elif "dp_replicate" in run.mesh:
-        from shardlab.strategies import ddp
-
-        return ddp.apply(model, world.mesh["dp_replicate"])
-    return model
+def plain(value: Tensor) -> Tensor:
+    """The full tensor of a DTensor (a collective); a plain tensor as it is."""
+    full_tensor = getattr(value, "full_tensor", None)
+    return cast(Tensor, full_tensor() if full_tensor else value)
 
 
-def _by_placement(model: nn.Module) -> Groups:
-    """Parameters by (mesh, placements), (None, ()) for plain tensors: foreach optimizers refuse a mixture."""
+def _by_placement(parameters: dict[str, nn.Parameter]) -> Groups:
+    """Parameters by (device, mesh, placements), None and () for plain tensors: foreach refuses a mixture."""
     groups: Groups = defaultdict(list)
-    for parameter in model.parameters():
+    for parameter in parameters.values():
         # By attribute, not by type: importing DTensor takes half a second that plain parameters do not need.
-        groups[getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())].append(parameter)
+        mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
+        groups[parameter.device, mesh, placements].append(parameter)
     return dict(groups)
 
 
-def _norm(groups: Groups) -> float:
-    """Global L2 norm of the gradients; one reduction for each mesh axis over which a group is sharded.
+def _square(groups: Groups) -> float:
+    """Squared L2 norm of the gradients; one reduction for each mesh axis over which a group is sharded.
 
     Squares are summed in float64: a float32 norm of a million values is off in the fifth digit on a CPU.
     """
     total = 0.0
-    for (mesh, placements), parameters in groups.items():
-        local = [cast(Any, p.grad).to_local() if mesh else p.grad for p in parameters if p.grad is not None]
+    for (_, mesh, placements), parameters in groups.items():
+        local = _local(parameters, sharded=mesh is not None)
         if not local:
             continue
         norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in local]
@@ -110,10 +171,9 @@ def _norm(groups: Groups) -> float:
                 square = square.to(mesh.device_type)  # offloaded gradients are on the CPU, nccl is not
                 torch.distributed.all_reduce(square, group=mesh.get_group(axis))
         total += float(square)
-    return math.sqrt(total)
+    return total
 
 
-def _whole(value: Tensor) -> Tensor:
-    """The full tensor of a DTensor; a plain tensor as it is."""
-    full_tensor = getattr(value, "full_tensor", None)
-    return full_tensor() if full_tensor else value
+def _local(parameters: Iterable[nn.Parameter], *, sharded: bool) -> list[Tensor]:
+    gradients = [cast(Any, p.grad) for p in parameters if p.grad is not None]
+    return [gradient.to_local() for gradient in gradients] if sharded else gradients

@@ -1,25 +1,109 @@
-"""Tensor parallelism (Shoeybi et al., 2019, arXiv:1909.08053): layers split by column, row or vocabulary."""
+"""Tensor parallelism (Shoeybi et al., 2019, arXiv:1909.08053): layers split by column, row or vocabulary.
+
+With sequence parallelism (Korthikanti et al., 2022, arXiv:2205.05198) the activations between the split layers are
+split along the sequence.
+"""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-STYLES: dict[str, Callable[[], ParallelStyle]] = {
-    "column": ColwiseParallel,
-    "column_gather": lambda: ColwiseParallel(output_layouts=Replicate()),
-    "row": RowwiseParallel,
-    "vocab": lambda: RowwiseParallel(input_layouts=Replicate()),
-}
-"""How a layer can be split. A `column` layer's output stays split for the `row` layer that follows it;
-`column_gather` makes it whole again; `vocab` is an Embedding whose rows are split."""
+from shardlab.models import matching
+
+SEQUENCE = Shard(1)
 
 
-def apply(model: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
-    """Split in place by ``plan`` (submodule pattern: a key of STYLES) over the 1-D ``mesh``.
+class _Normalize(ParallelStyle):
+    """A norm between split layers: on whole sequences, or on this rank's part of them, gathered behind it.
 
-    Activations between the split layers are whole on every rank.
+    Its output is one DTensor for all column layers that follow, so that their gradients are added before they are
+    reduced: one all-reduce instead of one for each.
     """
-    parallelize_module(model, mesh, {pattern: STYLES[style]() for pattern, style in plan.items()})
+
+    def __init__(self, layout: Placement, *, local_output: bool) -> None:
+        super().__init__()
+        self.layout, self.local_output = layout, local_output
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        # Without a function for the parameters, distribute_module replicates them.
+        return distribute_module(module, device_mesh, None, self._input, self._output)  # type: ignore[arg-type]
+
+    def _input(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+        return (_split(inputs[0], mesh, self.layout), *inputs[1:])
+
+    def _output(self, _: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+        whole = output.redistribute(mesh, [Replicate()])
+        return whole.to_local() if self.local_output else whole
+
+
+def apply(
+    model: nn.Module,
+    plan: dict[str, str],
+    blocks: list[str],
+    mesh: DeviceMesh,
+    *,
+    sequence_parallel: bool,
+    loss_parallel: bool,
+) -> None:
+    """Split in place by ``plan`` (submodule pattern: a key of the styles below) over the 1-D ``mesh``.
+
+    ``blocks`` are patterns of the submodules whose activations are split with ``sequence_parallel``. A pattern that
+    matches nothing is passed over: a pipeline stage has only some of the layers.
+    """
+    styles = _styles(sequence_parallel=sequence_parallel, loss_parallel=loss_parallel)
+    found = {pattern: styles[style]() for pattern, style in plan.items() if matching(model, pattern)}
+    parallelize_module(model, mesh, found)  # type: ignore[arg-type]
+    if sequence_parallel:
+        for pattern in blocks:
+            for block in matching(model, pattern):
+                block.register_forward_pre_hook(partial(_split_first, mesh))
+
+
+def _styles(*, sequence_parallel: bool, loss_parallel: bool) -> dict[str, Callable[[], ParallelStyle]]:
+    """How a layer can be split.
+
+    A ``column`` layer's output stays split for the ``row`` layer that follows it; ``column_gather`` makes it whole
+    again, except under loss parallelism; ``vocab`` is an Embedding whose rows are split; ``norm`` stands before
+    column layers, ``norm_whole`` before a layer that is not split.
+    """
+    between: Placement = SEQUENCE if sequence_parallel else Replicate()
+    return {
+        "column": ColwiseParallel,
+        "column_gather": partial(ColwiseParallel, use_local_output=False)
+        if loss_parallel
+        else partial(ColwiseParallel, output_layouts=Replicate()),
+        "row": partial(RowwiseParallel, output_layouts=between, use_local_output=not sequence_parallel),
+        "vocab": _Vocabulary,
+        "norm": partial(_Normalize, between, local_output=False),
+        "norm_whole": partial(_Normalize, between, local_output=True),
+    }
+
+
+class _Vocabulary(RowwiseParallel):
+    """An Embedding whose rows are split; its output is whole."""
+
+    def __init__(self) -> None:
+        super().__init__(input_layouts=Replicate())
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module = super()._apply(module, device_mesh)
+        # torch.compile of the block behind it may otherwise write into its output's gradient, silently
+        # (tests/parity: compile x TP).
+        module.register_forward_hook(lambda _module, _inputs, output: output.clone())
+        return module
+
+
+def _split(x: Tensor, mesh: DeviceMesh, layout: Placement) -> DTensor:
+    """``x``, plain and whole on every rank or a DTensor, in a layout."""
+    if not isinstance(x, DTensor):
+        x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+    return x if x.placements == (layout,) else x.redistribute(mesh, [layout])
+
+
+def _split_first(mesh: DeviceMesh, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (_split(inputs[0], mesh, SEQUENCE), *inputs[1:])

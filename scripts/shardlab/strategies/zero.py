@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shardlab import optimizers
+from shardlab import checkpoint, models, optimizers
 from shardlab.distributed import World
 from shardlab.settings import Run
+from shardlab.strategies import transform
+from shardlab.tasks import MicroBatch, Task
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -16,27 +19,51 @@ if not torch.cuda.is_available():
 import deepspeed
 from deepspeed.utils import safe_get_full_grad
 
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 class ZeroEngine:
     """DeepSpeed's engine, with the recipe's optimizer, behind the common interface."""
 
-    def __init__(self, run: Run, model: nn.Module, world: World) -> None:
+    chunks: int | None = None
+    """See Engine."""
+
+    def __init__(self, run: Run, task: Task, world: World, weights: Path) -> None:
         # On a CPU, DeepSpeed would compile a shared-memory all-reduce (half a minute, a C++ compiler)
         # that only its inference uses.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
-        model = model.to(world.device)
-        self.plain = model
-        self.world = world
+        self.run, self.task, self.world = run, task, world
+        self.plain = models.build(run.model.name, run.model.args, getattr(torch, run.recipe.dtype))
+        checkpoint.load(self.plain, weights)
+        self.parameter_count = models.parameter_count(self.plain)
+        # What DeepSpeed decides by its own JSON, such as its precision, it does itself.
+        recipe = run.recipe.model_copy(update={"precision": "full"})
+        transform.apply(run.model_copy(update={"recipe": recipe, "mesh": {}}), self.plain, world)
         self.model, self.optimizer, _, _ = deepspeed.initialize(
-            model=model,
-            optimizer=optimizers.build(run.recipe, model.parameters()),
+            model=self.plain.to(world.device),
+            optimizer=optimizers.build(run.recipe, self.plain.parameters()),
             config=dict(run.engine_config or {}),
         )
 
-    def backward(self, loss: Tensor) -> None:
+    def train(self, mode: bool) -> None:
         """See Engine."""
-        self.model.backward(loss)
+        self.model.train(mode)
+
+    def loss(self, micro: MicroBatch) -> Tensor:
+        """See Engine."""
+        positional, keywords = self.task.inputs(micro.batch)
+        if low := PRECISIONS.get(self.run.recipe.precision):
+            positional = tuple(value.to(low) if value.is_floating_point() else value for value in positional)
+        return self.task.counted_loss(self.model(*positional, **keywords), micro)
+
+    def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+        """See Engine."""
+        loss = self.loss(micro)
+        self.model.backward(loss * (scale * self.run.recipe.accumulate))  # which DeepSpeed divides by
+        if not last:
+            self.model.step()  # counts the micro-batch
+        return loss.detach()
 
     def step(self, learning_rate: float) -> float:
         """See Engine."""
@@ -50,11 +77,13 @@ class ZeroEngine:
         for name, parameter in self.plain.named_parameters():
             yield name, safe_get_full_grad(parameter)
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See Engine."""
-        weights = {}
+        dtype = getattr(torch, self.run.recipe.dtype)
         for name, value in self.plain.state_dict(keep_vars=True).items():
             with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
-                if self.world.main:
-                    weights[name] = value.detach().cpu().clone()
-        return weights
+                yield name, value.detach().to(dtype, copy=True)
+
+    def idle(self) -> list[float] | None:
+        """See Engine."""
+        return None

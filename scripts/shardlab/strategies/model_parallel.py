@@ -1,0 +1,77 @@
+"""Naive model parallelism: consecutive layers on the devices of one process, one of which works at a time."""
+
+import copy
+import time
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from shardlab.models._chain import Chain
+from shardlab.strategies.native import NativeEngine
+from shardlab.strategies.pipeline import boundaries
+from shardlab.tasks import MicroBatch
+
+
+class ModelParallelEngine(NativeEngine):
+    """The chain cut into as many parts as there are devices; on CPUs every device is the same one."""
+
+    def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
+        self.busy = [0.0] * run.devices_per_rank
+        self.marks: list[float] = []
+        super().__init__(run, task, world, weights)
+
+    def cut(self, model: nn.Module) -> list[nn.Module]:
+        """See NativeEngine."""
+        where = boundaries(self.run.model.pieces, self.run.devices_per_rank)
+        parts = [copy.deepcopy(cast(Chain, model)) for _ in where]
+        for part, pieces in zip(parts, where, strict=True):
+            part.cut(*pieces)
+        return list(parts)
+
+    def devices(self) -> list[torch.device]:
+        """See NativeEngine."""
+        if self.world.device.type != "cuda":
+            return [self.world.device] * len(self.parts)
+        return [torch.device("cuda", number) for number in range(len(self.parts))]
+
+    def outputs(self, micro: MicroBatch) -> Tensor:
+        """See NativeEngine."""
+        state, keywords = self.task.inputs(micro.batch)
+        self.marks = [0.0] * len(self.models)
+        for number, (model, device) in enumerate(zip(self.models, self.devices(), strict=True)):
+            started = self._now(device)
+            state = tuple(value.to(device) for value in state)
+            result = model(*state, **{name: value.to(device) for name, value in keywords.items()})
+            state = result if isinstance(result, tuple) else (result,)
+            for value in state:
+                if value.requires_grad:
+                    # The last gradient to arrive is the moment at which this part's backward pass begins.
+                    value.register_hook(lambda _, number=number, device=device: self._mark(number, device))
+            self.busy[number] += self._now(device) - started
+        return state[-1].to(self.world.device)
+
+    def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+        """See Engine."""
+        started = time.perf_counter()
+        loss = super().add_gradients(micro, scale, last=last)
+        ends = [self._now(self.world.device), *self.marks[:-1]]
+        self.busy = [busy + end - mark for busy, end, mark in zip(self.busy, ends, self.marks, strict=True)]
+        self.elapsed = getattr(self, "elapsed", 0.0) + time.perf_counter() - started
+        return loss
+
+    def idle(self) -> list[float] | None:
+        """See Engine: one number for each device, since the last call."""
+        elapsed = getattr(self, "elapsed", 0.0)
+        fractions = [1 - busy / elapsed for busy in self.busy] if elapsed else None
+        self.busy, self.elapsed = [0.0] * len(self.busy), 0.0
+        return fractions
+
+    def _mark(self, number: int, device: torch.device) -> None:
+        self.marks[number] = self._now(device)
+
+    @staticmethod
+    def _now(device: torch.device) -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # costs nothing here: the devices work one after the other anyway
+        return time.perf_counter()

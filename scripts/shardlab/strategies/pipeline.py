@@ -1,0 +1,213 @@
+"""Pipeline parallelism (``torch.distributed.pipelining``): stages of consecutive layers, batches in pieces.
+
+GPipe (Huang et al., 2019, arXiv:1811.06965), 1F1B (Narayanan et al., 2019, arXiv:1806.03377), interleaved 1F1B
+(Narayanan et al., 2021, arXiv:2104.04473), zero bubble with a V (Qi et al., 2024, arXiv:2401.10241).
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
+
+from shardlab.models._chain import Chain
+from shardlab.settings import SCHEDULES
+from shardlab.strategies.native import NativeEngine, plain
+from shardlab.tasks import MicroBatch
+
+CLASSES: dict[str, type[Any]] = {
+    "GPipe": ScheduleGPipe,
+    "1F1B": Schedule1F1B,
+    "Interleaved1F1B": ScheduleInterleaved1F1B,
+    "ZBVZeroBubble": ScheduleZBVZeroBubble,
+}
+
+
+def stages_of(schedule: str, ranks: int, rank: int) -> list[int]:
+    """Stage numbers of a rank: one, or two in a loop (rank, rank + ranks) or a V (rank, its mirror image)."""
+    if SCHEDULES[schedule] == 1:
+        return [rank]
+    return [rank, 2 * ranks - 1 - rank] if schedule == "ZBVZeroBubble" else [rank, rank + ranks]
+
+
+def boundaries(pieces: int, stages: int) -> list[tuple[int, int]]:
+    """(start, stop) of the pieces of each stage, as even as can be; the first ones get one more."""
+    size, more = divmod(pieces, stages)
+    starts = [stage * size + min(stage, more) for stage in range(stages + 1)]
+    return list(pairwise(starts))
+
+
+class Stopwatch:
+    """Seconds that a device computes, by CUDA events on a GPU, which do not make the host wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.spans: list[tuple[Any, Any]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Measure what runs inside."""
+        start = self._mark()
+        yield
+        self.spans.append((start, self._mark()))
+
+    def seconds(self) -> float:
+        """Sum of what was measured since the last call."""
+        spans, self.spans = self.spans, []
+        if self.device.type != "cuda":
+            return sum(stop - start for start, stop in spans)
+        torch.cuda.synchronize(self.device)
+        return sum(start.elapsed_time(stop) for start, stop in spans) / 1000
+
+    def _mark(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+class TimedStage(PipelineStage):
+    """A stage that measures how long it computes; the time in which it waits for another is what is left."""
+
+    watch: Stopwatch
+
+    def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
+        """One micro-batch forward."""
+        with self.watch.running():
+            return super().forward_one_chunk(*args, **options)
+
+    def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
+        """One micro-batch backward, whole or for the inputs alone."""
+        with self.watch.running():
+            return super().backward_one_chunk(*args, **options)
+
+    def backward_weight_one_chunk(self, *args: Any, **options: Any) -> Any:
+        """The weights' part of a backward pass that was taken apart."""
+        with self.watch.running():
+            return super().backward_weight_one_chunk(*args, **options)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Gradients for the stage before, on this rank; none in evaluation, where PyTorch 2.13 would raise."""
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Gradients from the stage behind, on this rank."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+
+class PipelineEngine(NativeEngine):
+    """Stages over the ranks of the mesh axis ``pp``; in each, whatever other axes the mesh has."""
+
+    def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
+        mesh = world.mesh["pp"]
+        self.group, self.rank, self.ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
+        self.chunks = run.technique.microbatches
+        self.stages = stages_of(run.technique.schedule, self.ranks, self.rank)
+        super().__init__(run, task, world, weights)
+        names: list[Any] = [None] * self.ranks
+        own = [name for part in self.parts for name in part.state_dict()]
+        dist.all_gather_object(names, own, group=self.group)
+        self.owner = {name: rank for rank, owned in enumerate(names) for name in owned}
+        self.watch, self.busy, self.elapsed = Stopwatch(world.device), 0.0, 0.0
+        self.schedules: dict[Any, Any] = {}
+        self.loss_of: Callable[[Tensor, Tensor], Tensor]
+
+    def cut(self, model: nn.Module) -> list[nn.Module]:
+        """See NativeEngine."""
+        where = boundaries(self.run.model.pieces, self.ranks * SCHEDULES[self.run.technique.schedule])
+        parts = [copy.deepcopy(cast(Chain, model)) for _ in self.stages]
+        for part, stage in zip(parts, self.stages, strict=True):
+            part.cut(*where[stage])
+        return list(parts)
+
+    def loss(self, micro: MicroBatch) -> Tensor:
+        """See Engine."""
+        loss = self._run(micro, 1.0, backward=False)
+        self.watch.seconds()  # only training counts
+        return loss
+
+    def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+        """See Engine."""
+        started = time.perf_counter()
+        loss = self._run(micro, scale, backward=True)
+        self.busy += self.watch.seconds()
+        self.elapsed += time.perf_counter() - started
+        return loss
+
+    def idle(self) -> list[float] | None:
+        """See Engine: this rank's bubble since the last call."""
+        fraction = 1 - self.busy / self.elapsed if self.elapsed else None
+        self.busy = self.elapsed = 0.0
+        return None if fraction is None else [fraction]
+
+    def sum_over_parts(self, value: float) -> float:
+        """See NativeEngine."""
+        total = torch.tensor(value, dtype=torch.float64, device=self.world.device)
+        dist.all_reduce(total, group=self.group)
+        return float(total)
+
+    def whole(self, name: str, value: Tensor | None) -> Tensor:
+        """See NativeEngine."""
+        if value is None:
+            dtype = getattr(torch, self.run.recipe.dtype)
+            whole = torch.empty(self.shapes[name], dtype=dtype, device=self.world.device)
+        else:
+            whole = super().whole(name, value).to(self.world.device).contiguous()
+        dist.broadcast(whole, group=self.group, group_src=self.owner[name])
+        return whole
+
+    def _run(self, micro: MicroBatch, scale: float, *, backward: bool) -> Tensor:
+        """Send a micro-batch through the pipeline, in ``chunks`` pieces."""
+        positional, keywords = self.task.inputs(micro.batch)
+        schedule = self._schedule(backward, *positional, *keywords.values())
+        rows = torch.arange(micro.rows, device=self.world.device)
+
+        def loss_of(outputs: Tensor, rows: Tensor) -> Tensor:
+            # The samples that do not count are the last ones.
+            piece = {name: values[rows] for name, values in micro.batch.items()}
+            count = int((rows < micro.count).sum())
+            return self.task.counted_loss(outputs, MicroBatch(piece, count, len(rows))) * scale
+
+        self.loss_of = loss_of
+        losses: list[Tensor] = []
+        first = positional if 0 in self.stages else ()
+        with self._loss_context():
+            if backward:
+                schedule.step(*first, target=rows, losses=losses, return_outputs=False, **keywords)
+            else:
+                schedule.eval(*first, target=rows, losses=losses, **keywords)
+        total = torch.zeros((), dtype=self.task.dtype, device=self.world.device)
+        return total + sum(plain(loss.detach()) for loss in losses) / scale
+
+    def _schedule(self, backward: bool, *inputs: Tensor) -> Any:
+        """Stages hold buffers of fixed shapes: one schedule for each, and one for losses alone."""
+        key = (backward, *(value.shape for value in inputs))
+        if key not in self.schedules:
+            technique = self.run.technique
+            count = self.ranks * SCHEDULES[technique.schedule]
+            stages = []
+            for model, number in zip(self.models, self.stages, strict=True):
+                stage = TimedStage(model, number, count, self.world.device, group=self.group)
+                stage.watch = self.watch
+                stages.append(stage)
+            self.schedules[key] = CLASSES[technique.schedule](
+                stages if SCHEDULES[technique.schedule] > 1 else stages[0],
+                technique.microbatches,
+                loss_fn=lambda outputs, rows: self.loss_of(outputs, rows),
+                scale_grads=False,
+            )
+        return self.schedules[key]
