@@ -17,7 +17,7 @@ def test_slurm_profile_lists_the_jobs_without_slurm(tree):
 
 
 def test_dry_run_needs_no_profile(tree):
-    assert re.search(r"^total +133$", tree.run("snakemake", "-n", "all").stdout, re.MULTILINE)
+    assert re.search(r"^total +136$", tree.run("snakemake", "-n", "all").stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("graph", ["--rulegraph", "--dag"])
@@ -32,7 +32,7 @@ def test_graphs_are_drawn(tree, graph):
     ("arguments", "words"),
     [
         (["--config", "worklods=[mlp]", "--", "all"], "`worklods` is not a key; did you mean `workloads`?"),
-        (["--config", "strategies=[fsdp,dpd]", "--", "all"], "there is no strategy 'dpd'; did you mean ddp?"),
+        (["--config", "strategies=[fsdp,ddpp]", "--", "all"], "there is no strategy 'ddpp'; did you mean ddp?"),
         (["results/fsdpp/mlp.done"], "there is no strategy 'fsdpp'; did you mean fsdp?"),
         (["results/fsdp/lama2.done"], "there is no workload 'lama2'; did you mean llama2?"),
         (["results/pp_zbv/mlp.done"], "mlp can be cut into 2 pieces, and pp_zbv needs 4"),
