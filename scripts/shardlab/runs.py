@@ -50,7 +50,7 @@ def resolve(config: Config, strategy_name: str, workload_name: str) -> Run:
             f"{strategy_name} x {workload_name}: global_batch {recipe.global_batch} has fewer samples than "
             f"the {replicas} data-parallel ranks that share it; set recipe.global_batch to {replicas} or more."
         )
-    spread.check_recipe(strategy, strategy_name, recipe)
+    spread.check_recipe(strategy, strategy_name, recipe, site.device)
     return Run(
         strategy=strategy_name,
         workload=workload_name,

@@ -120,12 +120,16 @@ def check_pipeline(
         raise UserError(f"{name}: Interleaved1F1B needs a multiple of {pp} microbatches; microbatches is {count}.")
 
 
-def check_recipe(strategy: Strategy, name: str, recipe: Recipe) -> None:
+def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str) -> None:
     """Whether the strategy allows for what the recipe asks."""
     if strategy.engine == "deepspeed" and recipe.dtype == "float64":
         raise Unsupported(f"{name}: DeepSpeed has no float64; set recipe.dtype to float32.")
     if strategy.engine != "deepspeed" and recipe.precision == "fp16":
         raise Unsupported(f"{name}: fp16 needs the loss scaling of DeepSpeed; set recipe.precision to bf16.")
+    if recipe.precision == "fp16" and device == "cpu":
+        raise Unsupported(f"{name}: DeepSpeed has no fp16 on CPUs; set recipe.precision to bf16.")
+    if strategy.tp is not None and recipe.compile == "model":
+        raise Unsupported(f"{name}: torch.compile cannot trace a split embedding; set recipe.compile to blocks.")
     if strategy.schedule == "ZBVZeroBubble" and (recipe.compile != "none" or recipe.activation_checkpointing != "none"):
         raise Unsupported(
             f"{name}: ZBVZeroBubble takes the backward pass apart, which neither torch.compile nor activation "

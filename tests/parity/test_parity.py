@@ -24,7 +24,8 @@ from shardlab.errors import Unsupported
 ALWAYS_CLIPPED = {"clip_norm": 0.01}
 PLAIN_SGD = {"optimizer": "sgd", "learning_rate": 0.1}
 ACCUMULATED = {"accumulate": 2, "activation_checkpointing": "full"} | ALWAYS_CLIPPED
-SPREAD_ONLY = ("accumulate", "activation_checkpointing", "compile", "compile_backend")
+COMPILED = {"compile": "blocks", "compile_backend": "aot_eager"}
+SPREAD_ONLY = ("accumulate", "activation_checkpointing", "compile", "compile_backend", "precision")
 """Keys of a recipe that must change no number: the reference trains without them."""
 STRATEGIES = [name for name in configs.read_yaml(configs.CONFIG / "strategies.yaml") if name != "single"]
 
@@ -84,8 +85,15 @@ SGD = [compared(s, "xsum", PLAIN_SGD) for s in STRATEGIES]
 MORE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
 MORE += [Case(s, "llama2", ranks=4) for s in ("ddp", "fsdp", "pp", "pp_gpipe")]
 MORE += [Case(s, "xsum", ranks=4) for s in ("pp", "tp", "tp_sp")]
+COMPILE = [compared(s, "llama2", COMPILED) for s in ("single", "ddp", "fsdp", "tp_sp", "fsdp_tp", "pp", "zero2")]
+COMPILE += [Case("ddp", "llama2", (("compile", "model"), ("compile_backend", "aot_eager")))]
 FAULTY = [Case("ddp", "llama2", fault=fault) for fault in ("summed", "unreduced_norm", "dropped_embedding")]
-CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE) if supported(case)]
+TRAP = Case("fsdp_tp", "llama2", tuple(COMPILED.items()), fault="unprotected_embedding")
+HALF = [
+    Case(s, "vit", (("precision", "bf16"),), dtype="float32")
+    for s in ("single", "ddp", "fsdp", "tp_sp", "pp", "fsdp_tp", "fsdp_pp", "zero1", "zero2", "zero3")
+]
+CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
 
 
 @dataclass
@@ -136,7 +144,7 @@ def results(tmp_path_factory, tiny_data):
     """Folder with the results of every case and of the single-device training that each is held to."""
     group = Group(tmp_path_factory.mktemp("parity"), tiny_data)
     by_ranks = defaultdict(list)
-    for case in (*CASES, *FAULTY):
+    for case in (*CASES, *FAULTY, TRAP, *HALF):
         by_ranks[case.run().world_size, case.native].append(case)
         group.add(case.reference.name, case.reference.run())
     group.start(1)
@@ -206,3 +214,19 @@ def test_the_suite_sees_a_fault(results, fault, sees):
     caught = {name for name, value in found.items() if not value <= 1e-10}
     assert caught >= sees
     assert found["gradient"] > 1e-4, "a fault is decades above the gate, rounding decades below"
+
+
+def test_compiled_blocks_behind_a_split_embedding_need_its_protection(results):
+    """Without the clone in tensor.py, FSDP+TP trains on with a wrong gradient, and nothing is said."""
+    found = differences(results, TRAP)
+    assert found["gradient"] > 0.1
+    assert found["loss"] < 0.1, "the loss alone would hardly show it"
+
+
+@pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
+def test_bf16_trains_and_is_near_full_precision(results, case, record_property):
+    """Reported, not gated: near enough to be the same training, far enough to be bf16 at all."""
+    found = differences(results, case)
+    record_property("differences", found)
+    assert 1e-4 < found["gradient"] < 5e-2
+    assert found["test"] < 1e-2

@@ -7,18 +7,21 @@ Each case names its run, data, weights, output folder and, to show that the suit
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import train
 from shardlab import distributed, strategies
 from shardlab.settings import Run
-from shardlab.strategies import ddp
+from shardlab.strategies import ddp, tensor
 
 
 def main(cases):
@@ -99,7 +102,18 @@ def dropped_embedding(build):
     return faulty
 
 
+def unprotected_embedding(build):
+    """Tensor parallelism as in the tutorials: the embedding's output goes into the compiled blocks as it is."""
+
+    def faulty(*args):
+        with mock.patch.object(tensor, "_Vocabulary", partial(RowwiseParallel, input_layouts=Replicate())):
+            return build(*args)
+
+    return faulty
+
+
 FAULTS = {
+    "unprotected_embedding": unprotected_embedding,
     "summed": summed_not_averaged,
     "unreduced_norm": unreduced_norm,
     "dropped_embedding": dropped_embedding,

@@ -17,16 +17,17 @@ def apply(run: Run, model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh)
     technique = run.technique
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if technique.cpu_offload else OffloadPolicy()
     dtype = getattr(torch, run.recipe.dtype)
-    precision = MixedPrecisionPolicy()
+    inside = outside = MixedPrecisionPolicy()
     if run.recipe.precision == "bf16":
         # Gradients are summed in the weights' own type: the part of bf16 that costs accuracy most.
-        precision = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype, output_dtype=dtype)
+        inside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype)
+        outside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype, output_dtype=dtype)
     reshard = technique.reshard_after_forward
     if reshard is None and "pp" in run.mesh:
         reshard = False  # each micro-batch would gather the weights again
     if technique.wrap_parameters is not None:
         blocks = _large(model, technique.wrap_parameters)
-    for module in (*blocks, model):
+    for module, precision in (*((block, inside) for block in blocks), (model, outside)):
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
 
 
