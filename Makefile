@@ -2,11 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run setup test lint docs envs bench cluster-up cluster-down cluster-shell clean
+.PHONY: run matrix setup test lint docs envs bench cluster-up cluster-down cluster-shell clean
 
 run: .venv/run
 	$(BIN)/snakemake --profile workflow/profiles/local all
 	@cat results/summary.md
+
+# Every strategy on every workload, each held to one device; writes the matrix of README.md.
+EVERY := --config 'strategies=[all]'
+matrix: .venv/run
+	$(BIN)/snakemake --profile workflow/profiles/local $(EVERY) -- all
+	$(BIN)/python scripts/summarize.py --config '{"strategies": ["all"]}' --gate 1e-4
+	$(BIN)/python scripts/docs.py --summary results/summary.csv
 
 # For a login node: Snakemake and the data stages; PyTorch is in the image.
 setup: .venv/login
@@ -22,7 +29,7 @@ lint: .venv/dev
 	$(BIN)/snakemake --lint
 	$(BIN)/python scripts/docs.py --check
 
-# What is generated: schemas, tables of config/README.md, the matrix of README.md.
+# What is generated: schemas, tables of config/README.md and README.md (its matrix: make matrix).
 docs: .venv/dev
 	$(BIN)/python scripts/docs.py
 

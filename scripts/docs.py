@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from pydantic import BaseModel
 
 from shardlab import configs, images, reports, runs, settings, sites
@@ -35,8 +36,9 @@ def main() -> None:
     """Write, or with --check say what is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
+    parser.add_argument("--summary", type=Path, help="summary.csv of all strategies, for the README's matrix")
     args = parser.parse_args()
-    for path, text in generated().items():
+    for path, text in generated(args.summary).items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         if args.check:
@@ -45,7 +47,7 @@ def main() -> None:
         print(f"wrote {path.relative_to(configs.ROOT)}")
 
 
-def generated() -> dict[Path, str]:
+def generated(summary: Path | None) -> dict[Path, str]:
     """Path and content of every file that is generated, in whole or between markers."""
     files = {
         configs.ROOT / "workflow" / "schemas" / f"{name}.json": json.dumps(kind.model_json_schema(), indent=2) + "\n"
@@ -62,9 +64,10 @@ def generated() -> dict[Path, str]:
     }
     config_readme = configs.CONFIG / "README.md"
     files[config_readme] = fill(config_readme, {name: key_table(kind) for name, kind in tables.items()})
-    files[configs.ROOT / "README.md"] = fill(
-        configs.ROOT / "README.md", {"matrix": matrix(), "site keys": key_table(sites.Site, SITE_GROUPS)}
-    )
+    readme = configs.ROOT / "README.md"
+    shown = matrix(pd.read_csv(summary)) if summary else between(readme, "matrix")
+    check_matrix(shown)
+    files[readme] = fill(readme, {"matrix": shown, "site keys": key_table(sites.Site, SITE_GROUPS)})
     return files
 
 
@@ -96,17 +99,32 @@ def key_table(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None =
     return "\n".join(lines)
 
 
-def matrix() -> str:
-    """Markdown table of the default configuration: ranks of each run, or the reason why there is none."""
-    config = configs.load_config(configs.read_yaml(configs.CONFIG / "config.yaml"))
-    planned, left_out = runs.plan(config)
-    cells = {(run.strategy, run.workload): f"{run.world_size}" for run in planned}
+def matrix(table: pd.DataFrame) -> str:
+    """Markdown table of what ran: test loss of ``single``, relative difference of the others, or a reason."""
+    config = configs.load_config({"strategies": ["all"]})
+    _, left_out = runs.plan(config)
     notes = list(dict.fromkeys(left_out.values()))
-    cells |= {cell: f"- [{notes.index(reason) + 1}]" for cell, reason in left_out.items()}
+    cells = {cell: f"[{notes.index(reason) + 1}]" for cell, reason in left_out.items()}
+    for row in table.to_dict("records"):
+        single = row["strategy"] == "single"
+        cells[row["strategy"], row["workload"]] = f"{row['test_loss']:.4f}" if single else f"{row['rel_diff']:.0e}"
     lines = ["| strategy | " + " | ".join(config.workloads) + " |", "| --- |" + " --- |" * len(config.workloads)]
     lines += [f"| `{s}` | " + " | ".join(cells[s, w] for w in config.workloads) + " |" for s in config.strategies]
-    lines += ["", *(f"[{number}] {note}" for number, note in enumerate(notes, 1))]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))])
+
+
+def between(path: Path, name: str) -> str:
+    """What stands between a file's markers of that name."""
+    return path.read_text(encoding="utf-8").split(f"<!-- {name} -->\n")[1].split(f"\n<!-- end {name} -->")[0]
+
+
+def check_matrix(text: str) -> None:
+    """Raise a UserError unless the table has a figure or a note in every cell of every strategy there is."""
+    rows = {line.split("`")[1]: line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| `")}
+    config = configs.load_config({"strategies": ["all"]})
+    whole = all(len(cells) == len(config.workloads) and all(cell.strip() for cell in cells) for cells in rows.values())
+    if list(rows) != config.strategies or not whole:
+        raise UserError("README.md: the matrix does not have every strategy and workload; run: make matrix.")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ STAGES = {
     "init": (["init.py"], Spread.ONE),
     "train": (["train.py"], Spread.RANKS),
     "evaluate": (["evaluate.py"], Spread.ONE),
+    "collectives": (["collectives.py"], Spread.RANKS),
     "preflight_nodes": (["preflight.py", "nodes"], Spread.NODES),
     "preflight_ranks": (["preflight.py", "ranks"], Spread.RANKS),
 }

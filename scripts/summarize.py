@@ -10,7 +10,7 @@ import pandas as pd
 from tabulate import tabulate
 
 from shardlab import configs, runs
-from shardlab.errors import run_program
+from shardlab.errors import UserError, run_program
 from shardlab.files import read_json, write_text
 from shardlab.reports import TestReport, TrainReport
 from shardlab.schema import check
@@ -41,11 +41,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     configs.add_config_argument(parser)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
+    parser.add_argument("--gate", type=float, help="fail if a run is missing, or rel_diff is larger than this")
     args = parser.parse_args()
     planned, left_out = runs.plan(args.config)
     table = collect(planned, args.results)
     write_text(args.results / "summary.csv", table.to_csv(index=False))
     write_text(args.results / "summary.md", markdown(table, args.config, left_out))
+    if args.gate is not None:
+        pass_gate(table, args.gate)
+
+
+def pass_gate(table: pd.DataFrame, gate: float) -> None:
+    """Raise a UserError that names the runs that are missing or farther from ``single`` than the gate."""
+    failed = [f"{row.strategy} x {row.workload} ({row.status})" for row in table[table.status != "done"].itertuples()]
+    far = table[(table.status == "done") & ~(table.rel_diff <= gate)]
+    failed += [f"{row.strategy} x {row.workload} (rel_diff {row.rel_diff:.1e})" for row in far.itertuples()]
+    if failed:
+        raise UserError(f"not equal to one device within {gate:g}: {', '.join(failed)}; see results/summary.md.")
 
 
 def collect(planned: list[Run], results: Path) -> pd.DataFrame:

@@ -1,76 +1,161 @@
-"""The collectives that the strategies are made of, with the numbers that each must give."""
+"""The collectives that the strategies are made of: run each, see that its numbers are right, and time it.
 
+Sizes and bandwidths are those of nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): the size is that of
+the larger buffer, the algorithm bandwidth is size / time, and the bus bandwidth is that times the part of the data
+that a link has to carry, so that it can be held against the hardware whatever the number of ranks.
+"""
+
+import statistics
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.distributed import World
+from shardlab.traffic import share
 
 
-def wrong(world: World) -> list[str]:
-    """Names of the collectives whose result is not what it must be on some rank; a collective itself."""
-    return sorted({name for names in world.gather(_wrong_here(world)) for name in names})
+@dataclass(frozen=True)
+class Trial:
+    """One collective on one size, ready to run."""
+
+    run: Callable[[], Any]
+    result: Tensor
+    """Where this rank's result lies after ``run``."""
+    expected: Tensor
+    """What it must be; empty where this rank gets none."""
 
 
-def _wrong_here(world: World) -> list[str]:
-    return [name for name, check in COLLECTIVES.items() if not check(world)]
+def held(world: World, rank: int, count: int) -> Tensor:
+    """(count,) float32 values that tell ranks and places apart, and whose sums are exact."""
+    return torch.arange(count, device=world.device, dtype=torch.float32).remainder(97) + 100 * rank
 
 
-def _mine(world: World) -> Tensor:
-    """(size,) values that tell ranks and places apart: rank r holds 100 r, 100 r + 1, ..."""
-    return torch.arange(world.size, device=world.device, dtype=torch.float32) + 100 * world.rank
+def everything(world: World, count: int) -> Tensor:
+    """(ranks, count): what each rank holds."""
+    return torch.stack([held(world, rank, count) for rank in range(world.size)])
 
 
-def _all(world: World) -> Tensor:
-    """(size, size): row r is what rank r holds."""
-    rows = torch.arange(world.size, device=world.device, dtype=torch.float32)
-    return rows + 100 * rows[:, None]
+def _scatter(world: World, count: int) -> Trial:
+    part = count // world.size
+    result, sent = torch.empty(part, device=world.device), list(held(world, 0, count).split(part))
+    parts = sent if world.main else None
+    return Trial(lambda: dist.scatter(result, parts, src=0), result, sent[world.rank])
 
 
-def _scatter(world: World) -> bool:
-    received = torch.empty_like(_mine(world))
-    dist.scatter(received, list(_all(world)) if world.main else None, src=0)
-    return torch.equal(received, _all(world)[world.rank])
+def _gather(world: World, count: int) -> Trial:
+    part = count // world.size
+    mine, result = held(world, world.rank, part), torch.zeros(world.size, part, device=world.device)
+    parts = list(result) if world.main else None
+    expected = everything(world, part) if world.main else result[:0]
+    return Trial(lambda: dist.gather(mine, parts, dst=0), result if world.main else result[:0], expected)
 
 
-def _gather(world: World) -> bool:
-    received = list(torch.empty_like(_all(world))) if world.main else None
-    dist.gather(_mine(world), received, dst=0)
-    return received is None or torch.equal(torch.stack(received), _all(world))
+def _all_gather(world: World, count: int) -> Trial:
+    part = count // world.size
+    mine, result = held(world, world.rank, part), torch.empty(part * world.size, device=world.device)
+    return Trial(lambda: dist.all_gather_into_tensor(result, mine), result, everything(world, part).flatten())
 
 
-def _all_gather(world: World) -> bool:
-    received = torch.empty_like(_all(world))
-    dist.all_gather(list(received), _mine(world))
-    return torch.equal(received, _all(world))
+def _reduce(world: World, count: int) -> Trial:
+    value = held(world, world.rank, count)
+    expected = everything(world, count).sum(0) if world.main else value[:0]
+    return Trial(lambda: dist.reduce(value, dst=0), value if world.main else value[:0], expected)
 
 
-def _reduce(world: World) -> bool:
-    value = _mine(world)
-    dist.reduce(value, dst=0)
-    return not world.main or torch.equal(value, _all(world).sum(0))
+def _all_reduce(world: World, count: int) -> Trial:
+    value = held(world, world.rank, count)
+    return Trial(lambda: dist.all_reduce(value), value, everything(world, count).sum(0))
 
 
-def _all_reduce(world: World) -> bool:
-    value = _mine(world)
-    dist.all_reduce(value)
-    return torch.equal(value, _all(world).sum(0))
+def _reduce_scatter(world: World, count: int) -> Trial:
+    part = count // world.size
+    mine, result = held(world, world.rank, part * world.size), torch.empty(part, device=world.device)
+    expected = everything(world, part * world.size).sum(0).split(part)[world.rank]
+    return Trial(lambda: dist.reduce_scatter_tensor(result, mine), result, expected)
 
 
-def _reduce_scatter(world: World) -> bool:
-    received = torch.empty(1, device=world.device)
-    dist.reduce_scatter(received, list(_mine(world).split(1)))
-    return torch.equal(received, _all(world).sum(0)[world.rank : world.rank + 1])
+def _all_to_all(world: World, count: int) -> Trial:
+    part = count // world.size
+    mine, result = held(world, world.rank, part * world.size), torch.empty(part * world.size, device=world.device)
+    expected = everything(world, part * world.size).view(world.size, world.size, part)[:, world.rank].flatten()
+    return Trial(lambda: dist.all_to_all_single(result, mine), result, expected)
 
 
-COLLECTIVES: dict[str, Callable[[World], bool]] = {
+def _send_receive(world: World, count: int) -> Trial:
+    """Each rank sends to the next one, in a ring."""
+    mine, result = held(world, world.rank, count), torch.empty(count, device=world.device)
+    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+
+    def run() -> None:
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, after), dist.P2POp(dist.irecv, result, before)])
+        for work in works:
+            work.wait()
+
+    return Trial(run, result, held(world, before, count))
+
+
+COLLECTIVES: dict[str, Callable[[World, int], Trial]] = {
     "scatter": _scatter,
     "gather": _gather,
     "all_gather": _all_gather,
     "reduce": _reduce,
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "send_receive": _send_receive,
 }
-"""Name: whether this rank gets the right numbers."""
+"""Name: makes a trial over ``count`` float32 values, the size of the larger buffer."""
+
+
+def wrong(world: World, count: int = 1024) -> list[str]:
+    """Names of the collectives whose result is not what it must be on some rank; a collective itself."""
+    mine = [name for name, make in COLLECTIVES.items() if not _right(make(world, count))]
+    return sorted({name for names in world.gather(mine) for name in names})
+
+
+def measure(world: World, name: str, size: int, repeats: int) -> dict[str, Any]:
+    """One row of figures for a collective over ``size`` bytes; a collective.
+
+    ``microseconds`` is the median over ``repeats`` of the slowest rank; bandwidths are in GB/s (1e9 bytes).
+    """
+    count = max(size // 4 // world.size, 1) * world.size
+    make = COLLECTIVES[name]
+    right = _right(make(world, count))
+    trial = make(world, count)
+    for _ in range(3):
+        trial.run()
+    seconds = [_timed(world, trial.run) for _ in range(repeats)]
+    slowest = statistics.median(max(ranks) for ranks in zip(*world.gather(seconds), strict=True))
+    # Without ranks there is nothing to send, and no bandwidth.
+    factor = share("send" if name == "send_receive" else name, world.size)
+    return {
+        "collective": name,
+        "bytes": 4 * count,
+        "ranks": world.size,
+        "microseconds": slowest * 1e6,
+        "algorithm_gb_per_second": 4 * count / slowest / 1e9,
+        "bus_gb_per_second": factor * 4 * count / slowest / 1e9,
+        "wrong_ranks": world.gather(right).count(False),
+    }
+
+
+def _right(trial: Trial) -> bool:
+    trial.run()
+    return torch.equal(trial.result.view(-1), trial.expected.reshape(-1))
+
+
+def _timed(world: World, run: Callable[[], Any]) -> float:
+    dist.barrier()
+    on_gpu = world.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    run()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started

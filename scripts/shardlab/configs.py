@@ -53,6 +53,8 @@ def load_config(values: dict[str, Any]) -> Config:
     """Check the merged configuration, and that every name in it exists."""
     config = check(Config, _with_nulls(values), "config")
     check(Recipe, config.recipe, "config: recipe")
+    if config.strategies == ["all"]:
+        config = config.model_copy(update={"strategies": list(read_yaml(CONFIG / "strategies.yaml"))})
     for name in config.workloads:
         load_workload(name)
     for name in config.strategies:

@@ -42,6 +42,11 @@ class World:
             value = value / self.copies
         return value
 
+    def mean(self, value: float | None) -> float | None:
+        """Mean over all ranks of a number that each has; None if one of them has none."""
+        values = [each for each in self.gather(value) if each is not None]
+        return sum(values) / len(values) if len(values) == self.size else None
+
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, in rank order."""
         if self.size == 1:

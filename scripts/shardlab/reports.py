@@ -12,6 +12,14 @@ from shardlab.schema import Strict
 from shardlab.settings import SCHEDULES, Run
 
 
+class Traffic(Strict):
+    """What one collective moves along one mesh axis."""
+
+    axis: str = Field(description="Mesh axis; world: all ranks.")
+    collective: str = Field(description="Collective.")
+    bytes: float = Field(description="Bytes that a rank sends in a step (mean over the ranks).")
+
+
 class TrainReport(Strict):
     """train.json: how a run went. A figure that was not measured is null."""
 
@@ -30,12 +38,12 @@ class TrainReport(Strict):
     train_loss: float = Field(description="Loss of the last step's batch.")
     validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
     wall_seconds: float = Field(description="Training loop with validation, without start-up and saving.")
-    step_seconds_median: float | None = Field(description="Median step, the first one left out.")
-    step_seconds_p95: float | None = Field(description="95th percentile step, the first one left out.")
-    samples_per_second: float | None = Field(description="Samples over the steps' time, the first left out.")
+    step_seconds_median: float | None = Field(description="Median step, the first three left out.")
+    step_seconds_p95: float | None = Field(description="95th percentile step, the first three left out.")
+    samples_per_second: float | None = Field(description="Samples over the steps' time, the first three left out.")
     idle: list[float] | None = Field(
         None,
-        description="Part of the steps, the first one left out, in which a rank (pp) or a device (mp) waited for "
+        description="Part of the steps, the first three left out, in which a rank (pp) or a device (mp) waited for "
         "others; null where the strategy does not measure it.",
     )
     idle_theory: float | None = Field(
@@ -48,7 +56,11 @@ class TrainReport(Strict):
     peak_memory_bytes: list[int] = Field(description="Peak memory of each rank.")
     peak_memory_kind: Literal["process RSS", "CUDA allocated"] = Field(description="What was measured.")
     predicted_memory_bytes: int | None = Field(None, description="Predicted peak of a rank.")
-    bytes_per_step: int | None = Field(None, description="Bytes a rank communicates per step.")
+    bytes_per_step: float = Field(description="Bytes that a rank sends in a step (mean over the ranks).")
+    bytes_per_step_theory: float | None = Field(
+        description="The same from sizes and shapes alone (scripts/shardlab/volume.py); null where there is no formula."
+    )
+    traffic: list[Traffic] = Field(description="bytes_per_step by mesh axis and collective.")
     checkpoints: int = Field(description="Checkpoints written, best.safetensors included.")
     restarts: int = Field(description="Times torchrun restarted the ranks.")
     image_digest: str | None = Field(None, description="SHA-256 of the container image; null without one.")
@@ -89,11 +101,12 @@ def train_report(run: Run, records: list[dict[str, Any]], measured: dict[str, An
             "steps": len(steps),
             "samples": sum(record["samples"] for record in steps),
             "targets": sum(record["targets"] for record in steps),
+            "bytes_per_step": sum(entry["bytes"] for entry in measured["traffic"]),
             "train_loss": steps[-1]["loss"],
             "validation_loss": [record["loss"] for record in records if record["kind"] == "validation"][-1],
         }
         | {"idle_theory": _bubble(run)}
-        | _step_statistics(steps[1:])
+        | _step_statistics(steps[3:])
         | _provenance()
         | measured
     )

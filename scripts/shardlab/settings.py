@@ -53,6 +53,9 @@ class Recipe(Strict):
         description="Arithmetic: full is dtype; bf16: weights stay in dtype (autocast, or FSDP's and DeepSpeed's own "
         "mixed precision); fp16: DeepSpeed only. Only full is held to a gate.",
     )
+    checkpoint_every: PositiveInt | None = Field(
+        None, description="Write a checkpoint after every so many steps (null: none); each replaces the one before."
+    )
     keep_best: bool = Field(
         False, description="Also save best.safetensors, the weights with the lowest validation loss."
     )
@@ -191,7 +194,7 @@ class Config(Strict):
     strategies: list[str] = Field(
         default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "zero1", "zero2", "zero3"],
         min_length=1,
-        description="Strategies of the target `all`, from config/strategies.yaml.",
+        description="Strategies of the target `all`, from config/strategies.yaml; [all]: every one of them.",
     )
     site: str = Field("local", description="Where it runs: a file in config/sites.")
     site_settings: dict[str, Any] = Field(

@@ -111,7 +111,7 @@ def test_preflight_says_that_the_site_is_ready(learner):
     seen = learner.snakemake("preflight", config=TWO).stdout
     assert "node n1: Python 3.11" in seen
     assert "node n2: Python 3.11" in seen
-    assert "ranks on n1, n1, n2, n2: all six collectives are correct" in seen
+    assert "ranks on n1, n1, n2, n2: all collectives are correct" in seen
     assert "preflight: site test is ready for 2 x 2 ranks." in seen
 
 

@@ -31,12 +31,13 @@ def main(cases):
         output = Path(case["output"])
         if run.world_size == 1 or dist.get_rank() == 0:
             print(f"case {output.name}", flush=True)
+        torch._dynamo.reset()  # else a case runs eagerly when those before it have filled the cache
         build = strategies.build
         strategies.build = FAULTS.get(case["fault"], lambda build: build)(build)
         try:
-            train.train(
-                run, Path(case["data"]), Path(case["weights"]), output, {}, observe=keep_first_gradients(output)
-            )
+            resume = case["resume"] and Path(case["resume"])
+            observe = keep_first_gradients(output)
+            train.train(run, Path(case["data"]), Path(case["weights"]), output, {}, observe=observe, resume=resume)
         finally:
             strategies.build = build
     distributed.finish()

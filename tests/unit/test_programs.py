@@ -14,6 +14,7 @@ from shardlab.files import write_json
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
 
 LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
+LOGIN += ["plot_collectives"]
 
 
 def program(name, *arguments):
@@ -34,9 +35,7 @@ def test_what_the_snakefile_imports_has_no_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts").returncode == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
-)
+@pytest.mark.parametrize("name", LOGIN)
 def test_login_node_programs_have_no_torch(name):
     code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts").returncode == 0

@@ -3,9 +3,10 @@
 import fcntl
 import re
 
+import pandas as pd
 import pytest
 
-from common import ROOT
+from shardlab.collectives import COLLECTIVES
 
 TINY = ["--config", "workloads=[mlp]", "strategies=[single,ddp]", "recipe={max_steps: 3}", "--"]
 
@@ -47,25 +48,6 @@ def test_mistakes_end_the_call_before_any_job(tree, arguments, words):
     assert "Traceback" not in done.stdout
     assert not (tree.path / "data").exists()
     assert [path.name for path in (tree.path / "results").iterdir()] == ["README.md"]
-
-
-def test_readme_of_a_new_workload_strategy_and_site(tree):
-    """Follows the README's "Add" section to the letter: its files, its entry, its command."""
-    section = (ROOT / "README.md").read_text().split("## Add ")[1].split("\n## ")[0]
-    blocks = re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
-    files = [(re.match(r"# (\S+)", text)[1], text) for kind, text in blocks if kind in ("python", "yaml")]
-    assert len(files) == 4
-    for name, text in files:
-        if name == "config/strategies.yaml":
-            (tree.path / name).open("a").write(text)
-        else:
-            assert not (tree.path / name).exists()
-            (tree.path / name).write_text(text)
-    [command] = [text for kind, text in blocks if kind == "console"]
-    tree.run("sh", "-c", command.replace(".venv/bin/", ""))
-    text = (tree.path / "results/summary.md").read_text()
-    difference = re.search(r"\| hsdp_tp +\| \d\.\d+ \((\S+)\)", text)
-    assert float(difference[1]) < 1e-4
 
 
 def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):
@@ -123,3 +105,14 @@ def test_a_damaged_data_set_is_refused_by_training(tree):
     assert done.returncode != 0
     assert "train.safetensors is damaged" in done.stdout
     assert not (tree.path / "results/single/mlp.done").exists()
+
+
+def test_collectives_are_measured_and_drawn(tree):
+    tree.snakemake("results/collectives/local.svg")
+    table = pd.read_csv(tree.path / "results/collectives/local.csv")
+    assert set(table.collective) == set(COLLECTIVES)
+    assert (table.groupby("collective").bytes.nunique() == 8).all()
+    assert (table.wrong_ranks == 0).all()
+    rings = table[table.collective == "all_gather"]
+    assert (rings.bus_gb_per_second - rings.algorithm_gb_per_second / 2).abs().max() < 1e-12
+    assert "bus bandwidth" in (tree.path / "results/collectives/local.svg").read_text()

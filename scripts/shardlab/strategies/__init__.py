@@ -43,6 +43,15 @@ class Engine(Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor) of the plain model, on the rank's device; a collective, valid on rank 0."""
 
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """``<parameter name>/<key>``: tensor or DTensor, once a step was taken; a collective.
+
+        A rank gives those of its parameters; they are the engine's own, or are put into it by ``restored``.
+        """
+
+    def restored(self, state: dict[str, Tensor]) -> None:
+        """Take over what was loaded into the tensors of ``optimizer_state``."""
+
     def idle(self) -> list[float] | None:
         """Part of a step in which each device of this rank waited for others, where the strategy measures it."""
 

@@ -105,6 +105,17 @@ class NativeEngine:
         """See Engine."""
         return self._collected({name: value for part in self.parts for name, value in part.state_dict().items()})
 
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """See Engine."""
+        return {
+            f"{name}/{key}": value
+            for name, parameter in self.parameters().items()
+            for key, value in self.optimizer.state[parameter].items()
+        }
+
+    def restored(self, state: dict[str, Tensor]) -> None:
+        """See Engine: they were the optimizer's own tensors."""
+
     def idle(self) -> list[float] | None:
         """See Engine."""
         return None

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import deepspeed
-from deepspeed.utils import safe_get_full_grad
+from deepspeed.utils import safe_get_full_grad, safe_get_full_optimizer_state, safe_set_full_optimizer_state
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -83,6 +84,31 @@ class ZeroEngine:
         for name, value in self.plain.state_dict(keep_vars=True).items():
             with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
                 yield name, value.detach().to(dtype, copy=True)
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """See Engine. Whole tensors: ZeRO's partitions do not follow the parameters' shapes."""
+        flat: dict[str, Any] = next(iter(self.optimizer.optimizer.state.values()), {})
+        state = {}
+        for name, parameter in self.plain.named_parameters():
+            for key, value in flat.items():
+                scalar = not isinstance(value, Tensor) or value.dim() == 0
+                state[f"{name}/{key}"] = (
+                    torch.as_tensor(value, dtype=torch.float32).clone()
+                    if scalar
+                    else safe_get_full_optimizer_state(parameter, key)
+                )
+        return state
+
+    def restored(self, state: dict[str, Tensor]) -> None:
+        """See Engine."""
+        for name, parameter in self.plain.named_parameters():
+            for key in next(iter(self.optimizer.optimizer.state.values()), {}):
+                value = state[f"{name}/{key}"]
+                if value.dim():
+                    safe_set_full_optimizer_state(parameter, value, key)
+                    continue
+                for flat in self.optimizer.optimizer.state.values():
+                    flat[key] = value.clone() if isinstance(flat[key], Tensor) else value.item()
 
     def idle(self) -> list[float] | None:
         """See Engine."""

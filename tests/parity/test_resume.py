@@ -1,0 +1,91 @@
+"""A checkpoint of any strategy, continued by any other on any number of ranks, ends where an uninterrupted run ends."""
+
+from collections import defaultdict
+
+import pytest
+from group import Group, steps
+from safetensors.torch import load_file
+
+import train
+from common import tiny_run
+from shardlab.errors import UserError
+
+HALF = {"max_steps": 4, "checkpoint_every": 4}
+PAIRS = [
+    ("single", "fsdp", "llama2", 2),
+    ("ddp", "fsdp_tp", "llama2", 2),
+    ("fsdp", "single", "xsum", 2),
+    ("fsdp", "pp_interleaved", "llama2", 4),
+    ("hsdp", "tp_sp", "vit", 2),
+    ("fsdp_tp", "mp", "llama2", 2),
+    ("tp", "fsdp_pp", "xsum", 2),
+    ("pp", "ddp", "mnist", 2),
+    ("fsdp_offload", "ddp", "mlp", 2),
+    ("pp_zbv", "fsdp", "vit", 2),
+    ("zero1", "fsdp", "vit", 2),
+    ("fsdp", "zero2", "vit", 2),
+    ("zero2", "zero3", "vit", 2),
+    ("zero3", "single", "vit", 2),
+]
+"""Strategy that stops, strategy that goes on, workload, ranks a node of the first."""
+
+
+def dtype(*strategies):
+    return "float32" if any("zero" in name for name in strategies) else "float64"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_data):
+    """Folder with the whole training on one device, and the two halves of every pair."""
+    group = Group(tmp_path_factory.mktemp("resume"), tiny_data)
+    first, second = defaultdict(list), defaultdict(list)
+    for before, after, workload, ranks in PAIRS:
+        kind = dtype(before, after)
+        group.add(f"single-{workload}-{kind}", tiny_run(workload, dtype=kind))
+        run = tiny_run(workload, before, ranks, dtype=kind, **HALF)
+        first[run.world_size].append((f"{before}-half-{workload}-{kind}", run, None))
+        run = tiny_run(workload, after, dtype=kind)
+        second[run.world_size].append((f"{before}-{after}-{workload}", run, f"{before}-half-{workload}-{kind}"))
+    group.start(1)
+    for halves in (first, second):
+        for ranks, runs in halves.items():
+            for name, run, resume in runs:
+                group.add(name, run, resume=resume)
+            group.start(ranks)
+    return group.folder
+
+
+@pytest.mark.parametrize(("before", "after", "workload", "ranks"), PAIRS)
+def test_ends_where_an_uninterrupted_run_ends(folder, before, after, workload, ranks):
+    kind = dtype(before, after)
+    single, mine = folder / f"single-{workload}-{kind}", folder / f"{before}-{after}-{workload}"
+    pairs = list(zip(steps(mine), steps(single)[4:], strict=True))
+    gate = 1e-9 if kind == "float64" else 5e-6
+    for key in ("loss", "grad_norm"):
+        assert max(abs(continued[key] / whole[key] - 1) for continued, whole in pairs) < gate
+    if kind == "float64":  # in float32 AdamW makes updates of rounding: 9e-5 after ten steps
+        whole, continued = (load_file(path / "model.safetensors") for path in (single, mine))
+        assert continued.keys() == whole.keys()
+        assert max(float((continued[name] - whole[name]).abs().max()) for name in whole) < gate
+
+
+def test_the_optimizer_is_what_makes_the_difference(folder, tiny_data, tmp_path):
+    """From the same weights with a new optimizer the next steps differ by far more than the gates."""
+    run = tiny_run("vit", dtype="float32", max_steps=4)
+    weights = folder / "zero2-half-vit-float32" / "checkpoint" / "model.safetensors"
+    train.train(run, tiny_data / "vit", weights, tmp_path, {})
+    again, whole = steps(tmp_path), steps(folder / "single-vit-float32")[4:]
+    assert abs(again[-1]["grad_norm"] / whole[-1]["grad_norm"] - 1) > 1e-3
+
+
+def test_a_checkpoint_of_something_else_is_refused(folder, tiny_data, tmp_path):
+    def resume(workload, checkpoint, **recipe):
+        run = tiny_run(workload, **recipe)
+        train.train(run, tiny_data / workload, tmp_path, tmp_path / "out", {}, resume=checkpoint)
+
+    with pytest.raises(UserError, match="holds other weights than the model"):
+        resume("mnist", folder / "hsdp-half-vit-float64" / "checkpoint")
+    with pytest.raises(UserError, match="model and the optimizer that wrote it"):
+        resume("vit", folder / "hsdp-half-vit-float64" / "checkpoint", optimizer="adadelta")
+    with pytest.raises(UserError, match="is missing"):
+        resume("vit", tmp_path / "nothing")

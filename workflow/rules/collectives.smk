@@ -1,0 +1,39 @@
+# Latency and bandwidth of the collectives over the ranks of the configuration (nodes, ranks_per_node).
+rule collectives:
+    input:
+        settings=PREFLIGHT,
+        image=IMAGE,
+    output:
+        f"results/collectives/{CONFIG.site}.csv",
+    log:
+        f"results/logs/collectives/{CONFIG.site}.log",
+    conda:
+        "../../envs/train.yaml"
+    resources:
+        **preflight_resources(),
+    params:
+        image=[f"--image {path}" for path in IMAGE],
+    message:
+        "Measuring the collectives at site {CONFIG.site}"
+    shell:
+        "python scripts/launch.py collectives --settings {input.settings} {params.image}"
+        " --output {output} > {log} 2>&1"
+
+
+localrules:
+    plot_collectives,
+
+
+rule plot_collectives:
+    input:
+        f"results/collectives/{CONFIG.site}.csv",
+    output:
+        f"results/collectives/{CONFIG.site}.svg",
+    log:
+        f"results/logs/collectives/{CONFIG.site}.plot.log",
+    conda:
+        "../../envs/workflow.yaml"
+    message:
+        "Drawing the collectives at site {CONFIG.site}"
+    shell:
+        "python scripts/plot_collectives.py --figures {input} --output {output} > {log} 2>&1"
