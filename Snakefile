@@ -21,6 +21,7 @@ wildcard_constraints:
     strategy=r"\w+",
     workload=r"\w+",
     dataset=r"\w+",
+    model=r"[\w.-]+",
 
 
 localrules:

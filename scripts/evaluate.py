@@ -43,7 +43,7 @@ def evaluate(run: Run, data: Path, weights: Path) -> TestReport:
     device = torch.device(run.site.device)
     dtype = getattr(torch, run.recipe.dtype)
     task = tasks.load(run.task, data, dtype, device)
-    model = models.build(run.model.name, run.model.args, dtype)
+    model = models.build(run)
     checkpoint.load(model, weights)
     model.to(device).eval()
     loss = score = 0.0

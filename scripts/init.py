@@ -19,8 +19,8 @@ def main() -> None:
     args = parser.parse_args()
     run = read_run(args.settings)
     torch.manual_seed(run.seed)
-    model = models.build(run.model.name, run.model.args, getattr(torch, run.recipe.dtype))
-    checkpoint.save(model.state_dict(), args.output)
+    model = models.build(run)
+    checkpoint.save(models.state(model), args.output)
     print(f"{models.parameter_count(model):,} parameters, seed {run.seed}")
 
 

@@ -20,8 +20,8 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, required=True, help="folder of the downloaded files, for hub data")
     parser.add_argument("--output", type=Path, required=True, help="folder for the prepared files")
     args = parser.parse_args()
-    splits, tokenizer = encode(args.data, data_sets.read(args.data, args.raw))
-    manifest = store.write(args.output, args.data, splits, tokenizer)
+    splits, text = encode(args.data, data_sets.read(args.data, args.raw))
+    manifest = store.write(args.output, args.data, splits, text)
     print(f"samples {manifest['samples']}\nfingerprint {manifest['fingerprint']}")
 
 

@@ -6,6 +6,7 @@ which fits shards of one strategy to those of another) and state.json.
 """
 
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from shardlab import models
 from shardlab.errors import UserError
 from shardlab.files import read_json, write_atomic, write_json
 from shardlab.schema import Strict, check
@@ -41,10 +43,11 @@ def load(model: nn.Module, path: Path) -> None:
     Raises:
         UserError: the file is missing, damaged or of another model.
     """
-    own = {name: value.shape for name, value in model.state_dict().items()}
-    with _open(path) as file:
-        _check(file, own, path, whole=True)
-        model.load_state_dict({name: file.get_tensor(name) for name in own})
+    own = models.state(model)
+    with _open(path) as file, torch.no_grad():
+        _check(file, {name: value.shape for name, value in own.items()}, path, whole=True)
+        for name, value in own.items():
+            value.copy_(file.get_tensor(name))
 
 
 def materialize(model: nn.Module, path: Path, device: torch.device) -> None:
@@ -55,12 +58,27 @@ def materialize(model: nn.Module, path: Path, device: torch.device) -> None:
     Raises:
         UserError: the file is missing, damaged or of another model.
     """
-    model.to_empty(device=device)
-    own = model.state_dict()
+    _allocate(model, device)
+    own = models.state(model)
     with _open(path) as file, torch.no_grad():
         _check(file, {name: value.shape for name, value in own.items()}, path, whole=False)
         for name, value in own.items():
             assign(value, file.get_tensor(name))
+
+
+def _allocate(model: nn.Module, device: torch.device) -> None:
+    """Give a model's meta parameters memory; buffers keep their values, tied parameters stay tied."""
+    buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    model.to_empty(device=device)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    for first, *others in names.values():
+        for name in others:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
 
 
 def assign(target: Tensor, whole: Tensor) -> None:

@@ -6,7 +6,7 @@ The Snakefile imports this on a login node, so it is pure Python: no torch.
 import json
 from typing import Any
 
-from shardlab import configs, spread
+from shardlab import configs, pretrained, spread
 from shardlab.errors import Unsupported, UserError, choices, unknown
 from shardlab.schema import check
 from shardlab.settings import (
@@ -36,8 +36,7 @@ def resolve(config: Config, strategy_name: str, workload_name: str) -> Run:
     size = _size(workload, config, workload_name)
     recipe = check(Recipe, size.recipe.model_dump(exclude_unset=True) | config.recipe, "config: recipe")
     data = _data(workload, config, size)
-    source = _source(workload, config)
-    args = size.model | source.model | size.shape | source.shape
+    args = _args(workload, config, size)
     _check_model(workload, workload_name, args)
     nodes, ranks, devices = spread.ranks(config, strategy, strategy_name, site)
     mesh = spread.mesh(strategy, strategy_name, nodes, ranks)
@@ -64,9 +63,7 @@ def resolve(config: Config, strategy_name: str, workload_name: str) -> Run:
         technique=Technique.model_validate(strategy.model_dump(include=set(Technique.model_fields))),
         devices_per_rank=devices,
         task=workload.task,
-        model=Model(
-            name=workload.model, args=args, blocks=workload.blocks, tensor=dict(workload.tensor), pieces=pieces
-        ),
+        model=_model(workload, workload_name, args, pieces),
         data=data,
         recipe=recipe,
         site=site,
@@ -127,6 +124,29 @@ def data_set(config: Config, name: str) -> DataSet:
     return found[name]
 
 
+def model(config: Config, folder: str) -> Model:
+    """Settings of the transformers model that a workload downloads to ``folder`` under this configuration.
+
+    Raises:
+        UserError: none does.
+    """
+    found: dict[str, Model] = {}
+    for name in (*config.workloads, *configs.names("workloads")):
+        workload = configs.load_workload(name)
+        if pretrained.is_pretrained(workload.model):
+            asked = _model(workload, name, _args(workload, config, _size(workload, config, name)), 0)
+            found.setdefault(str(asked.folder), asked)
+    if folder not in found:
+        raise unknown("model", folder, found, "config")
+    return found[folder]
+
+
+def _args(workload: Workload, config: Config, size: Size) -> dict[str, Any]:
+    """Arguments of the workload's model."""
+    source = _source(workload, config)
+    return size.model | source.model | size.shape | source.shape
+
+
 def _size(workload: Workload, config: Config, name: str) -> Size:
     if config.size not in workload.sizes:
         raise unknown("size", config.size, workload.sizes, f"config: size, for workload {name}")
@@ -145,8 +165,16 @@ def _data(workload: Workload, config: Config, size: Size) -> DataSet:
         seed=config.seed,
         options=size.data | size.shape | source.shape,
         reader=source.reader,
+        tokenizer=pretrained.folder_of(workload.model) if workload.task in pretrained.TEXT_TASKS else None,
         hub=source.hub,
     )
+
+
+def _model(workload: Workload, name: str, args: dict[str, Any], pieces: int) -> Model:
+    model = Model(name=workload.model, args=args, blocks=workload.blocks, tensor=dict(workload.tensor), pieces=pieces)
+    if not pretrained.is_pretrained(workload.model):
+        return model
+    return pretrained.settings(model, f"config/workloads/{name}.yaml")
 
 
 def _check_model(workload: Workload, name: str, args: dict[str, Any]) -> None:

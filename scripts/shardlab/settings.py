@@ -100,7 +100,11 @@ class Size(Strict):
     """A workload at one size."""
 
     shape: dict[str, Any] = Field(default={}, description="Sizes that model and data must agree on (given to both).")
-    model: dict[str, Any] = Field(default={}, description="Arguments of the model.")
+    model: dict[str, Any] = Field(
+        default={},
+        description="Arguments of the model; of a transformers model, keys of its config.json to change, and "
+        "`pretrained` (false: fresh weights) and `revision` (of the hub).",
+    )
     data: dict[str, Any] = Field(default={}, description="Options of the data preparation.")
     recipe: Recipe = Field(default=Recipe(), description="How it is trained.")
 
@@ -109,7 +113,11 @@ class Workload(Strict):
     """Model + data + recipe: one file in config/workloads."""
 
     description: str = Field("", description="One line for people.")
-    model: str = Field(pattern=r"^[a-z0-9_]+$", description="Module in scripts/shardlab/models.")
+    model: str = Field(
+        pattern=r"^([a-z0-9_]+|hf:[\w./~-]+)$",
+        description="Module in scripts/shardlab/models, or hf: and a transformers model: owner/name of the hub, or a "
+        "folder (a path that begins with / or .).",
+    )
     task: Literal["regression", "classification", "language_modelling", "summarization"] = Field(
         description="Batches, loss and metric (scripts/shardlab/tasks.py)."
     )
@@ -220,6 +228,9 @@ class DataSet(Strict):
     task: str = Field(description="The task decides the format of the prepared files.")
     seed: int = Field(description="Seed of splits and generated samples.")
     options: dict[str, Any] = Field(description="Options of the preparation.")
+    tokenizer: str | None = Field(
+        None, description="Folder of the model whose tokenizer is taken (null: one is trained on the train split)."
+    )
     reader: str = Field(description="Module in scripts/shardlab/data.")
     hub: HubSource | None = Field(description="Hub source, or null for embedded data.")
 
@@ -227,8 +238,12 @@ class DataSet(Strict):
 class Model(Strict):
     """The model of a run."""
 
-    name: str = Field(description="Module in scripts/shardlab/models.")
-    args: dict[str, Any] = Field(description="Arguments of its build().")
+    name: str = Field(description="Module in scripts/shardlab/models, or hf: and a transformers model.")
+    args: dict[str, Any] = Field(description="Its arguments, or what to change in a transformers model's config.json.")
+    folder: str | None = Field(None, description="Folder of a transformers model; null: it is none.")
+    repo: str | None = Field(None, description="Repository of the hub that the folder is downloaded from.")
+    revision: str | None = Field(None, description="Commit (or branch) of the repository.")
+    pretrained: bool = Field(False, description="Start from the folder's weights, not from fresh ones.")
     blocks: list[str] = Field(description="Submodules that FSDP shards one by one.")
     tensor: dict[str, str] = Field(description="Tensor-parallel plan.")
     pieces: int = Field(description="Pieces of its chain; 0: it is none.")

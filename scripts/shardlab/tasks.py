@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from shardlab.data import BOS, EOS, PAD
 from shardlab.data.order import Indices
 from shardlab.errors import UserError
+from shardlab.files import read_json
 
 IGNORE = -100
 """Label of positions that are no target (PyTorch's own default)."""
@@ -178,6 +178,12 @@ class Summarization(Task):
     def samples(self, split: str) -> int:
         return len(self.arrays(split)["summary_offsets"]) - 1
 
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        """Ids of the tokens ``pad``, ``start`` and ``end``."""
+        manifest = read_json(self.folder / "dataset.json", "data set", "prepare it")
+        return dict(manifest["special_tokens"])
+
     def _rows(self, split: str, name: str, indices: Indices) -> list[Tensor]:
         arrays = self.arrays(split)
         flat, offsets = arrays[name], arrays[f"{name}_offsets"]
@@ -185,22 +191,23 @@ class Summarization(Task):
 
     def targets(self, split: str, indices: Indices) -> int:
         offsets = self.arrays(split)["summary_offsets"]
-        # A row is <bos> ... <eos>: all but the first token are predicted.
+        # A row is start ... end: all but the first token are predicted.
         return int((offsets[indices + 1] - offsets[indices] - 1).sum())
 
     def batch(self, split: str, indices: Indices) -> Batch:
         documents = self._rows(split, "document", indices)
         summaries = self._rows(split, "summary", indices)
+        pad = self._special["pad"]
         batch = {
-            "document": pad_sequence(documents, batch_first=True, padding_value=PAD),
+            "document": pad_sequence(documents, batch_first=True, padding_value=pad),
             "mask": pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in documents], batch_first=True),
-            "inputs": pad_sequence([row[:-1] for row in summaries], batch_first=True, padding_value=PAD),
+            "inputs": pad_sequence([row[:-1] for row in summaries], batch_first=True, padding_value=pad),
             "targets": pad_sequence([row[1:] for row in summaries], batch_first=True, padding_value=IGNORE),
         }
         if self.fixed_shapes:
             document, summary = (self._longest(split, name) for name in ("document", "summary"))
             lengths = {"document": document, "mask": document, "inputs": summary - 1, "targets": summary - 1}
-            fill = {"document": PAD, "mask": 0, "inputs": PAD, "targets": IGNORE}
+            fill = {"document": pad, "mask": 0, "inputs": pad, "targets": IGNORE}
             batch = {
                 name: F.pad(rows, (0, lengths[name] - rows.shape[1]), value=fill[name]) for name, rows in batch.items()
             }
@@ -227,21 +234,20 @@ class Summarization(Task):
         tokenizer, scorer = self._rouge
         # The longest summary of the train split: the reference's own length would be a hint.
         decoded = self._greedy(model, batch, length=self._longest("train", "summary") - 1)
-        total = 0.0
+        total, end = 0.0, self._special["end"]
         for row, target in zip(decoded.tolist(), batch["targets"].tolist(), strict=True):
-            guess = tokenizer.decode(row[: row.index(EOS)] if EOS in row else row)
-            truth = tokenizer.decode([token for token in target if token not in (IGNORE, EOS)])
+            guess = tokenizer.decode(row[: row.index(end)] if end in row else row)
+            truth = tokenizer.decode([token for token in target if token not in (IGNORE, end)])
             total += scorer.score(truth, guess)["rougeL"].fmeasure
         return total
 
-    @staticmethod
-    def _greedy(model: nn.Module, batch: Batch, length: int) -> Tensor:
+    def _greedy(self, model: nn.Module, batch: Batch, length: int) -> Tensor:
         """The most likely next token, up to ``length`` times or until every row has ended: (batch, steps)."""
-        summary = torch.full((len(batch["document"]), 1), BOS, device=batch["document"].device)
+        summary = torch.full((len(batch["document"]), 1), self._special["start"], device=batch["document"].device)
         for _ in range(length):
             logits = model(batch["document"], summary, mask=batch["mask"])
             summary = torch.cat((summary, logits[:, -1:].argmax(-1)), dim=1)
-            if bool((summary == EOS).any(dim=1).all()):
+            if bool((summary[:, 1:] == self._special["end"]).any(dim=1).all()):
                 break
         return summary[:, 1:]
 

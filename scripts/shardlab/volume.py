@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from shardlab import models
@@ -34,7 +33,7 @@ def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> flo
         return None
     if not run.mesh:
         return 0.0
-    model = models.build(run.model.name, run.model.args, getattr(torch, recipe.dtype), "meta")
+    model = models.build(run, weights=False).to("meta")
     if run.engine == "deepspeed":
         return _zero(run, model, recipe.accumulate)
     total = _replicas(run, model, recipe.accumulate)
@@ -79,6 +78,8 @@ def _replicas(run: Run, model: nn.Module, accumulate: int) -> float:
         gathers = (2 if again else 1) * passes
         total += share("all_gather", shard) * size * gathers + share("reduce_scatter", shard) * size * passes
         total += share("all_reduce", replicate) * size / shard
+    if "dp_replicate" in run.mesh and "dp_shard" not in run.mesh:  # DDP sends its first rank's buffers with each step
+        total += share("broadcast", replicate) * sum(buffer.nbytes for buffer in model.buffers())
     return total / run.mesh.get("pp", 1)
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
+import evaluate
 from common import ROOT
 from shardlab import checkpoint, models
 
@@ -27,8 +29,8 @@ class Group:
         weights = self.folder / f"{run.workload}-{run.recipe.dtype}.safetensors"
         if not weights.exists():
             torch.manual_seed(run.seed)
-            model = models.build(run.model.name, run.model.args, getattr(torch, run.recipe.dtype))
-            checkpoint.save(model.state_dict(), weights)
+            model = models.build(run)
+            checkpoint.save(models.state(model), weights)
         (self.folder / name).mkdir()
         self.jobs.append(
             {
@@ -55,6 +57,32 @@ class Group:
             timeout=600,
         )
         assert done.returncode == 0, done.stdout[-6000:]
+
+
+def differences(mine, single, run, data):
+    """Largest relative differences of two trainings: step-0 gradients, loss and norm of each step, test loss.
+
+    ``run`` is the one on one device, ``data`` the folder of its prepared data set.
+    """
+    gradients, expected = (load_file(folder / "gradients.safetensors") for folder in (mine, single))
+    assert gradients.keys() == expected.keys()
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    pairs = list(zip(steps(mine), steps(single), strict=True))
+    assert all(mine["samples"] == theirs["samples"] for mine, theirs in pairs)
+    losses = [evaluate.evaluate(run, data, folder / "model.safetensors").loss for folder in (mine, single)]
+    return {
+        "gradient": max(float((gradients[name] - expected[name]).abs().max()) for name in expected) / scale,
+        "loss": max(abs(mine["loss"] / theirs["loss"] - 1) for mine, theirs in pairs),
+        "norm": max(abs(mine["grad_norm"] / theirs["grad_norm"] - 1) for mine, theirs in pairs),
+        "test": abs(losses[0] / losses[1] - 1),
+    }
+
+
+def outside(found, *, native):
+    """The differences that are outside of their gates: 1e-10, or without float64 5e-6 a step and 1e-4 at the end."""
+    gate = 1e-10 if native else 5e-6
+    gates = dict.fromkeys(found, gate) | {"test": gate if native else 1e-4}
+    return {name: value for name, value in found.items() if not value <= gates[name]}
 
 
 def steps(folder):

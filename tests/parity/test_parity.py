@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from group import Group, steps
-from safetensors.torch import load_file
+from group import Group, outside, steps
+from group import differences as compare
 
-import evaluate
 from common import TINY, tiny_run
 from shardlab import configs
 from shardlab.errors import Unsupported
@@ -110,32 +109,16 @@ def results(tmp_path_factory, tiny_data):
 
 
 def differences(results, case):
-    """Largest relative differences to one device: step-0 gradients, loss and gradient norm of each step, test loss."""
-    mine, single = results / case.name, results / case.reference.name
-    gradients, expected = (load_file(folder / "gradients.safetensors") for folder in (mine, single))
-    assert gradients.keys() == expected.keys()
-    scale = max(float(gradient.abs().max()) for gradient in expected.values())
-    pairs = list(zip(steps(mine), steps(single), strict=True))
-    assert all(mine["samples"] == theirs["samples"] for mine, theirs in pairs)
-    run, data = case.reference.run(), Path(json.loads((results / "jobs.json").read_text())[0]["data"]).parent
-    losses = [
-        evaluate.evaluate(run, data / case.workload, folder / "model.safetensors").loss for folder in (mine, single)
-    ]
-    return {
-        "gradient": max(float((gradients[name] - expected[name]).abs().max()) for name in expected) / scale,
-        "loss": max(abs(mine["loss"] / theirs["loss"] - 1) for mine, theirs in pairs),
-        "norm": max(abs(mine["grad_norm"] / theirs["grad_norm"] - 1) for mine, theirs in pairs),
-        "test": abs(losses[0] / losses[1] - 1),
-    }
+    """Largest relative differences of a case to one device."""
+    data = Path(json.loads((results / "jobs.json").read_text())[0]["data"]).parent / case.workload
+    return compare(results / case.name, results / case.reference.name, case.reference.run(), data)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_one_device(results, case, record_property):
     found = differences(results, case)
     record_property("differences", found)
-    gate = 1e-10 if case.native else 5e-6
-    gates = dict.fromkeys(found, gate) | {"test": gate if case.native else 1e-4}
-    assert {name: value for name, value in found.items() if not value <= gates[name]} == {}
+    assert outside(found, native=case.native) == {}
 
 
 @pytest.mark.parametrize("case", [*MATRIX, *MORE], ids=lambda case: case.name)

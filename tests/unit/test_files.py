@@ -38,7 +38,7 @@ def test_json_refuses_nan_and_keeps_the_old_file(tmp_path):
 
 
 def test_weights_missing_damaged_or_of_another_model(tmp_path):
-    model = models.build("mlp", {"inputs": 6, "hidden": 4, "outputs": 2})
+    model = models.create("mlp", {"inputs": 6, "hidden": 4, "outputs": 2})
     path = tmp_path / "model.safetensors"
     with pytest.raises(UserError, match="is missing"):
         checkpoint.load(model, path)
@@ -46,7 +46,7 @@ def test_weights_missing_damaged_or_of_another_model(tmp_path):
     os.truncate(path, 100)
     with pytest.raises(UserError, match="is damaged"):
         checkpoint.load(model, path)
-    checkpoint.save(models.build("mlp", {"inputs": 6, "hidden": 8, "outputs": 2}).state_dict(), path)
+    checkpoint.save(models.create("mlp", {"inputs": 6, "hidden": 8, "outputs": 2}).state_dict(), path)
     with pytest.raises(UserError, match=r"hidden.bias is \(8,\) in the file, \(4,\) in the model"):
         checkpoint.load(model, path)
 

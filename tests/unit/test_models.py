@@ -10,10 +10,10 @@ from shardlab import configs, models, runs
 from shardlab.errors import UserError
 
 
-def build(workload, size="small", dtype=torch.float32):
-    run = runs.resolve(configs.load_config({"size": size}), "single", workload)
+def build(workload, size="small", dtype="float32"):
+    run = runs.resolve(configs.load_config({"size": size, "recipe": {"dtype": dtype}}), "single", workload)
     torch.manual_seed(run.seed)
-    return models.build(run.model.name, run.model.args, dtype)
+    return models.build(run)
 
 
 @pytest.mark.parametrize(("workload", "count"), [("mlp", 38), ("mnist", 1_199_882), ("llama2", 18_089_216)])
@@ -22,7 +22,7 @@ def test_parameter_counts_of_the_sources(workload, count):
 
 
 def test_llama_cannot_see_the_future():
-    model = build("llama2", dtype=torch.float64)
+    model = build("llama2", dtype="float64")
     tokens = torch.randint(1024, (2, 32))
     changed = tokens.clone()
     changed[:, 20:] = torch.randint(1024, (2, 12))
@@ -32,7 +32,7 @@ def test_llama_cannot_see_the_future():
 
 
 def test_summary_decoder_cannot_see_the_future_and_padding_does_not_matter():
-    model = build("xsum", dtype=torch.float64)
+    model = build("xsum", dtype="float64")
     document, summary = torch.randint(3, 1024, (1, 30)), torch.randint(3, 1024, (1, 12))
     mask = torch.ones_like(document, dtype=torch.bool)
     before = model(document, summary, mask=mask)
@@ -61,16 +61,16 @@ def train_on_random_tokens(model, steps=150, vocabulary=64):
 def test_loss_on_random_tokens_stays_at_ln_v(monkeypatch):
     args = {"vocab_size": 64, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 64}
     torch.manual_seed(0)
-    assert train_on_random_tokens(models.build("llama", args)) > math.log(64) - 0.01
+    assert train_on_random_tokens(models.create("llama", args)) > math.log(64) - 0.01
     # The same check sees a decoder whose mask was forgotten: it copies the next token.
     original = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, is_causal, **k: original(*a, **k))
     torch.manual_seed(0)
-    assert train_on_random_tokens(models.build("llama", args)) < math.log(64) - 0.5
+    assert train_on_random_tokens(models.create("llama", args)) < math.log(64) - 0.5
 
 
 def test_unknown_model_and_argument_are_user_errors():
     with pytest.raises(UserError, match="did you mean llama"):
-        models.build("lama", {})
+        models.create("lama", {})
     with pytest.raises(UserError, match="model mlp cannot be built"):
-        models.build("mlp", {"inputs": 6})
+        models.create("mlp", {"inputs": 6})

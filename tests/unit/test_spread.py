@@ -62,9 +62,12 @@ def test_the_number_of_pieces_is_the_models():
 
     for workload in configs.names("workloads"):
         run = runs.resolve(configs.load_config({}), "single", workload)
-        chain = models.build(run.model.name, run.model.args, device="meta")
+        if run.model.folder:
+            assert run.model.pieces == 0
+            continue
+        chain = models.build(run, weights=False)
         pieces = chain.pieces()
         assert len(pieces) == run.model.pieces
         owned = [name for piece in pieces for name in piece.names]
-        for name in chain.state_dict():
+        for name in models.state(chain):
             assert sum(name == own or name.startswith(f"{own}.") for own in owned) == 1, name

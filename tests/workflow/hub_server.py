@@ -1,4 +1,4 @@
-"""A small Hugging Face hub on loopback: data set repositories of files, with ranges, cuts and stalls."""
+"""A small Hugging Face hub on loopback: repositories of data sets and models, with ranges, cuts and stalls."""
 
 import hashlib
 import json
@@ -35,10 +35,10 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.hub.calls.append((self.command, path, self.headers.get("Range")))
         for pattern, answer in (
-            (r"/api/datasets/([^/]+/[^/]+)(?:/revision/[^/]+)?", self.info),
-            (r"/api/datasets/([^/]+/[^/]+)/tree/[^/]+/?(.*)", self.tree),
-            (r"/api/datasets/([^/]+/[^/]+)/paths-info/[^/]+", self.paths_info),
-            (r"/datasets/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.file),
+            (r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/[^/]+)?", self.info),
+            (r"/api/(?:datasets|models)/([^/]+/[^/]+)/tree/[^/]+/?(.*)", self.tree),
+            (r"/api/(?:datasets|models)/([^/]+/[^/]+)/paths-info/[^/]+", self.paths_info),
+            (r"(?:/datasets)?/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.file),
         ):
             match = re.fullmatch(pattern, path)
             if match and match[1] in self.hub.repositories:

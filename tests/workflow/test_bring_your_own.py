@@ -11,7 +11,7 @@ def test_the_document_is_followed_literally(tree):
     text = (ROOT / "docs/bring-your-own.md").read_text()
     blocks = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
     files = {re.match(r"# (\S+)", block)[1]: block for kind, block in blocks if kind != "console"}
-    assert len(files) == 6
+    assert len(files) == 7
     for name, block in files.items():
         path = tree.path / name
         if name == "config/strategies.yaml":

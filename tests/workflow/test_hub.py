@@ -8,6 +8,8 @@ import sys
 import time
 
 import pytest
+import transformers_models
+from safetensors.numpy import load_file
 
 from common import ROOT
 from shardlab import configs, runs
@@ -69,6 +71,49 @@ def test_from_the_hub_to_the_summary_without_a_call_after_prepare(hub, tree):
     )
     assert hub.calls[calls:] == []
     assert tree.json("results/fsdp/xsum/test.json")["samples"] == 20
+
+
+PRETRAINED = """
+model: hf:tester/t5-small
+task: summarization
+blocks: [encoder.block.*, decoder.block.*]
+data:
+  embedded: {name: docstrings_mine, reader: stdlib_docstrings}
+sizes:
+  small:
+    data: {rows: 100, document_tokens: 24, summary_tokens: 8}
+    recipe: {max_steps: 2}
+"""
+
+
+def test_a_model_of_the_hub_from_the_download_to_the_summary(hub, tree, tmp_path):
+    files = transformers_models.make("t5", tmp_path / "t5").iterdir()
+    hub.repositories["tester/t5-small"] = {path.name: path.read_bytes() for path in files} | {"rust_model.ot": b"no"}
+    (tree.path / "config/workloads/mine.yaml").write_text(PRETRAINED)
+    config = ["--config", "workloads=[mine]", "strategies=[single,fsdp]", "--"]
+    tree.snakemake(*config, "data/prepared/docstrings_mine/dataset.json", **environment(hub))
+    folder = tree.path / "data/models/tester--t5-small"
+    assert (folder / "model.safetensors").read_bytes() == hub.repositories["tester/t5-small"]["model.safetensors"]
+    assert not (folder / "rust_model.ot").exists()
+    assert tree.json("data/prepared/docstrings_mine/dataset.json")["special_tokens"] == {"pad": 0, "start": 0, "end": 1}
+    calls = len(hub.calls)
+    tree.run(
+        *without_network(), "snakemake", "--profile", "workflow/profiles/local", *config, "all", **environment(hub)
+    )
+    assert hub.calls[calls:] == []
+    single, fsdp = (tree.json(f"results/{name}/mine/test.json") for name in ("single", "fsdp"))
+    assert fsdp["loss"] == pytest.approx(single["loss"], rel=1e-4)
+    given = load_file(folder / "model.safetensors")
+    assert tree.json("results/fsdp/mine/train.json")["parameters"] == sum(value.size for value in given.values())
+
+
+def test_a_model_without_a_network_is_one_sentence(tree):
+    (tree.path / "config/workloads/mine.yaml").write_text(PRETRAINED)
+    target = "data/models/tester--t5-small/download.json"
+    done = tree.snakemake("--config", "workloads=[mine]", "--", target, check=False, HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 1
+    log = (tree.path / "results/logs/download_model/tester--t5-small.log").read_text()
+    assert "error: model tester/t5-small at main could not be downloaded" in log
 
 
 def test_prepare_alone_makes_no_call(hub, tmp_path):

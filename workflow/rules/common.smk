@@ -48,6 +48,19 @@ def data_of(wildcards):
     return runs.data_set(CONFIG, wildcards.dataset)
 
 
+def model_of(wildcards):
+    """Settings of the transformers model that is downloaded to a folder of that name."""
+    return runs.model(CONFIG, f"data/models/{wildcards.model}")
+
+
+def model_files(folder):
+    """What says that a transformers model's folder is whole; nothing for the project's own models."""
+    if folder is None:
+        return []
+    downloaded = Path(folder).parent == Path("data/models")
+    return [f"{folder}/{'download.json' if downloaded else 'config.json'}"]
+
+
 def manifest(wildcards):
     """The manifest of a run's prepared data set, written after all its other files."""
     return f"data/prepared/{run_of(wildcards).data.name}/dataset.json"

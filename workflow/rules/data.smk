@@ -3,6 +3,7 @@
 
 localrules:
     download,
+    download_model,
     prepare,
 
 
@@ -24,11 +25,30 @@ rule download:
         "python scripts/download.py --data {params.data:q} --output {params.folder} > {log} 2>&1"
 
 
+rule download_model:
+    output:
+        "data/models/{model}/download.json",
+    log:
+        "results/logs/download_model/{model}.log",
+    benchmark:
+        "results/benchmarks/download_model/{model}.tsv"
+    conda:
+        "../../envs/workflow.yaml"
+    params:
+        model=lambda wildcards: model_of(wildcards).model_dump_json(),
+        folder=subpath(output[0], parent=True),
+    message:
+        "Downloading model {wildcards.model}"
+    shell:
+        "python scripts/download.py --model {params.model:q} --output {params.folder} > {log} 2>&1"
+
+
 rule prepare:
     input:
         lambda wildcards: (
             ["data/raw/{dataset}/download.json"] if data_of(wildcards).hub else []
         ),
+        lambda wildcards: model_files(data_of(wildcards).tokenizer),
     output:
         manifest="data/prepared/{dataset}/dataset.json",
         splits=expand(

@@ -30,6 +30,7 @@ rule resolve:
 rule init:
     input:
         settings="results/single/{workload}/run.json",
+        model=lambda wildcards: model_files(run_of(wildcards).model.folder),
         image=IMAGE,
     output:
         "results/init/{workload}.safetensors",

@@ -14,8 +14,6 @@ from shardlab.errors import UserError, unknown
 from shardlab.settings import DataSet
 
 SPLITS = ("train", "validation", "test")
-PAD, BOS, EOS = 0, 1, 2
-"""Ids of the special tokens <pad>, <bos>, <eos> of every tokenizer trained here."""
 T = TypeVar("T")
 
 

@@ -1,34 +1,48 @@
 """Samples to arrays: what ``prepare`` stores for each task."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from shardlab.data import BOS, EOS
+from shardlab import pretrained
 from shardlab.errors import UserError
 from shardlab.settings import DataSet
 
 Arrays = dict[str, NDArray[Any]]
 Samples = list[tuple[Any, ...]]
+SPECIAL = {"pad": 0, "start": 1, "end": 2}
+"""Ids of <pad>, <bos> and <eos> in every tokenizer that is trained here."""
 
 
-def encode(data: DataSet, splits: dict[str, Samples]) -> tuple[dict[str, Arrays], Tokenizer | None]:
-    """Arrays of every split, and the tokenizer (trained on the train split) of text tasks.
+class Text(NamedTuple):
+    """What text is encoded with."""
+
+    tokenizer: Tokenizer
+    special: dict[str, int]
+    """Ids of ``pad``, ``start`` and ``end``."""
+
+
+def encode(data: DataSet, splits: dict[str, Samples]) -> tuple[dict[str, Arrays], Text | None]:
+    """Arrays of every split, and what text was encoded with: the model's tokenizer, or one trained on the train split.
 
     Raises:
-        UserError: the samples do not have the shape that the configuration promises the model.
+        UserError: the samples do not have the shape that the configuration promises the model, or the model has no
+            tokenizer.json.
     """
     if data.task in ("regression", "classification"):
         plain = _pairs if data.task == "regression" else _images
         return {name: plain(data, samples) for name, samples in splits.items()}, None
-    text: Callable[[DataSet, Samples, Tokenizer], Arrays]
-    text = _windows if data.task == "language_modelling" else _summaries
-    tokenizer = _train_tokenizer(data, (part for sample in splits["train"] for part in sample))
-    arrays = {name: text(data, samples, tokenizer) for name, samples in splits.items()}
-    return arrays, tokenizer
+    arrays: Callable[[DataSet, Samples, Text], Arrays]
+    arrays = _windows if data.task == "language_modelling" else _summaries
+    if data.tokenizer:
+        text = _read_tokenizer(Path(data.tokenizer))
+    else:
+        text = Text(_train_tokenizer(data, (part for sample in splits["train"] for part in sample)), SPECIAL)
+    return {name: arrays(data, samples, text) for name, samples in splits.items()}, text
 
 
 def _pairs(data: DataSet, samples: Samples) -> Arrays:
@@ -56,6 +70,19 @@ def _image(image: Any, channels: int, size: int) -> NDArray[np.uint8]:
     return image
 
 
+def _read_tokenizer(folder: Path) -> Text:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise UserError(
+            f"{path} is missing; make it where transformers is: "
+            f"AutoTokenizer.from_pretrained(MODEL).save_pretrained('{folder}')."
+        )
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return Text(tokenizer, pretrained.special_tokens(folder))
+
+
 def _train_tokenizer(data: DataSet, texts: Iterable[str]) -> Tokenizer:
     """Byte-level BPE (Sennrich et al., 2016, arXiv:1508.07909) with at most ``vocab_size`` entries."""
     tokenizer = Tokenizer(models.BPE())
@@ -71,13 +98,13 @@ def _train_tokenizer(data: DataSet, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def _windows(data: DataSet, samples: Samples, tokenizer: Tokenizer) -> Arrays:
+def _windows(data: DataSet, samples: Samples, text: Text) -> Arrays:
     """tokens (windows, sequence_length + 1): each window begins with the last token of the one before."""
     length = data.options["sequence_length"]
     stream: list[int] = []
-    for encoding in tokenizer.encode_batch([text for (text,) in samples]):
+    for encoding in text.tokenizer.encode_batch([sample for (sample,) in samples], add_special_tokens=False):
         stream.extend(encoding.ids)
-        stream.append(EOS)
+        stream.append(text.special["end"])
     windows = (len(stream) - 1) // length
     if windows < 1:
         raise UserError(f"data set {data.name}: a split has fewer than sequence_length {length} tokens; shorten it.")
@@ -85,16 +112,18 @@ def _windows(data: DataSet, samples: Samples, tokenizer: Tokenizer) -> Arrays:
     return {"tokens": np.array(stream, dtype=np.int32)[starts + np.arange(length + 1)]}
 
 
-def _summaries(data: DataSet, samples: Samples, tokenizer: Tokenizer) -> Arrays:
-    """Ragged rows, flat with offsets: document (to document_tokens), summary (<bos> ... <eos>)."""
+def _summaries(data: DataSet, samples: Samples, text: Text) -> Arrays:
+    """Ragged rows, flat with offsets: document (prefix ... end, to document_tokens), summary (start ... end)."""
     longest = {"document": data.options["document_tokens"], "summary": data.options["summary_tokens"]}
+    prefix = {"document": data.options.get("prefix", ""), "summary": ""}
+    start, end = text.special["start"], text.special["end"]
     arrays: Arrays = {}
     for column, name in enumerate(("document", "summary")):
-        encodings = tokenizer.encode_batch([sample[column] for sample in samples])
-        if name == "document":
-            rows = [[*encoding.ids[: longest[name] - 1], EOS] for encoding in encodings]
-        else:
-            rows = [[BOS, *encoding.ids[: longest[name] - 1], EOS] for encoding in encodings]
+        texts = [prefix[name] + sample[column] for sample in samples]
+        encodings = text.tokenizer.encode_batch(texts, add_special_tokens=False)
+        rows = [[*encoding.ids[: longest[name] - 1], end] for encoding in encodings]
+        if name == "summary":
+            rows = [[start, *row] for row in rows]
         arrays[name] = np.concatenate([np.array(row, dtype=np.int32) for row in rows])
         arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     return arrays

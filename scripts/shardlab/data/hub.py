@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub: download on the login node, then read without a network.
+"""Data sets and models of the Hugging Face hub: downloaded on the login node, then read without a network.
 
 ``datasets`` and its hub client read their environment when they are imported, so it is set here first.
 """
@@ -11,11 +11,13 @@ from typing import Any
 from shardlab.data.store import fingerprint
 from shardlab.errors import UserError
 from shardlab.files import lock, read_json, sha256, write_json
-from shardlab.settings import DataSet, HubSource
+from shardlab.settings import DataSet, HubSource, Model
 
 MANIFEST = "download.json"
 FIRST = "first_download.json"
 """Copy of the first manifest, which no later download replaces (Snakemake removes the manifest itself)."""
+MODEL_FILES = ("config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json")
+MODEL_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def download(data: DataSet, raw: Path) -> dict[str, Any]:
@@ -36,23 +38,74 @@ def download(data: DataSet, raw: Path) -> dict[str, Any]:
         commit = _fetch(data, raw)
         snapshot = _snapshot(raw, commit)
         sources = {str(path.relative_to(snapshot)): path for path in sorted(snapshot.rglob("*")) if path.is_file()}
-        manifest = {
-            "schema_version": 1,
-            "hub": _hub(data).model_dump(),
-            "commit": commit,
-            # What prepare reads: the Arrow files that `datasets` made of the sources.
-            "files": {str(path.relative_to(raw)): sha256(path) for path in sorted((raw / "cache").rglob("*.arrow"))},
-            "fingerprint": fingerprint({name: sha256(path) for name, path in sources.items()}),
-        }
-        _check_fingerprint(data, manifest, raw)
-        write_json(raw / MANIFEST, manifest)
-        return manifest
+        # What prepare reads: the Arrow files that `datasets` made of the sources.
+        files = {str(path.relative_to(raw)): sha256(path) for path in sorted((raw / "cache").rglob("*.arrow"))}
+        digests = {name: sha256(path) for name, path in sources.items()}
+        return write_manifest(raw, f"data set {data.name}", _hub(data).model_dump(), commit, files, digests)
+
+
+def download_model(model: Model, folder: Path) -> dict[str, Any]:
+    """Fetch a model's files from the hub into ``folder`` and write the manifest download.json, last; returns it.
+
+    Raises:
+        UserError: no network or no such repository, or the branch moved since the first download.
+    """
+    if model.repo is None:
+        raise UserError(f"model {model.name} lies in a folder; there is nothing to download.")
+    wanted = [*MODEL_FILES, *(MODEL_WEIGHTS if model.pretrained else ())]
+    with lock(folder / ".lock", "downloaded"):
+        with environment(folder / ".cache", offline=False):
+            from huggingface_hub import HfApi, snapshot_download
+
+            try:
+                commit = str(HfApi().model_info(model.repo, revision=model.revision).sha)
+                snapshot_download(model.repo, revision=commit, local_dir=folder, allow_patterns=wanted)
+            except Exception as error:  # the client raises types of half a dozen libraries
+                raise UserError(
+                    f"model {model.repo} at {model.revision} could not be downloaded ({type(error).__name__}: "
+                    f"{first_line(error)}). Run this on a node with a network, and again if it was cut."
+                ) from error
+        files = {path.name: sha256(path) for pattern in wanted for path in sorted(folder.glob(pattern))}
+        if "config.json" not in files:
+            raise UserError(f"model {model.repo} has no config.json; name a transformers model.")
+        if model.pretrained and not any(name.endswith(".safetensors") for name in files):
+            raise UserError(f"model {model.repo} has no safetensors weights; convert them, or set pretrained: false.")
+        return write_manifest(
+            folder, f"model {model.repo}", {"repo": model.repo, "revision": model.revision}, commit, files
+        )
+
+
+def write_manifest(
+    raw: Path,
+    what: str,
+    hub: dict[str, Any],
+    commit: str,
+    files: dict[str, str],
+    sources: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Write and return the manifest of a download: ``hub`` asked for it, ``files`` (SHA-256) are read from it.
+
+    ``sources`` are the repository's own files (default: ``files``), which the fingerprint is over.
+
+    Raises:
+        UserError: it has another fingerprint than the configuration pins, or than the first download had.
+    """
+    manifest = {
+        "schema_version": 1,
+        "hub": hub,
+        "commit": commit,
+        "files": files,
+        "fingerprint": fingerprint(files if sources is None else sources),
+    }
+    _check_fingerprint(what, manifest, raw)
+    write_json(raw / MANIFEST, manifest)
+    return manifest
 
 
 def _fetch(data: DataSet, raw: Path) -> str:
     """Let the client fill ``raw``; returns the commit."""
     hub = _hub(data)
-    with _environment(raw, offline=False):
+    with environment(raw, offline=False):
         from huggingface_hub import HfApi
 
         try:
@@ -61,7 +114,7 @@ def _fetch(data: DataSet, raw: Path) -> str:
         except Exception as error:  # the client raises types of half a dozen libraries
             raise UserError(
                 f"data set {data.name}: {hub.repo} at {hub.revision} could not be downloaded "
-                f"({type(error).__name__}: {_first_line(error)}). Run this on a node with a network, and again "
+                f"({type(error).__name__}: {first_line(error)}). Run this on a node with a network, and again "
                 "if it was cut. The embedded data needs none: --config data=embedded."
             ) from error
     return commit
@@ -79,7 +132,7 @@ def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
     for name, digest in manifest["files"].items():
         if not (raw / name).exists() or sha256(raw / name) != digest:
             raise UserError(f"{raw / name} is not the file that was downloaded; remove {raw} and {remedy}.")
-    with _environment(raw, offline=True):
+    with environment(raw, offline=True):
         loaded = _load(hub, raw, manifest["commit"])
         splits = {name: loaded[theirs] for name, theirs in hub.splits.items()}
         if hub.holdout:
@@ -111,26 +164,26 @@ def _hub(data: DataSet) -> HubSource:
     return data.hub
 
 
-def _check_fingerprint(data: DataSet, manifest: dict[str, Any], raw: Path) -> None:
-    found, hub = manifest["fingerprint"], _hub(data)
-    if hub.fingerprint and found != hub.fingerprint:
+def _check_fingerprint(what: str, manifest: dict[str, Any], raw: Path) -> None:
+    found, hub = manifest["fingerprint"], manifest["hub"]
+    if hub.get("fingerprint") and found != hub["fingerprint"]:
         raise UserError(
-            f"data set {data.name}: the files of {hub.repo} have the fingerprint {found}, but the configuration pins "
-            f"{hub.fingerprint}; a file changed or is damaged. Remove {raw} and download again, or pin the new one."
+            f"{what}: the files of {hub['repo']} have the fingerprint {found}, but the configuration pins "
+            f"{hub['fingerprint']}; a file changed or is damaged. Remove {raw} and download again, or pin the new one."
         )
     if not (raw / FIRST).exists():
         write_json(raw / FIRST, manifest)
     first = read_json(raw / FIRST, "the first download", f"remove {raw} and download again")
     if first["hub"] == manifest["hub"] and first["fingerprint"] != found:
         raise UserError(
-            f"data set {data.name}: {hub.repo} at {hub.revision} changed since the first download "
+            f"{what}: {hub['repo']} at {hub['revision']} changed since the first download "
             f"(fingerprint {first['fingerprint']}, now {found}). Set `revision` to the old commit {first['commit']}, "
             f"or remove {raw} to take the new one."
         )
 
 
 @contextmanager
-def _environment(raw: Path, *, offline: bool) -> Any:
+def environment(raw: Path, *, offline: bool) -> Any:
     """Point the hub client and ``datasets`` into ``raw``; offline, they make no network call."""
     values = {"HF_HOME": str(raw), "HF_HUB_CACHE": str(raw / "hub"), "HF_DATASETS_CACHE": str(raw / "cache")}
     values |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"} if offline else {}
@@ -143,5 +196,6 @@ def _environment(raw: Path, *, offline: bool) -> Any:
             os.environ.pop(key) if value is None else os.environ.update({key: value})
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What a client's error says first."""
     return str(error).strip().split("\n")[0][:200]

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer
 
 from shardlab.data import SPLITS
-from shardlab.data.encode import Arrays
+from shardlab.data.encode import Arrays, Text
 from shardlab.errors import UserError
 from shardlab.files import read_json, sha256, write_atomic, write_json
 from shardlab.settings import DataSet
@@ -18,7 +17,7 @@ from shardlab.settings import DataSet
 REMEDY = "make it again with: snakemake --cores 1 --force {folder}/dataset.json"
 
 
-def write(folder: Path, data: DataSet, splits: dict[str, Arrays], tokenizer: Tokenizer | None) -> dict[str, Any]:
+def write(folder: Path, data: DataSet, splits: dict[str, Arrays], text: Text | None) -> dict[str, Any]:
     """Write the splits and the manifest dataset.json; returns the manifest.
 
     The manifest has the settings, the samples and SHA-256 of each file, and the fingerprint of them all.
@@ -30,9 +29,9 @@ def write(folder: Path, data: DataSet, splits: dict[str, Arrays], tokenizer: Tok
     for split in SPLITS:
         names.append(f"{split}.safetensors")
         write_atomic(folder / names[-1], partial(save_file, splits[split]))
-    if tokenizer is not None:
+    if text is not None:
         names.append("tokenizer.json")
-        write_atomic(folder / names[-1], lambda path: tokenizer.save(str(path)))
+        write_atomic(folder / names[-1], lambda path: text.tokenizer.save(str(path)))
     files = {name: sha256(folder / name) for name in names}
     manifest = {
         "schema_version": 1,
@@ -40,6 +39,7 @@ def write(folder: Path, data: DataSet, splits: dict[str, Arrays], tokenizer: Tok
         "samples": {split: samples(splits[split]) for split in SPLITS},
         "files": files,
         "fingerprint": fingerprint(files),
+        "special_tokens": text.special if text else None,
         "python": platform.python_version(),
     }
     write_json(folder / "dataset.json", manifest)

@@ -28,9 +28,9 @@ class NativeEngine:
     def __init__(self, run: Run, task: Task, world: World, weights: Path) -> None:
         self.run, self.task, self.world = run, task, world
         # On no device: a model that is sharded is never whole on a rank.
-        whole = models.build(run.model.name, run.model.args, getattr(torch, run.recipe.dtype), "meta")
+        whole = models.build(run, weights=False)
         transform.check_blocks(run, whole)
-        self.shapes = {name: value.shape for name, value in whole.state_dict().items()}
+        self.shapes = {name: value.shape for name, value in models.state(whole).items()}
         self.parameter_count = models.parameter_count(whole)
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
@@ -103,7 +103,7 @@ class NativeEngine:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See Engine."""
-        return self._collected({name: value for part in self.parts for name, value in part.state_dict().items()})
+        return self._collected({name: value for part in self.parts for name, value in models.state(part).items()})
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """See Engine."""

@@ -22,6 +22,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from shardlab import models
 from shardlab.models._chain import Chain
 from shardlab.settings import SCHEDULES
 from shardlab.strategies.native import NativeEngine, plain
@@ -119,7 +120,7 @@ class PipelineEngine(NativeEngine):
         self.stages = stages_of(run.technique.schedule, self.ranks, self.rank)
         super().__init__(run, task, world, weights)
         names: list[Any] = [None] * self.ranks
-        own = [name for part in self.parts for name in part.state_dict()]
+        own = [name for part in self.parts for name in models.state(part)]
         dist.all_gather_object(names, own, group=self.group)
         self.owner = {name: rank for rank, owned in enumerate(names) for name in owned}
         self.watch, self.busy, self.elapsed = Stopwatch(world.device), 0.0, 0.0

@@ -35,7 +35,7 @@ class ZeroEngine:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
         self.run, self.task, self.world = run, task, world
-        self.plain = models.build(run.model.name, run.model.args, getattr(torch, run.recipe.dtype))
+        self.plain = models.build(run)
         checkpoint.load(self.plain, weights)
         self.parameter_count = models.parameter_count(self.plain)
         # What DeepSpeed decides by its own JSON, such as its precision, it does itself.
@@ -81,7 +81,7 @@ class ZeroEngine:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See Engine."""
         dtype = getattr(torch, self.run.recipe.dtype)
-        for name, value in self.plain.state_dict(keep_vars=True).items():
+        for name, value in models.state(self.plain).items():
             with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
                 yield name, value.detach().to(dtype, copy=True)
 

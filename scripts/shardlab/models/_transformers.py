@@ -1,0 +1,73 @@
+"""Models of the transformers library (huggingface.co/docs/transformers), from the folder of their config.json."""
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import Tensor, nn
+from transformers.utils import logging
+
+from shardlab.errors import UserError
+from shardlab.settings import Run
+
+CLASSES = {
+    "language_modelling": ("AutoModelForCausalLM", ("input_ids",)),
+    "summarization": ("AutoModelForSeq2SeqLM", ("input_ids", "decoder_input_ids")),
+    "classification": ("AutoModelForImageClassification", ("pixel_values",)),
+}
+"""Task: the class of the library, and what it calls the task's inputs."""
+OURS = {"channels": "num_channels", "classes": "num_labels"}
+"""Names in a workload's ``shape``: the library's."""
+
+
+def build(run: Run, *, weights: bool) -> nn.Module:
+    """The run's model, called with the task's inputs and giving logits; dropout is what its config.json says.
+
+    With ``weights`` and ``model.pretrained`` it has the folder's weights; what these do not have, or have in another
+    size (the head of another number of classes), is drawn.
+
+    Raises:
+        UserError: the folder is not a model of the task, or the workload changes a key that its config does not have.
+    """
+    if run.task not in CLASSES:
+        raise UserError(f"task {run.task} has no transformers models; tasks that do: {', '.join(CLASSES)}.")
+    name, inputs = CLASSES[run.task]
+    folder = str(run.model.folder)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if not (Path(folder) / "config.json").exists():
+        raise UserError(
+            f"{folder}/config.json is missing; a model of the hub comes by snakemake {folder}/download.json."
+        )
+    args = {OURS.get(key, key): value for key, value in run.model.args.items()}
+    try:
+        config, unknown = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, return_unused_kwargs=True, **args
+        )
+        if unknown:
+            raise UserError(f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}.")
+        config.use_cache = False
+        auto = getattr(transformers, name)
+        if weights and run.model.pretrained:
+            model = auto.from_pretrained(
+                folder, config=config, local_files_only=True, use_safetensors=True, ignore_mismatched_sizes=True
+            )
+        else:
+            model = auto.from_config(config)
+    except (OSError, ValueError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{folder} cannot be read as a model for {run.task} ({name}): {reason}") from error
+    # A class of its own, not a wrapper: the weights keep the names that the library knows.
+    model.__class__ = type(type(model).__name__, (_Logits, type(model)), {"input_names": inputs})
+    return model  # type: ignore[no-any-return]
+
+
+class _Logits:
+    """Takes the task's inputs by position, gives the logits alone."""
+
+    input_names: tuple[str, ...] = ()
+
+    def forward(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        named: dict[str, Any] = dict(zip(self.input_names, inputs, strict=True))
+        if mask is not None:
+            named["attention_mask"] = mask
+        return super().forward(**named, return_dict=True).logits  # type: ignore[misc, no-any-return]

@@ -1,0 +1,189 @@
+"""Models of the transformers library under the strategies that take any module, equal to one device.
+
+The models are small, and made here: T5 (embeddings tied, encoder and decoder), Llama (a position table that is in no
+file), GPT-2 (output tied to the embedding), ViT (pretrained for another number of classes).
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+
+import pytest
+import torch
+import transformers_models
+from group import Group, differences, outside
+from safetensors.torch import load_file
+
+from common import TINY
+from shardlab import configs, models, pretrained, runs
+from shardlab import data as data_sets
+from shardlab.data import store
+from shardlab.data.encode import encode
+from shardlab.errors import UserError
+
+BASES = {"t5": "xsum", "llama": "llama2", "gpt2": "llama2", "vit": "vit"}
+"""Model: the workload whose task, data and recipe it takes."""
+BLOCKS = {
+    "t5": ["encoder.block.*", "decoder.block.*"],
+    "llama": ["model.layers.*"],
+    "gpt2": ["transformer.h.*"],
+    "vit": ["vit.layers.*"],
+}
+HARD = {"accumulate": 2, "activation_checkpointing": "full", "clip_norm": 0.01}
+
+
+@dataclass(frozen=True)
+class Case:
+    strategy: str
+    model: str
+    hard: bool = False
+
+    @property
+    def native(self):
+        return not self.strategy.startswith("zero")
+
+    @property
+    def dtype(self):
+        return "float64" if self.native else "float32"
+
+    @property
+    def name(self):
+        return f"{self.strategy}-{self.model}" + ("-hard" if self.hard else "")
+
+    @property
+    def single(self):
+        return f"single-{self.model}-{self.dtype}" + ("-hard" if self.hard else "")
+
+
+CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in BASES]
+CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
+
+
+@pytest.fixture(scope="module")
+def resolved(tmp_path_factory):
+    """Function from a strategy, a model and a recipe to the run, of a workload that no file has."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def load(name):
+        workload = configs.load_workload(BASES[name])
+        no_plan = {"tensor": {}, "pieces": [], "blocks": BLOCKS[name], "model": f"hf:{folder / name}"}
+        size = workload.sizes["small"].model_copy(update={"model": {}, "shape": {}})
+        size.data.update(TINY[BASES[name]], document_tokens=24, summary_tokens=8)
+        return workload.model_copy(update=no_plan | {"sizes": {"small": size}})
+
+    workloads = {}
+    for name in BASES:
+        transformers_models.make(name, folder / name)
+        workloads[name] = load(name)
+        if name == "vit":
+            shape = {"classes": 10, "channels": 1, "image_size": 28}
+            workloads[name].data["embedded"] = (
+                workloads[name].data["embedded"].model_copy(update={"shape": shape, "model": {}})
+            )
+
+    def resolve(strategy, name, **recipe):
+        recipe = {"global_batch": 5, "max_steps": 5} | recipe
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(configs, "load_workload", workloads.__getitem__)
+            config = configs.load_config({"recipe": recipe, "workloads": [name]})
+            return runs.resolve(config, strategy, name)
+
+    return resolve
+
+
+@pytest.fixture(scope="module")
+def folder(resolved, tmp_path_factory):
+    """Folder with the results of every case, and of the trainings on one device."""
+    data = tmp_path_factory.mktemp("data")
+    for name in BASES:
+        settings = resolved("single", name).data
+        store.write(data / name, settings, *encode(settings, data_sets.read(settings, data)))
+    group = Group(tmp_path_factory.mktemp("transformers"), data)
+    for case in CASES:
+        hard = {"clip_norm": HARD["clip_norm"]} if case.hard else {}
+        group.add(case.single, resolved("single", case.model, dtype=case.dtype, **hard))
+    group.start(1)
+    for ranks in (1, 2, 4):
+        for case in CASES:
+            run = resolved(case.strategy, case.model, dtype=case.dtype, **(HARD if case.hard else {}))
+            if run.world_size == ranks:
+                group.add(case.name, run)
+        group.start(ranks)
+    return group
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equals_one_device(folder, resolved, case, record_property):
+    run = resolved("single", case.model, dtype=case.dtype)
+    found = differences(folder.folder / case.name, folder.folder / case.single, run, folder.data / case.model)
+    record_property("differences", found)
+    assert outside(found, native=case.native) == {}
+    report = json.loads((folder.folder / case.name / "train.json").read_text())
+    if case.native and not case.hard:
+        assert report["bytes_per_step"] == pytest.approx(report["bytes_per_step_theory"], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_the_library_reads_what_was_trained(folder, resolved, name, tmp_path):
+    run = resolved("single", name)
+    trained = folder.folder / f"fsdp-{name}" / "model.safetensors"
+    shutil.copy(trained, tmp_path)
+    shutil.copy(f"{run.model.folder}/config.json", tmp_path)
+    library = transformers_models.CLASSES[name]
+    changes = {"num_labels": 10} if name == "vit" else {}
+    read = models.state(library.from_pretrained(tmp_path, dtype=torch.float64, **changes))
+    expected = load_file(trained)
+    assert read.keys() == expected.keys()
+    assert all(read[key].equal(expected[key]) for key in expected)
+
+
+def test_the_initial_weights_are_the_folders_but_for_a_head_of_another_size(resolved):
+    run = resolved("single", "vit")
+    given = models.state(transformers_models.CLASSES["vit"].from_pretrained(run.model.folder))
+    start = models.state(models.build(run))
+    assert {key for key in start if start[key].shape != given[key].shape or not start[key].equal(given[key])} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
+
+
+@pytest.mark.parametrize(("workload", "kind"), [("t5", "t5"), ("vit_pretrained", "vit")])
+@pytest.mark.parametrize("size", ["small", "source"])
+def test_the_entries_of_the_sources_change_keys_that_the_models_have(workload, kind, size, tmp_path):
+    type(transformers_models.CONFIGS[kind])().save_pretrained(tmp_path)
+    run = runs.resolve(configs.load_config({"size": size, "data": "hub"}), "fsdp", workload)
+    assert run.model.pretrained == (size == "source")
+    run = run.model_copy(update={"model": run.model.model_copy(update={"folder": str(tmp_path), "pretrained": False})})
+    model = models.build(run, weights=False)
+    assert all(models.matching(model, pattern) for pattern in run.model.blocks)
+
+
+def test_fresh_weights_are_not_the_folders(resolved):
+    run = resolved("single", "llama")
+    fresh = run.model_copy(update={"model": run.model.model_copy(update={"pretrained": False})})
+    one, other = (models.state(models.build(each))["lm_head.weight"] for each in (run, fresh))
+    assert one.shape == other.shape
+    assert not one.equal(other)
+
+
+def test_what_does_not_fit_is_said(resolved, tmp_path):
+    run = resolved("single", "llama")
+
+    def build(**changes):
+        return models.build(run.model_copy(update={"model": run.model.model_copy(update=changes)}))
+
+    with pytest.raises(UserError, match=r"LlamaConfig\) has no key hidden_sice"):
+        build(args={"hidden_sice": 3})
+    with pytest.raises(UserError, match=r"config\.json is missing; a model of the hub comes by snakemake"):
+        build(folder=str(tmp_path))
+    shutil.copy(f"{resolved('single', 't5').model.folder}/config.json", tmp_path)
+    with pytest.raises(UserError, match="cannot be read as a model for language_modelling"):
+        build(folder=str(tmp_path))
+    with pytest.raises(UserError, match="regression has no transformers models"):
+        models.build(run.model_copy(update={"task": "regression"}))
+    with pytest.raises(UserError, match=r"there is no \./nowhere/config\.json"):
+        pretrained.settings(run.model.model_copy(update={"name": "hf:./nowhere"}), "w.yaml")
+    with pytest.raises(UserError, match="is no hf:owner/name"):
+        pretrained.settings(run.model.model_copy(update={"name": "hf:gpt2"}), "w.yaml")
+    with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
+        encode(run.data.model_copy(update={"tokenizer": str(tmp_path)}), {"train": [("a",)]})
