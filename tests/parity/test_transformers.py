@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_said(resolved, tmp_path):
 
     with pytest.raises(UserError, match=r"LlamaConfig\) has no key hidden_sice"):
         build(args={"hidden_sice": 3})
-    with pytest.raises(UserError, match=r"config\.json is missing; a model of the hub comes by snakemake"):
+    with pytest.raises(UserError, match=r"config\.json is missing; from the hub it comes by"):
         build(folder=str(tmp_path))
     shutil.copy(f"{resolved('single', 't5').model.folder}/config.json", tmp_path)
     with pytest.raises(UserError, match="cannot be read as a model for language_modelling"):
