@@ -4,8 +4,6 @@
 import argparse
 from pathlib import Path
 
-import torch
-
 from shardlab import checkpoint, models
 from shardlab.errors import run_program
 from shardlab.settings import read_run
@@ -18,10 +16,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")
     args = parser.parse_args()
     run = read_run(args.settings)
-    torch.manual_seed(run.seed)
-    model = models.build(run)
-    checkpoint.save(models.state(model), args.output)
-    print(f"{models.parameter_count(model):,} parameters, seed {run.seed}")
+    checkpoint.save_initial(run, args.output)
+    print(f"{models.parameter_count(models.build(run)):,} parameters, seed {run.seed}")
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ def main() -> int:
     run = read_run(args.settings)
     image = check_image(run, args.image)
     (name, *words), spread = STAGES[args.stage]
+    if args.stage == "evaluate" and run.recipe.evaluation == "sharded":
+        spread = Spread.RANKS
     program = [str(Path(__file__).parent / name), *words, f"--settings={args.settings}", *others]
     if args.data:
         program.append(f"--data={args.data}")

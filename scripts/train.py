@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardlab import checkpoint, distributed, optimizers, reports, strategies, tasks, volume
+from shardlab import checkpoint, distributed, optimizers, reports, sharing, strategies, tasks, volume
 from shardlab.checkpoint import State
 from shardlab.data import order
 from shardlab.distributed import World
@@ -93,7 +93,7 @@ def train(
         batch = batches.batch(step)
         targets = task.targets("train", batch)
         rate = optimizers.learning_rate(recipe, epoch)
-        micro_batches = share(task, engine, "train", batch, recipe.global_batch, recipe.accumulate, world)
+        micro_batches = sharing.share(task, engine, "train", batch, recipe.global_batch, recipe.accumulate, world)
         with traffic if step == counted else nullcontext():
             loss, norm = train_step(engine, micro_batches, targets, rate, step, world, observe)
         if step == counted:
@@ -136,7 +136,7 @@ def restore(run: Run, task: Task, engine: Engine, folder: Path, world: World) ->
         raise UserError(f"{folder} is a checkpoint of {theirs}, this run is {origin_of(run)}; continue with the same.")
     # A step that changes nothing makes the optimizer's tensors, whatever engine it is: no sample, learning rate 0.
     nothing = np.empty(0, dtype=np.int64)
-    micro_batches = share(task, engine, "train", nothing, run.recipe.global_batch, run.recipe.accumulate, world)
+    micro_batches = sharing.share(task, engine, "train", nothing, run.recipe.global_batch, run.recipe.accumulate, world)
     train_step(engine, micro_batches, 1, 0.0, -1, world, None)
     checkpoint.load_optimizer(engine, folder)
     return state
@@ -166,30 +166,6 @@ def train_step(
     return loss, norm
 
 
-def share(
-    task: Task, engine: Engine, split: str, batch: order.Indices, largest: int, count: int, world: World
-) -> list[MicroBatch]:
-    """This rank's share of a global batch of at most ``largest`` samples, in ``count`` micro-batches."""
-    rows = None
-    if engine.chunks:
-        rows = engine.chunks * -(-largest // (world.data_size * count * engine.chunks))
-    mine = order.share(batch, world.data_rank, world.data_size)
-    return [task.micro_batch(split, indices, rows) for indices in order.parts(mine, count)]
-
-
-@torch.no_grad()
-def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: World) -> float:
-    """Loss per target over a whole split, each sample once, shared by the data-parallel ranks."""
-    engine.train(False)
-    batches = order.in_order(task.samples(split), batch_size)
-    total = torch.zeros((), dtype=torch.float64, device=world.device)
-    for batch in batches:
-        for micro in share(task, engine, split, batch, batch_size, 1, world):
-            total += engine.loss(micro)
-    engine.train(True)
-    return float(world.sum(total)) / sum(task.targets(split, batch) for batch in batches)
-
-
 def stop_unless_finite(what: str, value: float, step: int) -> None:
     """Raise a UserError that names the step; every rank has the same value, so all of them stop."""
     if not math.isfinite(value):
@@ -211,7 +187,7 @@ class Keeper:
     def validate(self) -> float:
         """Loss per target over the validation split; with recipe.keep_best, the best weights are written."""
         recipe = self.run.recipe
-        loss = mean_loss(self.task, self.engine, "validation", recipe.evaluation_batch, self.world)
+        loss = sharing.mean_loss(self.task, self.engine, "validation", recipe.evaluation_batch, self.world)
         if recipe.keep_best and (self.best is None or loss < self.best):
             self.best = loss
             self.save("best.safetensors")
@@ -225,12 +201,7 @@ class Keeper:
 
     def save(self, name: str) -> None:
         """Write the whole weights (rank 0)."""
-        weights = {}
-        for key, value in self.engine.weights():
-            if self.world.main:
-                weights[key] = value.cpu().contiguous()
-        if self.world.main:
-            checkpoint.save(weights, self.output / name)
+        checkpoint.save_whole(self.engine, self.output / name, main=self.world.main)
         self.written += 1
 
 

@@ -30,6 +30,16 @@ def tiny_run(workload, strategy="single", ranks=2, **recipe):
     return run.model_copy(update={"data": run.data.model_copy(update={"options": options})})
 
 
+def with_weights(run):
+    """The model of a run with its initial weights."""
+    from shardlab import models  # torch: not for the tests of a login node
+
+    weights = dict(models.initial_weights(run))
+    model = models.construct(run).to(next(iter(weights.values())).dtype)
+    model.load_state_dict(weights)
+    return model
+
+
 @dataclass(frozen=True)
 class Tree:
     """A copy of the project's files, in which nothing has been made yet."""

@@ -5,9 +5,10 @@ Weights are safetensors under the plain model's names. A checkpoint is a folder 
 which fits shards of one strategy to those of another) and state.json.
 """
 
+import json
 import shutil
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -16,52 +17,93 @@ import torch
 import torch.distributed as dist
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.errors import UserError
 from shardlab.files import read_json, write_atomic, write_json
 from shardlab.schema import Strict, check
+from shardlab.settings import Run
 
 if TYPE_CHECKING:
     from shardlab.strategies import Engine
 
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Types of tensors by their names in the safetensors format."""
 
-def save(weights: dict[str, Tensor], path: Path) -> None:
-    """Write whole CPU weights.
+
+def save(weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor], path: Path) -> None:
+    """Write whole weights as they come, one in memory at a time.
+
+    ``layout`` has their names, in the same order, with tensors of the shapes and dtypes to write (on any device).
 
     Raises:
         UserError: the disk is full or not writable; nothing half-written is left.
     """
-    write_atomic(path, lambda temporary: save_file(weights, temporary))
+    write_atomic(path, lambda temporary: _write(temporary, weights, layout))
 
 
-def load(model: nn.Module, path: Path) -> None:
-    """Read weights into a plain model; its dtype wins.
+def save_whole(engine: "Engine", path: Path, *, main: bool) -> None:
+    """Write an engine's weights on the ``main`` rank; a collective.
 
     Raises:
-        UserError: the file is missing, damaged or of another model.
+        UserError: see ``save``.
     """
-    own = models.state(model)
-    with _open(path) as file, torch.no_grad():
-        _check(file, {name: value.shape for name, value in own.items()}, path, whole=True)
-        for name, value in own.items():
-            value.copy_(file.get_tensor(name))
+    weights = engine.weights()
+    if main:
+        save(weights, engine.layout, path)
+    else:
+        deque(weights, maxlen=0)
 
 
-def materialize(model: nn.Module, path: Path, device: torch.device) -> None:
-    """Give a model without weights, or a part of one, its weights on ``device``; of a DTensor only this rank's shard.
+def save_initial(run: Run, path: Path) -> None:
+    """Write the initial weights of a run.
 
-    One tensor is in memory at a time.
+    Raises:
+        UserError: see ``save`` and ``models.build``.
+    """
+    save(models.initial_weights(run), models.state(models.build(run)), path)
+
+
+def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor]) -> None:
+    """The safetensors format (huggingface.co/docs/safetensors), whose own library writes no stream."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, like in layout.items():
+        span = [end, end := end + like.nbytes]
+        header[name] = {"dtype": DTYPES[like.dtype], "shape": list(like.shape), "data_offsets": span}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for (name, value), (expected, like) in zip(weights, layout.items(), strict=True):
+            if name != expected or value.shape != like.shape:
+                raise ValueError(f"{name} {tuple(value.shape)} came, {expected} {tuple(like.shape)} was to come")
+            value = value.detach().to("cpu", like.dtype).contiguous()
+            file.write(value.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def materialize(model: nn.Module, path: Path, device: torch.device, *, whole: bool = True) -> None:
+    """Give a model without weights its weights on ``device``; of a DTensor only this rank's shard.
+
+    One tensor is in memory at a time. A part of a model is not ``whole``: the file has more than it needs.
 
     Raises:
         UserError: the file is missing, damaged or of another model.
     """
     _allocate(model, device)
     own = models.state(model)
-    with _open(path) as file, torch.no_grad():
-        _check(file, {name: value.shape for name, value in own.items()}, path, whole=False)
+    with open_weights(path) as file, torch.no_grad():
+        check_weights(file, own, path, whole=whole)
         for name, value in own.items():
             assign(value, file.get_tensor(name))
 
@@ -114,9 +156,7 @@ def save_state(engine: "Engine", folder: Path, state: State, *, main: bool) -> N
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
         new.mkdir(parents=True)
-    weights = {name: value.cpu().contiguous() for name, value in engine.weights() if main}
-    if main:
-        save(weights, new / "model.safetensors")
+    save_whole(engine, new / "model.safetensors", main=main)
     # Imported here: a second that runs without checkpoints do not need.
     from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
@@ -162,7 +202,12 @@ def load_optimizer(engine: "Engine", folder: Path) -> None:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[Any]:
+def open_weights(path: Path) -> Iterator[Any]:
+    """The safetensors file of weights.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -172,14 +217,15 @@ def _open(path: Path) -> Iterator[Any]:
         raise UserError(f"{path} is damaged ({error}); remove it and run the rule that makes it.") from None
 
 
-def _check(file: Any, own: Mapping[str, torch.Size], path: Path, *, whole: bool) -> None:
+def check_weights(file: Any, own: Mapping[str, Tensor], path: Path, *, whole: bool) -> None:
+    """Raise a UserError unless the file has each weight of a model in its shape, and no other if that is ``whole``."""
     theirs = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    wrong = [name for name, shape in own.items() if theirs.get(name) != tuple(shape)]
+    wrong = [name for name, value in own.items() if theirs.get(name) != tuple(value.shape)]
     if whole:
         wrong += theirs.keys() - own.keys()
     if wrong:
         name = min(wrong)
-        mine = tuple(own[name]) if name in own else None
+        mine = tuple(own[name].shape) if name in own else None
         raise UserError(
             f"{path} holds other weights than the model: {name} is {theirs.get(name)} in the file, "
             f"{mine} in the model; make it again with this configuration."

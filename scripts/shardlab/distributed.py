@@ -75,6 +75,11 @@ def start(device_name: str, timeout_seconds: int = 600) -> None:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds), device_id=device)
 
 
+def is_main() -> bool:
+    """Whether this is the rank that prints and saves."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
 def finish() -> None:
     """End a rank that succeeded: wait for the others, then leave the process with status 0.
 

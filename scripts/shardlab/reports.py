@@ -74,16 +74,19 @@ class TrainReport(Strict):
 
 
 class TestReport(Strict):
-    """test.json: the consolidated weights on one device, each test sample exactly once."""
+    """test.json: the consolidated weights, each test sample exactly once."""
 
     __test__ = False  # not a test class, whatever pytest thinks of the name
 
     schema_version: Literal[1] = Field(1, description="Version of this format.")
     workload: str = Field(description="Workload.")
     loss: float = Field(description="Mean loss per target over the test split.")
-    untrained_loss: float | None = Field(description="The same of the initial weights.")
+    untrained_loss: float | None = Field(
+        description="The same of the initial weights; null after a sharded evaluation."
+    )
+    evaluation: Literal["whole", "sharded"] = Field(description="On one device, or under the run's own strategy.")
     metric_name: str = Field(description="The metric that a person reads.")
-    metric_value: float = Field(description="Its value.")
+    metric_value: float | None = Field(description="Its value; null where sharded evaluation does not give it.")
     samples: int = Field(description="Test samples.")
     targets: int = Field(description="Test targets.")
 

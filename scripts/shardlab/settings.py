@@ -56,6 +56,11 @@ class Recipe(Strict):
     checkpoint_every: PositiveInt | None = Field(
         None, description="Write a checkpoint after every so many steps (null: none); each replaces the one before."
     )
+    evaluation: Literal["whole", "sharded"] = Field(
+        "whole",
+        description="Test loss from the whole weights on one device, or under the run's own strategy, for models that "
+        "one device cannot hold: the initial weights are not evaluated then, nor a metric that needs outputs.",
+    )
     keep_best: bool = Field(
         False, description="Also save best.safetensors, the weights with the lowest validation loss."
     )

@@ -38,6 +38,8 @@ class Task(ABC):
     """Base of all tasks. Losses are sums: only the caller knows the global count of targets."""
 
     metric_name = ""
+    scores = True
+    """Whether the metric needs ``score``, and not the loss alone."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, *, fixed_shapes: bool = False) -> None:
         """``fixed_shapes``: pad all batches of a split to the same lengths."""
@@ -108,6 +110,7 @@ class Regression(Task):
     """Vectors to vectors; mean squared error over all elements."""
 
     metric_name = "mse"
+    scores = False
 
     def targets(self, split: str, indices: Indices) -> int:
         return len(indices) * self.arrays(split)["y"].shape[1]
@@ -153,6 +156,7 @@ class LanguageModelling(Task):
     """Next token of a text; cross-entropy, perplexity."""
 
     metric_name = "perplexity"
+    scores = False
 
     def targets(self, split: str, indices: Indices) -> int:
         return len(indices) * (self.arrays(split)["tokens"].shape[1] - 1)

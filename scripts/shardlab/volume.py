@@ -33,7 +33,7 @@ def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> flo
         return None
     if not run.mesh:
         return 0.0
-    model = models.build(run, weights=False).to("meta")
+    model = models.build(run).to("meta")
     if run.engine == "deepspeed":
         return _zero(run, model, recipe.accumulate)
     total = _replicas(run, model, recipe.accumulate)

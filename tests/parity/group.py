@@ -7,12 +7,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 
 import evaluate
 from common import ROOT
-from shardlab import checkpoint, models
+from shardlab import checkpoint
 
 
 @dataclass
@@ -23,14 +22,13 @@ class Group:
     data: Path
     jobs: list = field(default_factory=list)
 
-    def add(self, name, run, fault="", resume=None):
+    def add(self, name, run, fault="", resume=None, evaluate=None):
+        """A training; with ``resume`` one that goes on; with ``evaluate`` the evaluation of another's weights."""
         if any(job["output"] == str(self.folder / name) for job in self.jobs):
             return
         weights = self.folder / f"{run.workload}-{run.recipe.dtype}.safetensors"
         if not weights.exists():
-            torch.manual_seed(run.seed)
-            model = models.build(run)
-            checkpoint.save(models.state(model), weights)
+            checkpoint.save_initial(run, weights)
         (self.folder / name).mkdir()
         self.jobs.append(
             {
@@ -40,6 +38,7 @@ class Group:
                 "output": str(self.folder / name),
                 "fault": fault,
                 "resume": resume and str(self.folder / resume / "checkpoint"),
+                "evaluate": evaluate and str(self.folder / evaluate / "model.safetensors"),
             }
         )
 

@@ -5,6 +5,7 @@ float32 5e-6 a step and 1e-4 at the test loss.
 """
 
 import json
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 from group import Group, outside, steps
 from group import differences as compare
+from safetensors.torch import load_file
 
+import evaluate
 from common import TINY, tiny_run
 from shardlab import configs
 from shardlab.errors import Unsupported
@@ -104,14 +107,21 @@ def results(tmp_path_factory, tiny_data):
     for (ranks, _), cases in by_ranks.items():
         for case in cases:
             group.add(case.name, case.run(), case.fault)
+            if case in MATRIX:
+                group.add(f"{case.name}-test", case.run(), evaluate=case.reference.name)
         group.start(ranks)
     return group.folder
 
 
 def differences(results, case):
     """Largest relative differences of a case to one device."""
-    data = Path(json.loads((results / "jobs.json").read_text())[0]["data"]).parent / case.workload
-    return compare(results / case.name, results / case.reference.name, case.reference.run(), data)
+    run = case.reference.run()
+    return compare(results / case.name, results / case.reference.name, run, data_of(results, case))
+
+
+def data_of(results, case):
+    """Folder of a case's prepared data set."""
+    return Path(json.loads((results / "jobs.json").read_text())[0]["data"]).parent / case.workload
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -119,6 +129,25 @@ def test_equals_one_device(results, case, record_property):
     found = differences(results, case)
     record_property("differences", found)
     assert outside(found, native=case.native) == {}
+
+
+@pytest.mark.parametrize("case", MATRIX, ids=lambda case: case.name)
+def test_evaluation_under_the_own_strategy_equals_one_device(results, case):
+    """And no rank holds more than its part, where the strategy splits the weights."""
+    if case not in CASES:
+        pytest.skip("not a run")
+    run = case.reference.run()
+    whole = evaluate.evaluate(run, data_of(results, case), results / case.reference.name / "model.safetensors")
+    report = json.loads((results / f"{case.name}-test" / "test.json").read_text())
+    assert report["loss"] == pytest.approx(whole.loss, rel=1e-10 if case.native else 5e-6)
+    assert (report["samples"], report["targets"]) == (whole.samples, whole.targets)
+    assert report["metric_value"] is None or report["metric_value"] == pytest.approx(whole.metric_value, rel=1e-5)
+    size = sum(value.nbytes for value in load_file(results / case.reference.name / "model.safetensors").values())
+    splits = {"dp_shard", "pp", "tp"} if case.native else {"dp_shard"} if case.strategy.startswith("zero3") else set()
+    parts = math.prod(degree for axis, degree in case.run().mesh.items() if axis in splits)
+    assert len(report["held"]) == case.run().world_size
+    assert sum(report["held"]) / len(report["held"]) < 1.3 * size / parts + 4096
+    assert max(report["held"]) <= size
 
 
 @pytest.mark.parametrize("case", [*MATRIX, *MORE], ids=lambda case: case.name)

@@ -140,7 +140,7 @@ def test_the_library_reads_what_was_trained(folder, resolved, name, tmp_path):
 def test_the_initial_weights_are_the_folders_but_for_a_head_of_another_size(resolved):
     run = resolved("single", "vit")
     given = models.state(transformers_models.CLASSES["vit"].from_pretrained(run.model.folder))
-    start = models.state(models.build(run))
+    start = dict(models.initial_weights(run))
     assert {key for key in start if start[key].shape != given[key].shape or not start[key].equal(given[key])} == {
         "classifier.weight",
         "classifier.bias",
@@ -154,14 +154,14 @@ def test_the_entries_of_the_sources_change_keys_that_the_models_have(workload, k
     run = runs.resolve(configs.load_config({"size": size, "data": "hub"}), "fsdp", workload)
     assert run.model.pretrained == (size == "source")
     run = run.model_copy(update={"model": run.model.model_copy(update={"folder": str(tmp_path), "pretrained": False})})
-    model = models.build(run, weights=False)
+    model = models.build(run)
     assert all(models.matching(model, pattern) for pattern in run.model.blocks)
 
 
 def test_fresh_weights_are_not_the_folders(resolved):
     run = resolved("single", "llama")
     fresh = run.model_copy(update={"model": run.model.model_copy(update={"pretrained": False})})
-    one, other = (models.state(models.build(each))["lm_head.weight"] for each in (run, fresh))
+    one, other = (dict(models.initial_weights(each))["lm_head.weight"] for each in (run, fresh))
     assert one.shape == other.shape
     assert not one.equal(other)
 

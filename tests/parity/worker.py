@@ -18,6 +18,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
 
+import evaluate
 import train
 from shardlab import distributed, strategies
 from shardlab.settings import Run
@@ -31,6 +32,9 @@ def main(cases):
         output = Path(case["output"])
         if run.world_size == 1 or dist.get_rank() == 0:
             print(f"case {output.name}", flush=True)
+        if case["evaluate"]:
+            evaluate_and_weigh(run, Path(case["data"]), Path(case["evaluate"]), output)
+            continue
         torch._dynamo.reset()  # else a case runs eagerly when those before it have filled the cache
         build = strategies.build
         strategies.build = FAULTS.get(case["fault"], lambda build: build)(build)
@@ -41,6 +45,21 @@ def main(cases):
         finally:
             strategies.build = build
     distributed.finish()
+
+
+def evaluate_and_weigh(run, data, weights, output):
+    """Write the sharded evaluation's report, and the bytes of the weights that each rank held."""
+    built = []
+    build = strategies.build
+    with mock.patch.object(strategies, "build", lambda *args: built.append(build(*args)) or built[0]):
+        report = evaluate.evaluate_sharded(run, data, weights)
+    if run.engine == "deepspeed":
+        held = [getattr(parameter, "ds_tensor", parameter) for parameter in built[0].plain.parameters()]
+    else:
+        held = [getattr(parameter, "_local_tensor", parameter) for parameter in built[0].parameters().values()]
+    held = distributed.world(run).gather(sum(value.nbytes for value in held))
+    if distributed.is_main():
+        (output / "test.json").write_text(json.dumps(report.model_dump() | {"held": held}))
 
 
 def keep_first_gradients(output):

@@ -13,18 +13,22 @@ from shardlab.errors import UserError
 from shardlab.files import read_json, write_json
 
 
+def save(weights, path):
+    checkpoint.save(weights.items(), weights, path)
+
+
 def test_disk_full_while_writing_weights_leaves_nothing(full_disk):
     with pytest.raises(UserError, match=r"model\.safetensors could not be written.*Free space"):
-        checkpoint.save({"weight": torch.zeros(100_000)}, full_disk / "model.safetensors")
+        save({"weight": torch.zeros(100_000)}, full_disk / "model.safetensors")
     assert list(full_disk.iterdir()) == []
 
 
 def test_disk_full_keeps_the_old_file(full_disk):
     path = full_disk / "model.safetensors"
-    checkpoint.save({"weight": torch.ones(10)}, path)
+    save({"weight": torch.ones(10)}, path)
     before = path.read_bytes()
     with pytest.raises(UserError):
-        checkpoint.save({"weight": torch.zeros(100_000)}, path)
+        save({"weight": torch.zeros(100_000)}, path)
     assert path.read_bytes() == before
     assert [file.name for file in full_disk.iterdir()] == [path.name]
 
@@ -41,14 +45,14 @@ def test_weights_missing_damaged_or_of_another_model(tmp_path):
     model = models.create("mlp", {"inputs": 6, "hidden": 4, "outputs": 2})
     path = tmp_path / "model.safetensors"
     with pytest.raises(UserError, match="is missing"):
-        checkpoint.load(model, path)
-    checkpoint.save(model.state_dict(), path)
+        checkpoint.materialize(model, path, torch.device("cpu"))
+    save(model.state_dict(), path)
     os.truncate(path, 100)
     with pytest.raises(UserError, match="is damaged"):
-        checkpoint.load(model, path)
-    checkpoint.save(models.create("mlp", {"inputs": 6, "hidden": 8, "outputs": 2}).state_dict(), path)
+        checkpoint.materialize(model, path, torch.device("cpu"))
+    save(models.create("mlp", {"inputs": 6, "hidden": 8, "outputs": 2}).state_dict(), path)
     with pytest.raises(UserError, match=r"hidden.bias is \(8,\) in the file, \(4,\) in the model"):
-        checkpoint.load(model, path)
+        checkpoint.materialize(model, path, torch.device("cpu"))
 
 
 @pytest.fixture

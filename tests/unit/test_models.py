@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from common import with_weights
 from shardlab import configs, models, runs
 from shardlab.errors import UserError
 
 
 def build(workload, size="small", dtype="float32"):
     run = runs.resolve(configs.load_config({"size": size, "recipe": {"dtype": dtype}}), "single", workload)
-    torch.manual_seed(run.seed)
-    return models.build(run)
+    return with_weights(run)
 
 
 @pytest.mark.parametrize(("workload", "count"), [("mlp", 38), ("mnist", 1_199_882), ("llama2", 18_089_216)])

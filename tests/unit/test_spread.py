@@ -65,7 +65,7 @@ def test_the_number_of_pieces_is_the_models():
         if run.model.folder:
             assert run.model.pieces == 0
             continue
-        chain = models.build(run, weights=False)
+        chain = models.build(run)
         pieces = chain.pieces()
         assert len(pieces) == run.model.pieces
         owned = [name for piece in pieces for name in piece.names]

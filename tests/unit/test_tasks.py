@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import evaluate
-from common import TINY, tiny_run
-from shardlab import checkpoint, models, tasks
+from common import TINY, tiny_run, with_weights
+from shardlab import checkpoint, tasks
 
 CPU = torch.device("cpu")
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 def load(workload, tiny_data, dtype=torch.float64):
     run = tiny_run(workload, dtype=str(dtype).removeprefix("torch."))
     torch.manual_seed(0)
-    return tasks.load(run.task, tiny_data / workload, dtype, CPU), models.build(run)
+    return tasks.load(run.task, tiny_data / workload, dtype, CPU), with_weights(run)
 
 
 def loss_sum(task, model, indices):
@@ -75,7 +75,7 @@ def test_accuracy_and_rouge_of_a_perfect_model(tiny_data):
 def test_test_loss_is_exact_however_the_split_is_batched(workload, tiny_data, tmp_path):
     run = tiny_run(workload, dtype="float64")
     torch.manual_seed(0)
-    checkpoint.save(models.state(models.build(run)), tmp_path / "weights")
+    checkpoint.save_initial(run, tmp_path / "weights")
 
     def report(evaluation_batch):
         recipe = run.recipe.model_copy(update={"evaluation_batch": evaluation_batch})

@@ -72,12 +72,17 @@ def splits(wildcards):
     return [f"{folder}/{name}.safetensors" for name in ("train", "validation", "test")]
 
 
-def job_resources(runtime=None, ranks=False):
+def sharded(wildcards):
+    """Whether a run is evaluated under its own strategy."""
+    return run_of(wildcards).recipe.evaluation == "sharded"
+
+
+def job_resources(runtime=None, ranks=lambda wildcards: False):
     """What a rule's jobs ask Slurm for: all ranks of their run, or one process."""
 
     def asked(wildcards):
         run = run_of(wildcards)
-        size = (run.nodes, run.devices_per_node) if ranks else (1, 1)
+        size = (run.nodes, run.devices_per_node) if ranks(wildcards) else (1, 1)
         return slurm.resources(SITE, *size, runtime)
 
     return {

@@ -1,4 +1,5 @@
-# Test loss and metric: one device, the same code for every strategy and for the initial weights.
+# Test loss and metric: one device, the same code for every strategy and for the initial weights; or, where the
+# recipe says so, under the run's own strategy.
 
 
 rule evaluate_untrained:
@@ -35,7 +36,9 @@ rule evaluate:
         splits=splits,
         weights="results/{strategy}/{workload}/model.safetensors",
         done="results/{strategy}/{workload}.done",
-        untrained="results/init/{workload}.json",
+        untrained=lambda wildcards: (
+            [] if sharded(wildcards) else [f"results/init/{wildcards.workload}.json"]
+        ),
         image=IMAGE,
     output:
         "results/{strategy}/{workload}/test.json",
@@ -45,14 +48,18 @@ rule evaluate:
         "results/benchmarks/evaluate/{strategy}/{workload}.tsv"
     conda:
         "../../envs/train.yaml"
+    threads: lambda wildcards: run_of(wildcards).cpus_per_node if sharded(wildcards) else 1
     resources:
-        **job_resources(runtime=30),
+        **job_resources(runtime=30, ranks=sharded),
     params:
+        untrained=lambda wildcards, input: [
+            f"--untrained {path}" for path in input.untrained
+        ],
         image=[f"--image {path}" for path in IMAGE],
         data=subpath(input.data, parent=True),
     message:
         "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
         "python scripts/launch.py evaluate --settings {input.settings} {params.image} --data {params.data}"
-        " --weights {input.weights} --untrained {input.untrained} --output {output}"
+        " --weights {input.weights} {params.untrained} --output {output}"
         " > {log} 2>&1"

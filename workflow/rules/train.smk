@@ -70,7 +70,7 @@ rule train:
         "../../envs/train.yaml"
     threads: lambda wildcards: run_of(wildcards).cpus_per_node
     resources:
-        **job_resources(ranks=True),
+        **job_resources(ranks=lambda wildcards: True),
     params:
         image=[f"--image {path}" for path in IMAGE],
         data=subpath(input.data, parent=True),

@@ -3,10 +3,12 @@
 Models of the transformers library (``hf:``) come from their folder instead.
 """
 
+import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +19,67 @@ from shardlab.errors import UserError, unknown
 from shardlab.settings import Run
 
 
-def build(run: Run, *, weights: bool = True) -> nn.Module:
-    """The model of a run in its dtype, on the CPU; without ``weights``, its parameters are on the meta device.
-
-    Weights are drawn in float32; a pretrained model has its own (see ``init.py``).
+def build(run: Run) -> nn.Module:
+    """The model of a run in its dtype, without weights: parameters are on the meta device, buffers on the CPU.
 
     Raises:
         UserError: no such model, or arguments that it does not take.
     """
-    with nullcontext() if weights else _parameters_on_meta():
-        if run.model.folder is None:
-            model = create(run.model.name, run.model.args)
-        else:
-            # A few seconds that only these models need.
-            from shardlab.models import _transformers
+    with _parameters_on_meta():
+        return construct(run).to(getattr(torch, run.recipe.dtype))
 
-            model = _transformers.build(run, weights=weights)
-    return model.to(getattr(torch, run.recipe.dtype))
+
+def initial_weights(run: Run) -> Iterator[tuple[str, Tensor]]:
+    """Initial weights of a run, drawn in float32, in its dtype; names and order are those of ``state``.
+
+    Each module draws its own, from the seed and its name, so that only one module's are in memory at a time. For
+    that all modules with parameters need ``reset_parameters``; a model's method ``initialize`` is called with each
+    module after it. Any other model is drawn whole, and a pretrained one is read whole.
+
+    Raises:
+        UserError: see ``build``.
+    """
+    dtype = getattr(torch, run.recipe.dtype)
+    with _parameters_on_meta():
+        model = construct(run)
+    names = state(model).keys()
+    modules = [(name, module) for name, module in model.named_modules() if module._parameters]
+    if run.model.folder or not all(hasattr(module, "reset_parameters") for _, module in modules):
+        torch.manual_seed(run.seed)
+        for name, value in state(construct(run, pretrained=run.model.pretrained)).items():
+            yield name, value.detach().to(dtype)
+        return
+    buffers = dict(model.named_buffers())
+    drawn = chain.from_iterable(_draw(model, name, module, run.seed) for name, module in modules)
+    for name in names:
+        value = buffers[name] if name in buffers else next(value for key, value in drawn if key == name)
+        yield name, value.to(dtype)
+
+
+@torch.no_grad()
+def _draw(model: Any, prefix: str, module: Any, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Values of a module's own parameters, which it draws; afterwards it is without them again."""
+    digest = hashlib.sha256(f"{seed} {prefix}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:4]))
+    own = dict(module.named_parameters(recurse=False))
+    for name, parameter in own.items():
+        module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
+    module.reset_parameters()
+    if hasattr(model, "initialize"):
+        model.initialize(module)
+    for name, parameter in own.items():
+        yield f"{prefix}.{name}".lstrip("."), module._parameters[name].detach()
+        module._parameters[name] = parameter
+
+
+def construct(run: Run, *, pretrained: bool = False) -> nn.Module:
+    """The run's model as its class makes it, in float32; ``pretrained``: with the weights of its folder."""
+    if run.model.folder is None:
+        return create(run.model.name, run.model.args)
+    # A few seconds that only these models need.
+    from shardlab.models import _transformers
+
+    return _transformers.create(run.task, run.model.folder, run.model.args, pretrained=pretrained)
 
 
 def create(name: str, args: dict[str, Any]) -> nn.Module:

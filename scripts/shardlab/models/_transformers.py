@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from torch import Tensor, nn
 from transformers.utils import logging
 
 from shardlab.errors import UserError
-from shardlab.settings import Run
 
 CLASSES = {
     "language_modelling": ("AutoModelForCausalLM", ("input_ids",)),
@@ -20,25 +20,24 @@ OURS = {"channels": "num_channels", "classes": "num_labels"}
 """Names in a workload's ``shape``: the library's."""
 
 
-def build(run: Run, *, weights: bool) -> nn.Module:
-    """The run's model, called with the task's inputs and giving logits; dropout is what its config.json says.
+def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) -> nn.Module:
+    """The model of a folder, called with the task's inputs and giving logits; dropout is what its config.json says.
 
-    With ``weights`` and ``model.pretrained`` it has the folder's weights; what these do not have, or have in another
-    size (the head of another number of classes), is drawn.
+    ``args`` are put over its config.json. If ``pretrained`` it has the folder's weights; what these do not have, or
+    have in another size (the head of another number of classes), is drawn. In float32.
 
     Raises:
         UserError: the folder is not a model of the task, or the workload changes a key that its config does not have.
     """
-    if run.task not in CLASSES:
-        raise UserError(f"task {run.task} has no transformers models; tasks that do: {', '.join(CLASSES)}.")
-    name, inputs = CLASSES[run.task]
-    folder = str(run.model.folder)
+    if task not in CLASSES:
+        raise UserError(f"task {task} has no transformers models; tasks that do: {', '.join(CLASSES)}.")
+    name, inputs = CLASSES[task]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if not (Path(folder) / "config.json").exists():
         raise UserError(
-            f"{folder}/config.json is missing; a model of the hub comes by snakemake {folder}/download.json."
+            f"{folder}/config.json is missing; from the hub it comes by: snakemake {folder}/download.json."
         )
-    args = {OURS.get(key, key): value for key, value in run.model.args.items()}
+    args = {OURS.get(key, key): value for key, value in args.items()}
     try:
         config, unknown = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, return_unused_kwargs=True, **args
@@ -47,15 +46,20 @@ def build(run: Run, *, weights: bool) -> nn.Module:
             raise UserError(f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}.")
         config.use_cache = False
         auto = getattr(transformers, name)
-        if weights and run.model.pretrained:
+        if pretrained:
             model = auto.from_pretrained(
-                folder, config=config, local_files_only=True, use_safetensors=True, ignore_mismatched_sizes=True
+                folder,
+                config=config,
+                dtype=torch.float32,
+                local_files_only=True,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
             )
         else:
-            model = auto.from_config(config)
+            model = auto.from_config(config, dtype=torch.float32)
     except (OSError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{folder} cannot be read as a model for {run.task} ({name}): {reason}") from error
+        raise UserError(f"{folder} cannot be read as a model for {task} ({name}): {reason}") from error
     # A class of its own, not a wrapper: the weights keep the names that the library knows.
     model.__class__ = type(type(model).__name__, (_Logits, type(model)), {"input_names": inputs})
     return model  # type: ignore[no-any-return]

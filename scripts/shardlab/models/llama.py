@@ -34,13 +34,15 @@ class Model(Chain):
     Token embedding, blocks, norm, output projection (not tied to the embedding).
     """
 
+    initialize = staticmethod(initialize)
+
     def __init__(self, *, vocab_size: int, dim: int, layers: int, heads: int, kv_heads: int, hidden: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, dim)
         self.layers = nn.ModuleList(Block(dim, heads, kv_heads, hidden) for _ in range(layers))
         self.norm = nn.RMSNorm(dim, eps=1e-5)
         self.output = nn.Linear(dim, vocab_size, bias=False)
-        self.apply(initialize)
+        self.apply(self.initialize)
 
     def pieces(self) -> list[Piece]:
         """See Chain."""

@@ -37,6 +37,8 @@ class Model(Chain):
     to logits (batch, s, vocab_size). The state between the pieces is (document side, summary side).
     """
 
+    initialize = staticmethod(initialize)
+
     def __init__(
         self,
         *,
@@ -50,14 +52,20 @@ class Model(Chain):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, dim)
-        self.document_positions = nn.Parameter(torch.randn(document_tokens, dim) * 0.02)
-        self.summary_positions = nn.Parameter(torch.randn(summary_tokens, dim) * 0.02)
+        self.document_positions = nn.Parameter(torch.empty(document_tokens, dim))
+        self.summary_positions = nn.Parameter(torch.empty(summary_tokens, dim))
         self.encoder = nn.ModuleList(EncoderBlock(dim, heads, hidden, F.relu) for _ in range(layers))
         self.encoder_norm = nn.LayerNorm(dim)
         self.decoder = nn.ModuleList(DecoderBlock(dim, heads, hidden) for _ in range(layers))
         self.decoder_norm = nn.LayerNorm(dim)
         self.output = nn.Linear(dim, vocab_size, bias=False)
-        self.apply(initialize)
+        self.apply(self.initialize)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters that belong to no submodule."""
+        nn.init.normal_(self.document_positions, std=0.02)
+        nn.init.normal_(self.summary_positions, std=0.02)
 
     def pieces(self) -> list[Piece]:
         """See Chain."""

@@ -14,6 +14,8 @@ class Model(Chain):
     Images (batch, channels, size, size) to logits (batch, classes).
     """
 
+    initialize = staticmethod(initialize)
+
     def __init__(
         self,
         *,
@@ -29,12 +31,18 @@ class Model(Chain):
         super().__init__()
         patches = (image_size // patch) ** 2
         self.patches = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
-        self.class_token = nn.Parameter(torch.randn(1, 1, dim) * 0.02)
-        self.positions = nn.Parameter(torch.randn(1, patches + 1, dim) * 0.02)
+        self.class_token = nn.Parameter(torch.empty(1, 1, dim))
+        self.positions = nn.Parameter(torch.empty(1, patches + 1, dim))
         self.layers = nn.ModuleList(EncoderBlock(dim, heads, hidden, F.gelu) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
-        self.apply(initialize)
+        self.apply(self.initialize)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters that belong to no submodule."""
+        nn.init.normal_(self.class_token, std=0.02)
+        nn.init.normal_(self.positions, std=0.02)
 
     def pieces(self) -> list[Piece]:
         """See Chain."""

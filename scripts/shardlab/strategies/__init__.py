@@ -16,6 +16,8 @@ class Engine(Protocol):
 
     chunks: int | None
     """Micro-batches must all have the same rows, a multiple of this; None: any number of rows."""
+    layout: dict[str, Tensor]
+    """Whole weights of the plain model on the meta device, in the order of ``weights``."""
     parameter_count: int
     """Trainable values of the whole model."""
 

@@ -28,14 +28,14 @@ class NativeEngine:
     def __init__(self, run: Run, task: Task, world: World, weights: Path) -> None:
         self.run, self.task, self.world = run, task, world
         # On no device: a model that is sharded is never whole on a rank.
-        whole = models.build(run, weights=False)
+        whole = models.build(run)
         transform.check_blocks(run, whole)
-        self.shapes = {name: value.shape for name, value in models.state(whole).items()}
+        self.layout = {name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()}
         self.parameter_count = models.parameter_count(whole)
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
             transform.apply(run, part, world)
-            checkpoint.materialize(part, weights, device)
+            checkpoint.materialize(part, weights, device, whole=len(self.layout) == len(models.state(part)))
         self.models = [transform.wrap(run, part, world) for part in self.parts]
         self.groups = _by_placement(self.parameters())
         self.optimizer = optimizers.build(run.recipe, [{"params": group} for group in self.groups.values()])
@@ -125,7 +125,7 @@ class NativeEngine:
         return plain(cast(Tensor, value))
 
     def _collected(self, values: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        for name in self.shapes:
+        for name in self.layout:
             whole = self.whole(name, values.get(name))  # a collective: every rank takes part
             yield name, whole.detach()
 

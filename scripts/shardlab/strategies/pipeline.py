@@ -165,7 +165,7 @@ class PipelineEngine(NativeEngine):
         """See NativeEngine."""
         if value is None:
             dtype = getattr(torch, self.run.recipe.dtype)
-            whole = torch.empty(self.shapes[name], dtype=dtype, device=self.world.device)
+            whole = torch.empty(self.layout[name].shape, dtype=dtype, device=self.world.device)
         else:
             whole = super().whole(name, value).to(self.world.device).contiguous()
         dist.broadcast(whole, group=self.group, group_src=self.owner[name])

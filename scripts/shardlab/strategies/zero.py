@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardlab import checkpoint, models, optimizers
 from shardlab.distributed import World
@@ -35,9 +35,12 @@ class ZeroEngine:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
         self.run, self.task, self.world = run, task, world
-        self.plain = models.build(run)
-        checkpoint.load(self.plain, weights)
-        self.parameter_count = models.parameter_count(self.plain)
+        whole = models.build(run)
+        self.layout = {name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()}
+        self.parameter_count = models.parameter_count(whole)
+        self.plain = self._sharded(weights) if self.stage == 3 else whole
+        if self.stage != 3:
+            checkpoint.materialize(whole, weights, world.device)
         # What DeepSpeed decides by its own JSON, such as its precision, it does itself.
         recipe = run.recipe.model_copy(update={"precision": "full"})
         transform.apply(run.model_copy(update={"recipe": recipe, "mesh": {}}), self.plain, world)
@@ -46,6 +49,24 @@ class ZeroEngine:
             optimizer=optimizers.build(run.recipe, self.plain.parameters()),
             config=dict(run.engine_config or {}),
         )
+
+    @property
+    def stage(self) -> int:
+        """What is sharded: 1 the optimizer, 2 also the gradients, 3 also the weights."""
+        return int((self.run.engine_config or {}).get("zero_optimization", {}).get("stage", 0))
+
+    def _sharded(self, weights: Path) -> nn.Module:
+        """The model with weights, of which each rank holds its part at any time."""
+        # The dtype follows from the configuration; named as an argument it becomes bfloat16 on a CPU, whatever it is.
+        with deepspeed.zero.Init(config_dict_or_path=dict(self.run.engine_config or {})):
+            model = models.construct(self.run)
+        with checkpoint.open_weights(weights) as file:
+            checkpoint.check_weights(file, self.layout, weights, whole=True)
+            for name, value in models.state(model).items():
+                with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
+                    if self.world.main or not hasattr(value, "ds_id"):
+                        value.detach().copy_(file.get_tensor(name))
+        return model
 
     def train(self, mode: bool) -> None:
         """See Engine."""
