@@ -48,16 +48,22 @@ def main(cases):
 
 
 def evaluate_and_weigh(run, data, weights, output):
-    """Write the sharded evaluation's report, and the bytes of the weights that each rank held."""
-    built = []
+    """Write the sharded evaluation's report, and the bytes of the weights that each rank held before it."""
+    held = []
     build = strategies.build
-    with mock.patch.object(strategies, "build", lambda *args: built.append(build(*args)) or built[0]):
+
+    def weigh(*args):
+        engine = build(*args)
+        if run.engine == "deepspeed":
+            parts = [getattr(parameter, "ds_tensor", parameter) for parameter in engine.plain.parameters()]
+        else:
+            parts = [getattr(parameter, "_local_tensor", parameter) for parameter in engine.parameters().values()]
+        held.append(sum(value.nbytes for value in parts))
+        return engine
+
+    with mock.patch.object(strategies, "build", weigh):
         report = evaluate.evaluate_sharded(run, data, weights)
-    if run.engine == "deepspeed":
-        held = [getattr(parameter, "ds_tensor", parameter) for parameter in built[0].plain.parameters()]
-    else:
-        held = [getattr(parameter, "_local_tensor", parameter) for parameter in built[0].parameters().values()]
-    held = distributed.world(run).gather(sum(value.nbytes for value in held))
+    held = distributed.world(run).gather(held[0])
     if distributed.is_main():
         (output / "test.json").write_text(json.dumps(report.model_dump() | {"held": held}))
 

@@ -34,9 +34,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     name, inputs = CLASSES[task]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if not (Path(folder) / "config.json").exists():
-        raise UserError(
-            f"{folder}/config.json is missing; from the hub it comes by: snakemake {folder}/download.json."
-        )
+        raise UserError(f"{folder}/config.json is missing; from the hub it comes by: snakemake {folder}/download.json.")
     args = {OURS.get(key, key): value for key, value in args.items()}
     try:
         config, unknown = transformers.AutoConfig.from_pretrained(
