@@ -15,6 +15,7 @@ include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/preflight.smk"
 include: "workflow/rules/collectives.smk"
+include: "workflow/rules/split_size.smk"
 
 
 wildcard_constraints:

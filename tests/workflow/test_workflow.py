@@ -107,6 +107,17 @@ def test_a_damaged_data_set_is_refused_by_training(tree):
     assert not (tree.path / "results/single/mlp.done").exists()
 
 
+def test_split_size_study_has_a_step_time_and_a_bubble_for_each_number(tree):
+    tree.snakemake("results/split_size/llama2.svg", "--config", "recipe={max_steps: 6}")
+    table = pd.read_csv(tree.path / "results/split_size/llama2.csv")
+    assert list(table.microbatches) == [1, 2, 4, 8, 16]
+    assert list(table.idle_theory.round(4)) == [0.5, 0.3333, 0.2, 0.1111, 0.0588]
+    assert (table.step_seconds_median > 0).all()
+    assert table.idle.between(0, 1, inclusive="neither").all()
+    assert table.train_loss.max() / table.train_loss.min() - 1 < 1e-5, "splitting changes no number"
+    assert "micro-batches" in (tree.path / "results/split_size/llama2.svg").read_text()
+
+
 def test_collectives_are_measured_and_drawn(tree):
     tree.snakemake("results/collectives/local.svg")
     table = pd.read_csv(tree.path / "results/collectives/local.csv")

@@ -10,7 +10,7 @@ rule collectives:
     conda:
         "../../envs/train.yaml"
     resources:
-        **preflight_resources(),
+        **configured_resources(),
     params:
         image=[f"--image {path}" for path in IMAGE],
     message:

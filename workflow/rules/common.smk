@@ -91,8 +91,8 @@ def job_resources(runtime=None, ranks=lambda wildcards: False):
     }
 
 
-def preflight_resources():
-    """What a job asks for that looks at the nodes and ranks of the configuration."""
+def configured_resources():
+    """What a job asks for that uses the nodes and ranks of the configuration, whatever the strategy."""
     return slurm.resources(SITE, CONFIG.nodes, CONFIG.ranks_per_node, runtime=10)
 
 

@@ -1,0 +1,25 @@
+# Step time of a pipeline over the number of micro-batches, and its bubble beside the theory.
+rule split_size:
+    input:
+        data=manifest,
+        splits=splits,
+        weights="results/init/{workload}.safetensors",
+        image=IMAGE,
+    output:
+        table="results/split_size/{workload}.csv",
+        picture="results/split_size/{workload}.svg",
+    log:
+        "results/logs/split_size/{workload}.log",
+    conda:
+        "../../envs/train.yaml"
+    resources:
+        **configured_resources(),
+    params:
+        config=CONFIG_JSON,
+        image=[f"--image {path}" for path in IMAGE],
+        data=subpath(input.data, parent=True),
+    message:
+        "Splitting the batches of {wildcards.workload}"
+    shell:
+        "python scripts/split_size.py --config {params.config:q} --workload {wildcards.workload} {params.image}"
+        " --data {params.data} --weights {input.weights} --output {output.table} > {log} 2>&1"
