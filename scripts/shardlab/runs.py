@@ -4,6 +4,7 @@ The Snakefile imports this on a login node, so it is pure Python: no torch.
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from shardlab import configs, pretrained, spread
@@ -115,9 +116,8 @@ def data_set(config: Config, name: str) -> DataSet:
         UserError: none does.
     """
     found: dict[str, DataSet] = {}
-    for workload_name in (*config.workloads, *configs.names("workloads")):
-        workload = configs.load_workload(workload_name)
-        data = _data(workload, config, _size(workload, config, workload_name))
+    for _, workload, size in _sized(config):
+        data = _data(workload, config, size)
         found.setdefault(data.name, data)
     if name not in found:
         raise unknown("data set", name, found, "config")
@@ -131,14 +131,21 @@ def model(config: Config, folder: str) -> Model:
         UserError: none does.
     """
     found: dict[str, Model] = {}
-    for name in (*config.workloads, *configs.names("workloads")):
-        workload = configs.load_workload(name)
+    for name, workload, size in _sized(config):
         if pretrained.is_pretrained(workload.model):
-            asked = _model(workload, name, _args(workload, config, _size(workload, config, name)), 0)
+            asked = _model(workload, name, _args(workload, config, size), 0)
             found.setdefault(str(asked.folder), asked)
     if folder not in found:
         raise unknown("model", folder, found, "config")
     return found[folder]
+
+
+def _sized(config: Config) -> Iterator[tuple[str, Workload, Size]]:
+    """Every workload that has the configuration's size, its own ones first."""
+    for name in (*config.workloads, *configs.names("workloads")):
+        workload = configs.load_workload(name)
+        if config.size in workload.sizes:
+            yield name, workload, workload.sizes[config.size]
 
 
 def _args(workload: Workload, config: Config, size: Size) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from common import with_weights
-from shardlab import configs, models, runs
+from shardlab import checkpoint, configs, models, runs
 from shardlab.errors import UserError
 
 
@@ -19,6 +19,51 @@ def build(workload, size="small", dtype="float32"):
 @pytest.mark.parametrize(("workload", "count"), [("mlp", 38), ("mnist", 1_199_882), ("llama2", 18_089_216)])
 def test_parameter_counts_of_the_sources(workload, count):
     assert models.parameter_count(build(workload, "source")) == count
+
+
+@pytest.mark.parametrize(("size", "count"), [("7b", 6_738_415_616), ("70b", 68_976_648_192)])
+def test_the_large_sizes_have_the_parameters_of_llama_2(size, count):
+    config = configs.load_config({"size": size, "workloads": ["llama2"], "ranks_per_node": 16})
+    for strategy in ("fsdp", "fsdp_tp", "fsdp_pp", "fsdp_tp_pp"):
+        assert runs.resolve(config, strategy, "llama2").world_size == 16
+    assert models.parameter_count(models.build(runs.resolve(config, "fsdp", "llama2"))) == count
+
+
+def test_initial_weights_do_not_depend_on_what_is_drawn_before_and_follow_the_seed():
+    run = runs.resolve(configs.load_config({}), "single", "vit")
+    first = dict(models.initial_weights(run))
+    assert list(first) == list(models.state(models.build(run)))
+    torch.rand(3)
+    again = dict(models.initial_weights(run))
+    other = dict(models.initial_weights(run.model_copy(update={"seed": run.seed + 1})))
+    drawn = [name for name, value in first.items() if value.std() > 0]
+    assert {"class_token", "positions", "patches.weight", "layers.1.up.weight", "head.weight"} <= set(drawn)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in drawn)
+    assert first["layers.0.up.weight"].std() == pytest.approx(0.02, rel=0.1)
+    assert not torch.equal(first["layers.0.up.weight"], first["layers.1.up.weight"])
+
+
+class Whole(torch.nn.Module):
+    """A model whose parameter no module can draw again, with a table that no file has."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.randn(4))
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+        self.register_buffer("count", torch.ones(1))
+
+
+def test_a_model_that_cannot_be_drawn_in_pieces_is_drawn_whole(monkeypatch, tmp_path):
+    run = runs.resolve(configs.load_config({}), "single", "mlp")
+    monkeypatch.setattr(models, "create", lambda name, args: Whole())
+    checkpoint.save_initial(run, tmp_path / "weights")
+    model = models.build(run)
+    assert model.scale.is_meta
+    checkpoint.materialize(model, tmp_path / "weights", torch.device("cpu"))
+    assert model.scale.abs().sum() > 0
+    assert model.table.tolist() == [0, 1, 2, 3]
+    assert model.count.tolist() == [1]
 
 
 def test_llama_cannot_see_the_future():

@@ -1,0 +1,53 @@
+"""Models that one device cannot hold: init in pieces, evaluation under the run's own strategy."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from common import ROOT
+from shardlab import configs, runs
+
+
+def test_initial_weights_are_drawn_with_less_memory_than_they_take(tmp_path):
+    run = runs.resolve(configs.load_config({}), "fsdp", "llama2")
+    args = run.model.args | {"dim": 1024, "hidden": 4096, "layers": 18, "heads": 16, "kv_heads": 16}
+    run = run.model_copy(update={"model": run.model.model_copy(update={"args": args})})
+    (tmp_path / "run.json").write_text(json.dumps(run.model_dump()))
+    # The peak of this program alone: what wait4 says includes the memory of the process that started it.
+    program = "import init; init.main(); print(open('/proc/self/status').read())"
+    command = [sys.executable, "-c", program, "--settings", tmp_path / "run.json", "--output", tmp_path / "weights"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    done = subprocess.run(list(map(str, command)), env=environment, text=True, capture_output=True, check=True)
+    peak = int(re.search(r"VmHWM:\s+(\d+) kB", done.stdout)[1]) * 1024
+    size = (tmp_path / "weights").stat().st_size
+    assert size > 1.2e9
+    assert peak < size / 2, "PyTorch itself takes some 300 MB"
+
+
+def test_evaluation_under_the_own_strategy_goes_through_the_workflow(tree):
+    config = ["--config", "workloads=[llama2]", "strategies=[fsdp,pp]"]
+    tree.snakemake(*config, "recipe={max_steps: 2}", "--", "all")
+    whole = {name: tree.json(f"results/{name}/llama2/test.json") for name in ("fsdp", "pp")}
+    tree.snakemake(*config, "recipe={max_steps: 2, evaluation: sharded}", "--", "all")
+    for name, report in whole.items():
+        sharded = tree.json(f"results/{name}/llama2/test.json")
+        assert sharded["loss"] == pytest.approx(report["loss"], rel=1e-6)
+        assert sharded["metric_value"] == pytest.approx(report["metric_value"], rel=1e-5)
+        assert (sharded["evaluation"], sharded["untrained_loss"]) == ("sharded", None)
+        assert (report["evaluation"], sharded["samples"]) == ("whole", report["samples"])
+    assert (pd.read_csv(tree.path / "results/summary.csv").status == "done").all()
+
+
+def test_the_gpu_comparison_runs(tree):
+    """On a CPU, which is all that is here: that it prepares, trains, compares and judges."""
+    command = ["python", "scripts/bench_gpu.py", "--device", "cpu", "--workloads", "mlp", "--strategies", "single"]
+    tree.run(*command)
+    table = pd.read_csv(tree.path / "results/gpu.csv")
+    assert list(table.precision) == ["full", "bf16"]
+    assert table.difference[0] == 0
+    assert table.good.all()
