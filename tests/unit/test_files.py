@@ -1,5 +1,6 @@
 """Files are whole or not there; damaged ones are named."""
 
+import json
 import os
 import subprocess
 
@@ -11,6 +12,7 @@ from shardlab import checkpoint, models
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import read_json, write_json
+from shardlab.metrics import MetricsLog
 
 
 def save(weights, path):
@@ -31,6 +33,12 @@ def test_disk_full_keeps_the_old_file(full_disk):
         save({"weight": torch.zeros(100_000)}, path)
     assert path.read_bytes() == before
     assert [file.name for file in full_disk.iterdir()] == [path.name]
+
+
+def test_a_step_can_be_read_as_soon_as_it_is_done(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write("train", step=0, loss=1.5)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"kind": "train", "step": 0, "loss": 1.5}
 
 
 def test_json_refuses_nan_and_keeps_the_old_file(tmp_path):

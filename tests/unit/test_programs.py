@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from common import ROOT, tiny_run
-from shardlab.files import write_json
+from shardlab.files import read_json, write_json
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
 
 LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
-LOGIN += ["plot_collectives"]
+LOGIN += ["plot_collectives", "split_size"]
 
 
 def program(name, *arguments):
@@ -54,6 +55,22 @@ def launch(tmp_path, tiny_data):
         return ["train", *options, f"--output={folder}", f"--done={folder}.done"], folder
 
     return arguments
+
+
+def test_a_missing_gpu_ends_with_an_error(launch):
+    arguments, folder = launch("single")
+    run = read_json(folder / "run.json", "", "")
+    write_json(folder / "run.json", run | {"site": run["site"] | {"device": "cuda"}})
+    options = [option for option in arguments[1:] if not option.startswith("--done")]
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/train.py", *options],
+        env=os.environ | {"LOCAL_RANK": "99"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "error: rank 99 of this node needs a GPU of its own" in done.stderr
+    assert not (folder / "model.safetensors").exists()
 
 
 def test_dry_run_prints_the_line_and_does_nothing(launch):
