@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel
 
-from shardlab import configs, images, reports, runs, settings, sites
+from shardlab import configs, images, recipe, reports, runs, settings, sites
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
 
@@ -59,7 +59,7 @@ def generated(summary: Path | None) -> dict[Path, str]:
         "source": settings.DataSource,
         "hub": settings.HubSource,
         "size": settings.Size,
-        "recipe": settings.Recipe,
+        "recipe": recipe.Recipe,
         "strategy": settings.Strategy,
     }
     config_readme = configs.CONFIG / "README.md"

@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from shardlab.errors import UserError, unknown
+from shardlab.recipe import Recipe
 from shardlab.schema import check
-from shardlab.settings import Config, Recipe, Strategy, Workload
+from shardlab.settings import Config, Strategy, Workload
 from shardlab.sites import Site
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from shardlab.settings import Recipe
+from shardlab.recipe import Recipe
 
 CLASSES: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,

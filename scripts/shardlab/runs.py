@@ -9,13 +9,13 @@ from typing import Any
 
 from shardlab import configs, pretrained, spread
 from shardlab.errors import Unsupported, UserError, choices, unknown
+from shardlab.recipe import Recipe
 from shardlab.schema import check
 from shardlab.settings import (
     Config,
     DataSet,
     DataSource,
     Model,
-    Recipe,
     Run,
     Size,
     Strategy,

@@ -8,7 +8,8 @@ from math import prod
 from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices
-from shardlab.settings import AXES, SCHEDULES, Config, Recipe, Strategy, Workload
+from shardlab.recipe import Recipe
+from shardlab.settings import AXES, SCHEDULES, Config, Strategy, Workload
 from shardlab.sites import Place
 
 
