@@ -127,6 +127,10 @@ def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str) -> 
         raise Unsupported(f"{name}: DeepSpeed has no float64; set recipe.dtype to float32.")
     if strategy.engine != "deepspeed" and recipe.precision == "fp16":
         raise Unsupported(f"{name}: fp16 needs the loss scaling of DeepSpeed; set recipe.precision to bf16.")
+    if recipe.compile != "none" and strategy.one_process == "dp":
+        raise Unsupported(
+            f"{name}: DataParallel does not go with torch.compile; use ddp, or set recipe.compile to none."
+        )
     if recipe.precision == "fp16" and device == "cpu":
         raise Unsupported(f"{name}: DeepSpeed has no fp16 on CPUs; set recipe.precision to bf16.")
     if strategy.tp is not None and recipe.compile == "model":

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from common import with_weights
-from shardlab import checkpoint, configs, models, runs
+from shardlab import checkpoint, configs, distributed, models, runs
 from shardlab.errors import UserError
+from shardlab.strategies import transform
 
 
 def build(workload, size="small", dtype="float32"):
@@ -64,6 +65,18 @@ def test_a_model_that_cannot_be_drawn_in_pieces_is_drawn_whole(monkeypatch, tmp_
     assert model.scale.abs().sum() > 0
     assert model.table.tolist() == [0, 1, 2, 3]
     assert model.count.tolist() == [1]
+
+
+def test_a_replica_that_recomputes_has_its_own_weights():
+    """As DataParallel makes one for each GPU."""
+    run = runs.resolve(configs.load_config({"recipe": {"activation_checkpointing": "full"}}), "dp", "vit")
+    model = with_weights(run)
+    transform.apply(run, model, distributed.World(0, 1, torch.device("cpu"), None, 0, 1))
+    block = model.layers[0]
+    x = torch.randn(2, 5, 48, requires_grad=True)
+    replica = block._replicate_for_data_parallel()
+    replica._modules = {**replica._modules, "down": torch.nn.Linear(96, 48)}
+    assert not torch.equal(replica(x), block(x))
 
 
 def test_llama_cannot_see_the_future():

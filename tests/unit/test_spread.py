@@ -37,6 +37,7 @@ def test_every_piece_is_in_one_stage_and_the_stages_are_even(pieces, stages):
         ({"pp": 2, "tp": 2, "sequence_parallel": True}, {"ranks_per_node": 4}, Unsupported, "across pipeline stages"),
         ({"sequence_parallel": True, "dp_shard": -1}, {}, UserError, "need tp"),
         ({"one_process": "mp", "tp": 2}, {}, UserError, "one_process is one rank and takes no degrees; remove tp"),
+        ({"one_process": "dp"}, {"recipe": {"compile": "blocks"}}, Unsupported, "use ddp"),
         ({"dp_shard": -1}, {"recipe": {"precision": "fp16"}}, Unsupported, "set recipe.precision to bf16"),
         (
             {"pp": 2, "schedule": "ZBVZeroBubble"},

@@ -1,5 +1,6 @@
 """What is done to a model, or a part of one, before it trains: in this order, as the run's settings say."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -33,8 +34,8 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
     blocks = [module for pattern in run.model.blocks for module in matching(model, pattern)]
     _recompute(run.recipe.activation_checkpointing, blocks)
     if run.recipe.precision == "bf16" and "dp_shard" not in run.mesh:
-        # As a decorator of forward, because a pipeline calls its stages by itself.
-        model.forward = torch.autocast(world.device.type, torch.bfloat16)(model.forward)  # type: ignore[method-assign]
+        # Around forward, because a pipeline calls its stages by itself.
+        _around(model, torch.autocast(world.device.type, torch.bfloat16))
     for module in {"none": [], "blocks": blocks, "model": [model]}[run.recipe.compile]:
         # The forward method alone: hooks of FSDP and tensor parallelism stay outside of the graph.
         module.forward = torch.compile(module.forward, backend=run.recipe.compile_backend)  # type: ignore[method-assign]
@@ -83,8 +84,19 @@ def _recompute(mode: str, blocks: list[nn.Module]) -> None:
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if mode == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_products())
+
+    def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda block, *args, **keywords: checkpoint(forward, block, *args, **options, **keywords)
+
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, **options)  # type: ignore[method-assign]
+        _around(block, recomputed)
+
+
+def _around(module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wrap a module's forward in a class of its own: on the object, DataParallel's replicas would share it, bound to
+    the first device's weights."""
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {"forward": wrap(kind.forward)})
 
 
 def _keep_products() -> list[Any]:
