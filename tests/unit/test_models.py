@@ -46,7 +46,7 @@ def test_initial_weights_do_not_depend_on_what_is_drawn_before_and_follow_the_se
 
 
 class Whole(torch.nn.Module):
-    """A model whose parameter no module can draw again, with a table that no file has."""
+    """A model that draws in its constructor, with a table that no file has."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ class Whole(torch.nn.Module):
         self.register_buffer("count", torch.ones(1))
 
 
-def test_a_model_that_cannot_be_drawn_in_pieces_is_drawn_whole(monkeypatch, tmp_path):
+def test_a_model_without_initialize_is_drawn_whole(monkeypatch, tmp_path):
     run = runs.resolve(configs.load_config({}), "single", "mlp")
     monkeypatch.setattr(models, "create", lambda name, args: Whole())
     checkpoint.save_initial(run, tmp_path / "weights")
@@ -65,6 +65,9 @@ def test_a_model_that_cannot_be_drawn_in_pieces_is_drawn_whole(monkeypatch, tmp_
     assert model.scale.abs().sum() > 0
     assert model.table.tolist() == [0, 1, 2, 3]
     assert model.count.tolist() == [1]
+    monkeypatch.setattr(Whole, "initialize", lambda self, module: None, raising=False)
+    with pytest.raises(UserError, match="the model has weights and no reset_parameters"):
+        checkpoint.save_initial(run, tmp_path / "weights")
 
 
 def test_a_replica_that_recomputes_has_its_own_weights():

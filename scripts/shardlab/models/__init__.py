@@ -32,23 +32,23 @@ def build(run: Run) -> nn.Module:
 def initial_weights(run: Run) -> Iterator[tuple[str, Tensor]]:
     """Initial weights of a run, drawn in float32, in its dtype; names and order are those of ``state``.
 
-    Each module draws its own, from the seed and its name, so that only one module's are in memory at a time. For
-    that all modules with parameters need ``reset_parameters``; a model's method ``initialize`` is called with each
-    module after it. Any other model is drawn whole, and a pretrained one is read whole.
+    A model with a method ``initialize(module)`` is drawn module by module, each from the seed and its name, so that
+    only one module's weights are in memory at a time: first by the module's own ``reset_parameters``, then by
+    ``initialize``. Any other model is drawn whole by its constructor, and a pretrained one is read whole.
 
     Raises:
-        UserError: see ``build``.
+        UserError: see ``build``; or a module has no ``reset_parameters``.
     """
     dtype = getattr(torch, run.recipe.dtype)
     with _parameters_on_meta():
         model = construct(run)
-    names = state(model).keys()
-    modules = [(name, module) for name, module in model.named_modules() if module._parameters]
-    if run.model.folder or not all(hasattr(module, "reset_parameters") for _, module in modules):
+    if run.model.folder or not hasattr(model, "initialize"):
         torch.manual_seed(run.seed)
         for name, value in state(construct(run, pretrained=run.model.pretrained)).items():
             yield name, value.detach().to(dtype)
         return
+    names = state(model).keys()
+    modules = [(name, module) for name, module in model.named_modules() if module._parameters]
     buffers = dict(model.named_buffers())
     drawn = chain.from_iterable(_draw(model, name, module, run.seed) for name, module in modules)
     for name in names:
@@ -59,14 +59,15 @@ def initial_weights(run: Run) -> Iterator[tuple[str, Tensor]]:
 @torch.no_grad()
 def _draw(model: Any, prefix: str, module: Any, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Values of a module's own parameters, which it draws; afterwards it is without them again."""
+    if not hasattr(module, "reset_parameters"):
+        raise UserError(f"{prefix or 'the model'} has weights and no reset_parameters to draw them with; give it one.")
     digest = hashlib.sha256(f"{seed} {prefix}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:4]))
     own = dict(module.named_parameters(recurse=False))
     for name, parameter in own.items():
         module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
     module.reset_parameters()
-    if hasattr(model, "initialize"):
-        model.initialize(module)
+    model.initialize(module)
     for name, parameter in own.items():
         yield f"{prefix}.{name}".lstrip("."), module._parameters[name].detach()
         module._parameters[name] = parameter
