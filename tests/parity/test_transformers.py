@@ -65,7 +65,7 @@ def resolved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
 
     def load(name):
-        workload = configs.load_workload(BASES[name])
+        workload = configs.load_workload(BASES[name]).model_copy(deep=True)  # the loaded one is everybody's
         no_plan = {"tensor": {}, "pieces": [], "blocks": BLOCKS[name], "model": f"hf:{folder / name}"}
         size = workload.sizes["small"].model_copy(update={"model": {}, "shape": {}})
         size.data.update(TINY[BASES[name]], document_tokens=24, summary_tokens=8)
