@@ -43,8 +43,8 @@ class TrainReport(Strict):
     samples_per_second: float | None = Field(description="Samples over the steps' time, the first three left out.")
     idle: list[float] | None = Field(
         None,
-        description="Part of the steps, the first three left out, in which a rank (pp) or a device (mp) waited for "
-        "others; null where the strategy does not measure it.",
+        description="Part of the forward and backward passes, the first three steps left out, in which a rank (pp) or "
+        "a device (mp) waited for others; null where the strategy does not measure it.",
     )
     idle_theory: float | None = Field(
         None,

@@ -169,6 +169,13 @@ def test_what_is_sent_is_what_theory_says(results, case):
     assert (measured > 0) == (case.run().world_size > 1)
 
 
+@pytest.mark.parametrize("workload", TINY)
+def test_one_micro_batch_keeps_one_rank_of_a_pipeline_at_work(results, workload):
+    """Whatever the stages' sizes, the shares of a step in which the ranks work add up to one at most."""
+    report = json.loads((results / compared("mp_ranks", workload).name / "train.json").read_text())
+    assert 0 < sum(1 - idle for idle in report["idle"]) <= 1
+
+
 @pytest.mark.parametrize("workload", ["mlp", "mnist", "xsum", "vit"])  # llama2's size follows Python's version
 def test_a_last_batch_is_smaller_than_the_ranks_of_some_strategies(results, workload):
     sizes = {line["samples"] for line in steps(results / f"single-{workload}-float64")}

@@ -114,6 +114,7 @@ def test_split_size_study_has_a_step_time_and_a_bubble_for_each_number(tree):
     assert list(table.idle_theory.round(4)) == [0.5, 0.3333, 0.2, 0.1111, 0.0588]
     assert (table.step_seconds_median > 0).all()
     assert table.idle.between(0, 1, inclusive="neither").all()
+    assert table.idle[0] >= 0.5, "with one micro-batch one rank works at a time"
     assert table.train_loss.max() / table.train_loss.min() - 1 < 1e-5, "splitting changes no number"
     assert "micro-batches" in (tree.path / "results/split_size/llama2.svg").read_text()
 

@@ -55,7 +55,10 @@ class Engine(Protocol):
         """Take over what was loaded into the tensors of ``optimizer_state``."""
 
     def idle(self) -> list[float] | None:
-        """Part of a step in which each device of this rank waited for others, where the strategy measures it."""
+        """Part of the forward and backward passes, since the last call, in which each device of this rank waited.
+
+        None where the strategy does not measure it; a collective.
+        """
 
 
 def build(run: Run, task: Task, world: World, weights: Path) -> Engine:

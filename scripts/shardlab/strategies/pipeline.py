@@ -151,9 +151,12 @@ class PipelineEngine(NativeEngine):
 
     def idle(self) -> list[float] | None:
         """See Engine: this rank's bubble since the last call."""
-        fraction = 1 - self.busy / self.elapsed if self.elapsed else None
+        # A rank that is done early waits for the others behind add_gradients: the longest time counts for all of them.
+        elapsed = torch.tensor(self.elapsed, dtype=torch.float64, device=self.world.device)
+        dist.all_reduce(elapsed, op=dist.ReduceOp.MAX, group=self.group)
+        fractions = [1 - self.busy / float(elapsed)] if elapsed else None
         self.busy = self.elapsed = 0.0
-        return None if fraction is None else [fraction]
+        return fractions
 
     def sum_over_parts(self, value: float) -> float:
         """See NativeEngine."""
