@@ -80,9 +80,7 @@ def train(
     steps = recipe.epochs * batches.steps_per_epoch
     steps = min(steps, recipe.max_steps or steps)
     log = MetricsLog(output / "metrics.jsonl" if world.main else None)
-    start = restore(run, task, engine, resume, world) if resume else State(step=0, best=None, **origin_of(run))
-    if start.step >= steps:
-        raise UserError(f"{resume} stands at step {start.step} of {steps}, so nothing is left; raise recipe.max_steps.")
+    start = restore(run, task, engine, resume, steps, world) if resume else State(step=0, best=None, **origin_of(run))
     keeper = Keeper(run, task, engine, world, output, start.best)
     traffic, counted = Traffic(world), min(start.step + 2, steps - 1)
     begin = time.perf_counter()
@@ -125,15 +123,17 @@ def origin_of(run: Run) -> dict[str, Any]:
     return {"workload": run.workload, "seed": run.seed}
 
 
-def restore(run: Run, task: Task, engine: Engine, folder: Path, world: World) -> State:
+def restore(run: Run, task: Task, engine: Engine, folder: Path, steps: int, world: World) -> State:
     """Read a checkpoint into an engine that has its weights; returns where the training stands.
 
     Raises:
-        UserError: the checkpoint is damaged, or of another workload, seed or optimizer.
+        UserError: the checkpoint is damaged, of another workload, seed or optimizer, or has all ``steps`` behind it.
     """
     state = checkpoint.read_state(folder)
     if (theirs := {"workload": state.workload, "seed": state.seed}) != origin_of(run):
         raise UserError(f"{folder} is a checkpoint of {theirs}, this run is {origin_of(run)}; continue with the same.")
+    if state.step >= steps:
+        raise UserError(f"{folder} stands at step {state.step} of {steps}, so nothing is left; raise recipe.max_steps.")
     # A step that changes nothing makes the optimizer's tensors, whatever engine it is: no sample, learning rate 0.
     nothing = np.empty(0, dtype=np.int64)
     micro_batches = sharing.share(task, engine, "train", nothing, run.recipe.global_batch, run.recipe.accumulate, world)
