@@ -81,7 +81,7 @@ def draw(table: pd.DataFrame) -> Figure:
     right.plot(table.microbatches, table.idle, marker="o", label="measured")
     if table.idle_theory.notna().all():
         right.plot(table.microbatches, table.idle_theory, marker="s", linestyle="--", label="(p - 1) / (m + p - 1)")
-    right.set_ylabel("part of the step that a rank waits")
+    right.set_ylabel("forward and backward: part that a rank waits")
     right.legend(frameon=False)
     for panel in (left, right):
         panel.set_xscale("log", base=2)

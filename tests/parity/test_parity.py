@@ -170,9 +170,11 @@ def test_what_is_sent_is_what_theory_says(results, case):
 
 
 @pytest.mark.parametrize("workload", TINY)
-def test_one_micro_batch_keeps_one_rank_of_a_pipeline_at_work(results, workload):
-    """Whatever the stages' sizes, the shares of a step in which the ranks work add up to one at most."""
-    report = json.loads((results / compared("mp_ranks", workload).name / "train.json").read_text())
+@pytest.mark.parametrize("strategy", ["mp", "mp_ranks"])
+def test_one_device_works_at_a_time_in_model_parallelism(results, strategy, workload):
+    """Whatever the parts' sizes, the shares of a step in which the devices work add up to one at most."""
+    report = json.loads((results / compared(strategy, workload).name / "train.json").read_text())
+    assert len(report["idle"]) == 2
     assert 0 < sum(1 - idle for idle in report["idle"]) <= 1
 
 

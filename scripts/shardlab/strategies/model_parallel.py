@@ -17,8 +17,8 @@ class ModelParallelEngine(NativeEngine):
     """The chain cut into as many parts as there are devices; on CPUs every device is the same one."""
 
     def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
-        self.busy = [0.0] * run.devices_per_rank
-        self.marks: list[float] = []
+        self.busy, self.elapsed = [0.0] * run.devices_per_rank, 0.0
+        self.forward, self.marks = [0.0] * run.devices_per_rank, [0.0] * run.devices_per_rank
         super().__init__(run, task, world, weights)
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
@@ -38,7 +38,6 @@ class ModelParallelEngine(NativeEngine):
     def outputs(self, micro: MicroBatch) -> Tensor:
         """See NativeEngine."""
         state, keywords = self.task.inputs(micro.batch)
-        self.marks = [0.0] * len(self.models)
         for number, (model, device) in enumerate(zip(self.models, self.devices(), strict=True)):
             started = self._now(device)
             state = tuple(value.to(device) for value in state)
@@ -48,7 +47,7 @@ class ModelParallelEngine(NativeEngine):
                 if value.requires_grad:
                     # The last gradient to arrive is the moment at which this part's backward pass begins.
                     value.register_hook(lambda _, number=number, device=device: self._mark(number, device))
-            self.busy[number] += self._now(device) - started
+            self.forward[number] = self._now(device) - started
         return state[-1].to(self.world.device)
 
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
@@ -56,14 +55,14 @@ class ModelParallelEngine(NativeEngine):
         started = time.perf_counter()
         loss = super().add_gradients(micro, scale, last=last)
         ends = [self._now(self.world.device), *self.marks[:-1]]
-        self.busy = [busy + end - mark for busy, end, mark in zip(self.busy, ends, self.marks, strict=True)]
-        self.elapsed = getattr(self, "elapsed", 0.0) + time.perf_counter() - started
+        spans = zip(self.busy, self.forward, self.marks, ends, strict=True)
+        self.busy = [busy + forward + end - mark for busy, forward, mark, end in spans]
+        self.elapsed += time.perf_counter() - started
         return loss
 
     def idle(self) -> list[float] | None:
         """See Engine: one number for each device, since the last call."""
-        elapsed = getattr(self, "elapsed", 0.0)
-        fractions = [1 - busy / elapsed for busy in self.busy] if elapsed else None
+        fractions = [1 - busy / self.elapsed for busy in self.busy] if self.elapsed else None
         self.busy, self.elapsed = [0.0] * len(self.busy), 0.0
         return fractions
 
