@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cluster
-from login import Learner, end_all, home, own
+from login import Learner, end_all, home, now, own
 
 PYTHON = "/usr/bin/python3"
 """Debian's own: the one that the ordinary user and both nodes can reach."""
@@ -19,11 +19,17 @@ TRAINED = "results/single/mlp.done"
 
 
 @pytest.fixture(scope="session")
-def box():
+def started():
+    """A time before the first job."""
+    return now()
+
+
+@pytest.fixture(scope="session")
+def box(started):
     """The cluster, up for as long as the tests of this folder run."""
     if reason := cluster.obstacle():
         pytest.skip(f"no cluster here: {reason}")
-    cluster.up(nodes=2, gpus=4, cpus=8)
+    cluster.up(nodes=2, gpus=4, cpus=4)
     yield cluster
     end_all()
     cluster.down()

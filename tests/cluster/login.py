@@ -100,6 +100,13 @@ def sacct(*fields, since):
     return [dict(zip(fields, line.split("|"), strict=True)) for line in lines]
 
 
+def gpus(since):
+    """How many GPUs each job asked for, by its id; 0 for none."""
+    rows = sacct("JobID", "AllocTRES", since=since)
+    found = {row["JobID"]: re.search(r"gres/gpu=(\d+)", row["AllocTRES"]) for row in rows}
+    return {job: int(number[1]) if number else 0 for job, number in found.items()}
+
+
 def queue(job):
     """State of a job that has not ended, or nothing."""
     words = ["squeue", "--noheader", "--format=%T", f"--jobs={job}"]

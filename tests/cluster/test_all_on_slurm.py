@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from common import ROOT
+from login import gpus
 from shardlab import configs, runs
 from shardlab.files import sha256
 
@@ -40,6 +41,14 @@ def test_every_report_names_its_job_node_and_image(finished, summary):
         assert report["slurm_job_id"].isdigit()
         assert set(report["hosts"]) <= {"n1", "n2"}
         assert len(report["hosts"]) == report["world_size"]
+
+
+def test_each_job_gets_the_gpus_of_its_ranks(finished, started, summary):
+    asked = gpus(since=started)
+    for strategy, workload in summary.index:
+        report = finished.json(f"results/{strategy}/{workload}/train.json")
+        assert asked[report["slurm_job_id"]] == report["world_size"]
+    assert set(summary.world_size) == {1, 2, 4}
 
 
 def test_a_local_run_in_the_same_image_reaches_the_same_losses(finished, summary, learner):
