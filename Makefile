@@ -42,7 +42,7 @@ envs: .venv/dev
 	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o dev.txt dev.in
 
 bench: .venv/run
-	$(BIN)/python scripts/bench.py
+	$(BIN)/python benchmarks/workflow.py
 
 # A Slurm cluster in a box, on a Debian machine, as root: NODES, GPUS (fake ones a node).
 NODES ?= 2

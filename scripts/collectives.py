@@ -6,11 +6,11 @@ import csv
 import io
 from pathlib import Path
 
-from shardlab import distributed
-from shardlab.collectives import COLLECTIVES, measure
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
-from shardlab.settings import read_run
+from shardlab.measure.collectives import COLLECTIVES, measure
+from shardlab.settings.types import read_run
+from shardlab.training import distributed
 
 
 def main() -> None:

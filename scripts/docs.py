@@ -9,19 +9,21 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel
 
-from shardlab import configs, images, recipe, reports, runs, settings, sites
 from shardlab.errors import UserError, run_program
-from shardlab.files import write_text
+from shardlab.files import ROOT, write_text
+from shardlab.launch import images
+from shardlab.report import records
+from shardlab.settings import load, recipe, resolve, sites, types
 
 SCHEMAS: dict[str, type[BaseModel]] = {
-    "config": settings.Config,
-    "workload": settings.Workload,
-    "strategy": settings.Strategy,
+    "config": types.Config,
+    "workload": types.Workload,
+    "strategy": types.Strategy,
     "site": sites.Site,
     "image": images.ImageReport,
-    "run": settings.Run,
-    "train": reports.TrainReport,
-    "test": reports.TestReport,
+    "run": types.Run,
+    "train": records.TrainReport,
+    "test": records.TestReport,
 }
 
 SITE_GROUPS: dict[str, type[BaseModel]] = {
@@ -42,29 +44,29 @@ def main() -> None:
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         if args.check:
-            raise UserError(f"{path.relative_to(configs.ROOT)} is not up to date; run: make docs.")
+            raise UserError(f"{path.relative_to(ROOT)} is not up to date; run: make docs.")
         write_text(path, text)
-        print(f"wrote {path.relative_to(configs.ROOT)}")
+        print(f"wrote {path.relative_to(ROOT)}")
 
 
 def generated(summary: Path | None) -> dict[Path, str]:
     """Path and content of every file that is generated, in whole or between markers."""
     files = {
-        configs.ROOT / "workflow" / "schemas" / f"{name}.json": json.dumps(kind.model_json_schema(), indent=2) + "\n"
+        ROOT / "workflow" / "schemas" / f"{name}.json": json.dumps(kind.model_json_schema(), indent=2) + "\n"
         for name, kind in SCHEMAS.items()
     }
     tables: dict[str, type[BaseModel]] = {
-        "config": settings.Config,
-        "workload": settings.Workload,
-        "source": settings.DataSource,
-        "hub": settings.HubSource,
-        "size": settings.Size,
+        "config": types.Config,
+        "workload": types.Workload,
+        "source": types.DataSource,
+        "hub": types.HubSource,
+        "size": types.Size,
         "recipe": recipe.Recipe,
-        "strategy": settings.Strategy,
+        "strategy": types.Strategy,
     }
-    config_readme = configs.CONFIG / "README.md"
+    config_readme = load.CONFIG / "README.md"
     files[config_readme] = fill(config_readme, {name: key_table(kind) for name, kind in tables.items()})
-    readme = configs.ROOT / "README.md"
+    readme = ROOT / "README.md"
     shown = matrix(pd.read_csv(summary)) if summary else between(readme, "matrix")
     check_matrix(shown)
     files[readme] = fill(readme, {"matrix": shown, "site keys": key_table(sites.Site, SITE_GROUPS)})
@@ -101,8 +103,8 @@ def key_table(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None =
 
 def matrix(table: pd.DataFrame) -> str:
     """Markdown table of what ran: test loss of ``single``, relative difference of the others, or a reason."""
-    config = configs.load_config({"strategies": ["all"]})
-    _, left_out = runs.plan(config)
+    config = load.config({"strategies": ["all"]})
+    _, left_out = resolve.matrix(config)
     notes = list(dict.fromkeys(left_out.values()))
     cells = {cell: f"[{notes.index(reason) + 1}]" for cell, reason in left_out.items()}
     for row in table.to_dict("records"):
@@ -121,7 +123,7 @@ def between(path: Path, name: str) -> str:
 def check_matrix(text: str) -> None:
     """Raise a UserError unless the table has a figure or a note in every cell of every strategy there is."""
     rows = {line.split("`")[1]: line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| `")}
-    config = configs.load_config({"strategies": ["all"]})
+    config = load.config({"strategies": ["all"]})
     whole = all(len(cells) == len(config.workloads) and all(cell.strip() for cell in cells) for cells in rows.values())
     if list(rows) != config.strategies or not whole:
         raise UserError("README.md: the matrix does not have every strategy and workload; run: make matrix.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shardlab.data import hub
 from shardlab.errors import run_program
-from shardlab.settings import DataSet, Model
+from shardlab.settings.types import DataSet, Model
 
 
 def main() -> None:

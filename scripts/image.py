@@ -14,13 +14,12 @@ import sys
 import time
 from pathlib import Path
 
-from shardlab import debian
-from shardlab.configs import ROOT
 from shardlab.errors import UserError, run_program
-from shardlab.files import sha256, write_json
-from shardlab.images import ImageReport
+from shardlab.files import ROOT, sha256, write_json
+from shardlab.launch import debian
+from shardlab.launch.images import ImageReport
 from shardlab.schema import check
-from shardlab.sites import Container
+from shardlab.settings.sites import Container
 
 COMPRESSIONS = {"zstd": "-comp zstd -Xcompression-level 3", "gzip": "-comp gzip"}
 
@@ -50,7 +49,7 @@ def main() -> None:
     for name in args.clear:
         os.environ.pop(name, None)
     facts: dict[str, str | float] = {}
-    image = Path(args.container.image or args.output.with_suffix(".sif"))
+    image = Path(args.container.image or args.output.with_name(args.output.name.split(".")[0] + ".sif"))
     if args.container.image is None:
         begin = time.monotonic()
         build(command, image, args.definition, args.compression, build_arguments(args))

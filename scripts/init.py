@@ -4,9 +4,10 @@
 import argparse
 from pathlib import Path
 
-from shardlab import checkpoint, models
+from shardlab import models
 from shardlab.errors import run_program
-from shardlab.settings import read_run
+from shardlab.models.weights import save_initial
+from shardlab.settings.types import read_run
 
 
 def main() -> None:
@@ -16,7 +17,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")
     args = parser.parse_args()
     run = read_run(args.settings)
-    checkpoint.save_initial(run, args.output)
+    save_initial(run, args.output)
     print(f"{models.parameter_count(models.build(run)):,} parameters, seed {run.seed}")
 
 

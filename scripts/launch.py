@@ -15,22 +15,21 @@ import threading
 import time
 from pathlib import Path
 
-from shardlab import launcher
-from shardlab.configs import ROOT
 from shardlab.data import store
 from shardlab.errors import UserError, run_program
-from shardlab.files import lock, write_text
-from shardlab.images import ImageReport, read_image
-from shardlab.launcher import Spread
-from shardlab.settings import Run, read_run
+from shardlab.files import ROOT, lock, write_text
+from shardlab.launch import script
+from shardlab.launch.images import ImageReport, read_image
+from shardlab.launch.script import Scope
+from shardlab.settings.types import Run, read_run
 
 STAGES = {
-    "init": (["init.py"], Spread.ONE),
-    "train": (["train.py"], Spread.RANKS),
-    "evaluate": (["evaluate.py"], Spread.ONE),
-    "collectives": (["collectives.py"], Spread.RANKS),
-    "preflight_nodes": (["preflight.py", "nodes"], Spread.NODES),
-    "preflight_ranks": (["preflight.py", "ranks"], Spread.RANKS),
+    "init": (["init.py"], Scope.ONE),
+    "train": (["train.py"], Scope.RANKS),
+    "evaluate": (["evaluate.py"], Scope.ONE),
+    "collectives": (["collectives.py"], Scope.RANKS),
+    "preflight_nodes": (["preflight.py", "nodes"], Scope.NODES),
+    "preflight_ranks": (["preflight.py", "ranks"], Scope.RANKS),
 }
 """Stage: its program, and where that runs."""
 
@@ -52,38 +51,38 @@ def main() -> int:
     image = check_image(run, args.image)
     (name, *words), spread = STAGES[args.stage]
     if args.stage == "evaluate" and run.recipe.evaluation == "sharded":
-        spread = Spread.RANKS
+        spread = Scope.RANKS
     program = [str(Path(__file__).parent / name), *words, f"--settings={args.settings}", *others]
     if args.data:
         program.append(f"--data={args.data}")
     if args.stage == "train":
         program += [f"--image={args.image}"] if image else []
         program += commit()
-    script = launcher.script(run, program, image.path if image else None, spread)
-    print(script, flush=True)
+    lines = script.lines(run, program, image.path if image else None, spread)
+    print(lines, flush=True)
     if args.dry_run:
         return 0
     check_place(run, image)
     if args.done is None:
-        return start(script, f"{args.stage} of {run.workload}")
+        return start(lines, f"{args.stage} of {run.workload}")
     if args.data:
         store.verify(args.data, run.data)
     with lock(args.settings.parent / ".lock", "trained", still=in_queue):
         args.done.unlink(missing_ok=True)
-        status = start(script, f"{run.strategy} x {run.workload}")
+        status = start(lines, f"{run.strategy} x {run.workload}")
         if status == 0:
             write_text(args.done, time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
         return status
 
 
-def start(script: str, what: str) -> int:
+def start(lines: str, what: str) -> int:
     """Run the lines; returns their status, and says so if it is not 0.
 
     Raises:
         UserError: this process was asked to end; what it started was asked too, and has ended.
     """
     stopped = threading.Event()
-    with subprocess.Popen(["bash", "-c", script], stdin=subprocess.DEVNULL) as child:
+    with subprocess.Popen(["bash", "-c", lines], stdin=subprocess.DEVNULL) as child:
 
         def stop(*_: object) -> None:
             stopped.set()

@@ -17,11 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shardlab.configs import ROOT
 from shardlab.errors import run_program
-from shardlab.files import read_json, write_json
-from shardlab.launcher import RENDEZVOUS
-from shardlab.settings import Run, read_run
+from shardlab.files import ROOT, read_json, write_json
+from shardlab.launch.script import RENDEZVOUS
+from shardlab.settings.types import Run, read_run
 
 PACKAGES = ("torch", "deepspeed", "numpy", "safetensors", "tokenizers", "pydantic")
 SPACE = 2 * 2**30
@@ -188,8 +187,8 @@ def tell(host: str, port: int, found: Findings) -> None:
 
 def ranks(run: Run, output: Path) -> int:
     """All ranks, started as a training run starts them: every collective gives the right numbers."""
-    from shardlab import distributed
-    from shardlab.collectives import wrong
+    from shardlab.measure.collectives import wrong
+    from shardlab.training import distributed
 
     distributed.start(run.site.device, timeout_seconds=4 * PATIENCE)
     world = distributed.world(run)

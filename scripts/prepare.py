@@ -8,7 +8,7 @@ from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encode import encode
 from shardlab.errors import run_program
-from shardlab.settings import DataSet
+from shardlab.settings.types import DataSet
 
 
 def main() -> None:

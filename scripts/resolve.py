@@ -4,20 +4,20 @@
 import argparse
 from pathlib import Path
 
-from shardlab import configs, runs
 from shardlab.errors import run_program
 from shardlab.files import write_json
+from shardlab.settings import load, resolve
 
 
 def main() -> None:
     """Resolve and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    configs.add_config_argument(parser)
+    load.add_config_argument(parser)
     parser.add_argument("--strategy", required=True, help="an entry of config/strategies.yaml")
     parser.add_argument("--workload", required=True, help="a file in config/workloads")
     parser.add_argument("--output", type=Path, required=True, help="run.json to write")
     args = parser.parse_args()
-    write_json(args.output, runs.resolve(args.config, args.strategy, args.workload).model_dump())
+    write_json(args.output, resolve.run(args.config, args.strategy, args.workload).model_dump())
 
 
 if __name__ == "__main__":

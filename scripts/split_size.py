@@ -12,16 +12,16 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from shardlab import configs, runs
 from shardlab.errors import UserError, run_program
 from shardlab.files import read_json, write_atomic, write_json, write_text
-from shardlab.settings import Run
+from shardlab.settings import load, resolve
+from shardlab.settings.types import Run
 
 
 def main() -> None:
     """Train once for each number, write the table and the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
-    configs.add_config_argument(parser)
+    load.add_config_argument(parser)
     parser.add_argument("--strategy", default="pp_gpipe", help="a strategy with pp (GPipe takes any number)")
     parser.add_argument("--workload", required=True, help="workload")
     parser.add_argument("--data", type=Path, required=True, help="folder of its prepared data set")
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of micro-batches")
     parser.add_argument("--output", type=Path, required=True, help="CSV file to write; the picture goes beside it")
     args = parser.parse_args()
-    run = runs.resolve(args.config, args.strategy, args.workload)
+    run = resolve.run(args.config, args.strategy, args.workload)
     if "pp" not in run.mesh:
         raise UserError(f"{args.strategy} has no pp, so its batches are not split; name a strategy with pp.")
     starter = [sys.executable, str(Path(__file__).with_name("launch.py")), "train"]
@@ -50,10 +50,10 @@ def measure(run: Run, count: int, starter: list[str], folder: Path) -> dict[str,
     Raises:
         UserError: the training failed.
     """
-    technique = run.technique.model_copy(update={"microbatches": count})
+    options = run.options.model_copy(update={"microbatches": count})
     with tempfile.TemporaryDirectory(dir=folder, prefix=".split_size") as place:
         settings = Path(place) / "run.json"
-        write_json(settings, run.model_copy(update={"technique": technique}).model_dump())
+        write_json(settings, run.model_copy(update={"options": options}).model_dump())
         if subprocess.run([*starter, f"--settings={settings}", f"--output={place}"]).returncode:
             raise UserError(f"{run.strategy} x {run.workload} with {count} micro-batches failed; see above.")
         report = read_json(Path(place) / "train.json", "report of the run", "train again")
@@ -62,7 +62,7 @@ def measure(run: Run, count: int, starter: list[str], folder: Path) -> dict[str,
         "strategy": run.strategy,
         "workload": run.workload,
         "ranks": run.mesh["pp"],
-        "schedule": technique.schedule,
+        "schedule": options.schedule,
         "microbatches": count,
         "step_seconds_median": report["step_seconds_median"],
         "samples_per_second": report["samples_per_second"],

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
-from shardlab import configs, runs
 from shardlab.errors import UserError, run_program
 from shardlab.files import read_json, write_text
-from shardlab.reports import TestReport, TrainReport
+from shardlab.report.records import TestReport, TrainReport
 from shardlab.schema import check
-from shardlab.settings import Config, Run
+from shardlab.settings import load, resolve
+from shardlab.settings.types import Config, Run
 
 COLUMNS = [
     "strategy",
@@ -39,11 +39,11 @@ COLUMNS = [
 def main() -> None:
     """Read the reports, write both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    configs.add_config_argument(parser)
+    load.add_config_argument(parser)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
     parser.add_argument("--gate", type=float, help="fail if a run is missing, or rel_diff is larger than this")
     args = parser.parse_args()
-    planned, left_out = runs.plan(args.config)
+    planned, left_out = resolve.matrix(args.config)
     table = collect(planned, args.results)
     write_text(args.results / "summary.csv", table.to_csv(index=False))
     write_text(args.results / "summary.md", markdown(table, args.config, left_out))

@@ -14,18 +14,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardlab import checkpoint, distributed, optimizers, reports, sharing, strategies, tasks, volume
-from shardlab.checkpoint import State
+from shardlab import strategies
 from shardlab.data import order
-from shardlab.distributed import World
 from shardlab.errors import UserError, run_program
 from shardlab.files import read_json, write_json
-from shardlab.images import read_report
-from shardlab.metrics import MetricsLog
-from shardlab.settings import Run, read_run
-from shardlab.strategies import Engine
-from shardlab.tasks import MicroBatch, Task
-from shardlab.traffic import Traffic
+from shardlab.launch.images import read_report
+from shardlab.measure import expected_traffic
+from shardlab.measure.traffic import Traffic
+from shardlab.report import records
+from shardlab.settings.types import Run, read_run
+from shardlab.training import batches, checkpoint, distributed, evaluation, optimizers, tasks
+from shardlab.training.checkpoint import State
+from shardlab.training.distributed import World
+from shardlab.training.engine import Engine
+from shardlab.training.metrics import MetricsLog
+from shardlab.training.tasks import MicroBatch, Task
 
 Observer = Callable[[int, Engine], None]
 
@@ -76,32 +79,32 @@ def train(
     task = tasks.load(run.task, data, dtype, world.device, fixed_shapes="pp" in run.mesh)
     engine = strategies.build(run, task, world, resume / "model.safetensors" if resume else weights)
 
-    batches = order.BatchOrder(task.samples("train"), recipe.global_batch, run.seed)
-    steps = recipe.epochs * batches.steps_per_epoch
+    sequence = order.BatchOrder(task.samples("train"), recipe.global_batch, run.seed)
+    steps = recipe.epochs * sequence.steps_per_epoch
     steps = min(steps, recipe.max_steps or steps)
     log = MetricsLog(output / "metrics.jsonl" if world.main else None)
     start = restore(run, task, engine, resume, steps, world) if resume else State(step=0, best=None, **origin_of(run))
-    keeper = Keeper(run, task, engine, world, output, start.best)
+    keeper = Checkpointer(run, task, engine, world, output, start.best)
     traffic, counted = Traffic(world), min(start.step + 2, steps - 1)
     begin = time.perf_counter()
 
     for step in range(start.step, steps):
         started = time.perf_counter()
-        epoch = step // batches.steps_per_epoch
-        batch = batches.batch(step)
+        epoch = step // sequence.steps_per_epoch
+        batch = sequence.batch(step)
         targets = task.targets("train", batch)
         rate = optimizers.learning_rate(recipe, epoch)
-        micro_batches = sharing.share(task, engine, "train", batch, recipe.global_batch, recipe.accumulate, world)
+        micro_batches = batches.share(task, engine, "train", batch, recipe.global_batch, recipe.accumulate, world)
         with traffic if step == counted else nullcontext():
             loss, norm = train_step(engine, micro_batches, targets, rate, step, world, observe)
         if step == counted:
             engine.idle()  # the steps before also set things up: what is measured begins here
-            theory = volume.bytes_per_step(run, task, micro_batches)
+            theory = expected_traffic.bytes_per_step(run, task, micro_batches)
 
         seconds = time.perf_counter() - started
         values = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "seconds": seconds}
         log.write("train", step=step, epoch=epoch, samples=len(batch), targets=targets, **values)
-        if (step + 1) % batches.steps_per_epoch == 0 or step + 1 == steps:
+        if (step + 1) % sequence.steps_per_epoch == 0 or step + 1 == steps:
             log.write("validation", step=step, epoch=epoch, loss=keeper.validate())
         if recipe.checkpoint_every and (step + 1) % recipe.checkpoint_every == 0:
             keeper.checkpoint(step + 1)
@@ -136,7 +139,7 @@ def restore(run: Run, task: Task, engine: Engine, folder: Path, steps: int, worl
         raise UserError(f"{folder} stands at step {state.step} of {steps}, so nothing is left; raise recipe.max_steps.")
     # A step that changes nothing makes the optimizer's tensors, whatever engine it is: no sample, learning rate 0.
     nothing = np.empty(0, dtype=np.int64)
-    micro_batches = sharing.share(task, engine, "train", nothing, run.recipe.global_batch, run.recipe.accumulate, world)
+    micro_batches = batches.share(task, engine, "train", nothing, run.recipe.global_batch, run.recipe.accumulate, world)
     train_step(engine, micro_batches, 1, 0.0, -1, world, None)
     checkpoint.load_optimizer(engine, folder)
     return state
@@ -175,7 +178,7 @@ def stop_unless_finite(what: str, value: float, step: int) -> None:
         )
 
 
-class Keeper:
+class Checkpointer:
     """Validates one run and writes its weights and checkpoints; every method is a collective."""
 
     def __init__(self, run: Run, task: Task, engine: Engine, world: World, output: Path, best: float | None) -> None:
@@ -187,7 +190,7 @@ class Keeper:
     def validate(self) -> float:
         """Loss per target over the validation split; with recipe.keep_best, the best weights are written."""
         recipe = self.run.recipe
-        loss = sharing.mean_loss(self.task, self.engine, "validation", recipe.evaluation_batch, self.world)
+        loss = evaluation.mean_loss(self.task, self.engine, "validation", recipe.evaluation_batch, self.world)
         if recipe.keep_best and (self.best is None or loss < self.best):
             self.best = loss
             self.save("best.safetensors")
@@ -223,7 +226,7 @@ def write_report(
         "data_fingerprint": read_json(data / "dataset.json", "data set", "prepare it")["fingerprint"],
     }
     if world.main:
-        write_json(path, reports.train_report(run, log.records, measured).model_dump())
+        write_json(path, records.train_report(run, log.records, measured).model_dump())
 
 
 if __name__ == "__main__":

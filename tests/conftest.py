@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from common import ROOT, TINY, Tree, tiny_run
+from helpers.common import ROOT, TINY, Tree, tiny_run
 from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encode import encode

@@ -11,6 +11,9 @@ from typing import Any
 
 from shardlab.errors import UserError
 
+ROOT = Path(__file__).resolve().parents[2]
+"""The project's folder."""
+
 
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     """Call ``write`` with a temporary path beside ``path``, sync it and rename it into place.

@@ -45,7 +45,7 @@ def base(box, make_tree):
     learner = Learner(folder)
     learner.run("make", "setup", f"PYTHON={PYTHON}")
     learner.snakemake(
-        "containers/train.json", *(f"results/init/{name}.safetensors" for name in INIT), TRAINED, timeout=1200
+        "containers/train.image.json", *(f"results/init/{name}.safetensors" for name in INIT), TRAINED, timeout=1200
     )
     yield learner
     shutil.rmtree(home(), ignore_errors=True)

@@ -5,10 +5,10 @@ import shutil
 import pandas as pd
 import pytest
 
-from common import ROOT
+from helpers.common import ROOT
 from login import gpus
-from shardlab import configs, runs
 from shardlab.files import sha256
+from shardlab.settings import load, resolve
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -26,14 +26,14 @@ def summary(finished):
 
 
 def test_every_run_of_the_default_matrix_is_done_and_equal(summary):
-    planned, _ = runs.plan(configs.load_config(configs.read_yaml(configs.CONFIG / "config.yaml")))
+    planned, _ = resolve.matrix(load.config(load.read_yaml(load.CONFIG / "config.yaml")))
     assert set(summary.index) == {(run.strategy, run.workload) for run in planned}
     assert set(summary.status) == {"done"}
     assert summary.rel_diff.max() < 1e-4, summary.rel_diff.sort_values().tail(5)
 
 
 def test_every_report_names_its_job_node_and_image(finished, summary):
-    image = finished.json("containers/train.json")
+    image = finished.json("containers/train.image.json")
     for strategy, workload in summary.index:
         report = finished.json(f"results/{strategy}/{workload}/train.json")
         assert report["image_digest"] == image["sha256"]
@@ -62,7 +62,7 @@ def test_a_local_run_in_the_same_image_reaches_the_same_losses(finished, summary
     assert ((local.test_loss - slurm).abs() / slurm).max() < 1e-6
     report = learner.json("results/single/mnist/train.json")
     assert report["slurm_job_id"] is None
-    assert report["image_digest"] == finished.json("containers/train.json")["sha256"]
+    assert report["image_digest"] == finished.json("containers/train.image.json")["sha256"]
 
 
 def test_one_target_trains_just_that_one_again(finished):
@@ -77,10 +77,10 @@ def test_one_target_trains_just_that_one_again(finished):
 
 
 def test_a_new_image_trains_nothing_again_and_a_changed_definition_builds_one(finished):
-    report = finished.path / "containers/train.json"
+    report = finished.path / "containers/train.image.json"
     report.touch()
     jobs = finished.snakemake("all", flags=["--dry-run"]).stdout
     assert "Training" not in jobs.replace("Training llama2 under fsdp_tp", "")
     definition = finished.path / "containers/train.def"
     definition.write_text(definition.read_text() + "\n")
-    assert "Building the image" in finished.snakemake("containers/train.json", flags=["--dry-run"]).stdout
+    assert "Building the image" in finished.snakemake("containers/train.image.json", flags=["--dry-run"]).stdout

@@ -5,9 +5,9 @@ import subprocess
 import pytest
 
 import cluster
+from helpers.hub_files import articles, environment, repository
+from helpers.hub_server import Hub
 from login import gpus, now, queue, sacct, snakemake, training_job, until
-from workflow.hub_files import articles, environment, repository
-from workflow.hub_server import Hub
 
 TWO = ["nodes=2"]
 ACCOUNTED = ("JobID", "NNodes", "NodeList", "AllocTRES", "State", "Start", "End")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-import evaluate
-from common import ROOT
-from shardlab import checkpoint
+from helpers.common import ROOT
+from shardlab.models.weights import save_initial
+from shardlab.training import evaluation
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Group:
             return
         weights = self.folder / f"{run.workload}-{run.recipe.dtype}.safetensors"
         if not weights.exists():
-            checkpoint.save_initial(run, weights)
+            save_initial(run, weights)
         (self.folder / name).mkdir()
         self.jobs.append(
             {
@@ -68,7 +68,7 @@ def differences(mine, single, run, data):
     scale = max(float(gradient.abs().max()) for gradient in expected.values())
     pairs = list(zip(steps(mine), steps(single), strict=True))
     assert all(mine["samples"] == theirs["samples"] for mine, theirs in pairs)
-    losses = [evaluate.evaluate(run, data, folder / "model.safetensors").loss for folder in (mine, single)]
+    losses = [evaluation.evaluate(run, data, folder / "model.safetensors").loss for folder in (mine, single)]
     return {
         "gradient": max(float((gradients[name] - expected[name]).abs().max()) for name in expected) / scale,
         "loss": max(abs(mine["loss"] / theirs["loss"] - 1) for mine, theirs in pairs),

@@ -15,10 +15,10 @@ from group import Group, outside, steps
 from group import differences as compare
 from safetensors.torch import load_file
 
-import evaluate
-from common import TINY, tiny_run
-from shardlab import configs
+from helpers.common import TINY, tiny_run
 from shardlab.errors import Unsupported
+from shardlab.settings import load
+from shardlab.training import evaluation
 
 ALWAYS_CLIPPED = {"clip_norm": 0.01}
 PLAIN_SGD = {"optimizer": "sgd", "learning_rate": 0.1}
@@ -26,7 +26,7 @@ ACCUMULATED = {"accumulate": 2, "activation_checkpointing": "full"} | ALWAYS_CLI
 COMPILED = {"compile": "blocks", "compile_backend": "aot_eager"}
 SPREAD_ONLY = ("accumulate", "activation_checkpointing", "compile", "compile_backend", "precision")
 """Keys of a recipe that must change no number: the reference trains without them."""
-STRATEGIES = [name for name in configs.read_yaml(configs.CONFIG / "strategies.yaml") if name != "single"]
+STRATEGIES = [name for name in load.read_yaml(load.CONFIG / "strategies.yaml") if name != "single"]
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def test_evaluation_under_the_own_strategy_equals_one_device(results, case):
     if case not in CASES:
         pytest.skip("not a run")
     run = case.reference.run()
-    whole = evaluate.evaluate(run, data_of(results, case), results / case.reference.name / "model.safetensors")
+    whole = evaluation.evaluate(run, data_of(results, case), results / case.reference.name / "model.safetensors")
     report = json.loads((results / f"{case.name}-test" / "test.json").read_text())
     assert report["loss"] == pytest.approx(whole.loss, rel=1e-10 if case.native else 5e-6)
     assert (report["samples"], report["targets"]) == (whole.samples, whole.targets)
@@ -155,7 +155,7 @@ def test_evaluation_under_the_own_strategy_equals_one_device(results, case):
 
 @pytest.mark.parametrize("case", [*MATRIX, *MORE], ids=lambda case: case.name)
 def test_what_is_sent_is_what_theory_says(results, case):
-    """Exact for all that is PyTorch's. DeepSpeed keeps to the paper's volume by a factor (see volume.py)."""
+    """Exact for all that is PyTorch's. DeepSpeed keeps to the paper's volume by a factor (see expected_traffic.py)."""
     if case not in CASES:
         pytest.skip("not a run")
     report = json.loads((results / case.name / "train.json").read_text())

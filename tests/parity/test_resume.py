@@ -3,11 +3,11 @@
 from collections import defaultdict
 
 import pytest
+import train
 from group import Group, steps
 from safetensors.torch import load_file
 
-import train
-from common import tiny_run
+from helpers.common import tiny_run
 from shardlab.errors import UserError
 
 HALF = {"max_steps": 4, "checkpoint_every": 4}

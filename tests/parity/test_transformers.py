@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import transformers_models
 from group import Group, differences, outside
 from safetensors.torch import load_file
 
-from common import TINY
-from shardlab import configs, models, pretrained, runs
+from helpers import transformers_models
+from helpers.common import TINY
 from shardlab import data as data_sets
+from shardlab import models
 from shardlab.data import store
 from shardlab.data.encode import encode
 from shardlab.errors import UserError
+from shardlab.settings import load, pretrained, resolve
 
 BASES = {"t5": "xsum", "llama": "llama2", "gpt2": "llama2", "vit": "vit"}
 """Model: the workload whose task, data and recipe it takes."""
@@ -64,8 +65,8 @@ def resolved(tmp_path_factory):
     """Function from a strategy, a model and a recipe to the run, of a workload that no file has."""
     folder = tmp_path_factory.mktemp("models")
 
-    def load(name):
-        workload = configs.load_workload(BASES[name]).model_copy(deep=True)  # the loaded one is everybody's
+    def changed(name):
+        workload = load.workload(BASES[name]).model_copy(deep=True)  # the loaded one is everybody's
         no_plan = {"tensor": {}, "pieces": [], "blocks": BLOCKS[name], "model": f"hf:{folder / name}"}
         size = workload.sizes["small"].model_copy(update={"model": {}, "shape": {}})
         size.data.update(TINY[BASES[name]], document_tokens=24, summary_tokens=8)
@@ -74,7 +75,7 @@ def resolved(tmp_path_factory):
     workloads = {}
     for name in BASES:
         transformers_models.make(name, folder / name)
-        workloads[name] = load(name)
+        workloads[name] = changed(name)
         if name == "vit":
             shape = {"classes": 10, "channels": 1, "image_size": 28}
             workloads[name].data["embedded"] = (
@@ -84,9 +85,9 @@ def resolved(tmp_path_factory):
     def resolve(strategy, name, **recipe):
         recipe = {"global_batch": 5, "max_steps": 5} | recipe
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(configs, "load_workload", workloads.__getitem__)
-            config = configs.load_config({"recipe": recipe, "workloads": [name]})
-            return runs.resolve(config, strategy, name)
+            patch.setattr(load, "workload", workloads.__getitem__)
+            config = load.config({"recipe": recipe, "workloads": [name]})
+            return resolve.run(config, strategy, name)
 
     return resolve
 
@@ -151,7 +152,7 @@ def test_the_initial_weights_are_the_folders_but_for_a_head_of_another_size(reso
 @pytest.mark.parametrize("size", ["small", "source"])
 def test_the_entries_of_the_sources_change_keys_that_the_models_have(workload, kind, size, tmp_path):
     type(transformers_models.CONFIGS[kind])().save_pretrained(tmp_path)
-    run = runs.resolve(configs.load_config({"size": size, "data": "hub"}), "fsdp", workload)
+    run = resolve.run(load.config({"size": size, "data": "hub"}), "fsdp", workload)
     assert run.model.pretrained == (size == "source")
     run = run.model_copy(update={"model": run.model.model_copy(update={"folder": str(tmp_path), "pretrained": False})})
     model = models.build(run)

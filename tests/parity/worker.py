@@ -13,16 +13,16 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import train
 from safetensors.torch import save_file
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
 
-import evaluate
-import train
-from shardlab import distributed, strategies
-from shardlab.settings import Run
+from shardlab import strategies
+from shardlab.settings.types import Run
 from shardlab.strategies import ddp, tensor
+from shardlab.training import distributed, evaluation, tasks
 
 
 def main(cases):
@@ -49,21 +49,15 @@ def main(cases):
 
 def evaluate_and_weigh(run, data, weights, output):
     """Write the sharded evaluation's report, and the bytes of the weights that each rank held before it."""
-    held = []
-    build = strategies.build
-
-    def weigh(*args):
-        engine = build(*args)
-        if run.engine == "deepspeed":
-            parts = [getattr(parameter, "ds_tensor", parameter) for parameter in engine.plain.parameters()]
-        else:
-            parts = [getattr(parameter, "_local_tensor", parameter) for parameter in engine.parameters().values()]
-        held.append(sum(value.nbytes for value in parts))
-        return engine
-
-    with mock.patch.object(strategies, "build", weigh):
-        report = evaluate.evaluate_sharded(run, data, weights)
-    held = distributed.world(run).gather(held[0])
+    world = distributed.world(run)
+    task = tasks.load(run.task, data, getattr(torch, run.recipe.dtype), world.device, fixed_shapes="pp" in run.mesh)
+    engine = strategies.build(run, task, world, weights)
+    if run.engine == "deepspeed":
+        parts = [getattr(parameter, "ds_tensor", parameter) for parameter in engine.plain.parameters()]
+    else:
+        parts = [getattr(parameter, "_local_tensor", parameter) for parameter in engine.parameters().values()]
+    held = world.gather(sum(value.nbytes for value in parts))
+    report = evaluation.evaluate_sharded(run, engine, task, world)
     if distributed.is_main():
         (output / "test.json").write_text(json.dumps(report.model_dump() | {"held": held}))
 

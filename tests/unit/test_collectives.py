@@ -2,7 +2,7 @@
 
 import torch
 
-from shardlab.collectives import Trial, _right
+from shardlab.measure.collectives import Trial, _right
 
 
 def test_a_result_that_is_not_what_it_must_be_is_seen():

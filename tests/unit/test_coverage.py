@@ -2,7 +2,7 @@
 
 import re
 
-from common import ROOT
+from helpers.common import ROOT
 
 ROW = re.compile(r"\| (.+?) \| `([\w/.-]+)`.*? \| `([\w/.]+)::(\w+)` \|")
 

@@ -7,16 +7,18 @@ import subprocess
 import pytest
 import torch
 
-from common import tiny_run
-from shardlab import checkpoint, models
+from helpers.common import tiny_run
+from shardlab import models
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import read_json, write_json
-from shardlab.metrics import MetricsLog
+from shardlab.models import weights as weights_file
+from shardlab.models.weights import materialize
+from shardlab.training.metrics import MetricsLog
 
 
 def save(weights, path):
-    checkpoint.save(weights.items(), weights, path)
+    weights_file.save(weights.items(), weights, path)
 
 
 def test_disk_full_while_writing_weights_leaves_nothing(full_disk):
@@ -53,14 +55,14 @@ def test_weights_missing_damaged_or_of_another_model(tmp_path):
     model = models.create("mlp", {"inputs": 6, "hidden": 4, "outputs": 2})
     path = tmp_path / "model.safetensors"
     with pytest.raises(UserError, match="is missing"):
-        checkpoint.materialize(model, path, torch.device("cpu"))
+        materialize(model, path, torch.device("cpu"))
     save(model.state_dict(), path)
     os.truncate(path, 100)
     with pytest.raises(UserError, match="is damaged"):
-        checkpoint.materialize(model, path, torch.device("cpu"))
+        materialize(model, path, torch.device("cpu"))
     save(models.create("mlp", {"inputs": 6, "hidden": 8, "outputs": 2}).state_dict(), path)
     with pytest.raises(UserError, match=r"hidden.bias is \(8,\) in the file, \(4,\) in the model"):
-        checkpoint.materialize(model, path, torch.device("cpu"))
+        materialize(model, path, torch.device("cpu"))
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import image
 import pytest
 
-from common import ROOT
+from helpers.common import ROOT
 from shardlab.errors import UserError
 from shardlab.files import lock, write_json
-from shardlab.images import ImageReport, read_image
-from shardlab.sites import Container
+from shardlab.launch.images import ImageReport, read_image
+from shardlab.settings.sites import Container
 
 
 def build(tmp_path, **container):

@@ -6,14 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from common import with_weights
-from shardlab import checkpoint, configs, distributed, models, runs
+from helpers.common import with_weights
+from shardlab import models
 from shardlab.errors import UserError
-from shardlab.strategies import transform
+from shardlab.models.weights import materialize, save_initial
+from shardlab.settings import load, resolve
+from shardlab.strategies import parallelize
+from shardlab.training import distributed
 
 
 def build(workload, size="small", dtype="float32"):
-    run = runs.resolve(configs.load_config({"size": size, "recipe": {"dtype": dtype}}), "single", workload)
+    run = resolve.run(load.config({"size": size, "recipe": {"dtype": dtype}}), "single", workload)
     return with_weights(run)
 
 
@@ -24,14 +27,14 @@ def test_parameter_counts_of_the_sources(workload, count):
 
 @pytest.mark.parametrize(("size", "count"), [("7b", 6_738_415_616), ("70b", 68_976_648_192)])
 def test_the_large_sizes_have_the_parameters_of_llama_2(size, count):
-    config = configs.load_config({"size": size, "workloads": ["llama2"], "ranks_per_node": 16})
+    config = load.config({"size": size, "workloads": ["llama2"], "ranks_per_node": 16})
     for strategy in ("fsdp", "fsdp_tp", "fsdp_pp", "fsdp_tp_pp"):
-        assert runs.resolve(config, strategy, "llama2").world_size == 16
-    assert models.parameter_count(models.build(runs.resolve(config, "fsdp", "llama2"))) == count
+        assert resolve.run(config, strategy, "llama2").world_size == 16
+    assert models.parameter_count(models.build(resolve.run(config, "fsdp", "llama2"))) == count
 
 
 def test_initial_weights_do_not_depend_on_what_is_drawn_before_and_follow_the_seed():
-    run = runs.resolve(configs.load_config({}), "single", "vit")
+    run = resolve.run(load.config({}), "single", "vit")
     first = dict(models.initial_weights(run))
     assert list(first) == list(models.state(models.build(run)))
     torch.rand(3)
@@ -56,25 +59,25 @@ class Whole(torch.nn.Module):
 
 
 def test_a_model_without_initialize_is_drawn_whole(monkeypatch, tmp_path):
-    run = runs.resolve(configs.load_config({}), "single", "mlp")
+    run = resolve.run(load.config({}), "single", "mlp")
     monkeypatch.setattr(models, "create", lambda name, args: Whole())
-    checkpoint.save_initial(run, tmp_path / "weights")
+    save_initial(run, tmp_path / "weights")
     model = models.build(run)
     assert model.scale.is_meta
-    checkpoint.materialize(model, tmp_path / "weights", torch.device("cpu"))
+    materialize(model, tmp_path / "weights", torch.device("cpu"))
     assert model.scale.abs().sum() > 0
     assert model.table.tolist() == [0, 1, 2, 3]
     assert model.count.tolist() == [1]
     monkeypatch.setattr(Whole, "initialize", lambda self, module: None, raising=False)
     with pytest.raises(UserError, match="the model has weights and no reset_parameters"):
-        checkpoint.save_initial(run, tmp_path / "weights")
+        save_initial(run, tmp_path / "weights")
 
 
 def test_a_replica_that_recomputes_has_its_own_weights():
     """As DataParallel makes one for each GPU."""
-    run = runs.resolve(configs.load_config({"recipe": {"activation_checkpointing": "full"}}), "dp", "vit")
+    run = resolve.run(load.config({"recipe": {"activation_checkpointing": "full"}}), "dp", "vit")
     model = with_weights(run)
-    transform.apply(run, model, distributed.World(0, 1, torch.device("cpu"), None, 0, 1))
+    parallelize.apply(run, model, distributed.World(0, 1, torch.device("cpu"), None, 0, 1))
     block = model.layers[0]
     x = torch.randn(2, 5, 48, requires_grad=True)
     replica = block._replicate_for_data_parallel()

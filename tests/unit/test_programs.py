@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common import ROOT, tiny_run
+from helpers.common import ROOT, tiny_run
 from shardlab.files import read_json, write_json
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
@@ -29,11 +29,6 @@ def test_every_program_explains_itself(name):
     done = program(name, "--help")
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout
-
-
-def test_what_the_snakefile_imports_has_no_torch():
-    code = "import sys; from shardlab import runs, errors; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts").returncode == 0
 
 
 @pytest.mark.parametrize("name", LOGIN)
@@ -112,7 +107,7 @@ def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_pat
     # In place of training: ranks that say where they are and stay.
     stays = "import os, time; os.write(1, f'here {os.getpid()}\\n'.encode()); time.sleep(600)"
     (tmp_path / "stays.py").write_text(stays)
-    program = f"import launch, sys; launch.STAGES['train'] = ([{str(tmp_path / 'stays.py')!r}], launch.Spread.RANKS); "
+    program = f"import launch, sys; launch.STAGES['train'] = ([{str(tmp_path / 'stays.py')!r}], launch.Scope.RANKS); "
     words = [sys.executable, "-c", program + "launch.run_program(launch.main)", *map(str, arguments)]
     process = subprocess.Popen(words, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     ranks = []

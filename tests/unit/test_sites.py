@@ -11,12 +11,13 @@ import yaml
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
-from common import ROOT
-from shardlab import configs, launcher, runs, slurm
+from helpers.common import ROOT
 from shardlab.errors import UserError
-from shardlab.launcher import Spread
+from shardlab.launch import script, slurm
+from shardlab.launch.script import Scope
 from shardlab.schema import check
-from shardlab.sites import Site
+from shardlab.settings import load, resolve
+from shardlab.settings.sites import Site
 
 APPROVED = Path(__file__).with_name("approved")
 SUBMISSION = {
@@ -39,19 +40,19 @@ class Job:
         self.resources = self.Resources(resources)
 
 
-def load(**values):
-    config = configs.load_config(values)
-    return config, configs.load_site(config)
+def loaded(**values):
+    config = load.config(values)
+    return config, load.site(config)
 
 
 def lines(name):
     """The sbatch line and the script of one training run and one evaluation."""
-    most = load(site=name)[1]
+    most = loaded(site=name)[1]
     size = {"nodes": min(2, most.nodes_max or 2), "ranks_per_node": most.ranks_per_node_max or 4}
-    config, site = load(site=name, **size)
-    run = runs.resolve(config, "fsdp_tp", "llama2")
+    config, site = loaded(site=name, **size)
+    run = resolve.run(config, "fsdp_tp", "llama2")
     text = []
-    for stage, spread, job in (("train", Spread.RANKS, tuple(size.values())), ("evaluate", Spread.ONE, (1, 1))):
+    for stage, spread, job in (("train", Scope.RANKS, tuple(size.values())), ("evaluate", Scope.ONE, (1, 1))):
         asked = slurm.resources(site, *job)
         text.append(f"# {stage}, {job[0]} x {job[1]}")
         if site.slurm:
@@ -62,12 +63,12 @@ def lines(name):
             submit = get_submit_command(Job(asked), SUBMISSION | named) + set_gres_string(Job(asked))
             text.append(" ".join(submit.split()))
         image = Path("IMAGE.sif") if site.container.enabled else None
-        script = launcher.script(run, [f"{ROOT}/scripts/{stage}.py", "--settings=run.json"], image, spread)
-        text.append(script.replace(sys.executable, "python").replace(str(ROOT), "PROJECT") + "\n")
+        started = script.lines(run, [f"{ROOT}/scripts/{stage}.py", "--settings=run.json"], image, spread)
+        text.append(started.replace(sys.executable, "python").replace(str(ROOT), "PROJECT") + "\n")
     return "\n".join(text)
 
 
-@pytest.mark.parametrize("name", configs.names("sites"))
+@pytest.mark.parametrize("name", load.names("sites"))
 def test_sbatch_and_srun_lines_are_the_approved_ones(name):
     """After a change that is meant: APPROVE=1 .venv/bin/python -m pytest tests/unit, and read the diff."""
     path = APPROVED / f"{name}.txt"
@@ -76,9 +77,9 @@ def test_sbatch_and_srun_lines_are_the_approved_ones(name):
     assert lines(name) == path.read_text()
 
 
-@pytest.mark.parametrize("name", configs.names("sites"))
+@pytest.mark.parametrize("name", load.names("sites"))
 def test_every_key_of_a_site_file_has_a_comment_that_says_what_happens_without_it(name):
-    text = (configs.CONFIG / "sites" / f"{name}.yaml").read_text().splitlines()
+    text = (load.CONFIG / "sites" / f"{name}.yaml").read_text().splitlines()
     comment = ""
     for line in text:
         key = re.match(r"( *)([A-Za-z_]+):( .*)?$", line)
@@ -93,14 +94,14 @@ def test_every_key_of_a_site_file_has_a_comment_that_says_what_happens_without_i
 
 
 def test_settings_of_the_configuration_go_over_the_file_key_by_key():
-    _, site = load(site="test", site_settings={"slurm": {"account": "mine", "gpus": "null"}})
+    _, site = loaded(site="test", site_settings={"slurm": {"account": "mine", "gpus": "null"}})
     assert (site.slurm.account, site.slurm.partition, site.slurm.gpus) == ("mine", "batch", None)
 
 
 @pytest.mark.parametrize(("container", "inside"), [(None, True), (True, True), (False, False)])
 def test_the_image_is_switched_by_one_key(container, inside):
-    config, _ = load(site="test", container=container)
-    assert (runs.resolve(config, "ddp", "mlp").site.container is not None) == inside
+    config, _ = loaded(site="test", container=container)
+    assert (resolve.run(config, "ddp", "mlp").site.container is not None) == inside
 
 
 @pytest.mark.parametrize(
@@ -113,26 +114,26 @@ def test_the_image_is_switched_by_one_key(container, inside):
 )
 def test_a_wrong_key_of_a_site_is_one_sentence(settings, words):
     with pytest.raises(UserError) as error:
-        load(site="test", site_settings=settings)
+        loaded(site="test", site_settings=settings)
     assert all(word in str(error.value) for word in words), error.value
 
 
 def test_what_only_submits_does_not_change_a_run():
     """A new account, time limit or image must not train anything again."""
-    config, _ = load(site="test")
-    other, _ = load(site="test", site_settings={"slurm": {"account": "b"}, "container": {"image": "/x.sif"}})
-    run, same = runs.resolve(config, "ddp", "mlp"), runs.resolve(other, "ddp", "mlp")
+    config, _ = loaded(site="test")
+    other, _ = loaded(site="test", site_settings={"slurm": {"account": "b"}, "container": {"image": "/x.sif"}})
+    run, same = resolve.run(config, "ddp", "mlp"), resolve.run(other, "ddp", "mlp")
     assert run == same
-    assert runs.config_of(config, run) == runs.config_of(other, same)
-    nodes, _ = load(site="test", site_settings={"cpus_per_rank": 2})
-    changed = runs.resolve(nodes, "ddp", "mlp")
+    assert resolve.config_of(config, run) == resolve.config_of(other, same)
+    nodes, _ = loaded(site="test", site_settings={"cpus_per_rank": 2})
+    changed = resolve.run(nodes, "ddp", "mlp")
     assert changed != run
-    assert runs.resolve(runs.config_of(nodes, changed), "ddp", "mlp") == changed
+    assert resolve.run(resolve.config_of(nodes, changed), "ddp", "mlp") == changed
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_a_job_of_any_size_goes_the_way_that_lets_signals_through(ranks):
-    _, site = load(site="lumi")
+    _, site = loaded(site="lumi")
     asked = slurm.resources(site, 2, ranks)
     assert asked["mpi"] == "srun"
     assert asked["tasks_per_node"] >= 2
@@ -150,20 +151,20 @@ def test_a_job_of_any_size_goes_the_way_that_lets_signals_through(ranks):
 )
 def test_address_rules(rule, address):
     site = check(Site, yaml.safe_load("srun: {}") | {"srun": rule}, "test")
-    assert launcher.address(site.srun) == address
+    assert script.address(site.srun) == address
 
 
 def test_two_jobs_do_not_share_a_port():
-    config, _ = load(site="test", nodes=2)
-    script = launcher.script(runs.resolve(config, "ddp", "mlp"), ["x.py"], None, Spread.RANKS)
-    assert "$((20000 + SLURM_JOB_ID % 10000))" in script
+    config, _ = loaded(site="test", nodes=2)
+    lines = script.lines(resolve.run(config, "ddp", "mlp"), ["x.py"], None, Scope.RANKS)
+    assert "$((20000 + SLURM_JOB_ID % 10000))" in lines
 
 
 def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch):
     monkeypatch.setattr(preflight, "PATIENCE", 0.2)
-    monkeypatch.setenv(launcher.RENDEZVOUS, "localhost:0")
+    monkeypatch.setenv(script.RENDEZVOUS, "localhost:0")
     monkeypatch.setenv("SLURM_NODEID", "0")
-    run = runs.resolve(load(site="test", nodes=2)[0], "ddp", "mlp")
+    run = resolve.run(loaded(site="test", nodes=2)[0], "ddp", "mlp")
     seen = " ".join(preflight.nodes(run)["problems"])
     assert "1 of 2 nodes did not reach localhost:0 within 0.2 s" in seen
     assert "srun.domain or srun.interface" in seen

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-import evaluate
-from common import TINY, tiny_run, with_weights
-from shardlab import checkpoint, tasks
+from helpers.common import TINY, tiny_run, with_weights
+from shardlab.models.weights import save_initial
+from shardlab.training import evaluation, tasks
 
 CPU = torch.device("cpu")
 
 
-def load(workload, tiny_data, dtype=torch.float64):
+def loaded(workload, tiny_data, dtype=torch.float64):
     run = tiny_run(workload, dtype=str(dtype).removeprefix("torch."))
     torch.manual_seed(0)
     return tasks.load(run.task, tiny_data / workload, dtype, CPU), with_weights(run)
@@ -24,7 +24,7 @@ def loss_sum(task, model, indices):
 
 @pytest.mark.parametrize("workload", TINY)
 def test_loss_sum_and_target_count_do_not_depend_on_how_a_batch_is_cut(workload, tiny_data):
-    task, model = load(workload, tiny_data)
+    task, model = loaded(workload, tiny_data)
     batch = np.arange(7)
     parts = np.array_split(batch, 3)
     assert sum(loss_sum(task, model, part) for part in parts) == pytest.approx(loss_sum(task, model, batch), rel=1e-12)
@@ -32,7 +32,7 @@ def test_loss_sum_and_target_count_do_not_depend_on_how_a_batch_is_cut(workload,
 
 
 def test_summaries_have_uneven_lengths_and_padding_is_no_target(tiny_data):
-    task, model = load("xsum", tiny_data)
+    task, model = loaded("xsum", tiny_data)
     indices = np.arange(task.samples("train"))
     counts = [task.targets("train", indices[i : i + 1]) for i in indices]
     assert len(set(counts)) > 3
@@ -45,7 +45,7 @@ def test_summaries_have_uneven_lengths_and_padding_is_no_target(tiny_data):
 
 def test_batches_have_the_runs_dtype(tiny_data):
     for dtype in (torch.float32, torch.float64):
-        task, _ = load("mnist", tiny_data, dtype)
+        task, _ = loaded("mnist", tiny_data, dtype)
         batch = task.batch("train", np.arange(3))
         assert batch["images"].dtype == dtype
         assert batch["labels"].dtype == torch.int64
@@ -54,12 +54,12 @@ def test_batches_have_the_runs_dtype(tiny_data):
 
 
 def test_accuracy_and_rouge_of_a_perfect_model(tiny_data):
-    task, _ = load("vit", tiny_data)
+    task, _ = loaded("vit", tiny_data)
     batch = task.batch("test", np.arange(task.samples("test")))
     perfect = torch.nn.functional.one_hot(batch["labels"], 10).double()
     assert task.score(torch.nn.Identity(), perfect, batch) == task.samples("test")
 
-    task, _ = load("xsum", tiny_data)
+    task, _ = loaded("xsum", tiny_data)
     batch = task.batch("test", np.arange(task.samples("test")))
 
     class Perfect(torch.nn.Module):
@@ -75,12 +75,12 @@ def test_accuracy_and_rouge_of_a_perfect_model(tiny_data):
 def test_test_loss_is_exact_however_the_split_is_batched(workload, tiny_data, tmp_path):
     run = tiny_run(workload, dtype="float64")
     torch.manual_seed(0)
-    checkpoint.save_initial(run, tmp_path / "weights")
+    save_initial(run, tmp_path / "weights")
 
     def report(evaluation_batch):
         recipe = run.recipe.model_copy(update={"evaluation_batch": evaluation_batch})
         changed = run.model_copy(update={"recipe": recipe})
-        return evaluate.evaluate(changed, tiny_data / workload, tmp_path / "weights")
+        return evaluation.evaluate(changed, tiny_data / workload, tmp_path / "weights")
 
     whole, pieces = report(64), report(3)
     assert (

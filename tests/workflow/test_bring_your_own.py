@@ -4,7 +4,7 @@ import re
 
 import pandas as pd
 
-from common import ROOT
+from helpers.common import ROOT
 
 
 def test_the_document_is_followed_literally(tree):

@@ -8,13 +8,13 @@ import sys
 import time
 
 import pytest
-import transformers_models
 from safetensors.numpy import load_file
 
-from common import ROOT
-from shardlab import configs, runs
-from workflow.hub_files import articles, environment, pictures, repository
-from workflow.hub_server import Hub
+from helpers import transformers_models
+from helpers.common import ROOT
+from helpers.hub_files import articles, environment, pictures, repository
+from helpers.hub_server import Hub
+from shardlab.settings import load, resolve
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def program(name, data, *arguments, **variables):
 
 
 def data_set(name, **hub_changes):
-    data = runs.data_set(configs.load_config({"data": "hub"}), name)
+    data = resolve.data_set(load.config({"data": "hub"}), name)
     return data.model_copy(update={"hub": data.hub.model_copy(update=hub_changes)})
 
 

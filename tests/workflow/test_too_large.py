@@ -9,12 +9,12 @@ import sys
 import pandas as pd
 import pytest
 
-from common import ROOT
-from shardlab import configs, runs
+from helpers.common import ROOT
+from shardlab.settings import load, resolve
 
 
 def test_initial_weights_are_drawn_with_less_memory_than_they_take(tmp_path):
-    run = runs.resolve(configs.load_config({}), "fsdp", "llama2")
+    run = resolve.run(load.config({}), "fsdp", "llama2")
     args = run.model.args | {"dim": 1024, "hidden": 4096, "layers": 18, "heads": 16, "kv_heads": 16}
     run = run.model_copy(update={"model": run.model.model_copy(update={"args": args})})
     (tmp_path / "run.json").write_text(json.dumps(run.model_dump()))
@@ -44,7 +44,7 @@ def test_evaluation_under_the_own_strategy_goes_through_the_workflow(tree):
 
 def test_the_gpu_comparison_runs(tree):
     """On a CPU, which is all that is here: that it prepares, trains, compares and judges."""
-    command = ["python", "scripts/bench_gpu.py", "--device", "cpu", "--workloads", "mlp", "--strategies", "single"]
+    command = ["python", "benchmarks/gpu.py", "--device", "cpu", "--workloads", "mlp", "--strategies", "single"]
     tree.run(*command)
     table = pd.read_csv(tree.path / "results/gpu.csv")
     assert list(table.precision) == ["full", "bf16"]

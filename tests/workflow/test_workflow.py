@@ -6,7 +6,7 @@ import re
 import pandas as pd
 import pytest
 
-from shardlab.collectives import COLLECTIVES
+from shardlab.measure.collectives import COLLECTIVES
 
 TINY = ["--config", "workloads=[mlp]", "strategies=[single,ddp]", "recipe={max_steps: 3}", "--"]
 

@@ -5,21 +5,23 @@ from pathlib import Path
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
-from shardlab import configs, runs, slurm
+from shardlab.settings import load
+from shardlab.settings import resolve
+from shardlab.launch import slurm
 from shardlab.errors import UserError
 
 # Every mistake in the configuration or the targets ends the workflow here, before any job starts. The
 # targets are read off the command line: Snakemake knows them only after it has read this file, and an
 # error in an input function comes with a traceback.
 try:
-    CONFIG = configs.load_config(config)
-    SITE = configs.load_site(CONFIG)
-    RUNS, _ = runs.plan(CONFIG)
+    CONFIG = load.config(config)
+    SITE = load.site(CONFIG)
+    RUNS, _ = resolve.matrix(CONFIG)
     for target in sys.argv[1:]:
         if asked := re.match(
             r"results/(?!init/|logs/)(\w+)/(\w+)(?:\.done$|/)", target
         ):
-            runs.resolve(CONFIG, *asked.groups())
+            resolve.run(CONFIG, *asked.groups())
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -33,24 +35,24 @@ IMAGE = []
 if SITE.container.enabled:
     IMAGE = [
         ancient(
-            "containers/named.json" if SITE.container.image else "containers/train.json"
+            "containers/named.image.json" if SITE.container.image else "containers/train.image.json"
         )
     ]
 
 
 def run_of(wildcards):
     """Settings of the run that the wildcards name; those of `single` where they name a workload alone."""
-    return runs.resolve(CONFIG, wildcards.get("strategy", "single"), wildcards.workload)
+    return resolve.run(CONFIG, wildcards.get("strategy", "single"), wildcards.workload)
 
 
 def data_of(wildcards):
     """Settings of the data set that the wildcards name."""
-    return runs.data_set(CONFIG, wildcards.dataset)
+    return resolve.data_set(CONFIG, wildcards.dataset)
 
 
 def model_of(wildcards):
     """Settings of the transformers model that is downloaded to a folder of that name."""
-    return runs.model(CONFIG, f"data/models/{wildcards.model}")
+    return resolve.model(CONFIG, f"data/models/{wildcards.model}")
 
 
 def model_files(folder):

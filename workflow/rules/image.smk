@@ -30,7 +30,7 @@ rule image:
         lock="envs/train.txt",
         wheels="containers/wheelhouse/wheels.json",
     output:
-        "containers/train.json",
+        "containers/train.image.json",
     log:
         "results/logs/image.log",
     benchmark:
@@ -51,7 +51,7 @@ rule image:
 
 rule named_image:
     output:
-        "containers/named.json",
+        "containers/named.image.json",
     log:
         "results/logs/named_image.log",
     benchmark:

@@ -15,7 +15,7 @@ rule resolve:
     conda:
         "../../envs/workflow.yaml"
     params:
-        config=lambda wildcards: runs.config_of(
+        config=lambda wildcards: resolve.config_of(
             CONFIG, run_of(wildcards)
         ).model_dump_json(),
         # Not read below: this run's settings decide whether it is resolved, and trained, again.

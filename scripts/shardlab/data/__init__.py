@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shardlab.errors import UserError, unknown
-from shardlab.settings import DataSet
+from shardlab.settings.types import DataSet
 
 SPLITS = ("train", "validation", "test")
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from shardlab.data import split
-from shardlab.settings import DataSet
+from shardlab.settings.types import DataSet
 
 
 def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:

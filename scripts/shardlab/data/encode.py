@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from shardlab import pretrained
 from shardlab.errors import UserError
-from shardlab.settings import DataSet
+from shardlab.settings import pretrained
+from shardlab.settings.types import DataSet
 
 Arrays = dict[str, NDArray[Any]]
 Samples = list[tuple[Any, ...]]

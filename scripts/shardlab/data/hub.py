@@ -11,7 +11,7 @@ from typing import Any
 from shardlab.data.store import fingerprint
 from shardlab.errors import UserError
 from shardlab.files import lock, read_json, sha256, write_json
-from shardlab.settings import DataSet, HubSource, Model
+from shardlab.settings.types import DataSet, HubSource, Model
 
 MANIFEST = "download.json"
 FIRST = "first_download.json"

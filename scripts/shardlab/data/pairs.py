@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from shardlab.data import split
-from shardlab.settings import DataSet
+from shardlab.settings.types import DataSet
 
 
 def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from shardlab.data import split
 from shardlab.data._stdlib import sources
-from shardlab.settings import DataSet
+from shardlab.settings.types import DataSet
 
 
 def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:

@@ -12,7 +12,7 @@ from shardlab.data import SPLITS
 from shardlab.data.encode import Arrays, Text
 from shardlab.errors import UserError
 from shardlab.files import read_json, sha256, write_atomic, write_json
-from shardlab.settings import DataSet
+from shardlab.settings.types import DataSet
 
 REMEDY = "make it again with: snakemake --cores 1 --force {folder}/dataset.json"
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shardlab.errors import UserError, unknown
-from shardlab.settings import Run
+from shardlab.settings.types import Run
 
 
 def build(run: Run) -> nn.Module:

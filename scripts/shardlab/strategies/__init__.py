@@ -1,64 +1,11 @@
-"""Strategies: one file a technique. ``build`` gives the engine that train.py drives, whatever is inside."""
+"""Strategies: one file per technique. ``build`` gives the engine that train.py drives, whatever is inside."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
-from torch import Tensor
-
-from shardlab.distributed import World
-from shardlab.settings import Run
-from shardlab.tasks import MicroBatch, Task
-
-
-class Engine(Protocol):
-    """What a training run needs from a strategy."""
-
-    chunks: int | None
-    """Micro-batches must all have the same rows, a multiple of this; None: any number of rows."""
-    layout: dict[str, Tensor]
-    """Whole weights of the plain model on the meta device, in the order of ``weights``."""
-    parameter_count: int
-    """Trainable values of the whole model."""
-
-    def train(self, mode: bool) -> None:
-        """Set training or evaluation mode."""
-
-    def loss(self, micro: MicroBatch) -> Tensor:
-        """Loss summed over a micro-batch, a scalar: 0 on a rank that does not have the model's output."""
-
-    def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
-        """Add the gradients of ``scale`` times the loss; returns the loss (see ``loss``) without a gradient.
-
-        The engine averages over the data-parallel ranks, at the latest with the ``last`` micro-batch of a step.
-        """
-
-    def step(self, learning_rate: float) -> float:
-        """Clip, update, clear the gradients; returns the global L2 gradient norm before clipping.
-
-        If that is not finite the caller stops; PyTorch's own optimizers have not been stepped then.
-        """
-
-    def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """(parameter name, whole gradient) before ``step``; a collective, same order on all ranks."""
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole tensor) of the plain model, on the rank's device; a collective, valid on rank 0."""
-
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """``<parameter name>/<key>``: tensor or DTensor, once a step was taken; a collective.
-
-        A rank gives those of its parameters; they are the engine's own, or are put into it by ``restored``.
-        """
-
-    def restored(self, state: dict[str, Tensor]) -> None:
-        """Take over what was loaded into the tensors of ``optimizer_state``."""
-
-    def idle(self) -> list[float] | None:
-        """Part of the forward and backward passes, since the last call, in which each device of this rank waited.
-
-        None where the strategy does not measure it; a collective.
-        """
+from shardlab.settings.types import Run
+from shardlab.training.distributed import World
+from shardlab.training.engine import Engine
+from shardlab.training.tasks import Task
 
 
 def build(run: Run, task: Task, world: World, weights: Path) -> Engine:
@@ -76,7 +23,7 @@ def build(run: Run, task: Task, world: World, weights: Path) -> Engine:
         from shardlab.strategies.pipeline import PipelineEngine
 
         return PipelineEngine(run, task, world, weights)
-    if run.technique.one_process == "mp":
+    if run.options.one_process == "mp":
         from shardlab.strategies.model_parallel import ModelParallelEngine
 
         return ModelParallelEngine(run, task, world, weights)

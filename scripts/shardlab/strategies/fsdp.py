@@ -5,7 +5,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from shardlab.settings import Run
+from shardlab.settings.types import Run
 
 
 def apply(run: Run, model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh) -> None:
@@ -14,19 +14,19 @@ def apply(run: Run, model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh)
     ``blocks`` are the workload's; with ``wrap_parameters`` they are instead the submodules that have so many
     parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard).
     """
-    technique = run.technique
-    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if technique.cpu_offload else OffloadPolicy()
+    options = run.options
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if options.cpu_offload else OffloadPolicy()
     dtype = getattr(torch, run.recipe.dtype)
     inside = outside = MixedPrecisionPolicy()
     if run.recipe.precision == "bf16":
         # Gradients are summed in the weights' own type: the part of bf16 that costs accuracy most.
         inside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype)
         outside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype, output_dtype=dtype)
-    reshard = technique.reshard_after_forward
+    reshard = options.reshard_after_forward
     if reshard is None and "pp" in run.mesh:
         reshard = False  # each micro-batch would gather the weights again
-    if technique.wrap_parameters is not None:
-        blocks = _large(model, technique.wrap_parameters)
+    if options.wrap_parameters is not None:
+        blocks = _large(model, options.wrap_parameters)
     for module, precision in (*((block, inside) for block in blocks), (model, outside)):
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
 

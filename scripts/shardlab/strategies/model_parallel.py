@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shardlab.models._chain import Chain
 from shardlab.strategies.native import NativeEngine
 from shardlab.strategies.pipeline import boundaries
-from shardlab.tasks import MicroBatch
+from shardlab.training.tasks import MicroBatch
 
 
 class ModelParallelEngine(NativeEngine):

@@ -10,11 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from shardlab import checkpoint, models, optimizers
-from shardlab.distributed import World
-from shardlab.settings import Run
-from shardlab.strategies import transform
-from shardlab.tasks import MicroBatch, Task
+from shardlab import models
+from shardlab.models.weights import materialize
+from shardlab.settings.types import Run
+from shardlab.strategies import parallelize
+from shardlab.training import optimizers
+from shardlab.training.distributed import World
+from shardlab.training.tasks import MicroBatch, Task
 
 Groups = dict[tuple[Any, ...], list[nn.Parameter]]
 
@@ -29,14 +31,14 @@ class NativeEngine:
         self.run, self.task, self.world = run, task, world
         # On no device: a model that is sharded is never whole on a rank.
         whole = models.build(run)
-        transform.check_blocks(run, whole)
+        parallelize.check_blocks(run, whole)
         self.layout = {name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()}
         self.parameter_count = models.parameter_count(whole)
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
-            transform.apply(run, part, world)
-            checkpoint.materialize(part, weights, device, whole=len(self.layout) == len(models.state(part)))
-        self.models = [transform.wrap(run, part, world) for part in self.parts]
+            parallelize.apply(run, part, world)
+            materialize(part, weights, device, whole=len(self.layout) == len(models.state(part)))
+        self.models = [parallelize.wrap(run, part, world) for part in self.parts]
         self.groups = _by_placement(self.parameters())
         self.optimizer = optimizers.build(run.recipe, [{"params": group} for group in self.groups.values()])
 
@@ -46,7 +48,7 @@ class NativeEngine:
 
     def devices(self) -> list[torch.device]:
         """The device of each part."""
-        return [torch.device("cpu") if self.run.technique.cpu_offload else self.world.device] * len(self.parts)
+        return [torch.device("cpu") if self.run.options.cpu_offload else self.world.device] * len(self.parts)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """This rank's parameters under the whole model's names."""
@@ -69,7 +71,7 @@ class NativeEngine:
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         """See Engine."""
         with ExitStack() as stack:
-            stack.enter_context(transform.synchronized(self.models[0], last))
+            stack.enter_context(parallelize.synchronized(self.models[0], last))
             stack.enter_context(self._loss_context())
             loss = self.task.counted_loss(self.outputs(micro), micro)
             (loss * scale).backward()
@@ -130,7 +132,7 @@ class NativeEngine:
             yield name, whole.detach()
 
     def _loss_context(self) -> Any:
-        if not self.run.technique.loss_parallel:
+        if not self.run.options.loss_parallel:
             return nullcontext()
         from torch.distributed.tensor.parallel import loss_parallel
 

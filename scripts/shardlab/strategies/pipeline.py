@@ -24,9 +24,9 @@ from torch.distributed.pipelining import (
 
 from shardlab import models
 from shardlab.models._chain import Chain
-from shardlab.settings import SCHEDULES
+from shardlab.settings.types import SCHEDULES
 from shardlab.strategies.native import NativeEngine, plain
-from shardlab.tasks import MicroBatch
+from shardlab.training.tasks import MicroBatch
 
 CLASSES: dict[str, type[Any]] = {
     "GPipe": ScheduleGPipe,
@@ -116,8 +116,8 @@ class PipelineEngine(NativeEngine):
     def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
         mesh = world.mesh["pp"]
         self.group, self.rank, self.ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
-        self.chunks = run.technique.microbatches
-        self.stages = stages_of(run.technique.schedule, self.ranks, self.rank)
+        self.chunks = run.options.microbatches
+        self.stages = stages_of(run.options.schedule, self.ranks, self.rank)
         super().__init__(run, task, world, weights)
         names: list[Any] = [None] * self.ranks
         own = [name for part in self.parts for name in models.state(part)]
@@ -129,7 +129,7 @@ class PipelineEngine(NativeEngine):
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         """See NativeEngine."""
-        where = boundaries(self.run.model.pieces, self.ranks * SCHEDULES[self.run.technique.schedule])
+        where = boundaries(self.run.model.pieces, self.ranks * SCHEDULES[self.run.options.schedule])
         parts = [copy.deepcopy(cast(Chain, model)) for _ in self.stages]
         for part, stage in zip(parts, self.stages, strict=True):
             part.cut(*where[stage])
@@ -201,16 +201,16 @@ class PipelineEngine(NativeEngine):
         """Stages hold buffers of fixed shapes: one schedule for each, and one for losses alone."""
         key = (backward, *(value.shape for value in inputs))
         if key not in self.schedules:
-            technique = self.run.technique
-            count = self.ranks * SCHEDULES[technique.schedule]
+            options = self.run.options
+            count = self.ranks * SCHEDULES[options.schedule]
             stages = []
             for model, number in zip(self.models, self.stages, strict=True):
                 stage = TimedStage(model, number, count, self.world.device, group=self.group)
                 stage.watch = self.watch
                 stages.append(stage)
-            self.schedules[key] = CLASSES[technique.schedule](
-                stages if SCHEDULES[technique.schedule] > 1 else stages[0],
-                technique.microbatches,
+            self.schedules[key] = CLASSES[options.schedule](
+                stages if SCHEDULES[options.schedule] > 1 else stages[0],
+                options.microbatches,
                 loss_fn=lambda outputs, rows: self.loss_of(outputs, rows),
                 scale_grads=False,
             )

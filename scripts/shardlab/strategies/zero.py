@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardlab import checkpoint, models, optimizers
-from shardlab.distributed import World
-from shardlab.settings import Run
-from shardlab.strategies import transform
-from shardlab.tasks import MicroBatch, Task
+from shardlab import models
+from shardlab.models.weights import check_weights, materialize, open_weights
+from shardlab.settings.types import Run
+from shardlab.strategies import parallelize
+from shardlab.training import optimizers
+from shardlab.training.distributed import World
+from shardlab.training.tasks import MicroBatch, Task
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -40,10 +42,10 @@ class ZeroEngine:
         self.parameter_count = models.parameter_count(whole)
         self.plain = self._sharded(weights) if self.stage == 3 else whole
         if self.stage != 3:
-            checkpoint.materialize(whole, weights, world.device)
+            materialize(whole, weights, world.device)
         # What DeepSpeed decides by its own JSON, such as its precision, it does itself.
         recipe = run.recipe.model_copy(update={"precision": "full"})
-        transform.apply(run.model_copy(update={"recipe": recipe, "mesh": {}}), self.plain, world)
+        parallelize.apply(run.model_copy(update={"recipe": recipe, "mesh": {}}), self.plain, world)
         self.model, self.optimizer, _, _ = deepspeed.initialize(
             model=self.plain.to(world.device),
             optimizer=optimizers.build(run.recipe, self.plain.parameters()),
@@ -60,8 +62,8 @@ class ZeroEngine:
         # The dtype follows from the configuration; named as an argument it becomes bfloat16 on a CPU, whatever it is.
         with deepspeed.zero.Init(config_dict_or_path=dict(self.run.engine_config or {})):
             model = models.construct(self.run)
-        with checkpoint.open_weights(weights) as file:
-            checkpoint.check_weights(file, self.layout, weights, whole=True)
+        with open_weights(weights) as file:
+            check_weights(file, self.layout, weights, whole=True)
             for name, value in models.state(model).items():
                 with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
                     if self.world.main or not hasattr(value, "ds_id"):

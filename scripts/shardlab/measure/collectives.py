@@ -1,0 +1,161 @@
+"""The collectives that the strategies are made of: run each, see that its numbers are right, and time it.
+
+Sizes and bandwidths are those of nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): the size is that of
+the larger buffer, the algorithm bandwidth is size / time, and the bus bandwidth is that times the part of the data
+that a link has to carry, so that it can be held against the hardware whatever the number of ranks.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardlab.measure.traffic import share
+from shardlab.training.distributed import World
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One collective on one size, ready to run."""
+
+    run: Callable[[], Any]
+    result: Tensor
+    """Where this rank's result lies after ``run``."""
+    expected: Tensor
+    """What it must be; empty where this rank gets none."""
+
+
+def held(world: World, rank: int, count: int) -> Tensor:
+    """(count,) float32 values that tell ranks and places apart, and whose sums are exact."""
+    return torch.arange(count, device=world.device, dtype=torch.float32).remainder(97) + 100 * rank
+
+
+def everything(world: World, count: int) -> Tensor:
+    """(ranks, count): what each rank holds."""
+    return torch.stack([held(world, rank, count) for rank in range(world.size)])
+
+
+def _scatter(world: World, count: int) -> Trial:
+    part = count // world.size
+    result, sent = torch.empty(part, device=world.device), list(held(world, 0, count).split(part))
+    parts = sent if world.main else None
+    return Trial(lambda: dist.scatter(result, parts, src=0), result, sent[world.rank])
+
+
+def _gather(world: World, count: int) -> Trial:
+    part = count // world.size
+    mine, result = held(world, world.rank, part), torch.zeros(world.size, part, device=world.device)
+    parts = list(result) if world.main else None
+    expected = everything(world, part) if world.main else result[:0]
+    return Trial(lambda: dist.gather(mine, parts, dst=0), result if world.main else result[:0], expected)
+
+
+def _all_gather(world: World, count: int) -> Trial:
+    part = count // world.size
+    mine, result = held(world, world.rank, part), torch.empty(part * world.size, device=world.device)
+    return Trial(lambda: dist.all_gather_into_tensor(result, mine), result, everything(world, part).flatten())
+
+
+def _reduce(world: World, count: int) -> Trial:
+    value = held(world, world.rank, count)
+    expected = everything(world, count).sum(0) if world.main else value[:0]
+    return Trial(lambda: dist.reduce(value, dst=0), value if world.main else value[:0], expected)
+
+
+def _all_reduce(world: World, count: int) -> Trial:
+    value = held(world, world.rank, count)
+    return Trial(lambda: dist.all_reduce(value), value, everything(world, count).sum(0))
+
+
+def _reduce_scatter(world: World, count: int) -> Trial:
+    part = count // world.size
+    mine, result = held(world, world.rank, part * world.size), torch.empty(part, device=world.device)
+    expected = everything(world, part * world.size).sum(0).split(part)[world.rank]
+    return Trial(lambda: dist.reduce_scatter_tensor(result, mine), result, expected)
+
+
+def _all_to_all(world: World, count: int) -> Trial:
+    part = count // world.size
+    mine, result = held(world, world.rank, part * world.size), torch.empty(part * world.size, device=world.device)
+    expected = everything(world, part * world.size).view(world.size, world.size, part)[:, world.rank].flatten()
+    return Trial(lambda: dist.all_to_all_single(result, mine), result, expected)
+
+
+def _send_receive(world: World, count: int) -> Trial:
+    """Each rank sends to the next one, in a ring."""
+    mine, result = held(world, world.rank, count), torch.empty(count, device=world.device)
+    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+
+    def run() -> None:
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, after), dist.P2POp(dist.irecv, result, before)])
+        for work in works:
+            work.wait()
+
+    return Trial(run, result, held(world, before, count))
+
+
+COLLECTIVES: dict[str, Callable[[World, int], Trial]] = {
+    "scatter": _scatter,
+    "gather": _gather,
+    "all_gather": _all_gather,
+    "reduce": _reduce,
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "send_receive": _send_receive,
+}
+"""Name: makes a trial over ``count`` float32 values, the size of the larger buffer."""
+
+
+def wrong(world: World, count: int = 1024) -> list[str]:
+    """Names of the collectives whose result is not what it must be on some rank; a collective itself."""
+    mine = [name for name, make in COLLECTIVES.items() if not _right(make(world, count))]
+    return sorted({name for names in world.gather(mine) for name in names})
+
+
+def measure(world: World, name: str, size: int, repeats: int) -> dict[str, Any]:
+    """One row of figures for a collective over ``size`` bytes; a collective.
+
+    ``microseconds`` is the median over ``repeats`` of the slowest rank; bandwidths are in GB/s (1e9 bytes).
+    """
+    count = max(size // 4 // world.size, 1) * world.size
+    make = COLLECTIVES[name]
+    right = _right(make(world, count))
+    trial = make(world, count)
+    for _ in range(3):
+        trial.run()
+    seconds = [_timed(world, trial.run) for _ in range(repeats)]
+    slowest = statistics.median(max(ranks) for ranks in zip(*world.gather(seconds), strict=True))
+    # Without ranks there is nothing to send, and no bandwidth.
+    factor = share("send" if name == "send_receive" else name, world.size)
+    return {
+        "collective": name,
+        "bytes": 4 * count,
+        "ranks": world.size,
+        "microseconds": slowest * 1e6,
+        "algorithm_gb_per_second": 4 * count / slowest / 1e9,
+        "bus_gb_per_second": factor * 4 * count / slowest / 1e9,
+        "wrong_ranks": world.gather(right).count(False),
+    }
+
+
+def _right(trial: Trial) -> bool:
+    trial.run()
+    return torch.equal(trial.result.view(-1), trial.expected.reshape(-1))
+
+
+def _timed(world: World, run: Callable[[], Any]) -> float:
+    dist.barrier()
+    on_gpu = world.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    run()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started

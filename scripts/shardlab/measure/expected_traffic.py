@@ -1,0 +1,168 @@
+"""How much a strategy has to communicate in a step, from sizes and shapes alone: what a measurement is held to.
+
+Formulas: DDP 2 (n - 1) / n P and FSDP 3 (n - 1) / n P as in Rajbhandari et al., 2020 (arXiv:1910.02054, section 7),
+with what implementations differ in (padding, what is gathered once); tensor parallelism and sequence parallelism
+as in Korthikanti et al., 2022 (arXiv:2205.05198, section 4); a pipeline sends each boundary's state and its gradient.
+All are bytes that a rank sends, the mean over the ranks, with ring algorithms (see traffic.share).
+"""
+
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from shardlab import models
+from shardlab.measure.traffic import share
+from shardlab.models import matching
+from shardlab.settings.types import SCHEDULES, Run
+from shardlab.training.tasks import MicroBatch, Task
+
+Seen = list[tuple[str, nn.Module, Any, Tensor]]
+"""Calls of modules: how the plan splits it, the module, its inputs, its output."""
+
+
+def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> float | None:
+    """Bytes that a rank sends in a step on these micro-batches; None where no formula is known.
+
+    Known are the degrees alone: with activation checkpointing, compilation or low precision less or more is sent.
+    """
+    recipe = run.recipe
+    plain = recipe.activation_checkpointing == "none" and recipe.compile == "none" and recipe.precision == "full"
+    if not plain or run.options.loss_parallel or run.options.wrap_parameters:
+        return None
+    if not run.mesh:
+        return 0.0
+    model = models.build(run).to("meta")
+    if run.engine == "deepspeed":
+        return _zero(run, model, recipe.accumulate)
+    total = _replicas(run, model, recipe.accumulate)
+    if run.mesh.keys() & {"pp", "tp"}:
+        for micro in micro_batches:
+            total += _activations(run, task, model, micro)
+    return total
+
+
+def _zero(run: Run, model: nn.Module, accumulate: int) -> float:
+    """ZeRO 1 and 2: gradients scattered, weights gathered; 3: weights gathered twice, gradients scattered.
+
+    This is the paper's volume. DeepSpeed 0.19 sends 3/2 of it at stages 1 and 2, where it all-reduces gradients, and
+    less at stage 3 if weights that were gathered for the forward pass are still there for the backward pass.
+    """
+    ranks, size = run.world_size, sum(parameter.nbytes for parameter in model.parameters())
+    stage = (run.engine_config or {}).get("zero_optimization", {}).get("stage", 0)
+    one = share("all_gather", ranks) * size
+    return 3 * one * accumulate if stage == 3 else 2 * one
+
+
+def _replicas(run: Run, model: nn.Module, accumulate: int) -> float:
+    """Gradients and weights, over dp_replicate and dp_shard."""
+    shard, replicate, tp = (run.mesh.get(axis, 1) for axis in ("dp_shard", "dp_replicate", "tp"))
+    names = {module: name for name, module in model.named_modules()}
+    blocks = [names[module] for pattern in run.model.blocks for module in matching(model, pattern)]
+    total = 0.0
+    reshard = run.options.reshard_after_forward
+    for name, parameter in model.named_parameters():
+        rows, size = parameter.shape[0] if parameter.dim() else 1, parameter.nbytes
+        if split := _tensor_dimension(run, name):
+            size //= tp
+            rows = rows // tp if split == "rows" else rows
+        if "dp_shard" not in run.mesh:
+            total += share("all_reduce", replicate) * size
+            continue
+        # Shards are equal: rows that the ranks do not divide are padded.
+        size = size // rows * shard * -(-rows // shard)
+        inside = any(name.startswith(f"{block}.") for block in blocks)
+        again = ((reshard if reshard is not None else "pp" not in run.mesh) and inside) or reshard is True
+        passes = 1 if "pp" in run.mesh else accumulate
+        gathers = (2 if again else 1) * passes
+        total += share("all_gather", shard) * size * gathers + share("reduce_scatter", shard) * size * passes
+        total += share("all_reduce", replicate) * size / shard
+    if "dp_replicate" in run.mesh and "dp_shard" not in run.mesh:  # DDP sends its first rank's buffers with each step
+        total += share("broadcast", replicate) * sum(buffer.nbytes for buffer in model.buffers())
+    return total / run.mesh.get("pp", 1)
+
+
+def _tensor_dimension(run: Run, name: str) -> str | None:
+    """Which dimension of a parameter the tensor-parallel plan splits, if any."""
+    if "tp" not in run.mesh:
+        return None
+    module, _, leaf = name.rpartition(".")
+    style = next((style for pattern, style in run.model.tensor.items() if fnmatchcase(module, pattern)), None)
+    if style in ("column", "column_gather", "vocab"):
+        return "rows"
+    return "columns" if style == "row" and leaf == "weight" else None
+
+
+def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> float:
+    """What tensor-parallel groups and neighbouring stages exchange, from a forward pass over shapes alone."""
+    tp, stages = run.mesh.get("tp", 1), run.mesh.get("pp", 1)
+    total = 0.0
+    sequence = run.options.sequence_parallel
+    seen: Seen = []
+    hooks = [
+        module.register_forward_hook(partial(_see, seen, style))
+        for pattern, style in run.model.tensor.items()
+        for module in matching(model, pattern)
+    ]
+    if sequence:
+        for pattern in run.model.blocks:
+            hooks.append(matching(model, pattern)[0].register_forward_hook(partial(_see, seen, "block")))
+    batch = {name: value.to("meta") for name, value in micro.batch.items()}
+    boundaries = _run_pieces(run, task, model, batch, seen)
+    for hook in hooks:
+        hook.remove()
+    if "tp" in run.mesh:
+        whole, one_way = share("all_reduce", tp), share("all_gather", tp)
+        for style, module, inputs, output in seen:
+            if style in ("row", "norm", "norm_whole") and sequence:
+                # One pass gathers, the other one scatters, which is free where the gradient is whole.
+                total += (1 if style == "norm_whole" else 2) * one_way * _padded(output, tp)
+                total += sum(whole * p.nbytes for p in module.parameters()) if style != "row" else 0
+            elif style == "block":
+                total += one_way * _padded(inputs[0], tp)  # the gradient of what was whole before the first block
+            elif style in ("row", "vocab", "norm"):
+                total += whole * output.nbytes
+            elif style == "column_gather":
+                total += one_way * output.nbytes
+            elif style == "column" and not _behind_norm(inputs[0], seen):
+                total += whole * inputs[0].nbytes if inputs[0].requires_grad else 0
+    # Each rank sends to one neighbour, but for the ends: in all, every boundary's state and its gradient.
+    return total / stages + 2 * boundaries / stages
+
+
+def _see(seen: Seen, style: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+    seen.append((style, module, inputs, output))
+
+
+def _padded(value: Tensor, parts: int) -> float:
+    """Bytes of (batch, length, ...) with the length filled up to a multiple of ``parts``."""
+    length = value.shape[1]
+    return value.nbytes / length * parts * -(-length // parts)
+
+
+def _behind_norm(value: Tensor, seen: Seen) -> bool:
+    return any(style == "norm" and output is value for style, _, _, output in seen)
+
+
+def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen: Seen) -> float:
+    """Run the model over shapes; returns the bytes of the state at the boundaries of its stages."""
+    state, keywords = task.inputs(batch)
+    if "pp" not in run.mesh:
+        model(*state, **keywords)
+        return 0.0
+    from shardlab.strategies.pipeline import boundaries
+
+    ranks = run.mesh["pp"]
+    where = boundaries(run.model.pieces, ranks * SCHEDULES[run.options.schedule])
+    crossed = {stop: number for number, (_, stop) in enumerate(where[:-1])}
+    total = 0.0
+    for number, piece in enumerate(model.pieces(), 1):
+        result = piece.run(*state, **keywords)
+        state = result if isinstance(result, tuple) else (result,)
+        # In a V, the two middle stages are on one rank.
+        if number in crossed and not (run.options.schedule == "ZBVZeroBubble" and crossed[number] == ranks - 1):
+            # Behind a column layer the state stays split over the tensor-parallel ranks.
+            parts = run.mesh.get("tp", 1) if seen and seen[-1][0] == "column" else 1
+            total += sum(value.nbytes for value in state) / parts
+    return total

@@ -1,0 +1,108 @@
+"""What the ranks send each other in a step, counted at the operators that PyTorch's collectives are made of."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardlab.training.distributed import World
+
+# Operator: collective, and which argument holds the data whose size the collective is known by.
+OPERATORS = {
+    "c10d.allreduce_": ("all_reduce", 0),
+    "c10d.allreduce_coalesced_": ("all_reduce", 0),
+    "c10d._allgather_base_": ("all_gather", 0),
+    "c10d.allgather_": ("all_gather", 0),
+    "c10d.allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "c10d._reduce_scatter_base_": ("reduce_scatter", 1),
+    "c10d.reduce_scatter_": ("reduce_scatter", 1),
+    "c10d.reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "c10d.reduce_": ("reduce", 0),
+    "c10d.broadcast_": ("broadcast", 0),
+    "c10d.alltoall_base_": ("all_to_all", 1),
+    "c10d.alltoall_": ("all_to_all", 1),
+    "c10d.send": ("send", 0),
+    "_c10d_functional.all_reduce": ("all_reduce", 0),
+    "_c10d_functional.all_reduce_": ("all_reduce", 0),
+    "_c10d_functional.all_gather_into_tensor": ("all_gather", 0),
+    "_c10d_functional.reduce_scatter_tensor": ("reduce_scatter", 0),
+    "_c10d_functional.all_to_all_single": ("all_to_all", 0),
+    "_c10d_functional.broadcast": ("broadcast", 0),
+}
+
+
+def share(collective: str, ranks: int) -> float:
+    """Part of the data that a rank has to send: the factor of nccl-tests' bus bandwidth."""
+    if collective == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return 1.0 if collective in ("send", "broadcast", "reduce") else (ranks - 1) / ranks
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes of every collective while it is active, by mesh axis.
+
+    Tensors with one value (losses, norms) are left out: they are this program's own, and no strategy's.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes: defaultdict[tuple[str, str], float] = defaultdict(float)
+        """(mesh axis, collective): bytes that this rank sends."""
+        self.axes: dict[tuple[int, ...], str] = {tuple(range(world.size)): "world"}
+        mesh = world.mesh
+        for axis in mesh.mesh_dim_names or () if mesh is not None else ():
+            ranks = dist.get_process_group_ranks(mesh.get_group(axis))  # type: ignore[union-attr]
+            if len(ranks) > 1:
+                self.axes[tuple(ranks)] = axis
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count a collective, then run it."""
+        if any("DTensor" in kind.__name__ for kind in types):
+            return NotImplemented  # it comes back as the operators that it is made of
+        name = str(func).rpartition(".")[0]
+        if name in OPERATORS:
+            self._count(name, args)
+        return func(*args, **(kwargs or {}))
+
+    def report(self, world: World) -> list[dict[str, Any]]:
+        """Bytes that a rank sent, by mesh axis and collective: mean over the ranks; a collective."""
+        ranks = world.gather(dict(self.bytes))
+        keys = sorted({key for counted in ranks for key in counted})
+        means = {key: sum(counted.get(key, 0) for counted in ranks) / len(ranks) for key in keys}
+        return [{"axis": axis, "collective": name, "bytes": mean} for (axis, name), mean in means.items()]
+
+    def _count(self, name: str, args: Any) -> None:
+        collective, argument = OPERATORS[name]
+        tensors = list(_tensors(args[argument]))
+        group = _group(args)
+        ranks = dist.get_world_size(group)
+        size = sum(tensor.nbytes for tensor in tensors if tensor.numel() > 1)
+        if name == "_c10d_functional.all_gather_into_tensor":
+            size *= ranks  # here the input is given, elsewhere the output
+        if size:
+            axis = self.axes.get(tuple(dist.get_process_group_ranks(group)), "other")
+            self.bytes[axis, collective] += share(collective, ranks) * size
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        for inner in value:
+            yield from _tensors(inner)
+
+
+def _group(args: Any) -> dist.ProcessGroup:
+    for value in reversed(args):
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return dist.ProcessGroup.unbox(value)
+        if isinstance(value, str):
+            try:
+                return dist.distributed_c10d._resolve_process_group(value)  # type: ignore[attr-defined, no-any-return, arg-type]
+            except (RuntimeError, ValueError):
+                continue  # the name of a reduction
+    raise RuntimeError("a collective without a process group")

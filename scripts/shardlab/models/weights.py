@@ -1,0 +1,141 @@
+"""Weights on disk: safetensors under the plain model's names, written and read one tensor at a time."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from shardlab import models
+from shardlab.errors import UserError
+from shardlab.files import write_atomic
+from shardlab.settings.types import Run
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Types of tensors by their names in the safetensors format."""
+
+
+def save(weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor], path: Path) -> None:
+    """Write whole weights as they come, one in memory at a time.
+
+    ``layout`` has their names, in the same order, with tensors of the shapes and dtypes to write (on any device).
+
+    Raises:
+        UserError: the disk is full or not writable; nothing half-written is left.
+    """
+    write_atomic(path, lambda temporary: _write(temporary, weights, layout))
+
+
+def save_initial(run: Run, path: Path) -> None:
+    """Write the initial weights of a run.
+
+    Raises:
+        UserError: see ``save`` and ``models.build``.
+    """
+    save(models.initial_weights(run), models.state(models.build(run)), path)
+
+
+def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor]) -> None:
+    """The safetensors format (huggingface.co/docs/safetensors), whose own library writes no stream."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, like in layout.items():
+        span = [end, end := end + like.nbytes]
+        header[name] = {"dtype": DTYPES[like.dtype], "shape": list(like.shape), "data_offsets": span}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for (name, value), (expected, like) in zip(weights, layout.items(), strict=True):
+            if name != expected or value.shape != like.shape:
+                raise ValueError(f"{name} {tuple(value.shape)} came, {expected} {tuple(like.shape)} was to come")
+            value = value.detach().to("cpu", like.dtype).contiguous()
+            file.write(value.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def materialize(model: nn.Module, path: Path, device: torch.device, *, whole: bool = True) -> None:
+    """Give a model without weights its weights on ``device``; of a DTensor only this rank's shard.
+
+    One tensor is in memory at a time. A part of a model is not ``whole``: the file has more than it needs.
+
+    Raises:
+        UserError: the file is missing, damaged or of another model.
+    """
+    _allocate(model, device)
+    own = models.state(model)
+    with open_weights(path) as file, torch.no_grad():
+        check_weights(file, own, path, whole=whole)
+        for name, value in own.items():
+            assign(value, file.get_tensor(name))
+
+
+def _allocate(model: nn.Module, device: torch.device) -> None:
+    """Give a model's meta parameters memory; buffers keep their values, tied parameters stay tied."""
+    buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    model.to_empty(device=device)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    for first, *others in names.values():
+        for name in others:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
+
+
+def assign(target: Tensor, whole: Tensor) -> None:
+    """Write a whole tensor into a tensor or, of its shard on this rank, into a DTensor; no communication."""
+    if (mesh := getattr(target, "device_mesh", None)) is None:
+        target.copy_(whole)
+        return
+    from torch.distributed.tensor import distribute_tensor
+
+    shard = cast(Any, target)
+    whole = whole.to(target.dtype)
+    shard.to_local().copy_(distribute_tensor(whole, mesh, shard.placements, src_data_rank=None).to_local())
+
+
+@contextmanager
+def open_weights(path: Path) -> Iterator[Any]:
+    """The safetensors file of weights.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; run the rule that makes it (snakemake {path}).") from None
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged ({error}); remove it and run the rule that makes it.") from None
+
+
+def check_weights(file: Any, own: Mapping[str, Tensor], path: Path, *, whole: bool) -> None:
+    """Raise a UserError unless the file has each weight of a model in its shape, and no other if that is ``whole``."""
+    theirs = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    wrong = [name for name, value in own.items() if theirs.get(name) != tuple(value.shape)]
+    if whole:
+        wrong += theirs.keys() - own.keys()
+    if wrong:
+        name = min(wrong)
+        mine = tuple(own[name].shape) if name in own else None
+        raise UserError(
+            f"{path} holds other weights than the model: {name} is {theirs.get(name)} in the file, "
+            f"{mine} in the model; make it again with this configuration."
+        )

@@ -1,0 +1,110 @@
+"""The configuration files, read and checked; pure Python, no torch."""
+
+import argparse
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shardlab.errors import UserError, unknown
+from shardlab.files import ROOT
+from shardlab.schema import check
+from shardlab.settings.recipe import Recipe
+from shardlab.settings.sites import Site
+from shardlab.settings.types import Config, Strategy, Workload
+
+CONFIG = ROOT / "config"
+
+
+@cache
+def read_yaml(path: Path) -> Any:
+    """Content of a YAML file of the project.
+
+    Raises:
+        UserError: it is missing or not YAML.
+    """
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except FileNotFoundError:
+        raise UserError(f"{name} is missing; take it from a fresh clone.") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}.") from None
+
+
+def add_config_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config``: the configuration as JSON, or the path of a YAML file; parsed to a Config."""
+    parser.add_argument(
+        "--config",
+        type=lambda text: config(json.loads(text) if text.startswith("{") else read_yaml(Path(text))),
+        default=str(CONFIG / "config.yaml"),
+        help="configuration: a YAML file, or JSON (default: config/config.yaml)",
+    )
+
+
+@cache
+def names(folder: str) -> tuple[str, ...]:
+    """Names of the workloads or sites: the files of ``config/<folder>``."""
+    return tuple(sorted(path.stem for path in (CONFIG / folder).glob("*.yaml")))
+
+
+def config(values: dict[str, Any]) -> Config:
+    """Check the merged configuration, and that every name in it exists."""
+    config = check(Config, _with_nulls(values), "config")
+    check(Recipe, config.recipe, "config: recipe")
+    if config.strategies == ["all"]:
+        config = config.model_copy(update={"strategies": list(read_yaml(CONFIG / "strategies.yaml"))})
+    for name in config.workloads:
+        workload(name)
+    for name in config.strategies:
+        strategy(name)
+    site(config)
+    return config
+
+
+@cache
+def workload(name: str) -> Workload:
+    """The workload of that name, checked."""
+    if name not in names("workloads"):
+        raise unknown("workload", name, names("workloads"), "config/workloads")
+    return check(Workload, read_yaml(CONFIG / "workloads" / f"{name}.yaml"), f"config/workloads/{name}.yaml")
+
+
+@cache
+def strategy(name: str) -> Strategy:
+    """The strategy of that name, checked."""
+    strategies = read_yaml(CONFIG / "strategies.yaml")
+    if name not in strategies:
+        raise unknown("strategy", name, strategies, "config/strategies.yaml")
+    return check(Strategy, strategies[name] or {}, f"config/strategies.yaml: {name}")
+
+
+def site(config: Config) -> Site:
+    """The site of a configuration, with the configuration's own settings put over the file's, checked."""
+    name = config.site
+    if name not in names("sites"):
+        raise unknown("site", name, names("sites"), "config/sites")
+    values = read_yaml(CONFIG / "sites" / f"{name}.yaml")
+    check(Site, values, f"config/sites/{name}.yaml")
+    over = config.site_settings
+    if config.container is not None:
+        over = _merged(over, {"container": {"enabled": config.container}})
+    return check(Site, _merged(values, over), "config: site_settings")
+
+
+def _with_nulls(value: Any) -> Any:
+    """Snakemake hands over ``--config 'key={inner: null}'`` with the text "null" inside; here it is None again."""
+    if isinstance(value, dict):
+        return {key: _with_nulls(inner) for key, inner in value.items()}
+    return None if value == "null" else value
+
+
+def _merged(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``over`` put over ``values``, key by key also inside groups of keys."""
+    both = {
+        key: _merged(values[key], value) if isinstance(value, dict) and isinstance(values.get(key), dict) else value
+        for key, value in over.items()
+    }
+    return values | both

@@ -1,0 +1,65 @@
+"""Transformers models of the user, ``hf:<repository or folder>``: their folder and special tokens. Loads no torch."""
+
+import re
+from pathlib import Path
+
+from shardlab.errors import UserError
+from shardlab.files import read_json
+from shardlab.settings.types import Model
+
+MODELS = Path("data/models")
+TEXT_TASKS = ("language_modelling", "summarization")
+"""Tasks whose data is encoded by the model's own tokenizer."""
+
+
+def is_pretrained(name: str) -> bool:
+    """Whether a workload's model is a transformers model."""
+    return name.startswith("hf:")
+
+
+def folder_of(name: str) -> str | None:
+    """Folder of a workload's model: the user's own, or the one that its repository is downloaded to; None: no hf:."""
+    if not is_pretrained(name):
+        return None
+    place = name.removeprefix("hf:")
+    return place if place[0] in "/." else str(MODELS / place.replace("/", "--"))
+
+
+def settings(model: Model, where: str) -> Model:
+    """``model`` with its folder and repository filled in, and what is no key of its config.json taken out of args.
+
+    Raises:
+        UserError: there is no such folder, or the name is no repository's; ``where`` is named.
+    """
+    place, folder = model.name.removeprefix("hf:"), folder_of(model.name)
+    args = dict(model.args)
+    found = {"folder": folder, "pretrained": bool(args.pop("pretrained", True))}
+    revision = args.pop("revision", "main")
+    if folder == place:
+        if not (Path(place) / "config.json").exists():
+            raise UserError(
+                f"{where}: model: there is no {place}/config.json; name a folder that save_pretrained wrote, or a "
+                "repository of the hub as hf:owner/name."
+            )
+    elif re.fullmatch(r"[\w.-]+/[\w.-]+", place):
+        found |= {"repo": place, "revision": revision}
+    else:
+        raise UserError(f"{where}: model: {model.name} is no hf:owner/name, and a folder begins with / or a dot.")
+    return model.model_copy(update={**found, "args": args})
+
+
+def special_tokens(folder: Path) -> dict[str, int]:
+    """Ids of a model's special tokens, from its config.json: ``pad``, ``start`` (of a summary) and ``end``.
+
+    Raises:
+        UserError: it names no end of text.
+    """
+    config = read_json(folder / "config.json", "the model's config.json", "name the folder of a transformers model")
+    config = config.get("text_config") or config
+    end = config.get("eos_token_id")
+    end = end[0] if isinstance(end, list) else end
+    if end is None:
+        raise UserError(f"{folder / 'config.json'} has no eos_token_id; set it to the id that ends a text.")
+    ids = {"pad": ["pad_token_id"], "start": ["decoder_start_token_id", "bos_token_id"]}
+    given = {name: [config[key] for key in keys if config.get(key) is not None] for name, keys in ids.items()}
+    return {name: found[0] if found else end for name, found in given.items()} | {"end": end}

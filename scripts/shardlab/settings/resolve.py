@@ -1,0 +1,234 @@
+"""From config to run: multiply the degrees out, check everything, before anything is submitted.
+
+The Snakefile imports this on a login node, so it is pure Python: no torch.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from shardlab.errors import Unsupported, UserError, choices, unknown
+from shardlab.files import ROOT
+from shardlab.schema import check
+from shardlab.settings import compatibility, load, pretrained
+from shardlab.settings.mesh import divisors, mesh_of, ranks_of
+from shardlab.settings.recipe import Recipe
+from shardlab.settings.sites import ContainerExec, SiteRuntime
+from shardlab.settings.types import (
+    Config,
+    DataSet,
+    DataSource,
+    Model,
+    Run,
+    Size,
+    Strategy,
+    StrategyOptions,
+    Workload,
+)
+
+
+def run(config: Config, strategy_name: str, workload_name: str) -> Run:
+    """The complete settings of one run.
+
+    Raises:
+        Unsupported: the strategy makes no sense for this workload.
+        UserError: something does not fit; the sentence names the key and what would.
+    """
+    strategy, workload = load.strategy(strategy_name), load.workload(workload_name)
+    site = load.site(config).place()
+    size = _size(workload, config, workload_name)
+    recipe = check(Recipe, size.recipe.model_dump(exclude_unset=True) | config.recipe, "config: recipe")
+    data = _data(workload, config, size)
+    args = _args(workload, config, size)
+    _check_model(workload, workload_name, args)
+    nodes, ranks, devices = ranks_of(config, strategy, strategy_name, site)
+    mesh = mesh_of(strategy, strategy_name, nodes, ranks)
+    compatibility.check_tensor(strategy, mesh, workload, workload_name, args, ranks)
+    pieces = sum(args[piece] if isinstance(piece, str) else piece for piece in workload.pieces)
+    compatibility.check_pipeline(strategy, strategy_name, mesh, workload_name, pieces, devices)
+    replicas = mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
+    if recipe.global_batch < replicas:
+        raise UserError(
+            f"{strategy_name} x {workload_name}: global_batch {recipe.global_batch} has fewer samples than "
+            f"the {replicas} data-parallel ranks that share it; set recipe.global_batch to {replicas} or more."
+        )
+    compatibility.check_recipe(strategy, strategy_name, recipe, site.device)
+    return Run(
+        strategy=strategy_name,
+        workload=workload_name,
+        size=config.size,
+        seed=config.seed,
+        nodes=nodes,
+        ranks_per_node=ranks,
+        mesh=mesh,
+        engine=strategy.engine,
+        engine_config=_deepspeed(strategy, strategy_name, recipe, replicas),
+        options=StrategyOptions.model_validate(strategy.model_dump(include=set(StrategyOptions.model_fields))),
+        devices_per_rank=devices,
+        task=workload.task,
+        model=_model(workload, workload_name, args, pieces),
+        data=data,
+        recipe=recipe,
+        site=site,
+        site_name=config.site,
+    )
+
+
+def config_of(config: Config, run: Run) -> Config:
+    """The part of the configuration that ``run`` follows from: it resolves to the same run.
+
+    What is left out (the other workloads, ranks that this run does not have) can change without this one.
+    """
+    place = config.site_settings.keys() & SiteRuntime.model_fields.keys()
+    settings = {key: config.site_settings[key] for key in sorted(place - {"container"})}
+    inside = {
+        key: value
+        for key, value in config.site_settings.get("container", {}).items()
+        if key in ContainerExec.model_fields
+    }
+    return Config(
+        site=run.site_name,
+        site_settings=settings | ({"container": inside} if inside else {}),
+        container=run.site.container is not None,
+        data="hub" if run.data.hub else "embedded",
+        size=run.size,
+        nodes=run.nodes,
+        ranks_per_node=run.ranks_per_node,
+        seed=run.seed,
+        recipe=config.recipe,
+    )
+
+
+def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
+    """All runs of a configuration, and for each (strategy, workload) that is left out its reason."""
+    found: list[Run] = []
+    left_out: dict[tuple[str, str], str] = {}
+    for strategy in config.strategies:
+        for workload in config.workloads:
+            try:
+                found.append(run(config, strategy, workload))
+            except Unsupported as reason:
+                left_out[strategy, workload] = str(reason)
+    _check_data_sets(found)
+    return found, left_out
+
+
+def data_set(config: Config, name: str) -> DataSet:
+    """Settings of a data set that some workload uses under this configuration.
+
+    Raises:
+        UserError: none does.
+    """
+    found: dict[str, DataSet] = {}
+    for _, workload, size in _sized(config):
+        data = _data(workload, config, size)
+        found.setdefault(data.name, data)
+    if name not in found:
+        raise unknown("data set", name, found, "config")
+    return found[name]
+
+
+def model(config: Config, folder: str) -> Model:
+    """Settings of the transformers model that a workload downloads to ``folder`` under this configuration.
+
+    Raises:
+        UserError: none does.
+    """
+    found: dict[str, Model] = {}
+    for name, workload, size in _sized(config):
+        if pretrained.is_pretrained(workload.model):
+            asked = _model(workload, name, _args(workload, config, size), 0)
+            found.setdefault(str(asked.folder), asked)
+    if folder not in found:
+        raise unknown("model", folder, found, "config")
+    return found[folder]
+
+
+def _sized(config: Config) -> Iterator[tuple[str, Workload, Size]]:
+    """Every workload that has the configuration's size, its own ones first."""
+    for name in (*config.workloads, *load.names("workloads")):
+        workload = load.workload(name)
+        if config.size in workload.sizes:
+            yield name, workload, workload.sizes[config.size]
+
+
+def _args(workload: Workload, config: Config, size: Size) -> dict[str, Any]:
+    """Arguments of the workload's model."""
+    source = _source(workload, config)
+    return size.model | source.model | size.shape | source.shape
+
+
+def _size(workload: Workload, config: Config, name: str) -> Size:
+    if config.size not in workload.sizes:
+        raise unknown("size", config.size, workload.sizes, f"config: size, for workload {name}")
+    return workload.sizes[config.size]
+
+
+def _source(workload: Workload, config: Config) -> DataSource:
+    return workload.data.get(config.data) or workload.data["embedded"]
+
+
+def _data(workload: Workload, config: Config, size: Size) -> DataSet:
+    source = _source(workload, config)
+    return DataSet(
+        name=source.name,
+        task=workload.task,
+        seed=config.seed,
+        options=size.data | size.shape | source.shape,
+        reader=source.reader,
+        tokenizer=pretrained.folder_of(workload.model) if workload.task in pretrained.TEXT_TASKS else None,
+        hub=source.hub,
+    )
+
+
+def _model(workload: Workload, name: str, args: dict[str, Any], pieces: int) -> Model:
+    model = Model(name=workload.model, args=args, blocks=workload.blocks, tensor=dict(workload.tensor), pieces=pieces)
+    if not pretrained.is_pretrained(workload.model):
+        return model
+    return pretrained.settings(model, f"config/workloads/{name}.yaml")
+
+
+def _check_model(workload: Workload, name: str, args: dict[str, Any]) -> None:
+    for key, divisor in workload.divisible.items():
+        if key in args and divisor in args and args[key] % args[divisor]:
+            raise UserError(
+                f"config/workloads/{name}.yaml: {divisor} {args[divisor]} does not divide {key} {args[key]}; "
+                f"{divisor} can be {divisors(args[key])}."
+            )
+
+
+def _deepspeed(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> dict[str, Any] | None:
+    """DeepSpeed's settings: the user's JSON, with what the recipe decides filled in."""
+    if strategy.config is None:
+        return None
+    path = ROOT / strategy.config
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = choices(str(p.relative_to(ROOT)) for p in (load.CONFIG / "deepspeed").glob("*.json"))
+        raise UserError(f"config/strategies.yaml: {name}: there is no {strategy.config}; known: {known}.") from None
+    except ValueError as error:
+        raise UserError(f"{strategy.config} is not strict JSON ({error}); no comments, no trailing commas.") from None
+    decided: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": -(-recipe.global_batch // (replicas * recipe.accumulate)),
+        "gradient_accumulation_steps": recipe.accumulate,
+        "gradient_clipping": recipe.clip_norm or 0.0,
+    }
+    if recipe.precision != "full":
+        decided[recipe.precision] = {"enabled": True}
+    clash = [key for key in (*decided, "train_batch_size", "optimizer", "scheduler") if key in given]
+    if clash:
+        raise UserError(f"{strategy.config}: `{clash[0]}` comes from the workload's recipe; remove it there.")
+    return {**given, **decided}
+
+
+def _check_data_sets(runs: list[Run]) -> None:
+    """Two workloads may share a prepared data set only if they ask for the same one."""
+    seen: dict[str, Run] = {}
+    for run in runs:
+        other = seen.setdefault(run.data.name, run)
+        if other.data != run.data:
+            raise UserError(
+                f"workloads {other.workload} and {run.workload} prepare data set {run.data.name} with different "
+                "options; give one of them another data name."
+            )

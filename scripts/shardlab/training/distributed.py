@@ -1,0 +1,115 @@
+"""The ranks of a run: process group, device mesh, and this rank's place in it."""
+
+import os
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shardlab.errors import UserError
+from shardlab.settings.types import Run
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank among all ranks."""
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: DeviceMesh | None
+    data_rank: int
+    data_size: int
+    copies: int = 1
+    """Ranks that hold the same output for the same samples: those of a tensor-parallel group."""
+
+    @property
+    def main(self) -> bool:
+        """Whether this rank prints and saves."""
+        return self.rank == 0
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Sum over the data-parallel ranks, of values that are 0 where a pipeline does not have the output."""
+        if self.size > 1:
+            dist.all_reduce(value)
+            value = value / self.copies
+        return value
+
+    def mean(self, value: float | None) -> float | None:
+        """Mean over all ranks of a number that each has; None if one of them has none."""
+        values = [each for each in self.gather(value) if each is not None]
+        return sum(values) / len(values) if len(values) == self.size else None
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in rank order."""
+        if self.size == 1:
+            return [value]
+        values: list[T] = [value] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+
+def start(device_name: str, timeout_seconds: int = 600) -> None:
+    """Join the process group that torchrun prepared; without torchrun this is a world of one.
+
+    Raises:
+        UserError: the site says cuda, but there are fewer GPUs than ranks on this node.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    if device_name == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"rank {local_rank} of this node needs a GPU of its own, but PyTorch sees "
+                f"{torch.cuda.device_count()}; lower ranks_per_node or set the site's device to cpu."
+            )
+        torch.cuda.set_device(local_rank)
+    if "RANK" in os.environ and not dist.is_initialized():
+        backend, device = ("nccl", torch.device("cuda", local_rank)) if device_name == "cuda" else ("gloo", None)
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds), device_id=device)
+
+
+def is_main() -> bool:
+    """Whether this is the rank that prints and saves."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def finish() -> None:
+    """End a rank that succeeded: wait for the others, then leave the process with status 0.
+
+    The process is left without Python's finalization: gloo's threads can abort a run there that has already
+    written everything (pytorch issue 190489), and DeepSpeed keeps its process groups alive until then. After
+    an error this must not be called: ranks that still wait in a collective would wait for ever.
+    """
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def world(run: Run) -> World:
+    """This rank's place in the run's mesh; needs ``start`` first.
+
+    Raises:
+        UserError: the number of started ranks is not the run's.
+    """
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    if size != run.world_size:
+        raise UserError(f"{run.strategy} needs {run.world_size} ranks, but {size} were started; use scripts/launch.py.")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    on_gpu = run.site.device == "cuda"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    if not run.mesh or not dist.is_initialized():
+        return World(rank, size, device, None, 0, 1)
+    mesh = init_device_mesh(device.type, tuple(run.mesh.values()), mesh_dim_names=tuple(run.mesh))
+    place = dict(zip(run.mesh, mesh.get_coordinate() or (), strict=True))
+    data_rank = place.get("dp_replicate", 0) * run.mesh.get("dp_shard", 1) + place.get("dp_shard", 0)
+    return World(rank, size, device, mesh, data_rank, run.data_parallel_size, run.mesh.get("tp", 1))

@@ -1,0 +1,70 @@
+"""Loss and metric of weights over a whole split, each sample once: on one device, or shared by the ranks of a run."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shardlab import models
+from shardlab.data import order
+from shardlab.models.weights import materialize
+from shardlab.report.records import TestReport
+from shardlab.settings.types import Run
+from shardlab.training import tasks
+from shardlab.training.batches import share
+from shardlab.training.distributed import World
+from shardlab.training.engine import Engine
+from shardlab.training.tasks import Task
+
+
+@torch.no_grad()
+def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: World) -> float:
+    """Loss per target over a whole split, each sample once, shared by the data-parallel ranks."""
+    engine.train(False)
+    batches = order.in_order(task.samples(split), batch_size)
+    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    for batch in batches:
+        for micro in share(task, engine, split, batch, batch_size, 1, world):
+            total += engine.loss(micro)
+    engine.train(True)
+    return float(world.sum(total)) / sum(task.targets(split, batch) for batch in batches)
+
+
+@torch.no_grad()
+def evaluate(run: Run, data: Path, weights: Path) -> TestReport:
+    """Loss per target and metric of ``weights`` over the whole test split, unpadded."""
+    device = torch.device(run.site.device)
+    dtype = getattr(torch, run.recipe.dtype)
+    task = tasks.load(run.task, data, dtype, device)
+    model = models.build(run)
+    materialize(model, weights, device)
+    model.eval()
+    loss = score = 0.0
+    targets = 0
+    for indices in order.in_order(task.samples("test"), run.recipe.evaluation_batch):
+        batch = task.batch("test", indices)
+        outputs = task.outputs(model, batch)
+        loss += float(task.loss(outputs, batch))
+        score += task.score(model, outputs, batch)
+        targets += task.targets("test", indices)
+    return _report(run, task, loss / targets, score)
+
+
+def evaluate_sharded(run: Run, engine: Engine, task: Task, world: World) -> TestReport:
+    """Loss per target of an engine's weights over the test split; a collective, the same on every rank."""
+    return _report(run, task, mean_loss(task, engine, "test", run.recipe.evaluation_batch, world), None)
+
+
+def _report(run: Run, task: Task, loss: float, score: float | None) -> TestReport:
+    samples = task.samples("test")
+    known = score is not None or not task.scores
+    return TestReport(
+        workload=run.workload,
+        loss=loss,
+        untrained_loss=None,
+        evaluation="sharded" if score is None else "whole",
+        metric_name=task.metric_name,
+        metric_value=task.metric(loss, score or 0.0, samples) if known else None,
+        samples=samples,
+        targets=task.targets("test", np.arange(samples)),
+    )

@@ -1,0 +1,70 @@
+"""What the test layers share: tiny runs, and a copy of the tree to work in."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardlab.settings import load, resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TINY = {
+    "mlp": {"rows": 40},
+    "mnist": {"rows": 40},
+    "xsum": {"rows": 40},
+    "vit": {"rows": 40},
+    "llama2": {"characters": 4_600, "sequence_length": 32},
+}
+"""Data options that leave 32 training samples or a little more, so that small cases take milliseconds."""
+
+
+def tiny_run(workload, strategy="single", ranks=2, **recipe):
+    """A run over the tiny data set of a workload; 5 samples a step, which no number of ranks divides."""
+    recipe = {"global_batch": 5, "epochs": 3, "max_steps": 8} | recipe
+    config = load.config({"recipe": recipe, "ranks_per_node": ranks})
+    run = resolve.run(config, strategy, workload)
+    options = run.data.options | TINY[workload]
+    return run.model_copy(update={"data": run.data.model_copy(update={"options": options})})
+
+
+def with_weights(run):
+    """The model of a run with its initial weights."""
+    from shardlab import models  # torch: not for the tests of a login node
+
+    weights = dict(models.initial_weights(run))
+    model = models.construct(run).to(next(iter(weights.values())).dtype)
+    model.load_state_dict(weights)
+    return model
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A copy of the project's files, in which nothing has been made yet."""
+
+    path: Path
+
+    def run(self, *command, check=True, timeout=600, **environment):
+        """Run a command there with the tests' Python first on the PATH; returns it with its output."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            command,
+            cwd=self.path,
+            env=os.environ | {"PATH": path} | environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+        )
+        assert not check or done.returncode == 0, done.stdout
+        return done
+
+    def snakemake(self, *arguments, profile="workflow/profiles/local", **options):
+        """Run snakemake there."""
+        return self.run("snakemake", "--profile", profile, *arguments, **options)
+
+    def json(self, path):
+        """Content of a JSON file there."""
+        return json.loads((self.path / path).read_text())

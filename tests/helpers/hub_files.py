@@ -1,0 +1,51 @@
+"""Data set repositories as they lie on the hub, small, and the variables that lead a client to a hub of ours."""
+
+import io
+import random
+
+import datasets
+import numpy as np
+from PIL import Image
+
+from helpers.common import ROOT
+
+README = """---
+configs:
+- config_name: {config}
+  data_files:
+{files}  default: true
+---
+"""
+
+
+def parquet(columns):
+    """Bytes of a Parquet file as ``datasets`` writes it, with its types (pictures as Image) in the metadata."""
+    buffer = io.BytesIO()
+    datasets.Dataset.from_dict(columns).to_parquet(buffer)
+    return buffer.getvalue()
+
+
+def repository(config, splits):
+    """Files of a Parquet repository laid out as on the hub: config/split-00000-of-00001.parquet and a README."""
+    files = "".join(f"  - split: {split}\n    path: {config}/{split}-*\n" for split in splits)
+    paths = {f"{config}/{split}-00000-of-00001.parquet": parquet(columns) for split, columns in splits.items()}
+    return paths | {"README.md": README.format(config=config, files=files).encode()}
+
+
+def pictures(count):
+    pixels = np.random.default_rng(0).integers(0, 255, (count, 28, 28), dtype=np.uint8)
+    return {"image": [Image.fromarray(each) for each in pixels], "label": [i % 10 for i in range(count)]}
+
+
+def articles(count):
+    words = (ROOT / "README.md").read_text().split()
+    pick = random.Random(0).choices
+    return {
+        "document": [" ".join(pick(words, k=60)) for _ in range(count)],
+        "summary": [" ".join(pick(words, k=8 + i % 7)) for i in range(count)],
+    }
+
+
+def environment(hub):
+    """Variables for a process that is to use ``hub``."""
+    return {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}

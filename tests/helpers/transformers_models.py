@@ -1,0 +1,86 @@
+"""Small transformers models that the tests make: T5, Llama, GPT-2 and ViT, with a tokenizer of their own."""
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from helpers.common import ROOT
+
+CONFIGS = {
+    "t5": transformers.T5Config(
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=300,
+        dropout_rate=0.0,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+    ),
+    "llama": transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+    ),
+    "gpt2": transformers.GPT2Config(
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=64,
+        vocab_size=300,
+        bos_token_id=1,
+        eos_token_id=1,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    ),
+    "vit": transformers.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        image_size=28,
+        patch_size=7,
+        num_channels=1,
+        num_labels=7,
+    ),
+}
+CLASSES = {
+    "t5": transformers.T5ForConditionalGeneration,
+    "llama": transformers.LlamaForCausalLM,
+    "gpt2": transformers.GPT2LMHeadModel,
+    "vit": transformers.ViTForImageClassification,
+}
+
+
+def tokenizer():
+    """A byte-level tokenizer of 300 entries: <pad> is 0, the end of a text 1."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<pad>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([(ROOT / "README.md").read_text()], trainer)
+    return made
+
+
+def make(name, folder):
+    """Write a model with weights, as save_pretrained does, into ``folder``; returns the folder."""
+    torch.manual_seed(0)
+    CLASSES[name](CONFIGS[name]).save_pretrained(folder)
+    if name != "vit":
+        tokenizer().save(str(folder / "tokenizer.json"))
+    return folder

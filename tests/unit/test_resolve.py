@@ -1,0 +1,225 @@
+"""Configuration to runs: degrees multiplied out, and one clear sentence for everything that does not fit."""
+
+import json
+
+import pytest
+
+from shardlab.errors import Unsupported, UserError
+from shardlab.settings import load, resolve
+from shardlab.settings.types import Strategy
+
+
+def resolved(strategy="ddp", workload="llama2", **config):
+    return resolve.run(load.config(config), strategy, workload)
+
+
+@pytest.fixture(autouse=True)
+def site(monkeypatch):
+    """A site without limits; returns a function that sets some."""
+
+    def limits(**values):
+        monkeypatch.setattr(load, "site", lambda config: original(config).model_copy(update=unlimited | values))
+
+    original, unlimited = load.site, {"nodes_max": None, "ranks_per_node_max": None}
+    limits()
+    return limits
+
+
+@pytest.fixture
+def strategy(monkeypatch):
+    """Add a strategy entry for one test."""
+
+    def add(name, **values):
+        entries = load.read_yaml(load.CONFIG / "strategies.yaml") | {name: values}
+        original = load.read_yaml
+        monkeypatch.setattr(
+            load, "read_yaml", lambda path: entries if path.name == "strategies.yaml" else original(path)
+        )
+        load.strategy.cache_clear()
+
+    yield add
+    load.strategy.cache_clear()
+
+
+def test_default_matrix_has_every_cell_as_run_or_reason():
+    config = load.config(load.read_yaml(load.CONFIG / "config.yaml"))
+    planned, left_out = resolve.matrix(config)
+    assert len(planned) + len(left_out) == len(config.strategies) * len(config.workloads)
+    assert not left_out
+
+
+def test_every_strategy_and_workload_is_a_run_or_a_reason():
+    strategies = list(load.read_yaml(load.CONFIG / "strategies.yaml"))
+    planned, left_out = resolve.matrix(load.config({"strategies": strategies}))
+    assert len(planned) + len(left_out) == 5 * len(strategies)
+    assert left_out["pp_zbv", "mlp"] == "mlp can be cut into 2 pieces, and pp_zbv needs 4."
+    assert "no sequence to split" in left_out["tp_sp", "mnist"]
+    assert all(strategy in {"pp_interleaved", "pp_zbv", "tp_sp", "tp_loss", "fsdp_tp_sp"} for strategy, _ in left_out)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "mesh"),
+    [
+        ("single", {}, {}),
+        ("ddp", {}, {"dp_replicate": 2}),
+        ("ddp", {"nodes": 2, "ranks_per_node": 4}, {"dp_replicate": 8}),
+        ("fsdp", {"ranks_per_node": 1}, {"dp_shard": 1}),
+        ("hsdp", {}, {"dp_replicate": 2, "dp_shard": 2}),
+        ("fsdp_tp", {"nodes": 2}, {"dp_shard": 2, "tp": 2}),
+        ("fsdp_tp", {}, {"dp_shard": 2, "tp": 2}),
+        ("zero3", {"ranks_per_node": 3}, {"dp_shard": 3}),
+    ],
+)
+def test_degrees_are_multiplied_out(name, config, mesh):
+    run = resolved(name, **config)
+    assert run.mesh == mesh
+    assert list(run.mesh) == list(mesh), "outermost axis first: tp neighbours must share a node"
+
+
+def test_tensor_parallel_groups_stay_inside_a_node():
+    with pytest.raises(UserError, match="tp 2 does not divide the 1 ranks of a node, and tensor-parallel groups stay"):
+        resolved("fsdp_tp", nodes=4, ranks_per_node=1)
+    assert resolved("fsdp_tp", nodes=4, ranks_per_node=2).mesh == {"dp_shard": 4, "tp": 2}
+
+
+def test_run_is_complete_and_round_trips():
+    run = resolved("zero2", "xsum")
+    assert resolve.Run.model_validate(json.loads(run.model_dump_json())) == run
+    assert run.engine_config is not None
+    assert run.engine_config["train_micro_batch_size_per_gpu"] == run.recipe.global_batch // 2
+
+
+def test_hub_data_by_one_key():
+    run = resolved("single", "mnist", data="hub")
+    assert run.data.hub is not None
+    assert run.data.hub.repo == "ylecun/mnist"
+    assert resolved("single", "mlp", data="hub").data.hub is None
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"workload": ["mlp"]}, ["`workload`", "did you mean `workloads`"]),
+        ({"workloads": ["lama2"]}, ["lama2", "did you mean llama2"]),
+        ({"workloads": []}, ["workloads"]),
+        ({"strategies": ["fsdp2"]}, ["fsdp2", "did you mean fsdp"]),
+        ({"site": "locl"}, ["locl", "did you mean local"]),
+        ({"data": "hubb"}, ["`data`", "'embedded' or 'hub'"]),
+        ({"size": "large"}, ["large", "small, source"]),
+        ({"seed": -1}, ["`seed`", "-1"]),
+        ({"nodes": 0}, ["`nodes`", "greater than 0"]),
+        ({"recipe": {"epoch": 3}}, ["`epoch`", "did you mean `epochs`"]),
+        ({"recipe": {"learning_rate": 0}}, ["`learning_rate`"]),
+        ({"recipe": {"global_batch": 1}}, ["global_batch 1", "2 or more"]),
+    ],
+)
+def test_bad_config_is_one_sentence_that_names_the_key(config, words):
+    with pytest.raises(UserError) as error:
+        resolve.matrix(load.config(config))
+    for word in words:
+        assert word in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"dp_shard": 3}, ["do not divide the world of 2 ranks", "multiple of 3"]),
+        ({"dp_replicate": 1}, ["do not divide the world"]),
+        ({"dp_shard": -1, "dp_replicate": -1}, ["only one degree can be -1"]),
+        ({"dp_replicate": 1, "tp": 2}, ["needs dp_shard", "dp_shard: 1"]),
+        ({"dp_shard": 0}, ["a degree is a number from 1"]),
+        ({"dp_shard": -1, "tp": 4, "min_ranks": 6}, ["do not divide the world of 6"]),
+        ({"dp_shard": -1, "tp": 8, "min_ranks": 8}, ["tp 8 does not divide heads 4", "1, 2, 4"]),
+        ({"cpu_offload": True, "dp_replicate": -1}, ["cpu_offload needs dp_shard"]),
+        ({"engine": "deepspeed"}, ["config"]),
+        ({"engine": "deepspeed", "config": "config/deepspeed/zero9.json"}, ["zero9.json", "zero1.json"]),
+        ({"dp_shrad": 2}, ["`dp_shrad`", "did you mean `dp_shard`"]),
+    ],
+)
+def test_bad_strategy_is_one_sentence(strategy, entry, words):
+    strategy("mine", **entry)
+    with pytest.raises(UserError) as error:
+        resolved("mine")
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_no_more_ranks_than_the_site_has(site):
+    site(nodes_max=2, ranks_per_node_max=4)
+    assert resolved("fsdp_tp", nodes=2, ranks_per_node=4).world_size == 8
+    with pytest.raises(UserError, match=r"8 ranks per node are asked for.*ranks_per_node to 4 or less"):
+        resolved("fsdp", ranks_per_node=8)
+    with pytest.raises(UserError, match=r"3 nodes are asked for.*nodes to 2 or less"):
+        resolved("fsdp", nodes=3)
+    assert resolved("single", nodes=3).world_size == 1
+
+
+def test_local_is_one_node(monkeypatch):
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="site local can have 1"):
+        resolved("ddp", nodes=2)
+
+
+def test_tensor_parallel_stays_inside_a_node(strategy):
+    strategy("tp4", dp_shard=-1, tp=4)
+    with pytest.raises(UserError, match="does not divide the 2 ranks of a node"):
+        resolved("tp4", nodes=2)
+
+
+def test_deepspeed_json_may_not_say_what_the_recipe_says(strategy, tmp_path, monkeypatch):
+    monkeypatch.setattr(resolve, "ROOT", tmp_path)
+    strategy("mine", engine="deepspeed", config="mine.json")
+    (tmp_path / "mine.json").write_text('{"train_batch_size": 8}')
+    with pytest.raises(UserError, match="`train_batch_size` comes from the workload's recipe"):
+        resolved("mine")
+    (tmp_path / "mine.json").write_text('{"zero_optimization": {"stage": 1},}')
+    with pytest.raises(UserError, match="not strict JSON"):
+        resolved("mine")
+
+
+def test_deepspeed_has_no_float64():
+    with pytest.raises(Unsupported, match="float32"):
+        resolved("zero1", recipe={"dtype": "float64"})
+
+
+def test_head_count_that_does_not_divide(monkeypatch):
+    good = load.workload("llama2")
+    small = good.sizes["small"]
+    bad = good.model_copy(
+        update={"sizes": {"small": small.model_copy(update={"model": small.model | {"kv_heads": 3}})}}
+    )
+    monkeypatch.setattr(load, "workload", lambda name: bad)
+    with pytest.raises(UserError, match="kv_heads 3 does not divide heads 4"):
+        resolve.run(load.config({"workloads": ["llama2"]}), "single", "llama2")
+
+
+def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
+    good = load.workload
+    vit = good("vit")
+    size = vit.sizes["small"].model_copy(update={"data": {"rows": 9}})
+    monkeypatch.setattr(
+        load,
+        "workload",
+        lambda name: vit.model_copy(update={"sizes": {"small": size}}) if name == "vit" else good(name),
+    )
+    with pytest.raises(UserError, match="mnist and vit prepare data set digits with different options"):
+        resolve.matrix(load.config({}))
+
+
+def test_every_strategy_in_the_file_is_valid():
+    for name in load.read_yaml(load.CONFIG / "strategies.yaml"):
+        assert isinstance(load.strategy(name), Strategy)
+
+
+@pytest.mark.parametrize("size", ["small", "source"])
+@pytest.mark.parametrize("data", ["embedded", "hub"])
+def test_the_matrix_resolves_with_every_size_and_data(size, data):
+    planned, _ = resolve.matrix(load.config({"size": size, "data": data}))
+    assert len(planned) == 40
+
+
+def test_sizes_of_the_sources_resolve():
+    for workload in load.names("workloads"):
+        for data in ("embedded", "hub"):
+            assert resolved("single", workload, size="source", data=data).size == "source"

@@ -1,0 +1,59 @@
+"""The rooms of scripts/shardlab: which may import which, and which may import torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.common import ROOT
+
+PACKAGE = ROOT / "scripts/shardlab"
+MAY_IMPORT = {
+    "ground": set(),
+    "settings": {"ground"},
+    "launch": {"ground", "settings"},
+    "data": {"ground", "settings"},
+    "report": {"ground", "settings"},
+    "models": {"ground", "settings"},
+    "training": {"ground", "settings", "data", "models", "report"},
+    "strategies": {"ground", "settings", "models", "training"},
+    "measure": {"ground", "settings", "data", "models", "report", "training", "strategies"},
+}
+"""Room: the rooms below it. Ground is what lies in no room: errors, files, schema."""
+NO_TORCH = ("ground", "settings", "launch", "data", "report")
+
+
+def room(path):
+    first = path.relative_to(PACKAGE).parts[0]
+    return "ground" if first.endswith(".py") else first
+
+
+def imported(path):
+    """Rooms of the project that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("shardlab"):
+            parts = [*node.module.split(".")[1:], *(alias.name for alias in node.names)]
+            yield parts[0] if parts[0] in MAY_IMPORT else "ground"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_arrows_only_run_down(path):
+    here = room(path)
+    assert set(imported(path)) <= MAY_IMPORT[here] | {here}
+
+
+@pytest.mark.parametrize("name", NO_TORCH)
+def test_rooms_of_the_login_node_have_no_torch(name):
+    """Not directly, and not through others."""
+    files = [path for path in PACKAGE.rglob("*.py") if room(path) == name and path.name != "__init__.py"]
+    modules = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in files]
+    assert modules
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(PACKAGE).parent).returncode == 0
+
+
+def test_the_check_sees_torch():
+    code = "import sys, shardlab.training.engine; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent).returncode == 1
