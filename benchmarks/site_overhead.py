@@ -20,7 +20,7 @@ from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT
 from shardlab.launch import slurm
 from shardlab.launch.images import ImageReport, read_image
-from shardlab.launch.script import Scope
+from shardlab.launch.stages import Scope
 from shardlab.settings import load, resolve
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run

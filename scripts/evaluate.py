@@ -38,7 +38,7 @@ def main() -> None:
         before = read_json(args.untrained, "report of the initial weights", f"run snakemake {args.untrained}")
         untrained = check(TestReport, before, str(args.untrained)).loss
     distributed.start(run.site.device)
-    report = (evaluate_sharded if run.recipe.evaluation == "sharded" else evaluate)(run, args.data, args.weights)
+    report = (evaluate_sharded if run.evaluated_sharded else evaluate)(run, args.data, args.weights)
     if distributed.is_main():
         write_json(args.output, report.model_copy(update={"untrained_loss": untrained}).model_dump())
         metric = "" if report.metric_value is None else f"  {report.metric_name} {report.metric_value:.6g}"
@@ -48,9 +48,9 @@ def main() -> None:
 
 def evaluate_sharded(run: Run, data: Path, weights: Path) -> TestReport:
     """Loss per target of ``weights`` under the run's own strategy; a collective, the same on every rank."""
-    world = distributed.world(run)
+    world = distributed.world(run.mesh, run.site.device)
     dtype = getattr(torch, run.recipe.dtype)
-    task = tasks.load(run.task, data, dtype, world.device, fixed_shapes="pp" in run.mesh)
+    task = tasks.load(run.task, data, dtype, world.device, fixed_shapes=run.mesh.pipelined)
     engine = strategies.build(run, task, world, weights)
     return evaluation.evaluate_sharded(run, engine, task, world)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, sha256, write_json
-from shardlab.launch import debian
+from shardlab.launch import container, debian
 from shardlab.launch.images import ImageReport
 from shardlab.schema import check
 from shardlab.settings.sites import Container
@@ -41,11 +41,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="report to write; a built image lies beside it")
     args = parser.parse_args()
     command = args.container.command
-    if shutil.which(command) is None:
-        raise UserError(
-            f"there is no {command} on {os.uname().nodename}, which builds and starts the image; load its module, set "
-            "container.command in the site's file to its path, or set config key container to off."
-        )
+    container.require(command)
     for name in args.clear:
         os.environ.pop(name, None)
     facts: dict[str, str | float] = {}
@@ -95,14 +91,14 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
     Raises:
         UserError: the wheels were collected for another Python than the base has.
     """
-    container = args.container
+    settings = args.container
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if container.base == "debootstrap" and python != "3.11":
+    if settings.base == "debootstrap" and python != "3.11":
         raise UserError(
             f"base debootstrap is Debian 12 with Python 3.11, but the wheels are those of Python {python}; run "
             "Snakemake with Python 3.11, or set container.base to docker."
         )
-    mirror = container.mirror or (debian.mirror() if container.base == "debootstrap" else "none")
+    mirror = settings.mirror or (debian.mirror() if settings.base == "debootstrap" else "none")
     lock = args.lock.read_text(encoding="utf-8")
     versions = dict(re.findall(r"^(torch|deepspeed)==(\S+)", lock, flags=re.MULTILINE))
     describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
@@ -110,7 +106,7 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
         subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     )
     return {
-        "base": container.base,
+        "base": settings.base,
         "python": python,
         "mirror": mirror,
         "wheelhouse": str(args.wheelhouse.resolve()),

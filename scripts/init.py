@@ -4,9 +4,11 @@
 import argparse
 from pathlib import Path
 
+import torch
+
 from shardlab import models
 from shardlab.errors import run_program
-from shardlab.models.weights import save_initial
+from shardlab.models.weights import save
 from shardlab.settings.types import read_run
 
 
@@ -17,8 +19,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")
     args = parser.parse_args()
     run = read_run(args.settings)
-    save_initial(run, args.output)
-    print(f"{models.parameter_count(models.build(run)):,} parameters, seed {run.seed}")
+    dtype = getattr(torch, run.recipe.dtype)
+    model = models.build(run.model, run.task, dtype)
+    save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
+    print(f"{models.parameter_count(model):,} parameters, seed {run.seed}")
 
 
 if __name__ == "__main__":

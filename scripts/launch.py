@@ -5,9 +5,6 @@ The options that launch.py does not know are the program's own.
 """
 
 import argparse
-import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,20 +15,10 @@ from pathlib import Path
 from shardlab.data import store
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, lock, write_text
-from shardlab.launch import script
+from shardlab.launch import container, script, slurm
 from shardlab.launch.images import ImageReport, read_image
-from shardlab.launch.script import Scope
+from shardlab.launch.stages import STAGES, scope
 from shardlab.settings.types import Run, read_run
-
-STAGES = {
-    "init": (["init.py"], Scope.ONE),
-    "train": (["train.py"], Scope.RANKS),
-    "evaluate": (["evaluate.py"], Scope.ONE),
-    "collectives": (["collectives.py"], Scope.RANKS),
-    "preflight_nodes": (["preflight.py", "nodes"], Scope.NODES),
-    "preflight_ranks": (["preflight.py", "ranks"], Scope.RANKS),
-}
-"""Stage: its program, and where that runs."""
 
 
 def main() -> int:
@@ -49,16 +36,14 @@ def main() -> int:
 
     run = read_run(args.settings)
     image = check_image(run, args.image)
-    (name, *words), spread = STAGES[args.stage]
-    if args.stage == "evaluate" and run.recipe.evaluation == "sharded":
-        spread = Scope.RANKS
+    (name, *words), _ = STAGES[args.stage]
     program = [str(Path(__file__).parent / name), *words, f"--settings={args.settings}", *others]
     if args.data:
         program.append(f"--data={args.data}")
     if args.stage == "train":
         program += [f"--image={args.image}"] if image else []
         program += commit()
-    lines = script.lines(run, program, image.path if image else None, spread)
+    lines = script.lines(run, program, image.path if image else None, scope(args.stage, run))
     print(lines, flush=True)
     if args.dry_run:
         return 0
@@ -67,7 +52,7 @@ def main() -> int:
         return start(lines, f"{args.stage} of {run.workload}")
     if args.data:
         store.verify(args.data, run.data)
-    with lock(args.settings.parent / ".lock", "trained", still=in_queue):
+    with lock(args.settings.parent / ".lock", "trained", slurm.holder(), slurm.in_queue):
         args.done.unlink(missing_ok=True)
         status = start(lines, f"{run.strategy} x {run.workload}")
         if status == 0:
@@ -119,17 +104,13 @@ def check_place(run: Run, image: ImageReport | None) -> None:
     Raises:
         UserError: srun without a Slurm job, or a program that is not on the PATH.
     """
-    if run.site.srun and "SLURM_JOB_ID" not in os.environ:
+    if run.site.srun and slurm.job_id() is None:
         raise UserError(
             f"site {run.site_name} starts ranks with srun, inside a Slurm job, and this is none; "
             "run snakemake with --profile slurm, or choose site local."
         )
-    command = run.site.container.command if run.site.container and image else None
-    if command and shutil.which(command) is None:
-        raise UserError(
-            f"there is no {command} on {os.uname().nodename}; load its module before snakemake, set container.command "
-            f"in config/sites/{run.site_name}.yaml to its path, or set config key container to off."
-        )
+    if run.site.container and image:
+        container.require(run.site.container.command)
 
 
 def commit() -> list[str]:
@@ -140,20 +121,6 @@ def commit() -> list[str]:
     except (OSError, subprocess.CalledProcessError):
         return []
     return [f"--commit={done.stdout.strip()}"]
-
-
-def in_queue(holder: str) -> bool:
-    """Whether a lock's holder is another Slurm job that has not ended.
-
-    Not every file system carries a lock from one node to another.
-    """
-    job = re.fullmatch(r"Slurm job (\d+)", holder)
-    if job is None or job[1] == os.environ.get("SLURM_JOB_ID") or shutil.which("squeue") is None:
-        return False
-    queue = subprocess.run(
-        ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job[1]}"], capture_output=True, text=True
-    )
-    return queue.stdout.strip() in ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
 
 
 if __name__ == "__main__":

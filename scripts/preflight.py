@@ -19,6 +19,7 @@ from typing import Any
 
 from shardlab.errors import run_program
 from shardlab.files import ROOT, read_json, write_json
+from shardlab.launch import container
 from shardlab.launch.script import RENDEZVOUS
 from shardlab.settings.types import Run, read_run
 
@@ -64,11 +65,11 @@ def report(found: Findings, output: Path) -> int:
 def login(run: Run) -> Findings:
     """The machine where Snakemake runs."""
     problems = storage(ROOT / "results")
-    programs = ["sbatch", "squeue", "srun"] if run.site.srun else []
-    programs += [run.site.container.command] if run.site.container else []
-    for program in programs:
+    for program in ("sbatch", "squeue", "srun") if run.site.srun else ():
         if shutil.which(program) is None:
             problems.append(f"there is no {program} on {socket.gethostname()}; load its module, then try again")
+    if run.site.container and (reason := container.missing(run.site.container.command)):
+        problems.append(reason)
     return {
         "where": "login node",
         "host": socket.gethostname(),
@@ -191,7 +192,7 @@ def ranks(run: Run, output: Path) -> int:
     from shardlab.training import distributed
 
     distributed.start(run.site.device, timeout_seconds=4 * PATIENCE)
-    world = distributed.world(run)
+    world = distributed.world(run.mesh, run.site.device)
     problems = [
         f"{name} over {world.size} ranks gives wrong numbers; check NCCL's environment variables in the site's file"
         for name in wrong(world)

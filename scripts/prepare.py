@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shardlab import data as data_sets
 from shardlab.data import store
-from shardlab.data.encode import encode
+from shardlab.data.encoders import encode
 from shardlab.errors import run_program
 from shardlab.settings.types import DataSet
 

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="CSV file to write; the picture goes beside it")
     args = parser.parse_args()
     run = resolve.run(args.config, args.strategy, args.workload)
-    if "pp" not in run.mesh:
+    if not run.mesh.pipelined:
         raise UserError(f"{args.strategy} has no pp, so its batches are not split; name a strategy with pp.")
     starter = [sys.executable, str(Path(__file__).with_name("launch.py")), "train"]
     starter += [f"--data={args.data}", f"--weights={args.weights}", *([f"--image={args.image}"] if args.image else [])]
@@ -61,7 +61,7 @@ def measure(run: Run, count: int, starter: list[str], folder: Path) -> dict[str,
     return {
         "strategy": run.strategy,
         "workload": run.workload,
-        "ranks": run.mesh["pp"],
+        "ranks": run.mesh.stages,
         "schedule": options.schedule,
         "microbatches": count,
         "step_seconds_median": report["step_seconds_median"],

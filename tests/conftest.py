@@ -8,7 +8,7 @@ import pytest
 from helpers.common import ROOT, TINY, Tree, tiny_run
 from shardlab import data as data_sets
 from shardlab.data import store
-from shardlab.data.encode import encode
+from shardlab.data.encoders import encode
 
 
 @pytest.fixture(scope="session")

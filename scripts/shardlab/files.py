@@ -72,11 +72,13 @@ def read_json(path: Path, what: str, remedy: str) -> Any:
 
 
 @contextmanager
-def lock(path: Path, doing: str, still: Callable[[str], bool] = lambda holder: False) -> Iterator[None]:
+def lock(
+    path: Path, doing: str, me: str | None = None, still: Callable[[str], bool] = lambda holder: False
+) -> Iterator[None]:
     """Hold the lock file of a folder; it goes with this process, however that ends.
 
-    ``still(holder)`` says whether the last holder that left its name is at work yet, for file systems that do
-    not carry locks from one machine to another.
+    ``me`` is the name that is left in it (default: this process and machine). ``still(holder)`` says whether the last
+    holder that left its name is still at work, for file systems that do not carry locks between machines.
 
     Raises:
         UserError: another process holds it; ``doing`` says what for (trained, downloaded).
@@ -93,13 +95,18 @@ def lock(path: Path, doing: str, still: Callable[[str], bool] = lambda holder: F
         if not free or (holder and still(holder)):
             raise UserError(f"{path.parent} is being {doing} by {holder}; wait for it or end it.") from None
         file.truncate(0)
-        job = os.environ.get("SLURM_JOB_ID")
-        file.write(f"Slurm job {job}" if job else f"process {os.getpid()} on {os.uname().nodename}")
+        file.write(me or f"process {os.getpid()} on {os.uname().nodename}")
         file.flush()
         try:
             yield
         finally:
             file.truncate(0)
+
+
+def modules(folder: Path, defines: str) -> tuple[str, ...]:
+    """Names of the Python files of a folder that contain the text ``defines``, without those that begin with _."""
+    files = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
+    return tuple(path.stem for path in files if defines in path.read_text(encoding="utf-8"))
 
 
 def sha256(path: Path) -> str:

@@ -1,9 +1,10 @@
 """Checked settings: unknown keys are errors, and every error is one sentence that names the key."""
 
+from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from shardlab.errors import UserError, choices
 
@@ -15,6 +16,18 @@ class Strict(BaseModel):
 
 
 S = TypeVar("S", bound=BaseModel)
+
+
+def one_of(names: Collection[str]) -> tuple[AfterValidator, WithJsonSchema]:
+    """Annotations of a text that must be one of these names, such as the keys of a table."""
+
+    def known(value: str) -> str:
+        if value in names:
+            return value
+        close = get_close_matches(value, names, n=1)
+        raise ValueError((f"did you mean {close[0]}? " if close else "") + f"known: {choices(names)}")
+
+    return AfterValidator(known), WithJsonSchema({"type": "string", "enum": list(names)})
 
 
 def check(kind: type[S], value: Any, where: str) -> S:
@@ -32,11 +45,12 @@ def check(kind: type[S], value: Any, where: str) -> S:
             known = _keys(kind, first["loc"][:-1])
             close = get_close_matches(str(first["loc"][-1]), known, n=1)
             hint = f"did you mean `{close[0]}`? " if close else ""
-            known_text = f"Known keys: {choices(known)}." if known else ""
-            raise UserError(f"{where}: `{key}` is not a key; {hint}{known_text}") from None
+            known_text = f"known keys: {choices(known)}." if known else ""
+            raise UserError(f"{where}: unknown key `{key}`; {hint}{known_text}") from None
         if first["type"] == "missing":
             raise UserError(f"{where}: the key `{key}` is missing; add it.") from None
-        message = first["msg"][0].lower() + first["msg"][1:]
+        message = first["msg"].removeprefix("Value error, ")
+        message = message[0].lower() + message[1:]
         raise UserError(f"{where}: `{key}` is {first['input']!r}; {message}.") from None
 
 

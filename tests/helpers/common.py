@@ -34,10 +34,36 @@ def with_weights(run):
     """The model of a run with its initial weights."""
     from shardlab import models  # torch: not for the tests of a login node
 
-    weights = dict(models.initial_weights(run))
-    model = models.construct(run).to(next(iter(weights.values())).dtype)
+    weights = initial_weights(run)
+    model = models.construct(run.model, run.task).to(next(iter(weights.values())).dtype)
     model.load_state_dict(weights)
     return model
+
+
+def build(run):
+    """The model of a run without weights."""
+    import torch
+
+    from shardlab import models
+
+    return models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
+
+
+def initial_weights(run):
+    """Name to tensor."""
+    import torch
+
+    from shardlab import models
+
+    return dict(models.initial_weights(run.model, run.task, getattr(torch, run.recipe.dtype), run.seed))
+
+
+def save_initial(run, path):
+    """Write the initial weights of a run."""
+    from shardlab import models
+    from shardlab.models.weights import save
+
+    save(initial_weights(run).items(), models.state(build(run)), path)
 
 
 @dataclass(frozen=True)

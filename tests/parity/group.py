@@ -9,8 +9,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from helpers.common import ROOT
-from shardlab.models.weights import save_initial
+from helpers.common import ROOT, save_initial
 from shardlab.training import evaluation
 
 

@@ -86,6 +86,6 @@ def test_a_checkpoint_of_something_else_is_refused(folder, tiny_data, tmp_path):
     with pytest.raises(UserError, match="holds other weights than the model"):
         resume("mnist", folder / "hsdp-half-vit-float64" / "checkpoint")
     with pytest.raises(UserError, match="model and the optimizer that wrote it"):
-        resume("vit", folder / "hsdp-half-vit-float64" / "checkpoint", optimizer="adadelta")
+        resume("vit", folder / "hsdp-half-vit-float64" / "checkpoint", optimizer={"name": "adadelta"})
     with pytest.raises(UserError, match="is missing"):
         resume("vit", tmp_path / "nothing")

@@ -14,11 +14,12 @@ from group import Group, differences, outside
 from safetensors.torch import load_file
 
 from helpers import transformers_models
-from helpers.common import TINY
+from helpers.common import TINY, initial_weights
+from helpers.common import build as build_model
 from shardlab import data as data_sets
 from shardlab import models
 from shardlab.data import store
-from shardlab.data.encode import encode
+from shardlab.data.encoders import encode
 from shardlab.errors import UserError
 from shardlab.settings import load, pretrained, resolve
 
@@ -141,7 +142,7 @@ def test_the_library_reads_what_was_trained(folder, resolved, name, tmp_path):
 def test_the_initial_weights_are_the_folders_but_for_a_head_of_another_size(resolved):
     run = resolved("single", "vit")
     given = models.state(transformers_models.CLASSES["vit"].from_pretrained(run.model.folder))
-    start = dict(models.initial_weights(run))
+    start = initial_weights(run)
     assert {key for key in start if start[key].shape != given[key].shape or not start[key].equal(given[key])} == {
         "classifier.weight",
         "classifier.bias",
@@ -155,14 +156,14 @@ def test_the_entries_of_the_sources_change_keys_that_the_models_have(workload, k
     run = resolve.run(load.config({"size": size, "data": "hub"}), "fsdp", workload)
     assert run.model.pretrained == (size == "source")
     run = run.model_copy(update={"model": run.model.model_copy(update={"folder": str(tmp_path), "pretrained": False})})
-    model = models.build(run)
+    model = build_model(run)
     assert all(models.matching(model, pattern) for pattern in run.model.blocks)
 
 
 def test_fresh_weights_are_not_the_folders(resolved):
     run = resolved("single", "llama")
     fresh = run.model_copy(update={"model": run.model.model_copy(update={"pretrained": False})})
-    one, other = (dict(models.initial_weights(each))["lm_head.weight"] for each in (run, fresh))
+    one, other = (initial_weights(each)["lm_head.weight"] for each in (run, fresh))
     assert one.shape == other.shape
     assert not one.equal(other)
 
@@ -171,7 +172,7 @@ def test_what_does_not_fit_is_said(resolved, tmp_path):
     run = resolved("single", "llama")
 
     def build(**changes):
-        return models.build(run.model_copy(update={"model": run.model.model_copy(update=changes)}))
+        return build_model(run.model_copy(update={"model": run.model.model_copy(update=changes)}))
 
     with pytest.raises(UserError, match=r"LlamaConfig\) has no key hidden_sice"):
         build(args={"hidden_sice": 3})
@@ -181,7 +182,7 @@ def test_what_does_not_fit_is_said(resolved, tmp_path):
     with pytest.raises(UserError, match="cannot be read as a model for language_modelling"):
         build(folder=str(tmp_path))
     with pytest.raises(UserError, match="regression has no transformers models"):
-        models.build(run.model_copy(update={"task": "regression"}))
+        build_model(run.model_copy(update={"task": "regression"}))
     with pytest.raises(UserError, match=r"there is no \./nowhere/config\.json"):
         pretrained.settings(run.model.model_copy(update={"name": "hf:./nowhere"}), "w.yaml")
     with pytest.raises(UserError, match="is no hf:owner/name"):

@@ -2,10 +2,11 @@
 
 import pytest
 
+from helpers.common import build as build_model
 from shardlab.errors import Unsupported, UserError
 from shardlab.settings import load, resolve
+from shardlab.settings.pipeline_schedules import SCHEDULES, boundaries
 from shardlab.settings.types import Strategy
-from shardlab.strategies.pipeline import boundaries, stages_of
 
 
 def resolved(monkeypatch, strategy, workload="llama2", **config):
@@ -14,9 +15,15 @@ def resolved(monkeypatch, strategy, workload="llama2", **config):
 
 
 def test_stages_lie_in_a_line_a_loop_or_a_v():
-    assert [stages_of("1F1B", 3, rank) for rank in range(3)] == [[0], [1], [2]]
-    assert [stages_of("Interleaved1F1B", 3, rank) for rank in range(3)] == [[0, 3], [1, 4], [2, 5]]
-    assert [stages_of("ZBVZeroBubble", 3, rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
+    lying = {
+        "1F1B": [[0], [1], [2]],
+        "Interleaved1F1B": [[0, 3], [1, 4], [2, 5]],
+        "ZBVZeroBubble": [[0, 5], [1, 4], [2, 3]],
+    }
+    for name, expected in lying.items():
+        schedule = SCHEDULES[name]
+        assert [schedule.stages(3, rank) for rank in range(3)] == expected
+        assert all(schedule.rank_of(3, stage) == rank for rank, stages in enumerate(expected) for stage in stages)
 
 
 @pytest.mark.parametrize(("pieces", "stages"), [(4, 4), (14, 4), (6, 2), (7, 3)])
@@ -66,7 +73,7 @@ def test_the_number_of_pieces_is_the_models():
         if run.model.folder:
             assert run.model.pieces == 0
             continue
-        chain = models.build(run)
+        chain = build_model(run)
         pieces = chain.pieces()
         assert len(pieces) == run.model.pieces
         owned = [name for piece in pieces for name in piece.names]

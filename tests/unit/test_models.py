@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.common import with_weights
+from helpers.common import build as build_model
+from helpers.common import initial_weights, save_initial, with_weights
 from shardlab import models
 from shardlab.errors import UserError
-from shardlab.models.weights import materialize, save_initial
+from shardlab.models.weights import materialize
 from shardlab.settings import load, resolve
 from shardlab.strategies import parallelize
 from shardlab.training import distributed
@@ -30,16 +31,16 @@ def test_the_large_sizes_have_the_parameters_of_llama_2(size, count):
     config = load.config({"size": size, "workloads": ["llama2"], "ranks_per_node": 16})
     for strategy in ("fsdp", "fsdp_tp", "fsdp_pp", "fsdp_tp_pp"):
         assert resolve.run(config, strategy, "llama2").world_size == 16
-    assert models.parameter_count(models.build(resolve.run(config, "fsdp", "llama2"))) == count
+    assert models.parameter_count(build_model(resolve.run(config, "fsdp", "llama2"))) == count
 
 
 def test_initial_weights_do_not_depend_on_what_is_drawn_before_and_follow_the_seed():
     run = resolve.run(load.config({}), "single", "vit")
-    first = dict(models.initial_weights(run))
-    assert list(first) == list(models.state(models.build(run)))
+    first = initial_weights(run)
+    assert list(first) == list(models.state(build_model(run)))
     torch.rand(3)
-    again = dict(models.initial_weights(run))
-    other = dict(models.initial_weights(run.model_copy(update={"seed": run.seed + 1})))
+    again = initial_weights(run)
+    other = initial_weights(run.model_copy(update={"seed": run.seed + 1}))
     drawn = [name for name, value in first.items() if value.std() > 0]
     assert {"class_token", "positions", "patches.weight", "layers.1.up.weight", "head.weight"} <= set(drawn)
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -62,7 +63,7 @@ def test_a_model_without_initialize_is_drawn_whole(monkeypatch, tmp_path):
     run = resolve.run(load.config({}), "single", "mlp")
     monkeypatch.setattr(models, "create", lambda name, args: Whole())
     save_initial(run, tmp_path / "weights")
-    model = models.build(run)
+    model = build_model(run)
     assert model.scale.is_meta
     materialize(model, tmp_path / "weights", torch.device("cpu"))
     assert model.scale.abs().sum() > 0
@@ -77,7 +78,7 @@ def test_a_replica_that_recomputes_has_its_own_weights():
     """As DataParallel makes one for each GPU."""
     run = resolve.run(load.config({"recipe": {"activation_checkpointing": "full"}}), "dp", "vit")
     model = with_weights(run)
-    parallelize.apply(run, model, distributed.World(0, 1, torch.device("cpu"), None, 0, 1))
+    parallelize.apply(run, model, distributed.World(0, 1, torch.device("cpu")))
     block = model.layers[0]
     x = torch.randn(2, 5, 48, requires_grad=True)
     replica = block._replicate_for_data_parallel()

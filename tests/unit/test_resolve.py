@@ -72,14 +72,14 @@ def test_every_strategy_and_workload_is_a_run_or_a_reason():
 )
 def test_degrees_are_multiplied_out(name, config, mesh):
     run = resolved(name, **config)
-    assert run.mesh == mesh
-    assert list(run.mesh) == list(mesh), "outermost axis first: tp neighbours must share a node"
+    assert run.mesh.root == mesh
+    assert list(run.mesh.root) == list(mesh), "outermost axis first: tp neighbours must share a node"
 
 
 def test_tensor_parallel_groups_stay_inside_a_node():
     with pytest.raises(UserError, match="tp 2 does not divide the 1 ranks of a node, and tensor-parallel groups stay"):
         resolved("fsdp_tp", nodes=4, ranks_per_node=1)
-    assert resolved("fsdp_tp", nodes=4, ranks_per_node=2).mesh == {"dp_shard": 4, "tp": 2}
+    assert resolved("fsdp_tp", nodes=4, ranks_per_node=2).mesh.root == {"dp_shard": 4, "tp": 2}
 
 
 def test_run_is_complete_and_round_trips():
@@ -109,7 +109,10 @@ def test_hub_data_by_one_key():
         ({"seed": -1}, ["`seed`", "-1"]),
         ({"nodes": 0}, ["`nodes`", "greater than 0"]),
         ({"recipe": {"epoch": 3}}, ["`epoch`", "did you mean `epochs`"]),
-        ({"recipe": {"learning_rate": 0}}, ["`learning_rate`"]),
+        ({"recipe": {"optimizer": {"learning_rate": 0}}}, ["`optimizer.learning_rate`"]),
+        ({"recipe": {"optimizer": {"name": "adamx"}}}, ["`optimizer.name`", "did you mean adam"]),
+        ({"recipe": {"optimizer": {"name": "sgd", "betas": [0.9, 0.95]}}}, ["`optimizer`", "sgd takes no betas"]),
+        ({"recipe": {"schedule": {"name": "cosin"}}}, ["`schedule.name`", "did you mean cosine"]),
         ({"recipe": {"global_batch": 1}}, ["global_batch 1", "2 or more"]),
     ],
 )

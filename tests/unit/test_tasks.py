@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.common import TINY, tiny_run, with_weights
-from shardlab.models.weights import save_initial
+from helpers.common import TINY, save_initial, tiny_run, with_weights
 from shardlab.training import evaluation, tasks
 
 CPU = torch.device("cpu")

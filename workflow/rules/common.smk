@@ -1,14 +1,14 @@
-# Short helpers for the rules; what they know comes from scripts/shardlab/runs.py.
+# Short helpers for the rules; what they know comes from scripts/shardlab/settings.
 import re
 import sys
 from pathlib import Path
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
-from shardlab.settings import load
-from shardlab.settings import resolve
-from shardlab.launch import slurm
 from shardlab.errors import UserError
+from shardlab.launch import slurm, stages
+from shardlab.settings import load, resolve
+from shardlab.settings.types import RESERVED
 
 # Every mistake in the configuration or the targets ends the workflow here, before any job starts. The
 # targets are read off the command line: Snakemake knows them only after it has read this file, and an
@@ -18,9 +18,8 @@ try:
     SITE = load.site(CONFIG)
     RUNS, _ = resolve.matrix(CONFIG)
     for target in sys.argv[1:]:
-        if asked := re.match(
-            r"results/(?!init/|logs/)(\w+)/(\w+)(?:\.done$|/)", target
-        ):
+        asked = re.match(r"results/(\w+)/(\w+)(?:\.done$|/)", target)
+        if asked and asked[1] not in RESERVED:
             resolve.run(CONFIG, *asked.groups())
 except UserError as error:
     raise WorkflowError(str(error)) from None
@@ -35,7 +34,9 @@ IMAGE = []
 if SITE.container.enabled:
     IMAGE = [
         ancient(
-            "containers/named.image.json" if SITE.container.image else "containers/train.image.json"
+            "containers/named.image.json"
+            if SITE.container.image
+            else "containers/train.image.json"
         )
     ]
 
@@ -74,23 +75,29 @@ def splits(wildcards):
     return [f"{folder}/{name}.safetensors" for name in ("train", "validation", "test")]
 
 
-def sharded(wildcards):
-    """Whether a run is evaluated under its own strategy."""
-    return run_of(wildcards).recipe.evaluation == "sharded"
-
-
-def job_resources(runtime=None, ranks=lambda wildcards: False):
-    """What a rule's jobs ask Slurm for: all ranks of their run, or one process."""
+def job_resources(stage, runtime=None):
+    """What the jobs of a stage ask Slurm for: as much as launch.py will start."""
 
     def asked(wildcards):
         run = run_of(wildcards)
-        size = (run.nodes, run.devices_per_node) if ranks(wildcards) else (1, 1)
-        return slurm.resources(SITE, *size, runtime)
+        return slurm.resources(SITE, *stages.scope(stage, run).size(run), runtime)
 
     return {
         key: lambda wildcards, key=key: asked(wildcards)[key]
         for key in slurm.resources(SITE, 1, 1)
     }
+
+
+def job_threads(stage):
+    """CPU cores of a job of a stage, on each of its nodes."""
+
+    def asked(wildcards):
+        run = run_of(wildcards)
+        return (
+            run.cpus_per_node if stages.scope(stage, run) is stages.Scope.RANKS else 1
+        )
+
+    return asked
 
 
 def configured_resources():

@@ -18,7 +18,7 @@ rule evaluate_untrained:
     conda:
         "../../envs/train.yaml"
     resources:
-        **job_resources(runtime=30),
+        **job_resources("init", runtime=30),
     params:
         image=[f"--image {path}" for path in IMAGE],
         data=subpath(input.data, parent=True),
@@ -37,20 +37,22 @@ rule evaluate:
         weights="results/{strategy}/{workload}/model.safetensors",
         done="results/{strategy}/{workload}.done",
         untrained=lambda wildcards: (
-            [] if sharded(wildcards) else [f"results/init/{wildcards.workload}.json"]
+            []
+            if run_of(wildcards).evaluated_sharded
+            else [f"results/init/{wildcards.workload}.json"]
         ),
         image=IMAGE,
     output:
         "results/{strategy}/{workload}/test.json",
     log:
-        "results/logs/evaluate/{strategy}/{workload}.log",
+        "results/{strategy}/{workload}/logs/evaluate.log",
     benchmark:
-        "results/benchmarks/evaluate/{strategy}/{workload}.tsv"
+        "results/{strategy}/{workload}/benchmarks/evaluate.tsv"
     conda:
         "../../envs/train.yaml"
-    threads: lambda wildcards: run_of(wildcards).cpus_per_node if sharded(wildcards) else 1
+    threads: job_threads("evaluate")
     resources:
-        **job_resources(runtime=30, ranks=sharded),
+        **job_resources("evaluate", runtime=30),
     params:
         untrained=lambda wildcards, input: [
             f"--untrained {path}" for path in input.untrained

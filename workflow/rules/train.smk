@@ -9,22 +9,17 @@ rule resolve:
     output:
         "results/{strategy}/{workload}/run.json",
     log:
-        "results/logs/resolve/{strategy}/{workload}.log",
+        "results/{strategy}/{workload}/logs/resolve.log",
     benchmark:
-        "results/benchmarks/resolve/{strategy}/{workload}.tsv"
+        "results/{strategy}/{workload}/benchmarks/resolve.tsv"
     conda:
         "../../envs/workflow.yaml"
     params:
-        config=lambda wildcards: resolve.config_of(
-            CONFIG, run_of(wildcards)
-        ).model_dump_json(),
-        # Not read below: this run's settings decide whether it is resolved, and trained, again.
         run=lambda wildcards: run_of(wildcards).model_dump_json(),
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
-        "python scripts/resolve.py --config {params.config:q} --strategy {wildcards.strategy}"
-        " --workload {wildcards.workload} --output {output} > {log} 2>&1"
+        "python scripts/resolve.py --run {params.run:q} --output {output} > {log} 2>&1"
 
 
 rule init:
@@ -41,7 +36,7 @@ rule init:
     conda:
         "../../envs/train.yaml"
     resources:
-        **job_resources(runtime=10),
+        **job_resources("init", runtime=10),
     params:
         image=[f"--image {path}" for path in IMAGE],
     message:
@@ -63,14 +58,14 @@ rule train:
         report="results/{strategy}/{workload}/train.json",
         done="results/{strategy}/{workload}.done",
     log:
-        "results/logs/train/{strategy}/{workload}.log",
+        "results/{strategy}/{workload}/logs/train.log",
     benchmark:
-        "results/benchmarks/train/{strategy}/{workload}.tsv"
+        "results/{strategy}/{workload}/benchmarks/train.tsv"
     conda:
         "../../envs/train.yaml"
-    threads: lambda wildcards: run_of(wildcards).cpus_per_node
+    threads: job_threads("train")
     resources:
-        **job_resources(ranks=lambda wildcards: True),
+        **job_resources("train"),
     params:
         image=[f"--image {path}" for path in IMAGE],
         data=subpath(input.data, parent=True),

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shardlab.errors import UserError, unknown
+from shardlab.files import modules
 from shardlab.settings.types import DataSet
 
 SPLITS = ("train", "validation", "test")
@@ -23,7 +24,7 @@ def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
     Raises:
         UserError: there is no such reader, or a split came out empty.
     """
-    known = [path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_")]
+    known = modules(Path(__file__).parent, defines="def read(")
     if data.reader not in known:
         raise unknown("reader", data.reader, known, "scripts/shardlab/data")
     splits: dict[str, list[tuple[Any, ...]]] = import_module(f"shardlab.data.{data.reader}").read(data, raw)

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.numpy import save_file
 
 from shardlab.data import SPLITS
-from shardlab.data.encode import Arrays, Text
+from shardlab.data.encoders import Arrays, Text
 from shardlab.errors import UserError
 from shardlab.files import read_json, sha256, write_atomic, write_json
 from shardlab.settings.types import DataSet

@@ -2,10 +2,10 @@
 
 import shlex
 import sys
-from enum import Enum
 from pathlib import Path
 
-from shardlab.files import ROOT
+from shardlab.launch import container
+from shardlab.launch.stages import Scope
 from shardlab.settings.sites import SiteRuntime, Srun
 from shardlab.settings.types import Run
 
@@ -13,37 +13,30 @@ RENDEZVOUS = "RENDEZVOUS"
 """Environment variable with the address and port where the nodes of a job meet."""
 
 
-class Scope(Enum):
-    """Where a program runs: in one process, one on each node of the run, one for each rank."""
-
-    ONE = "one"
-    NODES = "nodes"
-    RANKS = "ranks"
-
-
-def lines(run: Run, program: list[str], image: Path | None, spread: Scope) -> str:
+def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str:
     """Bash lines that run ``program`` (a script and its arguments).
 
     They hold in a Slurm job's first node, or on this machine for a site without srun, and can be run by hand.
     """
-    place = run.site
-    nodes, per_node = (1, 1) if spread is Scope.ONE else (run.nodes, run.devices_per_node)
-    python = place.container.python if place.container and image else sys.executable
-    start = _torchrun(run, place, [python]) if spread is Scope.RANKS and _needs_torchrun(run) else [shlex.quote(python)]
-    words = [*_exec(place, image), *start, *map(shlex.quote, program)]
-    lines = [f"unset {' '.join(place.environment_clear)}"] if place.environment_clear else []
-    lines += [f"export {key}={shlex.quote(value)}" for key, value in environment(place).items()]
-    on_node = [f'export {key}="{value}"' for key, value in place.environment_node.items()]
+    site = run.site
+    nodes, per_node = scope.size(run)
+    python = site.container.python if site.container and image else sys.executable
+    start = _torchrun(run, site, python) if scope is Scope.RANKS and _needs_torchrun(run) else [shlex.quote(python)]
+    inside = container.words(site.container, image) if site.container and image else []
+    words = [*map(shlex.quote, inside), *start, *map(shlex.quote, program)]
+    lines = [f"unset {' '.join(site.environment_clear)}"] if site.environment_clear else []
+    lines += [f"export {key}={shlex.quote(value)}" for key, value in environment(site).items()]
+    on_node = [f'export {key}="{value}"' for key, value in site.environment_node.items()]
     on_node += ["exec " + " ".join(words)]
-    if place.srun is None:
+    if site.srun is None:
         return "\n".join(lines + on_node)
     if nodes > 1:
-        port = f"$(({place.srun.port_first} + SLURM_JOB_ID % {place.srun.ports}))"
-        lines.append(f'export {RENDEZVOUS}="{address(place.srun)}:{port}"')
+        port = f"$(({site.srun.port_first} + SLURM_JOB_ID % {site.srun.ports}))"
+        lines.append(f'export {RENDEZVOUS}="{address(site.srun)}:{port}"')
     # Nothing is inherited from the job: each number is given.
     srun = ["exec", "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    srun += [f"--cpus-per-task={per_node * place.cpus_per_rank}", "--kill-on-bad-exit=1", "--export=ALL"]
-    srun += [shlex.quote(flag) for flag in place.srun.flags]
+    srun += [f"--cpus-per-task={per_node * site.cpus_per_rank}", "--kill-on-bad-exit=1", "--export=ALL"]
+    srun += [shlex.quote(flag) for flag in site.srun.flags]
     return "\n".join([*lines, " ".join([*srun, "bash", "-c", shlex.quote("\n".join(on_node))])])
 
 
@@ -56,29 +49,29 @@ def address(srun: Srun) -> str:
     return "$(hostname)"
 
 
-def environment(place: SiteRuntime) -> dict[str, str]:
+def environment(site: SiteRuntime) -> dict[str, str]:
     """What the ranks' environment has on top of this process's: no network, threads, the site's own."""
     offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
     # Packages in a user's home would otherwise be taken before those of the image.
     alone = {"PYTHONNOUSERSITE": "1"}
     # Snakemake sets all of these to the rule's threads, that is to the cores of all ranks together:
     # every rank would start that many threads, and two ranks on two cores run six times slower.
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(place.cpus_per_rank))
-    return offline | alone | threads | place.environment
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(site.cpus_per_rank))
+    return offline | alone | threads | site.environment
 
 
 def _needs_torchrun(run: Run) -> bool:
-    return run.world_size > 1 or run.engine != "torch" or bool(run.mesh)
+    return run.engine != "torch" or bool(run.mesh)
 
 
-def _torchrun(run: Run, place: SiteRuntime, python: list[str]) -> list[str]:
+def _torchrun(run: Run, site: SiteRuntime, python: str) -> list[str]:
     """torchrun's words, quoted; the shell of each node fills in what differs between nodes."""
-    words = [*map(shlex.quote, python), "-m", "torch.distributed.run", f"--nproc-per-node={run.ranks_per_node}"]
+    words = [shlex.quote(python), "-m", "torch.distributed.run", f"--nproc-per-node={run.ranks_per_node}"]
     if run.nodes == 1:
         # A c10d rendezvous on a free port of this machine, so that runs at the same time do not meet.
         return [*words, "--standalone"]
-    if place.srun is None:
-        raise ValueError("runs.py refuses several nodes at a site without srun")
+    if site.srun is None:
+        raise ValueError("resolve refuses several nodes at a site without srun")
     return [
         *words,
         f"--nnodes={run.nodes}",
@@ -87,14 +80,5 @@ def _torchrun(run: Run, place: SiteRuntime, python: list[str]) -> list[str]:
         f'--rdzv-endpoint="${RENDEZVOUS}"',
         # torchrun finds out by itself who is the first node, but not behind every name (pytorch issue 73656).
         '--rdzv-conf="is_host=$((SLURM_NODEID == 0))"',
-        f'--local-addr="{address(place.srun)}"',
+        f'--local-addr="{address(site.srun)}"',
     ]
-
-
-def _exec(place: SiteRuntime, image: Path | None) -> list[str]:
-    """The words before a command inside the image, quoted; none without an image."""
-    if place.container is None or image is None:
-        return []
-    exec_ = place.container
-    binds = ",".join([str(ROOT), *exec_.binds])
-    return [shlex.quote(word) for word in (exec_.command, "exec", *exec_.flags, "--bind", binds, str(image))]

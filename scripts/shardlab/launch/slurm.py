@@ -1,8 +1,39 @@
 """What a job asks Slurm for: Snakemake resources, as snakemake-executor-plugin-slurm reads them."""
 
+import os
+import re
+import shutil
+import subprocess
 from typing import Any
 
 from shardlab.settings.sites import Site
+
+LIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
+"""States of a job that has not ended."""
+
+
+def job_id() -> str | None:
+    """The Slurm job that this process belongs to, or None."""
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def holder() -> str | None:
+    """Name of this process's job for a lock file, or None."""
+    return f"Slurm job {job_id()}" if job_id() else None
+
+
+def in_queue(holder: str) -> bool:
+    """Whether a lock's holder is another Slurm job that has not ended.
+
+    Not every file system carries a lock from one node to another.
+    """
+    job = re.fullmatch(r"Slurm job (\d+)", holder)
+    if job is None or job[1] == job_id() or shutil.which("squeue") is None:
+        return False
+    queue = subprocess.run(
+        ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job[1]}"], capture_output=True, text=True
+    )
+    return queue.stdout.strip() in LIVE
 
 
 def resources(site: Site, nodes: int, devices_per_node: int, runtime: int | None = None) -> dict[str, Any]:

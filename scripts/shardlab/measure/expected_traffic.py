@@ -10,12 +10,14 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.measure.traffic import share
 from shardlab.models import matching
-from shardlab.settings.types import SCHEDULES, Run
+from shardlab.settings.pipeline_schedules import boundaries
+from shardlab.settings.types import Run
 from shardlab.training.tasks import MicroBatch, Task
 
 Seen = list[tuple[str, nn.Module, Any, Tensor]]
@@ -33,62 +35,60 @@ def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> flo
         return None
     if not run.mesh:
         return 0.0
-    model = models.build(run).to("meta")
-    if run.engine == "deepspeed":
-        return _zero(run, model, recipe.accumulate)
+    model = models.build(run.model, run.task, getattr(torch, recipe.dtype)).to("meta")
+    if run.zero_stage is not None:
+        return _zero(run.zero_stage, run.world_size, model, recipe.accumulate)
     total = _replicas(run, model, recipe.accumulate)
-    if run.mesh.keys() & {"pp", "tp"}:
+    if run.mesh.pipelined or run.mesh.tensor_parallel:
         for micro in micro_batches:
             total += _activations(run, task, model, micro)
     return total
 
 
-def _zero(run: Run, model: nn.Module, accumulate: int) -> float:
+def _zero(stage: int, ranks: int, model: nn.Module, accumulate: int) -> float:
     """ZeRO 1 and 2: gradients scattered, weights gathered; 3: weights gathered twice, gradients scattered.
 
     This is the paper's volume. DeepSpeed 0.19 sends 3/2 of it at stages 1 and 2, where it all-reduces gradients, and
     less at stage 3 if weights that were gathered for the forward pass are still there for the backward pass.
     """
-    ranks, size = run.world_size, sum(parameter.nbytes for parameter in model.parameters())
-    stage = (run.engine_config or {}).get("zero_optimization", {}).get("stage", 0)
+    size = sum(parameter.nbytes for parameter in model.parameters())
     one = share("all_gather", ranks) * size
     return 3 * one * accumulate if stage == 3 else 2 * one
 
 
 def _replicas(run: Run, model: nn.Module, accumulate: int) -> float:
     """Gradients and weights, over dp_replicate and dp_shard."""
-    shard, replicate, tp = (run.mesh.get(axis, 1) for axis in ("dp_shard", "dp_replicate", "tp"))
+    dims = run.mesh
+    shard, replicate, tp = dims.shards, dims.replicas, dims.tensor_parts
     names = {module: name for name, module in model.named_modules()}
     blocks = [names[module] for pattern in run.model.blocks for module in matching(model, pattern)]
     total = 0.0
     reshard = run.options.reshard_after_forward
     for name, parameter in model.named_parameters():
         rows, size = parameter.shape[0] if parameter.dim() else 1, parameter.nbytes
-        if split := _tensor_dimension(run, name):
+        if split := _tensor_dimension(run.model.tensor if dims.tensor_parallel else {}, name):
             size //= tp
             rows = rows // tp if split == "rows" else rows
-        if "dp_shard" not in run.mesh:
+        if not dims.sharded:
             total += share("all_reduce", replicate) * size
             continue
         # Shards are equal: rows that the ranks do not divide are padded.
         size = size // rows * shard * -(-rows // shard)
         inside = any(name.startswith(f"{block}.") for block in blocks)
-        again = ((reshard if reshard is not None else "pp" not in run.mesh) and inside) or reshard is True
-        passes = 1 if "pp" in run.mesh else accumulate
+        again = ((reshard if reshard is not None else not dims.pipelined) and inside) or reshard is True
+        passes = 1 if dims.pipelined else accumulate
         gathers = (2 if again else 1) * passes
         total += share("all_gather", shard) * size * gathers + share("reduce_scatter", shard) * size * passes
         total += share("all_reduce", replicate) * size / shard
-    if "dp_replicate" in run.mesh and "dp_shard" not in run.mesh:  # DDP sends its first rank's buffers with each step
+    if dims.replicated and not dims.sharded:  # DDP sends its first rank's buffers with each step
         total += share("broadcast", replicate) * sum(buffer.nbytes for buffer in model.buffers())
-    return total / run.mesh.get("pp", 1)
+    return total / dims.stages
 
 
-def _tensor_dimension(run: Run, name: str) -> str | None:
+def _tensor_dimension(plan: dict[str, str], name: str) -> str | None:
     """Which dimension of a parameter the tensor-parallel plan splits, if any."""
-    if "tp" not in run.mesh:
-        return None
     module, _, leaf = name.rpartition(".")
-    style = next((style for pattern, style in run.model.tensor.items() if fnmatchcase(module, pattern)), None)
+    style = next((style for pattern, style in plan.items() if fnmatchcase(module, pattern)), None)
     if style in ("column", "column_gather", "vocab"):
         return "rows"
     return "columns" if style == "row" and leaf == "weight" else None
@@ -96,7 +96,7 @@ def _tensor_dimension(run: Run, name: str) -> str | None:
 
 def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> float:
     """What tensor-parallel groups and neighbouring stages exchange, from a forward pass over shapes alone."""
-    tp, stages = run.mesh.get("tp", 1), run.mesh.get("pp", 1)
+    tp, stages = run.mesh.tensor_parts, run.mesh.stages
     total = 0.0
     sequence = run.options.sequence_parallel
     seen: Seen = []
@@ -112,7 +112,7 @@ def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> f
     boundaries = _run_pieces(run, task, model, batch, seen)
     for hook in hooks:
         hook.remove()
-    if "tp" in run.mesh:
+    if run.mesh.tensor_parallel:
         whole, one_way = share("all_reduce", tp), share("all_gather", tp)
         for style, module, inputs, output in seen:
             if style in ("row", "norm", "norm_whole") and sequence:
@@ -148,21 +148,20 @@ def _behind_norm(value: Tensor, seen: Seen) -> bool:
 def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen: Seen) -> float:
     """Run the model over shapes; returns the bytes of the state at the boundaries of its stages."""
     state, keywords = task.inputs(batch)
-    if "pp" not in run.mesh:
+    if not run.mesh.pipelined:
         model(*state, **keywords)
         return 0.0
-    from shardlab.strategies.pipeline import boundaries
-
-    ranks = run.mesh["pp"]
-    where = boundaries(run.model.pieces, ranks * SCHEDULES[run.options.schedule])
+    ranks, schedule = run.mesh.stages, run.options.pipeline
+    where = boundaries(run.model.pieces, ranks * schedule.stages_per_rank)
     crossed = {stop: number for number, (_, stop) in enumerate(where[:-1])}
     total = 0.0
     for number, piece in enumerate(model.pieces(), 1):
         result = piece.run(*state, **keywords)
         state = result if isinstance(result, tuple) else (result,)
+        stage = crossed.get(number)
         # In a V, the two middle stages are on one rank.
-        if number in crossed and not (run.options.schedule == "ZBVZeroBubble" and crossed[number] == ranks - 1):
+        if stage is not None and schedule.rank_of(ranks, stage) != schedule.rank_of(ranks, stage + 1):
             # Behind a column layer the state stays split over the tensor-parallel ranks.
-            parts = run.mesh.get("tp", 1) if seen and seen[-1][0] == "column" else 1
+            parts = run.mesh.tensor_parts if seen and seen[-1][0] == "column" else 1
             total += sum(value.nbytes for value in state) / parts
     return total

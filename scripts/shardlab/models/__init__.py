@@ -16,21 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from shardlab.errors import UserError, unknown
-from shardlab.settings.types import Run
+from shardlab.files import modules
+from shardlab.settings import types
 
 
-def build(run: Run) -> nn.Module:
-    """The model of a run in its dtype, without weights: parameters are on the meta device, buffers on the CPU.
+def build(settings: types.Model, task: str, dtype: torch.dtype) -> nn.Module:
+    """The model in a dtype, without weights: parameters are on the meta device, buffers on the CPU.
 
     Raises:
         UserError: no such model, or arguments that it does not take.
     """
     with _parameters_on_meta():
-        return construct(run).to(getattr(torch, run.recipe.dtype))
+        return construct(settings, task).to(dtype)
 
 
-def initial_weights(run: Run) -> Iterator[tuple[str, Tensor]]:
-    """Initial weights of a run, drawn in float32, in its dtype; names and order are those of ``state``.
+def initial_weights(settings: types.Model, task: str, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Initial weights, drawn in float32, in a dtype; names and order are those of ``state``.
 
     A model with a method ``initialize(module)`` is drawn module by module, each from the seed and its name, so that
     only one module's weights are in memory at a time: first by the module's own ``reset_parameters``, then by
@@ -39,18 +40,17 @@ def initial_weights(run: Run) -> Iterator[tuple[str, Tensor]]:
     Raises:
         UserError: see ``build``; or a module has no ``reset_parameters``.
     """
-    dtype = getattr(torch, run.recipe.dtype)
     with _parameters_on_meta():
-        model = construct(run)
-    if run.model.folder or not hasattr(model, "initialize"):
-        torch.manual_seed(run.seed)
-        for name, value in state(construct(run, pretrained=run.model.pretrained)).items():
+        model = construct(settings, task)
+    if settings.folder or not hasattr(model, "initialize"):
+        torch.manual_seed(seed)
+        for name, value in state(construct(settings, task, pretrained=settings.pretrained)).items():
             yield name, value.detach().to(dtype)
         return
     names = state(model).keys()
     modules = [(name, module) for name, module in model.named_modules() if module._parameters]
     buffers = dict(model.named_buffers())
-    drawn = chain.from_iterable(_draw(model, name, module, run.seed) for name, module in modules)
+    drawn = chain.from_iterable(_draw(model, name, module, seed) for name, module in modules)
     for name in names:
         value = buffers[name] if name in buffers else next(value for key, value in drawn if key == name)
         yield name, value.to(dtype)
@@ -73,14 +73,14 @@ def _draw(model: Any, prefix: str, module: Any, seed: int) -> Iterator[tuple[str
         module._parameters[name] = parameter
 
 
-def construct(run: Run, *, pretrained: bool = False) -> nn.Module:
-    """The run's model as its class makes it, in float32; ``pretrained``: with the weights of its folder."""
-    if run.model.folder is None:
-        return create(run.model.name, run.model.args)
+def construct(settings: types.Model, task: str, *, pretrained: bool = False) -> nn.Module:
+    """The model as its class makes it, in float32; ``pretrained``: with the weights of its folder."""
+    if settings.folder is None:
+        return create(settings.name, settings.args)
     # A few seconds that only these models need.
     from shardlab.models import _transformers
 
-    return _transformers.create(run.task, run.model.folder, run.model.args, pretrained=pretrained)
+    return _transformers.create(task, settings.folder, settings.args, pretrained=pretrained)
 
 
 def create(name: str, args: dict[str, Any]) -> nn.Module:
@@ -89,7 +89,7 @@ def create(name: str, args: dict[str, Any]) -> nn.Module:
     Raises:
         UserError: no such file, or arguments that it does not take.
     """
-    known = [path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_")]
+    known = modules(Path(__file__).parent, defines="class Model(")
     if name not in known:
         raise unknown("model", name, known, "scripts/shardlab/models")
     try:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from shardlab import models
 from shardlab.errors import UserError
 from shardlab.files import write_atomic
-from shardlab.settings.types import Run
 
 DTYPES = {
     torch.float64: "F64",
@@ -38,15 +37,6 @@ def save(weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor], pa
         UserError: the disk is full or not writable; nothing half-written is left.
     """
     write_atomic(path, lambda temporary: _write(temporary, weights, layout))
-
-
-def save_initial(run: Run, path: Path) -> None:
-    """Write the initial weights of a run.
-
-    Raises:
-        UserError: see ``save`` and ``models.build``.
-    """
-    save(models.initial_weights(run), models.state(models.build(run)), path)
 
 
 def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor]) -> None:

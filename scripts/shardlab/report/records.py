@@ -9,7 +9,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from shardlab.schema import Strict
-from shardlab.settings.types import SCHEDULES, Run
+from shardlab.settings.types import WARMUP_STEPS, Run
+
+LATER = f"the first {WARMUP_STEPS} steps left out"
 
 
 class Traffic(Strict):
@@ -38,12 +40,12 @@ class TrainReport(Strict):
     train_loss: float = Field(description="Loss of the last step's batch.")
     validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
     wall_seconds: float = Field(description="Training loop with validation, without start-up and saving.")
-    step_seconds_median: float | None = Field(description="Median step, the first three left out.")
-    step_seconds_p95: float | None = Field(description="95th percentile step, the first three left out.")
-    samples_per_second: float | None = Field(description="Samples over the steps' time, the first three left out.")
+    step_seconds_median: float | None = Field(description=f"Median step, {LATER}.")
+    step_seconds_p95: float | None = Field(description=f"95th percentile step, {LATER}.")
+    samples_per_second: float | None = Field(description=f"Samples over the steps' time, {LATER}.")
     idle: list[float] | None = Field(
         None,
-        description="Part of the forward and backward passes, the first three steps left out, in which a rank (pp) or "
+        description=f"Part of the forward and backward passes, {LATER}, in which a rank (pp) or "
         "a device (mp) waited for others; null where the strategy does not measure it.",
     )
     idle_theory: float | None = Field(
@@ -68,7 +70,7 @@ class TrainReport(Strict):
         default={}, description="The image's labels: versions, git commit, hash of the lock file."
     )
     data_fingerprint: str = Field(description="Fingerprint of the prepared data set.")
-    slurm_job_id: str | None = Field(description="Slurm job; null without Slurm.")
+    slurm_job_id: str | None = Field(None, description="Slurm job; null without Slurm.")
     git_commit: str | None = Field(None, description="Commit of the working tree, with -dirty if changed.")
     versions: dict[str, str] = Field(description="Versions of what took part.")
 
@@ -98,7 +100,7 @@ def train_report(run: Run, records: list[dict[str, Any]], measured: dict[str, An
         {
             "strategy": run.strategy,
             "workload": run.workload,
-            "mesh": run.mesh,
+            "mesh": run.mesh.root,
             "world_size": run.world_size,
             "nodes": run.nodes,
             "steps": len(steps),
@@ -109,7 +111,7 @@ def train_report(run: Run, records: list[dict[str, Any]], measured: dict[str, An
             "validation_loss": [record["loss"] for record in records if record["kind"] == "validation"][-1],
         }
         | {"idle_theory": _bubble(run)}
-        | _step_statistics(steps[3:])
+        | _step_statistics(steps[WARMUP_STEPS:])
         | _provenance()
         | measured
     )
@@ -117,10 +119,7 @@ def train_report(run: Run, records: list[dict[str, Any]], measured: dict[str, An
 
 def _bubble(run: Run) -> float | None:
     """Huang et al., 2019, arXiv:1811.06965; with v stages a rank it is v times shorter (arXiv:2104.04473)."""
-    if "pp" not in run.mesh or run.options.schedule == "ZBVZeroBubble":
-        return None
-    ranks, pieces = run.mesh["pp"], run.options.microbatches * SCHEDULES[run.options.schedule]
-    return (ranks - 1) / (pieces + ranks - 1)
+    return run.options.pipeline.bubble(run.mesh.stages, run.options.microbatches) if run.mesh.pipelined else None
 
 
 def _step_statistics(steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -140,6 +139,5 @@ def _provenance() -> dict[str, Any]:
     packages = ("torch", "deepspeed", "numpy", "safetensors")
     return {
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
-        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
     }

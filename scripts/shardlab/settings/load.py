@@ -13,7 +13,7 @@ from shardlab.files import ROOT
 from shardlab.schema import check
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import Site
-from shardlab.settings.types import Config, Strategy, Workload
+from shardlab.settings.types import RESERVED, Config, Strategy, Workload
 
 CONFIG = ROOT / "config"
 
@@ -78,6 +78,8 @@ def strategy(name: str) -> Strategy:
     strategies = read_yaml(CONFIG / "strategies.yaml")
     if name not in strategies:
         raise unknown("strategy", name, strategies, "config/strategies.yaml")
+    if name in RESERVED:
+        raise UserError(f"config/strategies.yaml: results/{name} is a folder of the workflow's; rename the strategy.")
     return check(Strategy, strategies[name] or {}, f"config/strategies.yaml: {name}")
 
 
@@ -90,8 +92,8 @@ def site(config: Config) -> Site:
     check(Site, values, f"config/sites/{name}.yaml")
     over = config.site_settings
     if config.container is not None:
-        over = _merged(over, {"container": {"enabled": config.container}})
-    return check(Site, _merged(values, over), "config: site_settings")
+        over = merged(over, {"container": {"enabled": config.container}})
+    return check(Site, merged(values, over), "config: site_settings")
 
 
 def _with_nulls(value: Any) -> Any:
@@ -101,10 +103,10 @@ def _with_nulls(value: Any) -> Any:
     return None if value == "null" else value
 
 
-def _merged(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merged(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """``over`` put over ``values``, key by key also inside groups of keys."""
     both = {
-        key: _merged(values[key], value) if isinstance(value, dict) and isinstance(values.get(key), dict) else value
+        key: merged(values[key], value) if isinstance(value, dict) and isinstance(values.get(key), dict) else value
         for key, value in over.items()
     }
     return values | both

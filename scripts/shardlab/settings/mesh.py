@@ -1,63 +1,153 @@
-"""Ranks and mesh axes of a run: the degrees multiplied out. Pure Python, no torch."""
+"""The mesh of a run: its axes, their degrees, and all that follows from them. Nothing here imports torch.
 
+A new axis is one more field of ``Degrees`` and, if its ranks read different samples or hold different parts of the
+weights, one more name in the tuples below it.
+"""
+
+from collections.abc import Mapping
 from math import prod
+from typing import Any
+
+from pydantic import ConfigDict, Field, PositiveInt, RootModel, field_validator
 
 from shardlab.errors import UserError, choices
-from shardlab.settings.sites import SiteRuntime
-from shardlab.settings.types import AXES, Config, Strategy
+from shardlab.schema import Strict
 
 
-def ranks_of(config: Config, strategy: Strategy, name: str, site: SiteRuntime) -> tuple[int, int, int]:
-    """Nodes, ranks on each, devices that each rank drives."""
-    spread = strategy.engine == "deepspeed" or any(getattr(strategy, axis) is not None for axis in AXES)
-    if not spread and strategy.one_process is None:
-        return 1, 1, 1
-    if site.nodes_max and config.nodes > site.nodes_max:
-        raise UserError(
-            f"{name}: {config.nodes} nodes are asked for, but a run at site {config.site} can have "
-            f"{site.nodes_max}; set nodes to {site.nodes_max} or less, or choose another site."
-        )
-    ranks = max(config.ranks_per_node, -(-strategy.min_ranks // config.nodes))
-    if site.ranks_per_node_max and ranks > site.ranks_per_node_max:
-        raise UserError(
-            f"{name}: {ranks} ranks per node are asked for, but a node of site {config.site} has "
-            f"{site.ranks_per_node_max}; set ranks_per_node to {site.ranks_per_node_max} or less."
-        )
-    return (config.nodes, ranks, 1) if spread else (1, 1, ranks)
+class Degrees(Strict):
+    """Degrees of the mesh axes, outermost first: tensor-parallel groups are neighbouring ranks of one node."""
+
+    dp_replicate: int | None = Field(None, description="Degree of replication: DDP, or HSDP with dp_shard.")
+    pp: int | None = Field(None, description="Degree of pipeline parallelism.")
+    dp_shard: int | None = Field(None, description="Degree of sharding: FSDP (fully_shard).")
+    tp: int | None = Field(None, description="Degree of tensor parallelism; stays inside a node.")
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The axes that are named, outermost first."""
+        return {axis: degree for axis in AXES if (degree := getattr(self, axis)) is not None}
 
 
-def mesh_of(strategy: Strategy, name: str, nodes: int, ranks: int) -> dict[str, int]:
-    """Mesh axes with their degrees multiplied out to the world size."""
-    degrees = {axis: getattr(strategy, axis) for axis in AXES if getattr(strategy, axis) is not None}
-    world = nodes * ranks
-    where = f"config/strategies.yaml: {name}"
-    if strategy.engine == "deepspeed":
-        own = strategy.model_fields_set - {"engine", "config", "min_ranks"}
-        if own or strategy.config is None:
-            raise UserError(f"{where}: engine deepspeed takes `config` (a JSON file) and none of PyTorch's own keys.")
-        return {"dp_shard": world}
-    if strategy.config is not None:
-        raise UserError(f"{where}: `config` belongs to engine deepspeed; remove it or set the engine.")
-    if strategy.cpu_offload and "dp_shard" not in degrees:
-        raise UserError(f"{where}: cpu_offload needs dp_shard; set dp_shard to -1 or remove cpu_offload.")
-    if strategy.one_process and degrees:
-        raise UserError(f"{where}: one_process is one rank and takes no degrees; remove {choices(degrees)}.")
-    if "dp_replicate" in degrees and degrees.keys() & {"pp", "tp"} and "dp_shard" not in degrees:
-        # DDP does not take the DTensors of tensor parallelism, nor a backward pass that a pipeline has taken apart;
-        # HSDP with one shard does the same.
-        raise UserError(f"{where}: dp_replicate with pp or tp needs dp_shard, too; add dp_shard: 1.")
+AXES = tuple(Degrees.model_fields)
+DATA = ("dp_replicate", "dp_shard")
+"""Axes whose ranks read different samples, outermost first."""
+STAGES = "pp"
+"""The axis along which one rank alone has the model's output."""
+PARTS = ("pp", "dp_shard", "tp")
+"""Axes whose ranks hold different parts of the weights."""
+
+
+class ParallelDims(RootModel[dict[str, PositiveInt]]):
+    """Mesh axis: degree, outermost first; empty for one rank without a mesh.
+
+    What is done to a model is chosen by the axes that are named, not by their degrees: FSDP on one GPU is still FSDP.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    @field_validator("root")
+    @classmethod
+    def _known(cls, degrees: dict[str, int]) -> dict[str, int]:
+        if unknown := degrees.keys() - set(AXES):
+            raise ValueError(f"there is no mesh axis {choices(unknown)}; known: {', '.join(AXES)}")
+        return {axis: degrees[axis] for axis in AXES if axis in degrees}
+
+    def __bool__(self) -> bool:
+        """Whether there is a mesh at all."""
+        return bool(self.root)
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return prod(self.root.values())
+
+    def degree(self, *axes: str) -> int:
+        """Product of the degrees of these axes; 1 for those that are not named."""
+        return prod(self.root.get(axis, 1) for axis in axes)
+
+    @property
+    def replicated(self) -> bool:
+        """Whether replicas average their gradients."""
+        return "dp_replicate" in self.root
+
+    @property
+    def sharded(self) -> bool:
+        """Whether weights, gradients and optimizer are sharded over the data-parallel ranks."""
+        return "dp_shard" in self.root
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether ranks hold consecutive layers."""
+        return "pp" in self.root
+
+    @property
+    def tensor_parallel(self) -> bool:
+        """Whether layers are split inside."""
+        return "tp" in self.root
+
+    @property
+    def replicas(self) -> int:
+        """Degree of replication."""
+        return self.degree("dp_replicate")
+
+    @property
+    def shards(self) -> int:
+        """Degree of sharding."""
+        return self.degree("dp_shard")
+
+    @property
+    def stages(self) -> int:
+        """Degree of pipeline parallelism."""
+        return self.degree("pp")
+
+    @property
+    def tensor_parts(self) -> int:
+        """Degree of tensor parallelism."""
+        return self.degree("tp")
+
+    @property
+    def data_size(self) -> int:
+        """Groups of ranks that read different samples."""
+        return self.degree(*DATA)
+
+    @property
+    def copies(self) -> int:
+        """Ranks that hold the same output for the same samples."""
+        return self.degree(*(axis for axis in AXES if axis not in (*DATA, STAGES)))
+
+    @property
+    def parts(self) -> int:
+        """Parts that the weights are split into."""
+        return self.degree(*PARTS)
+
+    def data_rank(self, place: Mapping[str, int]) -> int:
+        """Number of the group of ranks that reads the samples of the rank with these coordinates."""
+        rank = 0
+        for axis in DATA:
+            rank = rank * self.degree(axis) + place.get(axis, 0)
+        return rank
+
+
+def multiply_out(degrees: Mapping[str, int], nodes: int, ranks_per_node: int, where: str) -> ParallelDims:
+    """The dims of a world of ``nodes`` x ``ranks_per_node`` ranks; a degree of -1 takes what is left.
+
+    Raises:
+        UserError: the degrees do not multiply to the world; begins with ``where``.
+    """
+    world = nodes * ranks_per_node
     if any(degree != -1 and degree < 1 for degree in degrees.values()):
-        raise UserError(f"{where}: a degree is a number from 1, or -1 for what is left; got {degrees}.")
+        raise UserError(f"{where}: a degree is a number from 1, or -1 for what is left; got {dict(degrees)}.")
     open_axes = [axis for axis, degree in degrees.items() if degree == -1]
     if len(open_axes) > 1:
         raise UserError(f"{where}: only one degree can be -1, not {choices(open_axes)}.")
     fixed = prod(degree for degree in degrees.values() if degree != -1)
     if world % fixed or (not open_axes and degrees and fixed != world):
         raise UserError(
-            f"{where}: the degrees {degrees} do not divide the world of {world} ranks ({nodes} nodes x "
-            f"{ranks}); make nodes x ranks_per_node a multiple of {fixed}, or lower a degree."
+            f"{where}: the degrees {dict(degrees)} do not divide the world of {world} ranks ({nodes} nodes x "
+            f"{ranks_per_node}); make nodes x ranks_per_node a multiple of {fixed}, or lower a degree."
         )
-    return {axis: world // fixed if degree == -1 else degree for axis, degree in degrees.items()}
+    dims: dict[str, Any] = {axis: world // fixed if degree == -1 else degree for axis, degree in degrees.items()}
+    return ParallelDims(dims)
 
 
 def divisors(number: int) -> str:

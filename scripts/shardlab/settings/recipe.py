@@ -1,21 +1,58 @@
-"""How a workload is trained: the recipe of its file, and the overrides of the configuration. Loads no torch."""
+"""How a workload is trained: the recipe of its file, and the overrides of the configuration. Imports no torch."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from shardlab.schema import Strict
+from shardlab.schema import Strict, one_of
+from shardlab.settings.learning_rate import Schedule
+
+
+class OptimizerClass(NamedTuple):
+    """What stands behind an optimizer's name."""
+
+    path: str
+    """Module and class."""
+    takes: tuple[str, ...] = ()
+    """Its arguments besides learning rate and weight decay, of those that ``Optimizer`` has."""
+
+
+OPTIMIZERS = {
+    "sgd": OptimizerClass("torch.optim.SGD", ("momentum",)),
+    "adam": OptimizerClass("torch.optim.Adam", ("betas",)),
+    "adamw": OptimizerClass("torch.optim.AdamW", ("betas",)),
+    "adadelta": OptimizerClass("torch.optim.Adadelta"),
+}
+"""Name: class. Each works on every parameter by itself, so that shards can be updated apart."""
+
+
+class Optimizer(Strict):
+    """The optimizer; arguments that are not here, and those that are null, have PyTorch's defaults."""
+
+    name: Annotated[str, *one_of(OPTIMIZERS)] = Field("adamw", description="adadelta, adam, adamw or sgd.")
+    learning_rate: PositiveFloat = Field(1e-3, description="Learning rate, before the schedule.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
+    betas: tuple[float, float] | None = Field(None, description="adam, adamw: decay of the two moments.")
+    momentum: float | None = Field(None, ge=0, description="sgd: momentum.")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments besides learning rate and weight decay that are set."""
+        return {key: value for key in ("betas", "momentum") if (value := getattr(self, key)) is not None}
+
+    @model_validator(mode="after")
+    def _takes(self) -> "Optimizer":
+        for key in self.arguments:
+            if key not in OPTIMIZERS[self.name].takes:
+                raise ValueError(f"{self.name} takes no {key}; remove it, or set it to null")
+        return self
 
 
 class Recipe(Strict):
     """How a workload is trained."""
 
-    optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = Field(
-        "adamw", description="torch.optim class; its other arguments are PyTorch's defaults."
-    )
-    learning_rate: PositiveFloat = Field(1e-3, description="Learning rate of the first epoch.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay of the optimizer.")
-    gamma: PositiveFloat = Field(1.0, description="Learning rate factor per epoch (StepLR).")
+    optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer.")
+    schedule: Schedule = Field(default=Schedule(), description="Schedule of the learning rate.")
     epochs: PositiveInt = Field(1, description="Passes over the training split.")
     max_steps: PositiveInt | None = Field(None, description="Stop after this many steps (null: no limit).")
     global_batch: PositiveInt = Field(32, description="Samples per step over all ranks; the same for every strategy.")
@@ -29,26 +66,30 @@ class Recipe(Strict):
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
-        description="Recompute the workload's blocks in the backward pass: full, or selective (keep what matrix "
-        "products and attention gave).",
+        description="Recompute the workload's blocks in the backward pass: full, or selective (keep the results of "
+        "matrix products and attention).",
     )
     compile: Literal["none", "blocks", "model"] = Field(
-        "none", description="torch.compile each of the workload's blocks, or the model as one."
+        "none", description="torch.compile each of the workload's blocks, or the whole model."
     )
     compile_backend: str = Field("inductor", description="Backend of torch.compile (aot_eager needs no compiler).")
     precision: Literal["full", "bf16", "fp16"] = Field(
         "full",
         description="Arithmetic: full is dtype; bf16: weights stay in dtype (autocast, or FSDP's and DeepSpeed's own "
-        "mixed precision); fp16: DeepSpeed only. Only full is held to a gate.",
+        "mixed precision); fp16: DeepSpeed only. Only full is held to a tolerance.",
     )
     checkpoint_every: PositiveInt | None = Field(
-        None, description="Write a checkpoint after every so many steps (null: none); each replaces the one before."
+        None, description="Write a checkpoint every so many steps (null: none); each replaces the one before."
     )
     evaluation: Literal["whole", "sharded"] = Field(
         "whole",
         description="Test loss from the whole weights on one device, or under the run's own strategy, for models that "
-        "one device cannot hold: the initial weights are not evaluated then, nor a metric that needs outputs.",
+        "one device cannot hold: the initial weights are then not evaluated, nor is a metric that needs outputs.",
     )
     keep_best: bool = Field(
         False, description="Also save best.safetensors, the weights with the lowest validation loss."
     )
+
+    def learning_rate(self, step: int, steps: int, steps_per_epoch: int) -> float:
+        """Learning rate of ``step``, counted from 0 over all epochs, of ``steps``."""
+        return self.optimizer.learning_rate * self.schedule.factor(step, steps, steps_per_epoch)

@@ -11,9 +11,9 @@ from shardlab.errors import Unsupported, UserError, choices, unknown
 from shardlab.files import ROOT
 from shardlab.schema import check
 from shardlab.settings import compatibility, load, pretrained
-from shardlab.settings.mesh import divisors, mesh_of, ranks_of
+from shardlab.settings.mesh import ParallelDims, divisors, multiply_out
 from shardlab.settings.recipe import Recipe
-from shardlab.settings.sites import ContainerExec, SiteRuntime
+from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import (
     Config,
     DataSet,
@@ -37,22 +37,21 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     strategy, workload = load.strategy(strategy_name), load.workload(workload_name)
     site = load.site(config).place()
     size = _size(workload, config, workload_name)
-    recipe = check(Recipe, size.recipe.model_dump(exclude_unset=True) | config.recipe, "config: recipe")
+    recipe = check(Recipe, load.merged(size.recipe.model_dump(exclude_unset=True), config.recipe), "config: recipe")
     data = _data(workload, config, size)
     args = _args(workload, config, size)
     _check_model(workload, workload_name, args)
-    nodes, ranks, devices = ranks_of(config, strategy, strategy_name, site)
-    mesh = mesh_of(strategy, strategy_name, nodes, ranks)
+    nodes, ranks, devices = _ranks(config, strategy, strategy_name, site)
+    mesh = _mesh(strategy, strategy_name, nodes, ranks)
     compatibility.check_tensor(strategy, mesh, workload, workload_name, args, ranks)
     pieces = sum(args[piece] if isinstance(piece, str) else piece for piece in workload.pieces)
     compatibility.check_pipeline(strategy, strategy_name, mesh, workload_name, pieces, devices)
-    replicas = mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
-    if recipe.global_batch < replicas:
+    if recipe.global_batch < mesh.data_size:
         raise UserError(
-            f"{strategy_name} x {workload_name}: global_batch {recipe.global_batch} has fewer samples than "
-            f"the {replicas} data-parallel ranks that share it; set recipe.global_batch to {replicas} or more."
+            f"{strategy_name} x {workload_name}: global_batch {recipe.global_batch} has fewer samples than the "
+            f"{mesh.data_size} data-parallel ranks that share it; set recipe.global_batch to {mesh.data_size} or more."
         )
-    compatibility.check_recipe(strategy, strategy_name, recipe, site.device)
+    compatibility.check_recipe(strategy, strategy_name, recipe, site.device, mesh)
     return Run(
         strategy=strategy_name,
         workload=workload_name,
@@ -62,7 +61,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         ranks_per_node=ranks,
         mesh=mesh,
         engine=strategy.engine,
-        engine_config=_deepspeed(strategy, strategy_name, recipe, replicas),
+        engine_config=_deepspeed(strategy, strategy_name, recipe, mesh.data_size),
         options=StrategyOptions.model_validate(strategy.model_dump(include=set(StrategyOptions.model_fields))),
         devices_per_rank=devices,
         task=workload.task,
@@ -71,31 +70,6 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         recipe=recipe,
         site=site,
         site_name=config.site,
-    )
-
-
-def config_of(config: Config, run: Run) -> Config:
-    """The part of the configuration that ``run`` follows from: it resolves to the same run.
-
-    What is left out (the other workloads, ranks that this run does not have) can change without this one.
-    """
-    place = config.site_settings.keys() & SiteRuntime.model_fields.keys()
-    settings = {key: config.site_settings[key] for key in sorted(place - {"container"})}
-    inside = {
-        key: value
-        for key, value in config.site_settings.get("container", {}).items()
-        if key in ContainerExec.model_fields
-    }
-    return Config(
-        site=run.site_name,
-        site_settings=settings | ({"container": inside} if inside else {}),
-        container=run.site.container is not None,
-        data="hub" if run.data.hub else "embedded",
-        size=run.size,
-        nodes=run.nodes,
-        ranks_per_node=run.ranks_per_node,
-        seed=run.seed,
-        recipe=config.recipe,
     )
 
 
@@ -111,6 +85,39 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
                 left_out[strategy, workload] = str(reason)
     _check_data_sets(found)
     return found, left_out
+
+
+def _ranks(config: Config, strategy: Strategy, name: str, site: SiteRuntime) -> tuple[int, int, int]:
+    """Nodes, ranks on each, devices that each rank drives."""
+    distributed = strategy.engine == "deepspeed" or bool(strategy.degrees)
+    if not distributed and strategy.one_process is None:
+        return 1, 1, 1
+    if site.nodes_max and config.nodes > site.nodes_max:
+        raise UserError(
+            f"{name}: {config.nodes} nodes are asked for, but a run at site {config.site} can have "
+            f"{site.nodes_max}; set nodes to {site.nodes_max} or less, or choose another site."
+        )
+    ranks = max(config.ranks_per_node, -(-strategy.min_ranks // config.nodes))
+    if site.ranks_per_node_max and ranks > site.ranks_per_node_max:
+        raise UserError(
+            f"{name}: {ranks} ranks per node are asked for, but a node of site {config.site} has "
+            f"{site.ranks_per_node_max}; set ranks_per_node to {site.ranks_per_node_max} or less."
+        )
+    return (config.nodes, ranks, 1) if distributed else (1, 1, ranks)
+
+
+def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> ParallelDims:
+    """The strategy's degrees multiplied out to the world size."""
+    where = f"config/strategies.yaml: {name}"
+    if strategy.engine == "deepspeed":
+        own = strategy.model_fields_set - {"engine", "config", "min_ranks"}
+        if own or strategy.config is None:
+            raise UserError(f"{where}: engine deepspeed takes `config` (a JSON file) and none of PyTorch's own keys.")
+        return multiply_out({"dp_shard": -1}, nodes, ranks, where)
+    if strategy.config is not None:
+        raise UserError(f"{where}: `config` belongs to engine deepspeed; remove it or set the engine.")
+    compatibility.check_degrees(strategy, where)
+    return multiply_out(strategy.degrees, nodes, ranks, where)
 
 
 def data_set(config: Config, name: str) -> DataSet:

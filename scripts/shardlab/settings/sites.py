@@ -1,8 +1,9 @@
 """Sites: where runs take place, how to ask for nodes there, and how ranks start and meet. Data, no code a site."""
 
+import re
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from shardlab.schema import Strict
 
@@ -36,12 +37,30 @@ class Srun(Strict):
     ports: PositiveInt = Field(10000, description="Job N meets at port_first + N modulo this.")
 
 
+BRACES = ("binds", "command", "flags", "image", "project")
+"""What the words of a container can have in braces."""
+
+
 class ContainerExec(Strict):
     """How a command runs inside the image."""
 
     command: str = Field("apptainer", description="apptainer or singularity, by name or path.")
-    flags: list[str] = Field(default=[], description="Flags of its exec: --nv (NVIDIA) or --rocm (AMD).")
+    words: list[str] = Field(
+        default=["{command}", "exec", "{flags}", "--bind", "{binds}", "{image}"],
+        description="What stands before a command inside the image: {command}, {flags}, {image}; {binds}: the "
+        "project's folder and `binds`, with commas; {project}: the project's folder alone.",
+    )
+    flags: list[str] = Field(default=[], description="Its flags: --nv (NVIDIA) or --rocm (AMD).")
     binds: list[str] = Field(default=[], description="Host folders to show inside, besides the project's own.")
+
+    @field_validator("words")
+    @classmethod
+    def _known_braces(cls, words: list[str]) -> list[str]:
+        for name in re.findall(r"\{(.*?)\}", " ".join(words)):
+            if name not in BRACES:
+                raise ValueError(f"there is no {name} to put into braces; known: {', '.join(BRACES)}")
+        return words
+
     python: str = Field("python", description="Python inside the image.")
 
 

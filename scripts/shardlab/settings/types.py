@@ -1,23 +1,25 @@
-"""The settings, typed: one definition each for config, workload, strategy and run (sites.py and recipe.py: the rest).
+"""The settings, typed: one definition each for config, workload, strategy and run (sites.py, recipe.py: the rest).
 
 ``scripts/docs.py`` writes the JSON schemas in ``workflow/schemas/`` from these classes, and the
 YAML files under ``config/`` are checked against them. Pure Python: importing this loads no torch.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
 from shardlab.files import read_json
-from shardlab.schema import Strict, check
+from shardlab.schema import Strict, check, one_of
+from shardlab.settings.mesh import Degrees, ParallelDims
+from shardlab.settings.pipeline_schedules import SCHEDULES, Schedule
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
 
-AXES = ("dp_replicate", "pp", "dp_shard", "tp")
-"""Mesh axes, outermost first, so that tensor-parallel groups are neighbouring ranks of one node."""
-SCHEDULES = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "ZBVZeroBubble": 2}
-"""Pipeline schedules of torch.distributed.pipelining: stages on each rank."""
+RESERVED = ("init", "logs", "benchmarks", "collectives", "split_size", "preflight")
+"""Folders of results/ that belong to no run, so no strategy can have their names."""
+WARMUP_STEPS = 3
+"""The first steps after a start, which also set things up: times, throughput and waiting leave them out."""
 
 
 class HubSource(Strict):
@@ -77,8 +79,10 @@ class Workload(Strict):
         description="Module in scripts/shardlab/models, or hf: and a transformers model: owner/name of the hub, or a "
         "folder (a path that begins with / or .).",
     )
-    task: Literal["regression", "classification", "language_modelling", "summarization"] = Field(
-        description="Batches, loss and metric (scripts/shardlab/training/tasks.py)."
+    task: str = Field(
+        pattern=r"^[a-z0-9_]+$",
+        description="Batches, loss and metric: a file in scripts/shardlab/training/tasks, and the prepared arrays: one "
+        "in scripts/shardlab/data/encoders.",
     )
     blocks: list[str] = Field(
         default=[],
@@ -125,13 +129,18 @@ class StrategyOptions(Strict):
     )
     sequence_parallel: bool = Field(False, description="tp: split activations between the layers by sequence.")
     loss_parallel: bool = Field(False, description="tp: compute the loss on logits that stay split.")
-    schedule: Literal["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"] = Field(
+    schedule: Annotated[str, *one_of(SCHEDULES)] = Field(
         "1F1B", description="pp: schedule of torch.distributed.pipelining."
     )
     microbatches: PositiveInt = Field(4, description="pp: pieces that a batch is sent through the pipeline in.")
 
+    @property
+    def pipeline(self) -> Schedule:
+        """What the schedule is."""
+        return SCHEDULES[self.schedule]
 
-class Strategy(StrategyOptions):
+
+class Strategy(StrategyOptions, Degrees):
     """How a model is spread over ranks: one entry of config/strategies.yaml.
 
     The degrees multiply to the world size (nodes x ranks per node); -1 takes what is left.
@@ -140,10 +149,6 @@ class Strategy(StrategyOptions):
     engine: Literal["torch", "deepspeed"] = Field(
         "torch", description="torch: PyTorch's own parallel modules; deepspeed: ZeRO."
     )
-    dp_replicate: int | None = Field(None, description="Degree of replication: DDP, or HSDP with dp_shard.")
-    pp: int | None = Field(None, description="Degree of pipeline parallelism.")
-    dp_shard: int | None = Field(None, description="Degree of sharding: FSDP (fully_shard).")
-    tp: int | None = Field(None, description="Degree of tensor parallelism; stays inside a node.")
     config: str | None = Field(None, description="DeepSpeed only: JSON file, from the project's root.")
     min_ranks: PositiveInt = Field(
         1, description="Raise config's ranks_per_node until the run has this many ranks (2-D meshes need 4)."
@@ -218,7 +223,7 @@ class Run(Strict):
     seed: int = Field(description="Seed of weights and batch order.")
     nodes: PositiveInt = Field(description="Nodes.")
     ranks_per_node: PositiveInt = Field(description="Ranks on each node.")
-    mesh: dict[str, int] = Field(description="Mesh axis: degree, outermost first; empty for one rank.")
+    mesh: ParallelDims = Field(description="Mesh axis: degree, outermost first; empty for one rank.")
     engine: Literal["torch", "deepspeed"] = Field(description="Who runs the step.")
     engine_config: dict[str, Any] | None = Field(description="DeepSpeed's settings, whole.")
     options: StrategyOptions = Field(description="What the strategy says besides its degrees.")
@@ -246,9 +251,16 @@ class Run(Strict):
         return self.devices_per_node * self.site.cpus_per_rank
 
     @property
-    def data_parallel_size(self) -> int:
-        """Ranks that read different samples."""
-        return self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
+    def zero_stage(self) -> int | None:
+        """What DeepSpeed shards: 1 the optimizer, 2 also the gradients, 3 also the weights; None: another engine."""
+        if self.engine != "deepspeed":
+            return None
+        return int((self.engine_config or {}).get("zero_optimization", {}).get("stage", 0))
+
+    @property
+    def evaluated_sharded(self) -> bool:
+        """Whether all ranks evaluate it, under its own strategy, and not one device."""
+        return self.recipe.evaluation == "sharded"
 
 
 def read_run(path: Path) -> Run:

@@ -19,7 +19,7 @@ def build(run: Run, task: Task, world: World, weights: Path) -> Engine:
         from shardlab.strategies.zero import ZeroEngine
 
         return ZeroEngine(run, task, world, weights)
-    if "pp" in run.mesh:
+    if run.mesh.pipelined:
         from shardlab.strategies.pipeline import PipelineEngine
 
         return PipelineEngine(run, task, world, weights)

@@ -5,25 +5,32 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from shardlab.settings.types import Run
+from shardlab.settings.types import StrategyOptions
 
 
-def apply(run: Run, model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh) -> None:
+def apply(
+    model: nn.Module,
+    blocks: list[nn.Module],
+    mesh: DeviceMesh,
+    options: StrategyOptions,
+    dtype: torch.dtype,
+    *,
+    bf16: bool,
+    pipelined: bool,
+) -> None:
     """Shard in place: each block by itself, then what is left as one.
 
     ``blocks`` are the workload's; with ``wrap_parameters`` they are instead the submodules that have so many
-    parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard).
+    parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard), ``dtype`` the weights' own.
     """
-    options = run.options
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if options.cpu_offload else OffloadPolicy()
-    dtype = getattr(torch, run.recipe.dtype)
     inside = outside = MixedPrecisionPolicy()
-    if run.recipe.precision == "bf16":
+    if bf16:
         # Gradients are summed in the weights' own type: the part of bf16 that costs accuracy most.
         inside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype)
         outside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype, output_dtype=dtype)
     reshard = options.reshard_after_forward
-    if reshard is None and "pp" in run.mesh:
+    if reshard is None and pipelined:
         reshard = False  # each micro-batch would gather the weights again
     if options.wrap_parameters is not None:
         blocks = _large(model, options.wrap_parameters)

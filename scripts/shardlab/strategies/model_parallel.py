@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from shardlab.models._chain import Chain
+from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.strategies.native import NativeEngine
-from shardlab.strategies.pipeline import boundaries
 from shardlab.training.tasks import MicroBatch
 
 

@@ -30,8 +30,8 @@ class NativeEngine:
     def __init__(self, run: Run, task: Task, world: World, weights: Path) -> None:
         self.run, self.task, self.world = run, task, world
         # On no device: a model that is sharded is never whole on a rank.
-        whole = models.build(run)
-        parallelize.check_blocks(run, whole)
+        whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
+        parallelize.check_blocks(run.model.blocks, whole)
         self.layout = {name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()}
         self.parameter_count = models.parameter_count(whole)
         self.parts = self.cut(whole)
@@ -40,7 +40,7 @@ class NativeEngine:
             materialize(part, weights, device, whole=len(self.layout) == len(models.state(part)))
         self.models = [parallelize.wrap(run, part, world) for part in self.parts]
         self.groups = _by_placement(self.parameters())
-        self.optimizer = optimizers.build(run.recipe, [{"params": group} for group in self.groups.values()])
+        self.optimizer = optimizers.build(run.recipe.optimizer, [{"params": group} for group in self.groups.values()])
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         """The parts of the model that this rank holds."""

@@ -11,39 +11,36 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.errors import UserError
 from shardlab.models import matching
+from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Run
 from shardlab.training.distributed import World
 
 
 def apply(run: Run, model: nn.Module, world: World) -> None:
     """Change a model without weights (on the meta device) in place: split, recompute, compile, shard."""
-    # Which technique is chosen by the axes that the strategy names, not by their degrees:
-    # FSDP on one GPU is still FSDP.
-    if world.mesh is not None and "tp" in run.mesh:
+    recipe, options = run.recipe, run.options
+    if (mesh := world.tensor_mesh) is not None:
         from shardlab.strategies import tensor
 
-        options = run.options
         tensor.apply(
             model,
             run.model.tensor,
             run.model.blocks,
-            world.mesh["tp"],
+            mesh,
             sequence_parallel=options.sequence_parallel,
             loss_parallel=options.loss_parallel,
         )
-    blocks = [module for pattern in run.model.blocks for module in matching(model, pattern)]
-    _recompute(run.recipe.activation_checkpointing, blocks)
-    if run.recipe.precision == "bf16" and "dp_shard" not in run.mesh:
+    bf16 = recipe.precision == "bf16"
+    recompute(model, run.model.blocks, recipe.activation_checkpointing)
+    if bf16 and not run.mesh.sharded:
         # Around forward, because a pipeline calls its stages by itself.
         _around(model, torch.autocast(world.device.type, torch.bfloat16))
-    for module in {"none": [], "blocks": blocks, "model": [model]}[run.recipe.compile]:
-        # The forward method alone: hooks of FSDP and tensor parallelism stay outside of the graph.
-        module.forward = torch.compile(module.forward, backend=run.recipe.compile_backend)  # type: ignore[method-assign]
-    if world.mesh is not None and "dp_shard" in run.mesh:
+    compile_forward(model, run.model.blocks, recipe)
+    if (mesh := world.shard_mesh) is not None:
         from shardlab.strategies import fsdp
 
-        axes = [axis for axis in ("dp_replicate", "dp_shard") if axis in run.mesh]
-        fsdp.apply(run, model, blocks, world.mesh[tuple(axes)] if len(axes) > 1 else world.mesh["dp_shard"])
+        blocks, dtype = _blocks(model, run.model.blocks), getattr(torch, recipe.dtype)
+        fsdp.apply(model, blocks, mesh, options, dtype, bf16=bf16, pipelined=run.mesh.pipelined)
 
 
 def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
@@ -52,10 +49,10 @@ def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
         from shardlab.strategies import data_parallel
 
         return data_parallel.apply(model, world.device, run.devices_per_rank)
-    if world.mesh is not None and "dp_replicate" in run.mesh and "dp_shard" not in run.mesh:
+    if (mesh := world.replicate_mesh) is not None and not run.mesh.sharded:
         from shardlab.strategies import ddp
 
-        return ddp.apply(model, world.mesh["dp_replicate"])
+        return ddp.apply(model, mesh)
     return model
 
 
@@ -68,15 +65,15 @@ def synchronized(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def check_blocks(run: Run, model: nn.Module) -> None:
+def check_blocks(patterns: list[str], model: nn.Module) -> None:
     """Raise a UserError if a pattern of ``blocks`` matches nothing in the whole model."""
-    for pattern in run.model.blocks:
+    for pattern in patterns:
         if not matching(model, pattern):
             raise UserError(f"blocks: no submodule matches {pattern}; name one of the model's, such as layers.*.")
 
 
-def _recompute(mode: str, blocks: list[nn.Module]) -> None:
-    """Activation checkpointing (Chen et al., 2016, arXiv:1604.06174) of each block."""
+def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
+    """Activation checkpointing (Chen et al., 2016, arXiv:1604.06174) of each block, in place."""
     if mode == "none":
         return
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -88,8 +85,19 @@ def _recompute(mode: str, blocks: list[nn.Module]) -> None:
     def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
         return lambda block, *args, **keywords: checkpoint(forward, block, *args, **options, **keywords)
 
-    for block in blocks:
+    for block in _blocks(model, patterns):
         _around(block, recomputed)
+
+
+def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> None:
+    """torch.compile of the blocks' forward, or the model's, in place, as the recipe says."""
+    for module in {"none": [], "blocks": _blocks(model, patterns), "model": [model]}[recipe.compile]:
+        # The forward method alone: hooks of FSDP and tensor parallelism stay outside of the graph.
+        module.forward = torch.compile(module.forward, backend=recipe.compile_backend)  # type: ignore[method-assign]
+
+
+def _blocks(model: nn.Module, patterns: list[str]) -> list[nn.Module]:
+    return [module for pattern in patterns for module in matching(model, pattern)]
 
 
 def _around(module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -1,53 +1,22 @@
-"""Pipeline parallelism (``torch.distributed.pipelining``): stages of consecutive layers, batches in pieces.
-
-GPipe (Huang et al., 2019, arXiv:1811.06965), 1F1B (Narayanan et al., 2019, arXiv:1806.03377), interleaved 1F1B
-(Narayanan et al., 2021, arXiv:2104.04473), zero bubble with a V (Qi et al., 2024, arXiv:2401.10241).
-"""
+"""Pipeline parallelism (``torch.distributed.pipelining``): stages of consecutive layers, batches in pieces."""
 
 import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed import pipelining
+from torch.distributed.pipelining import PipelineStage
 
 from shardlab import models
 from shardlab.models._chain import Chain
-from shardlab.settings.types import SCHEDULES
+from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.strategies.native import NativeEngine, plain
 from shardlab.training.tasks import MicroBatch
-
-CLASSES: dict[str, type[Any]] = {
-    "GPipe": ScheduleGPipe,
-    "1F1B": Schedule1F1B,
-    "Interleaved1F1B": ScheduleInterleaved1F1B,
-    "ZBVZeroBubble": ScheduleZBVZeroBubble,
-}
-
-
-def stages_of(schedule: str, ranks: int, rank: int) -> list[int]:
-    """Stage numbers of a rank: one, or two in a loop (rank, rank + ranks) or a V (rank, its mirror image)."""
-    if SCHEDULES[schedule] == 1:
-        return [rank]
-    return [rank, 2 * ranks - 1 - rank] if schedule == "ZBVZeroBubble" else [rank, rank + ranks]
-
-
-def boundaries(pieces: int, stages: int) -> list[tuple[int, int]]:
-    """(start, stop) of the pieces of each stage, as even as can be; the first ones get one more."""
-    size, more = divmod(pieces, stages)
-    starts = [stage * size + min(stage, more) for stage in range(stages + 1)]
-    return list(pairwise(starts))
 
 
 class Stopwatch:
@@ -114,10 +83,11 @@ class PipelineEngine(NativeEngine):
     """Stages over the ranks of the mesh axis ``pp``; in each, whatever other axes the mesh has."""
 
     def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
-        mesh = world.mesh["pp"]
+        mesh = world.pipeline_mesh
         self.group, self.rank, self.ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
         self.chunks = run.options.microbatches
-        self.stages = stages_of(run.options.schedule, self.ranks, self.rank)
+        self.plan = run.options.pipeline
+        self.stages = self.plan.stages(self.ranks, self.rank)
         super().__init__(run, task, world, weights)
         names: list[Any] = [None] * self.ranks
         own = [name for part in self.parts for name in models.state(part)]
@@ -129,7 +99,7 @@ class PipelineEngine(NativeEngine):
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         """See NativeEngine."""
-        where = boundaries(self.run.model.pieces, self.ranks * SCHEDULES[self.run.options.schedule])
+        where = boundaries(self.run.model.pieces, self.ranks * self.plan.stages_per_rank)
         parts = [copy.deepcopy(cast(Chain, model)) for _ in self.stages]
         for part, stage in zip(parts, self.stages, strict=True):
             part.cut(*where[stage])
@@ -201,16 +171,15 @@ class PipelineEngine(NativeEngine):
         """Stages hold buffers of fixed shapes: one schedule for each, and one for losses alone."""
         key = (backward, *(value.shape for value in inputs))
         if key not in self.schedules:
-            options = self.run.options
-            count = self.ranks * SCHEDULES[options.schedule]
+            count = self.ranks * self.plan.stages_per_rank
             stages = []
             for model, number in zip(self.models, self.stages, strict=True):
                 stage = TimedStage(model, number, count, self.world.device, group=self.group)
                 stage.watch = self.watch
                 stages.append(stage)
-            self.schedules[key] = CLASSES[options.schedule](
-                stages if SCHEDULES[options.schedule] > 1 else stages[0],
-                options.microbatches,
+            self.schedules[key] = getattr(pipelining, self.plan.torch_class)(
+                stages if self.plan.stages_per_rank > 1 else stages[0],
+                self.chunks,
                 loss_fn=lambda outputs, rows: self.loss_of(outputs, rows),
                 scale_grads=False,
             )

@@ -37,31 +37,26 @@ class ZeroEngine:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
         self.run, self.task, self.world = run, task, world
-        whole = models.build(run)
+        whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
         self.layout = {name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()}
         self.parameter_count = models.parameter_count(whole)
-        self.plain = self._sharded(weights) if self.stage == 3 else whole
-        if self.stage != 3:
+        self.plain = self._sharded(weights) if run.zero_stage == 3 else whole
+        if run.zero_stage != 3:
             materialize(whole, weights, world.device)
-        # What DeepSpeed decides by its own JSON, such as its precision, it does itself.
-        recipe = run.recipe.model_copy(update={"precision": "full"})
-        parallelize.apply(run.model_copy(update={"recipe": recipe, "mesh": {}}), self.plain, world)
+        # The rest, such as sharding and precision, DeepSpeed does itself, by its own JSON.
+        parallelize.recompute(self.plain, run.model.blocks, run.recipe.activation_checkpointing)
+        parallelize.compile_forward(self.plain, run.model.blocks, run.recipe)
         self.model, self.optimizer, _, _ = deepspeed.initialize(
             model=self.plain.to(world.device),
-            optimizer=optimizers.build(run.recipe, self.plain.parameters()),
+            optimizer=optimizers.build(run.recipe.optimizer, self.plain.parameters()),
             config=dict(run.engine_config or {}),
         )
-
-    @property
-    def stage(self) -> int:
-        """What is sharded: 1 the optimizer, 2 also the gradients, 3 also the weights."""
-        return int((self.run.engine_config or {}).get("zero_optimization", {}).get("stage", 0))
 
     def _sharded(self, weights: Path) -> nn.Module:
         """The model with weights, of which each rank holds its part at any time."""
         # The dtype follows from the configuration; named as an argument it becomes bfloat16 on a CPU, whatever it is.
         with deepspeed.zero.Init(config_dict_or_path=dict(self.run.engine_config or {})):
-            model = models.construct(self.run)
+            model = models.construct(self.run.model, self.run.task)
         with open_weights(weights) as file:
             check_weights(file, self.layout, weights, whole=True)
             for name, value in models.state(model).items():

@@ -1,9 +1,61 @@
-"""A rank's share of the samples."""
+"""The batches of a training run: what each step trains on, and a rank's share of it."""
+
+from dataclasses import dataclass
 
 from shardlab.data import order
+from shardlab.settings.recipe import Recipe
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
 from shardlab.training.tasks import MicroBatch, Task
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step."""
+
+    number: int
+    """Counted from 0 over all epochs."""
+    epoch: int
+    samples: int
+    targets: int
+    """Of the whole global batch: what the loss is divided by."""
+    learning_rate: float
+    micro_batches: list[MicroBatch]
+    """This rank's share of the samples."""
+    validates: bool
+    """Whether the validation loss is measured after it: it ends an epoch, or the training."""
+
+
+class Steps:
+    """The steps of a training run, each a function of its number."""
+
+    def __init__(self, task: Task, engine: Engine, recipe: Recipe, seed: int, world: World) -> None:
+        self.task, self.engine, self.recipe, self.world = task, engine, recipe, world
+        self.order = order.BatchOrder(task.samples("train"), recipe.global_batch, seed)
+        self.count = min(recipe.epochs * self.order.steps_per_epoch, recipe.max_steps or 2**63)
+
+    def __getitem__(self, number: int) -> Step:
+        """The step of that number."""
+        per_epoch = self.order.steps_per_epoch
+        batch = self.order.batch(number)
+        return Step(
+            number=number,
+            epoch=number // per_epoch,
+            samples=len(batch),
+            targets=self.task.targets("train", batch),
+            learning_rate=self.recipe.learning_rate(number, self.count, per_epoch),
+            micro_batches=self._share(batch),
+            validates=(number + 1) % per_epoch == 0 or number + 1 == self.count,
+        )
+
+    def nothing(self) -> Step:
+        """A step that changes nothing: no sample, learning rate 0."""
+        none = self.order.batch(0)[:0]
+        return Step(-1, 0, 0, 1, 0.0, self._share(none), validates=False)
+
+    def _share(self, batch: order.Indices) -> list[MicroBatch]:
+        recipe = self.recipe
+        return share(self.task, self.engine, "train", batch, recipe.global_batch, recipe.accumulate, self.world)
 
 
 def share(

@@ -7,7 +7,7 @@ A checkpoint is a folder with the weights (model.safetensors), the optimizer's s
 import shutil
 from collections import deque
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,13 @@ from shardlab.errors import UserError
 from shardlab.files import read_json, write_json
 from shardlab.models import weights
 from shardlab.schema import Strict, check
+from shardlab.settings.types import Run
+from shardlab.training.batches import Steps
+from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
+from shardlab.training.evaluation import mean_loss
+from shardlab.training.step import train_step
+from shardlab.training.tasks import Task
 
 
 def save_whole(engine: Engine, path: Path, *, main: bool) -> None:
@@ -97,3 +103,66 @@ def load_optimizer(engine: Engine, folder: Path) -> None:
             "model and the optimizer that wrote it."
         ) from error
     engine.restored(tensors)
+
+
+def restore(run: Run, engine: Engine, steps: Steps, folder: Path | None, world: World) -> State:
+    """Read a checkpoint's optimizer into an engine that has its weights; returns where the training stands.
+
+    Without a checkpoint that is the beginning.
+
+    Raises:
+        UserError: the checkpoint is damaged, of another workload, seed or optimizer, or has all steps behind it.
+    """
+    if folder is None:
+        return State(step=0, best=None, **_origin(run))
+    state = read_state(folder)
+    if (theirs := {"workload": state.workload, "seed": state.seed}) != _origin(run):
+        raise UserError(f"{folder} is a checkpoint of {theirs}, this run is {_origin(run)}; resume with the same.")
+    if state.step >= steps.count:
+        raise UserError(
+            f"{folder} stands at step {state.step} of {steps.count}, so nothing is left; raise recipe.max_steps."
+        )
+    # A step that changes nothing makes the optimizer's tensors, whatever engine it is.
+    train_step(engine, steps.nothing(), world)
+    load_optimizer(engine, folder)
+    return state
+
+
+def _origin(run: Run) -> dict[str, Any]:
+    """What a checkpoint must share with the run that resumes from it."""
+    return {"workload": run.workload, "seed": run.seed}
+
+
+class Checkpointer:
+    """Validates one run and writes its weights and checkpoints; every method is a collective."""
+
+    def __init__(self, run: Run, task: Task, engine: Engine, world: World, output: Path, best: float | None) -> None:
+        """``best`` is the lowest validation loss so far, None at the start."""
+        self.run, self.task, self.engine, self.world, self.output = run, task, engine, world, output
+        self.best = best
+        self.written = 0
+
+    def validate(self) -> float:
+        """Loss per target over the validation split; with recipe.keep_best, the best weights are written."""
+        recipe = self.run.recipe
+        loss = mean_loss(self.task, self.engine, "validation", recipe.evaluation_batch, self.world)
+        if recipe.keep_best and (self.best is None or loss < self.best):
+            self.best = loss
+            self.save("best.safetensors")
+        return loss
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after ``step`` steps."""
+        every = self.run.recipe.checkpoint_every
+        return every is not None and step % every == 0
+
+    def checkpoint(self, step: int) -> None:
+        """Write what a training needs to resume after ``step`` steps, in place of the checkpoint before."""
+        state = State(step=step, best=self.best, **_origin(self.run))
+        save_state(self.engine, self.output / "checkpoint", state, main=self.world.main)
+        self.written += 1
+
+    def save(self, name: str) -> None:
+        """Write the whole weights (rank 0)."""
+        save_whole(self.engine, self.output / name, main=self.world.main)
+        self.written += 1

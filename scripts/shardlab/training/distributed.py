@@ -2,7 +2,7 @@
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardlab.errors import UserError
-from shardlab.settings.types import Run
+from shardlab.settings.mesh import DATA, ParallelDims
 
 T = TypeVar("T")
 
@@ -24,22 +24,55 @@ class World:
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh | None
-    data_rank: int
-    data_size: int
-    copies: int = 1
-    """Ranks that hold the same output for the same samples: those of a tensor-parallel group."""
+    dims: ParallelDims = field(default_factory=lambda: ParallelDims({}))
+    mesh: DeviceMesh | None = None
+    """Of the axes of ``dims``; None without a process group."""
 
     @property
     def main(self) -> bool:
         """Whether this rank prints and saves."""
         return self.rank == 0
 
+    @property
+    def data_size(self) -> int:
+        """Groups of ranks that read different samples."""
+        return self.dims.data_size
+
+    @property
+    def data_rank(self) -> int:
+        """Number of this rank's group among them."""
+        if self.mesh is None:
+            return 0
+        return self.dims.data_rank(dict(zip(self.dims.root, self.mesh.get_coordinate() or (), strict=True)))
+
+    @property
+    def replicate_mesh(self) -> DeviceMesh | None:
+        """This rank's 1-D mesh of replicas; None if the run does not name that axis, or without a process group."""
+        return self.mesh["dp_replicate"] if self.mesh is not None and self.dims.replicated else None
+
+    @property
+    def pipeline_mesh(self) -> DeviceMesh | None:
+        """The same of pipeline stages."""
+        return self.mesh["pp"] if self.mesh is not None and self.dims.pipelined else None
+
+    @property
+    def tensor_mesh(self) -> DeviceMesh | None:
+        """The same of tensor parallelism."""
+        return self.mesh["tp"] if self.mesh is not None and self.dims.tensor_parallel else None
+
+    @property
+    def shard_mesh(self) -> DeviceMesh | None:
+        """The mesh that weights are sharded over, 2-D if shards are replicated; None if they are not sharded."""
+        if self.mesh is None or not self.dims.sharded:
+            return None
+        axes = tuple(axis for axis in DATA if axis in self.dims.root)
+        return self.mesh[axes] if len(axes) > 1 else self.mesh[axes[0]]
+
     def sum(self, value: Tensor) -> Tensor:
         """Sum over the data-parallel ranks, of values that are 0 where a pipeline does not have the output."""
         if self.size > 1:
             dist.all_reduce(value)
-            value = value / self.copies
+            value = value / self.dims.copies
         return value
 
     def mean(self, value: float | None) -> float | None:
@@ -95,21 +128,18 @@ def finish() -> None:
         os._exit(0)
 
 
-def world(run: Run) -> World:
-    """This rank's place in the run's mesh; needs ``start`` first.
+def world(dims: ParallelDims, device_name: str) -> World:
+    """This rank's place in a mesh of these dims; needs ``start`` first.
 
     Raises:
-        UserError: the number of started ranks is not the run's.
+        UserError: the number of started ranks is not that of the mesh.
     """
     size = dist.get_world_size() if dist.is_initialized() else 1
-    if size != run.world_size:
-        raise UserError(f"{run.strategy} needs {run.world_size} ranks, but {size} were started; use scripts/launch.py.")
+    if size != dims.size:
+        raise UserError(f"the run needs {dims.size} ranks, but {size} were started; use scripts/launch.py.")
     rank = dist.get_rank() if dist.is_initialized() else 0
-    on_gpu = run.site.device == "cuda"
-    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    if not run.mesh or not dist.is_initialized():
-        return World(rank, size, device, None, 0, 1)
-    mesh = init_device_mesh(device.type, tuple(run.mesh.values()), mesh_dim_names=tuple(run.mesh))
-    place = dict(zip(run.mesh, mesh.get_coordinate() or (), strict=True))
-    data_rank = place.get("dp_replicate", 0) * run.mesh.get("dp_shard", 1) + place.get("dp_shard", 0)
-    return World(rank, size, device, mesh, data_rank, run.data_parallel_size, run.mesh.get("tp", 1))
+    device = torch.device("cuda", torch.cuda.current_device()) if device_name == "cuda" else torch.device("cpu")
+    if not dims or not dist.is_initialized():
+        return World(rank, size, device, dims)
+    mesh = init_device_mesh(device.type, tuple(dims.root.values()), mesh_dim_names=tuple(dims.root))
+    return World(rank, size, device, dims, mesh)

@@ -36,7 +36,7 @@ def evaluate(run: Run, data: Path, weights: Path) -> TestReport:
     device = torch.device(run.site.device)
     dtype = getattr(torch, run.recipe.dtype)
     task = tasks.load(run.task, data, dtype, device)
-    model = models.build(run)
+    model = models.build(run.model, run.task, dtype)
     materialize(model, weights, device)
     model.eval()
     loss = score = 0.0

@@ -1,30 +1,21 @@
-"""Optimizers and the learning rate of a step."""
+"""The recipe's optimizer."""
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
-from shardlab.settings.recipe import Recipe
-
-CLASSES: dict[str, type[Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "adadelta": torch.optim.Adadelta,
-}
+from shardlab.settings import recipe
 
 
-def build(recipe: Recipe, parameters: Iterable[Any]) -> Optimizer:
-    """The recipe's optimizer over parameters or parameter groups."""
-    return CLASSES[recipe.optimizer](
-        parameters,  # type: ignore[call-arg]
-        lr=recipe.learning_rate,
-        weight_decay=recipe.weight_decay,
+def build(settings: recipe.Optimizer, parameters: Iterable[Any]) -> Optimizer:
+    """The optimizer over parameters or parameter groups; each step sets its learning rate (Recipe.learning_rate)."""
+    module, _, name = recipe.OPTIMIZERS[settings.name].path.rpartition(".")
+    kind: type[Optimizer] = getattr(import_module(module), name)
+    return kind(
+        parameters,
+        lr=settings.learning_rate,  # type: ignore[call-arg]
+        weight_decay=settings.weight_decay,
+        **settings.arguments,
     )
-
-
-def learning_rate(recipe: Recipe, epoch: int) -> float:
-    """Learning rate of an epoch, counted from 0: the closed form of torch.optim.lr_scheduler.StepLR."""
-    return recipe.learning_rate * recipe.gamma**epoch

@@ -1,0 +1,79 @@
+"""Samples to arrays, what ``prepare`` stores: one file per task, with ``TEXT`` (whether it needs a tokenizer) and
+``encode(data, samples, text)``.
+"""
+
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from shardlab.errors import UserError, unknown
+from shardlab.files import modules
+from shardlab.settings import pretrained
+from shardlab.settings.types import DataSet
+
+NAMES = modules(Path(__file__).parent, defines="def encode(data")
+"""Tasks that there are."""
+Arrays = dict[str, NDArray[Any]]
+Samples = list[tuple[Any, ...]]
+SPECIAL = {"pad": 0, "start": 1, "end": 2}
+"""Ids of <pad>, <bos> and <eos> in every tokenizer that is trained here."""
+
+
+class Text(NamedTuple):
+    """What text is encoded with."""
+
+    tokenizer: Tokenizer
+    special: dict[str, int]
+    """Ids of ``pad``, ``start`` and ``end``."""
+
+
+def encode(data: DataSet, splits: dict[str, Samples]) -> tuple[dict[str, Arrays], Text | None]:
+    """Arrays of every split, and what text was encoded with: the model's tokenizer, or one trained on the train split.
+
+    Raises:
+        UserError: there is no such task, the samples do not have the shape that the configuration promises the model,
+            or the model has no tokenizer.json.
+    """
+    if data.task not in NAMES:
+        raise unknown("task", data.task, NAMES, "scripts/shardlab/data/encoders")
+    encoder: Any = import_module(f"shardlab.data.encoders.{data.task}")
+    text = _text(data, splits["train"]) if encoder.TEXT else None
+    return {name: encoder.encode(data, samples, text) for name, samples in splits.items()}, text
+
+
+def _text(data: DataSet, train: Samples) -> Text:
+    if data.tokenizer:
+        return _read_tokenizer(Path(data.tokenizer))
+    return Text(_train_tokenizer(data, (part for sample in train for part in sample)), SPECIAL)
+
+
+def _read_tokenizer(folder: Path) -> Text:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise UserError(
+            f"{path} is missing; make it where transformers is: "
+            f"AutoTokenizer.from_pretrained(MODEL).save_pretrained('{folder}')."
+        )
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return Text(tokenizer, pretrained.special_tokens(folder))
+
+
+def _train_tokenizer(data: DataSet, texts: Iterable[str]) -> Tokenizer:
+    """Byte-level BPE (Sennrich et al., 2016, arXiv:1508.07909) with at most ``vocab_size`` entries."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=data.options["vocab_size"],
+        special_tokens=["<pad>", "<bos>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer

@@ -1,0 +1,37 @@
+"""An image and its label: images (samples, channels, size, size) uint8, labels (samples) int64."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardlab.data.encoders import Arrays, Samples, Text
+from shardlab.errors import UserError
+from shardlab.settings.types import DataSet
+
+TEXT = False
+
+
+def encode(data: DataSet, samples: Samples, text: Text | None) -> Arrays:
+    """Arrays of samples (image, label).
+
+    Raises:
+        UserError: a label is beyond the classes that the workload's file promises.
+    """
+    channels, size = data.options["channels"], data.options["image_size"]
+    images = np.stack([_image(image, channels, size) for image, _ in samples])
+    labels = np.array([label for _, label in samples], dtype=np.int64)
+    if labels.max() >= data.options["classes"]:
+        raise UserError(
+            f"data set {data.name}: a label is {labels.max()}, but its shape promises "
+            f"{data.options['classes']} classes; set shape.classes in the workload's file."
+        )
+    return {"images": images, "labels": labels}
+
+
+def _image(image: Any, channels: int, size: int) -> NDArray[np.uint8]:
+    """uint8 (channels, size, size) of a PIL image or of such an array."""
+    if not isinstance(image, np.ndarray):
+        image = np.asarray(image.convert("L" if channels == 1 else "RGB").resize((size, size)), dtype=np.uint8)
+        image = image[None] if channels == 1 else image.transpose(2, 0, 1)
+    return image

@@ -1,0 +1,27 @@
+"""A text: tokens (windows, sequence_length + 1) int32; each window begins with the last token of the one before."""
+
+import numpy as np
+
+from shardlab.data.encoders import Arrays, Samples, Text
+from shardlab.errors import UserError
+from shardlab.settings.types import DataSet
+
+TEXT = True
+
+
+def encode(data: DataSet, samples: Samples, text: Text) -> Arrays:
+    """Arrays of samples (text,).
+
+    Raises:
+        UserError: a split is shorter than one window.
+    """
+    length = data.options["sequence_length"]
+    stream: list[int] = []
+    for encoding in text.tokenizer.encode_batch([sample for (sample,) in samples], add_special_tokens=False):
+        stream.extend(encoding.ids)
+        stream.append(text.special["end"])
+    windows = (len(stream) - 1) // length
+    if windows < 1:
+        raise UserError(f"data set {data.name}: a split has fewer than sequence_length {length} tokens; shorten it.")
+    starts = np.arange(windows)[:, None] * length
+    return {"tokens": np.array(stream, dtype=np.int32)[starts + np.arange(length + 1)]}

@@ -1,0 +1,69 @@
+"""What a training run costs while it runs: time, bytes sent, waiting, memory."""
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from shardlab.measure.traffic import Traffic
+from shardlab.settings.types import WARMUP_STEPS
+from shardlab.training.distributed import World
+from shardlab.training.engine import Engine
+
+
+class Meter:
+    """Measures a training loop: ``with Meter(...) as meter``, and in it each step ``with meter.step(number)``."""
+
+    def __init__(self, engine: Engine, world: World, first: int, steps: int) -> None:
+        """The loop takes the steps ``first`` to before ``steps``."""
+        self.engine, self.world = engine, world
+        self.counted = min(first + WARMUP_STEPS, steps) - 1
+        """The step whose traffic is counted: the last one of the warm-up."""
+        self.traffic = Traffic(world)
+        self.seconds = 0.0
+        """Of the last step."""
+        self.wall_seconds = 0.0
+
+    def __enter__(self) -> Self:
+        """Start the clock."""
+        self._begin = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop it."""
+        self.wall_seconds = time.perf_counter() - self._begin
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Measure one step."""
+        begin = time.perf_counter()
+        with self.traffic if number == self.counted else nullcontext():
+            yield
+        if number == self.counted:
+            self.engine.idle()  # the steps before also set things up: what is measured begins here
+        self.seconds = time.perf_counter() - begin
+
+    def figures(self) -> dict[str, Any]:
+        """What was measured, under the names of TrainReport; a collective, as every rank's memory is in it."""
+        world, on_gpu = self.world, self.world.device.type == "cuda"
+        # On a CPU: what the whole process had resident, in KiB.
+        peak = (
+            torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        )
+        idle = [fraction for fractions in world.gather(self.engine.idle()) for fraction in fractions or []]
+        return {
+            "wall_seconds": self.wall_seconds,
+            "traffic": self.traffic.report(world),
+            "idle": idle or None,
+            "hosts": world.gather(os.uname().nodename),
+            "devices": [torch.cuda.get_device_name() if on_gpu else "cpu"],
+            "peak_memory_bytes": world.gather(peak),
+            "peak_memory_kind": "CUDA allocated" if on_gpu else "process RSS",
+        }

@@ -1,0 +1,65 @@
+"""Pipeline schedules: one table of what each one is. Nothing here imports torch.
+
+GPipe (Huang et al., 2019, arXiv:1811.06965), 1F1B (Narayanan et al., 2019, arXiv:1806.03377), interleaved 1F1B
+(Narayanan et al., 2021, arXiv:2104.04473), zero bubble with a V (Qi et al., 2024, arXiv:2401.10241).
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One schedule of torch.distributed.pipelining."""
+
+    torch_class: str
+    """Name of its class there."""
+    stages_per_rank: int = 1
+    mirrored: bool = False
+    """Whether a rank's second stage is the mirror image of its first (a V), or as many stages on (a loop)."""
+    needs_full_pipeline: bool = True
+    """Whether there must be as many micro-batches as ranks."""
+    in_rounds: bool = False
+    """Whether the micro-batches must be a multiple of the ranks."""
+    splits_backward: bool = False
+    """Whether the gradients of inputs and of weights are computed apart."""
+
+    def stages(self, ranks: int, rank: int) -> list[int]:
+        """Stage numbers of a rank."""
+        if self.stages_per_rank == 1:
+            return [rank]
+        return [rank, 2 * ranks - 1 - rank] if self.mirrored else [rank, rank + ranks]
+
+    def rank_of(self, ranks: int, stage: int) -> int:
+        """The rank that holds a stage."""
+        return next(rank for rank in range(ranks) if stage in self.stages(ranks, rank))
+
+    def refusal(self, name: str, ranks: int, microbatches: int) -> str | None:
+        """Why so many micro-batches cannot be, or None."""
+        if self.needs_full_pipeline and microbatches < ranks:
+            return f"schedule {name} needs {ranks} microbatches or more; microbatches is {microbatches}"
+        if self.in_rounds and microbatches % max(1, microbatches // ranks):
+            return f"{name} needs a multiple of {ranks} microbatches; microbatches is {microbatches}"
+        return None
+
+    def bubble(self, ranks: int, microbatches: int) -> float | None:
+        """Part of a step in which a rank waits, all stages being equal; None where there is no closed form."""
+        if self.splits_backward:
+            return None
+        pieces = microbatches * self.stages_per_rank
+        return (ranks - 1) / (pieces + ranks - 1)
+
+
+SCHEDULES = {
+    "GPipe": Schedule("ScheduleGPipe", needs_full_pipeline=False),
+    "1F1B": Schedule("Schedule1F1B"),
+    "Interleaved1F1B": Schedule("ScheduleInterleaved1F1B", stages_per_rank=2, in_rounds=True),
+    "ZBVZeroBubble": Schedule("ScheduleZBVZeroBubble", stages_per_rank=2, mirrored=True, splits_backward=True),
+}
+
+
+def boundaries(pieces: int, stages: int) -> list[tuple[int, int]]:
+    """(start, stop) of the pieces of each stage, as even as can be; the first ones get one more."""
+    size, more = divmod(pieces, stages)
+    starts = [stage * size + min(stage, more) for stage in range(stages + 1)]
+    return list(pairwise(starts))

@@ -1,0 +1,118 @@
+"""Tasks: one file each with a class ``Task``: batches from the prepared arrays, the loss as a sum over targets, the
+metric people read.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from shardlab.data.order import Indices
+from shardlab.errors import unknown
+from shardlab.files import modules
+
+NAMES = modules(Path(__file__).parent, defines="class Task(")
+"""Tasks that there are."""
+IGNORE = -100
+"""Label of positions that are no target (PyTorch's own default)."""
+Batch = dict[str, Tensor]
+Inputs = tuple[tuple[Tensor, ...], Batch]
+"""The model's positional and keyword arguments."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples of one forward pass. The first ``count`` of ``rows`` count, the others only fill it up."""
+
+    batch: Batch
+    count: int
+    rows: int
+
+
+class Task(ABC):
+    """Base of all tasks. Losses are sums: only the caller knows the global count of targets."""
+
+    metric_name = ""
+    scores = True
+    """Whether the metric needs ``score``, and not the loss alone."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, *, fixed_shapes: bool = False) -> None:
+        """``fixed_shapes``: pad all batches of a split to the same lengths."""
+        self.folder, self.dtype, self.device, self.fixed_shapes = folder, dtype, device, fixed_shapes
+        self._splits: dict[str, dict[str, Tensor]] = {}
+
+    def arrays(self, split: str) -> dict[str, Tensor]:
+        """The prepared arrays of a split, loaded once."""
+        if split not in self._splits:
+            self._splits[split] = load_file(self.folder / f"{split}.safetensors")
+        return self._splits[split]
+
+    def samples(self, split: str) -> int:
+        """Number of samples in a split."""
+        return len(next(iter(self.arrays(split).values())))
+
+    @abstractmethod
+    def targets(self, split: str, indices: Indices) -> int:
+        """Number of targets, the loss's divisor, of these samples; needs no batch."""
+
+    @abstractmethod
+    def batch(self, split: str, indices: Indices) -> Batch:
+        """These samples as tensors on the device."""
+
+    @abstractmethod
+    def inputs(self, batch: Batch) -> Inputs:
+        """What the model is called with."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Loss summed over the targets: a scalar."""
+
+    def micro_batch(self, split: str, indices: Indices, rows: int | None = None) -> MicroBatch:
+        """These samples, filled up to ``rows`` with samples that do not count.
+
+        There is at least one sample: a rank with nothing to do still has to call the model, since the others wait
+        for it in the collectives.
+        """
+        count = len(indices)
+        filled = np.resize(indices if count else np.zeros(1, dtype=np.int64), rows or max(count, 1))
+        return MicroBatch(self.batch(split, filled), count, len(filled))
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """What the model says of a batch."""
+        positional, keywords = self.inputs(batch)
+        outputs: Tensor = model(*positional, **keywords)
+        return outputs
+
+    def counted_loss(self, outputs: Tensor, micro: MicroBatch) -> Tensor:
+        """Loss summed over the targets of the samples that count: a scalar, 0 with a gradient of 0 if none does."""
+        counted = {name: rows[: micro.count] for name, rows in micro.batch.items()}
+        return self.loss(outputs[: micro.count].to(self.dtype), counted)
+
+    def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
+        """The batch's part of the metric, summed over its samples."""
+        return 0.0
+
+    def metric(self, loss: float, score: float, samples: int) -> float:
+        """The metric from the mean loss, the summed score and the number of samples."""
+        return score / samples
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """Onto the device; floats in the run's dtype."""
+        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+
+
+def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, *, fixed_shapes: bool = False) -> Task:
+    """The task of that name over a prepared data set.
+
+    Raises:
+        UserError: there is no such task.
+    """
+    if name not in NAMES:
+        raise unknown("task", name, NAMES, "scripts/shardlab/training/tasks")
+    task: Task = import_module(f"shardlab.training.tasks.{name}").Task(folder, dtype, device, fixed_shapes=fixed_shapes)
+    return task

@@ -1,0 +1,32 @@
+"""Images to classes: cross-entropy, accuracy."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shardlab.data.order import Indices
+from shardlab.training import tasks
+from shardlab.training.tasks import Batch, Inputs
+
+
+class Task(tasks.Task):
+    """Images to classes; cross-entropy, accuracy."""
+
+    metric_name = "accuracy"
+
+    def targets(self, split: str, indices: Indices) -> int:
+        return len(indices)
+
+    def batch(self, split: str, indices: Indices) -> Batch:
+        arrays = self.arrays(split)
+        # Bytes to about [-1, 1]: one fixed scale, so no statistic of the data set is needed.
+        images = arrays["images"][indices].to(self.dtype) / 127.5 - 1
+        return {"images": self.to_device(images), "labels": self.to_device(arrays["labels"][indices])}
+
+    def inputs(self, batch: Batch) -> Inputs:
+        return (batch["images"],), {}
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(outputs, batch["labels"], reduction="sum")
+
+    def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
+        return float((outputs.argmax(-1) == batch["labels"]).sum())

@@ -1,0 +1,32 @@
+"""Next token of a text: cross-entropy, perplexity."""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from shardlab.data.order import Indices
+from shardlab.training import tasks
+from shardlab.training.tasks import Batch, Inputs
+
+
+class Task(tasks.Task):
+    """Next token of a text; cross-entropy, perplexity."""
+
+    metric_name = "perplexity"
+    scores = False
+
+    def targets(self, split: str, indices: Indices) -> int:
+        return len(indices) * (self.arrays(split)["tokens"].shape[1] - 1)
+
+    def batch(self, split: str, indices: Indices) -> Batch:
+        return {"tokens": self.to_device(self.arrays(split)["tokens"][indices].long())}
+
+    def inputs(self, batch: Batch) -> Inputs:
+        return (batch["tokens"][:, :-1],), {}
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(outputs.flatten(0, 1), batch["tokens"][:, 1:].flatten(), reduction="sum")
+
+    def metric(self, loss: float, score: float, samples: int) -> float:
+        return math.exp(min(loss, 700.0))
