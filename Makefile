@@ -1,25 +1,38 @@
-# make run: the workflow on the embedded data.  make test, make lint: for those who change it.
+# make run: the workflow on the embedded data.  make test, make lint: for those who change it (CONTRIBUTING.md).
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run matrix setup test lint docs envs bench cluster-up cluster-down cluster-shell clean
+.PHONY: run matrix setup test test-cluster test-all lint docs envs bench cluster-up cluster-down cluster-shell \
+  clean distclean
 
 run: .venv/run
 	$(BIN)/snakemake --profile workflow/profiles/local all
 	@cat results/summary.md
+	@sed -n 's/^\*\*\(.*\)\*\*$$/\n\1/p' results/summary.md
 
-# Every strategy on every workload, each held to one device; writes the matrix of README.md.
+# Every strategy on every workload, each held to one device; writes the matrix of docs/matrix.md.
 EVERY := --config 'strategies=[all]'
 matrix: .venv/run
 	$(BIN)/snakemake --profile workflow/profiles/local $(EVERY) -- all
-	$(BIN)/python scripts/summarize.py --config '{"strategies": ["all"]}' --gate 1e-4
+	$(BIN)/python scripts/summarize.py --config '{"strategies": ["all"]}' --check
 	$(BIN)/python scripts/docs.py --summary results/summary.csv
 
 # For a login node: Snakemake and the data stages; PyTorch is in the image.
 setup: .venv/login
 
+# What changes nothing outside of this folder, as any user.
 test: .venv/dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/unit tests/parity tests/workflow
+
+# On a cluster in a box: needs root and Debian, and says first what it installs.
+test-cluster: .venv/dev
+	$(PYTHON) tests/cluster/cluster.py announce
+	$(BIN)/python -m pytest tests/cluster
+
+# Both, and the tests marked long.
+test-all: .venv/dev
+	$(PYTHON) tests/cluster/cluster.py announce
+	$(BIN)/python -m pytest --long
 
 lint: .venv/dev
 	$(BIN)/ruff check .
@@ -29,7 +42,7 @@ lint: .venv/dev
 	$(BIN)/snakemake --lint
 	$(BIN)/python scripts/docs.py --check
 
-# What is generated: schemas, tables of config/README.md and README.md (its matrix: make matrix).
+# What is generated: schemas, tables of config/README.md and docs/matrix.md (its figures: make matrix).
 docs: .venv/dev
 	$(BIN)/python scripts/docs.py
 
@@ -44,7 +57,7 @@ envs: .venv/dev
 bench: .venv/run
 	$(BIN)/python benchmarks/workflow.py
 
-# A Slurm cluster in a box, on a Debian machine, as root: NODES, GPUS (fake ones a node).
+# A Slurm cluster in a box, on a Debian machine, as root: NODES, GPUS (fake ones per node).
 NODES ?= 2
 GPUS ?= 4
 cluster-up:
@@ -56,7 +69,15 @@ cluster-down:
 cluster-shell:
 	$(PYTHON) tests/cluster/cluster.py shell
 
+# What is made again in seconds; never results, downloads or the environment.
 clean:
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -r {} +
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+
+# Everything that git ignores: results, data, images, environment. Asks first.
+distclean:
+	@git clean -ndX | sed 's/^Would remove/ /'
+	@printf 'Remove all of this? Type yes: '; read answer && [ "$$answer" = yes ] || { echo 'error: nothing was removed.' >&2; exit 1; }
 	git clean -fdXq
 
 .venv/bin/python:

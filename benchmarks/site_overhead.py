@@ -30,7 +30,7 @@ RUN = Path("results/ddp/llama2")
 
 
 def main() -> None:
-    """Measure, one line a figure."""
+    """Measure, one line per figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--site", required=True, help="a file in config/sites")
     parser.add_argument("--repeats", type=int, default=5, help="runs of the short commands; their median counts")

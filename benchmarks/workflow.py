@@ -22,7 +22,7 @@ from shardlab.files import ROOT
 
 
 def main() -> None:
-    """Clone, time, print one line a figure and the time of each rule."""
+    """Clone, time, print one line per figure and the time of each rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="runs of the short commands; their median counts")
     args = parser.parse_args()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write what is generated in this repository: the JSON schemas, the tables of config/README.md, the README's matrix."""
+"""Write what is generated in this repository: the JSON schemas, the tables of config/README.md, docs/matrix.md."""
 
 import argparse
 import json
@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.launch import images
 from shardlab.report import records
-from shardlab.settings import load, recipe, resolve, sites, types
+from shardlab.settings import learning_rate, load, recipe, resolve, sites, types
 
 SCHEMAS: dict[str, type[BaseModel]] = {
     "config": types.Config,
     "workload": types.Workload,
-    "strategy": types.Strategy,
     "site": sites.Site,
     "image": images.ImageReport,
     "run": types.Run,
@@ -38,7 +37,7 @@ def main() -> None:
     """Write, or with --check say what is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
-    parser.add_argument("--summary", type=Path, help="summary.csv of all strategies, for the README's matrix")
+    parser.add_argument("--summary", type=Path, help="summary.csv of all strategies, for docs/matrix.md")
     args = parser.parse_args()
     for path, text in generated(args.summary).items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
@@ -51,9 +50,11 @@ def main() -> None:
 
 def generated(summary: Path | None) -> dict[Path, str]:
     """Path and content of every file that is generated, in whole or between markers."""
+    schemas = {name: kind.model_json_schema() for name, kind in SCHEMAS.items()}
+    schemas["strategies"] = TypeAdapter(dict[str, types.Strategy]).json_schema()
     files = {
-        ROOT / "workflow" / "schemas" / f"{name}.json": json.dumps(kind.model_json_schema(), indent=2) + "\n"
-        for name, kind in SCHEMAS.items()
+        ROOT / "workflow" / "schemas" / f"{name}.json": json.dumps(schema, indent=2) + "\n"
+        for name, schema in schemas.items()
     }
     tables: dict[str, type[BaseModel]] = {
         "config": types.Config,
@@ -62,14 +63,19 @@ def generated(summary: Path | None) -> dict[Path, str]:
         "hub": types.HubSource,
         "size": types.Size,
         "recipe": recipe.Recipe,
+        "optimizer": recipe.Optimizer,
+        "schedule": learning_rate.Schedule,
         "strategy": types.Strategy,
     }
     config_readme = load.CONFIG / "README.md"
-    files[config_readme] = fill(config_readme, {name: key_table(kind) for name, kind in tables.items()})
-    readme = ROOT / "README.md"
-    shown = matrix(pd.read_csv(summary)) if summary else between(readme, "matrix")
+    blocks = {name: key_table(kind) for name, kind in tables.items()} | {
+        "site keys": key_table(sites.Site, SITE_GROUPS)
+    }
+    files[config_readme] = fill(config_readme, blocks)
+    page = ROOT / "docs/matrix.md"
+    shown = matrix(pd.read_csv(summary)) if summary else between(page, "matrix")
     check_matrix(shown)
-    files[readme] = fill(readme, {"matrix": shown, "site keys": key_table(sites.Site, SITE_GROUPS)})
+    files[page] = fill(page, {"matrix": shown})
     return files
 
 
@@ -126,7 +132,7 @@ def check_matrix(text: str) -> None:
     config = load.config({"strategies": ["all"]})
     whole = all(len(cells) == len(config.workloads) and all(cell.strip() for cell in cells) for cells in rows.values())
     if list(rows) != config.strategies or not whole:
-        raise UserError("README.md: the matrix does not have every strategy and workload; run: make matrix.")
+        raise UserError("docs/matrix.md: the matrix does not have every strategy and workload; run: make matrix.")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def build(command: str, image: Path, definition: Path, compression: str, values:
     try:
         if subprocess.run([*words, str(temporary), str(definition)], env=environment).returncode:
             raise UserError(
-                f"{command} could not build {image}; its reason stands above. An image from elsewhere can be named "
+                f"{command} could not build {image}; see the error above. An image from elsewhere can be named "
                 "with container.image in the site's file."
             )
         temporary.replace(image)

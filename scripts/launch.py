@@ -16,7 +16,7 @@ from shardlab.data import store
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, lock, write_text
 from shardlab.launch import container, script, slurm
-from shardlab.launch.images import ImageReport, read_image
+from shardlab.launch.images import read_image
 from shardlab.launch.stages import STAGES, scope
 from shardlab.settings.types import Run, read_run
 
@@ -35,15 +35,15 @@ def main() -> int:
     args, others = parser.parse_known_args()
 
     run = read_run(args.settings)
-    image = check_image(run, args.image)
+    image = image_of(run, args.image, dry_run=args.dry_run)
     (name, *words), _ = STAGES[args.stage]
     program = [str(Path(__file__).parent / name), *words, f"--settings={args.settings}", *others]
     if args.data:
         program.append(f"--data={args.data}")
     if args.stage == "train":
-        program += [f"--image={args.image}"] if image else []
+        program += [f"--image={args.image}"] if args.image else []
         program += commit()
-    lines = script.lines(run, program, image.path if image else None, scope(args.stage, run))
+    lines = script.lines(run, program, image, scope(args.stage, run))
     print(lines, flush=True)
     if args.dry_run:
         return 0
@@ -81,24 +81,26 @@ def start(lines: str, what: str) -> int:
             "slurm.runtime in the site's file."
         )
     if status:
-        print(f"error: {what} ended with status {status}; the reason stands above.", file=sys.stderr)
+        print(f"error: {what} ended with status {status}; see the error above.", file=sys.stderr)
     return status
 
 
-def check_image(run: Run, report: Path | None) -> ImageReport | None:
-    """The image to run in, or None for a site without one.
+def image_of(run: Run, report: Path | None, *, dry_run: bool) -> Path | None:
+    """The image to run in, or None for a site without one; in a dry run it need not be there yet.
 
     Raises:
         UserError: the site runs in an image and none is given, or the image has gone.
     """
     if run.site.container is None:
         return None
+    if report is None and dry_run:
+        return Path("IMAGE")
     if report is None:
         raise UserError(f"site {run.site_name} runs in an image; name its report with --image.")
-    return read_image(report)
+    return read_image(report).path
 
 
-def check_place(run: Run, image: ImageReport | None) -> None:
+def check_place(run: Run, image: Path | None) -> None:
     """Whether this machine can start what the site starts.
 
     Raises:

@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Two panels over the message size, one line a collective, both axes logarithmic."""
+    """Two panels over the message size, one line per collective, both axes logarithmic."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True)
     columns = {"microseconds": "time (µs)", "bus_gb_per_second": "bus bandwidth (GB/s)"}

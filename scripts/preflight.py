@@ -79,7 +79,7 @@ def login(run: Run) -> Findings:
 
 
 def nodes(run: Run) -> Findings | None:
-    """One process a node. The first node writes the report of all, which it hears over the port of the rendezvous."""
+    """One process per node. The first node writes the report of all, which it hears over the port of the rendezvous."""
     found = one_node(run)
     if run.nodes == 1:
         return {"where": "nodes", "nodes": [found], "problems": found["problems"]}

@@ -35,7 +35,7 @@ def main() -> None:
     ]
     if subprocess.run(collect).returncode:
         shutil.rmtree(new, ignore_errors=True)
-        raise UserError(f"pip could not collect the packages of {args.lock}; its reason stands above.")
+        raise UserError(f"pip could not collect the packages of {args.lock}; see the error above.")
     write_json(new / args.output.name, {path.name: sha256(path) for path in sorted(new.glob("*.whl"))})
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)

@@ -10,6 +10,8 @@ from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
 
+pytest_plugins = ["helpers.progress"]
+
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory):

@@ -35,11 +35,14 @@ PACKAGES = [
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["up", "down", "shell", "check"], help="check: say why `up` would not work")
+    parser.add_argument("action", choices=["announce", "up", "down", "shell"], help="announce: what `up` will do")
     parser.add_argument("--nodes", type=int, default=2, help="nodes (2)")
     parser.add_argument("--gpus", type=int, default=4, help="fake GPUs of a node (4)")
     parser.add_argument("--cpus", type=int, default=8, help="CPU cores that a node claims to have (8)")
     args = parser.parse_args()
+    if args.action == "announce":
+        announce()
+        return
     if reason := obstacle():
         sys.exit(f"error: no cluster here: {reason}.")
     if args.action == "up":
@@ -83,11 +86,28 @@ def up(nodes: int, gpus: int, cpus: int) -> None:
     print(f"up in {time.monotonic() - begin:.0f} s: {nodes} nodes x {gpus} fake GPUs. Log in with: make cluster-shell")
 
 
-def install() -> None:
-    """Install the Debian packages that are missing; their services are not started."""
+def announce() -> None:
+    """Say what the cluster will change on this machine, before it does."""
+    if reason := obstacle():
+        print(f"No cluster here, so its tests will be skipped: {reason}.")
+        return
+    packages = ", ".join(missing_packages()) or "none, all are there"
+    print(f"The cluster tests will install these Debian packages: {packages};")
+    there = "which is there" if shutil.which("apptainer") else f"to {apptainer.HOME}, with a link in {apptainer.LINK}"
+    print(f"Apptainer, {there};")
+    print(f"and use the user {USER}, {HOME}, {SLURM}/*.conf and /dev/fuse while they run.", flush=True)
+
+
+def missing_packages() -> list[str]:
+    """Debian packages that are not installed."""
     query = ["dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *PACKAGES]
     listed = subprocess.run(query, text=True, capture_output=True).stdout.splitlines()
-    missing = [name for name in PACKAGES if f"{name} installed" not in listed]
+    return [name for name in PACKAGES if f"{name} installed" not in listed]
+
+
+def install() -> None:
+    """Install the Debian packages that are missing; their services are not started."""
+    missing = missing_packages()
     if not missing:
         return
     print("installing", *missing, flush=True)

@@ -12,18 +12,21 @@ from shardlab.settings import load, resolve
 ROOT = Path(__file__).resolve().parents[2]
 
 TINY = {
-    "mlp": {"rows": 40},
-    "mnist": {"rows": 40},
-    "xsum": {"rows": 40},
-    "vit": {"rows": 40},
-    "llama2": {"characters": 4_600, "sequence_length": 32},
+    "mlp": {"rows": 16},
+    "mnist": {"rows": 16},
+    "xsum": {"rows": 16},
+    "vit": {"rows": 16},
+    "llama2": {"characters": 2_000, "sequence_length": 32},
 }
-"""Data options that leave 32 training samples or a little more, so that small cases take milliseconds."""
+"""Data options that leave 12 training samples or a little more, so that small cases take milliseconds."""
 
 
 def tiny_run(workload, strategy="single", ranks=2, **recipe):
-    """A run over the tiny data set of a workload; 5 samples a step, which no number of ranks divides."""
-    recipe = {"global_batch": 5, "epochs": 3, "max_steps": 8} | recipe
+    """A run over the tiny data set of a workload; 5 samples per step, which no number of ranks divides.
+
+    Four steps: a last batch of an epoch that is smaller than the others, and the first step of the next epoch.
+    """
+    recipe = {"global_batch": 5, "epochs": 3, "max_steps": 4, "keep_best": False} | recipe
     config = load.config({"recipe": recipe, "ranks_per_node": ranks})
     run = resolve.run(config, strategy, workload)
     options = run.data.options | TINY[workload]

@@ -17,6 +17,7 @@ from shardlab.training import evaluation
 class Group:
     """Cases that share one set of ranks, and where their results lie."""
 
+    server: "Server"
     folder: Path
     data: Path
     jobs: list = field(default_factory=list)
@@ -45,16 +46,36 @@ class Group:
         """Run all jobs that were added since the last start on that many ranks."""
         jobs, self.jobs = self.jobs, []
         (self.folder / "jobs.json").write_text(json.dumps(jobs))
-        starter = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-        done = subprocess.run(
-            [sys.executable, *starter, str(Path(__file__).with_name("worker.py")), str(self.folder / "jobs.json")],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "scripts")},
+        log = self.folder / f"{ranks}.log"
+        assert self.server.run(ranks, self.folder / "jobs.json", log) == 0, log.read_text()[-6000:]
+
+
+class Server:
+    """The process that ranks are forked from (ranks.py); one for all groups of a session."""
+
+    def __init__(self):
+        paths = [ROOT / "scripts", ROOT / "tests"]
+        environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("ranks.py"))],
+            env=os.environ | environment | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
             text=True,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=600,
         )
-        assert done.returncode == 0, done.stdout[-6000:]
+
+    def run(self, ranks, jobs, log):
+        """Work off a file of jobs on that many ranks; returns the status."""
+        self.process.stdin.write(json.dumps({"ranks": ranks, "jobs": str(jobs), "log": str(log)}) + "\n")
+        self.process.stdin.flush()
+        while line := self.process.stdout.readline():
+            if line.strip().lstrip("-").isdigit():
+                return int(line)
+        return self.process.wait()
+
+    def stop(self):
+        self.process.stdin.close()
+        self.process.wait()
 
 
 def differences(mine, single, run, data):

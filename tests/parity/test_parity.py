@@ -101,9 +101,9 @@ CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory, tiny_data):
+def results(server, tmp_path_factory, tiny_data):
     """Folder with the results of every case and of the single-device training that each is held to."""
-    group = Group(tmp_path_factory.mktemp("parity"), tiny_data)
+    group = Group(server, tmp_path_factory.mktemp("parity"), tiny_data)
     by_ranks = defaultdict(list)
     for case in (*CASES, *FAULTY, TRAP, *HALF):
         by_ranks[case.run().world_size, case.native].append(case)

@@ -94,13 +94,13 @@ def resolved(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def folder(resolved, tmp_path_factory):
+def folder(server, resolved, tmp_path_factory):
     """Folder with the results of every case, and of the trainings on one device."""
     data = tmp_path_factory.mktemp("data")
     for name in BASES:
         settings = resolved("single", name).data
         store.write(data / name, settings, *encode(settings, data_sets.read(settings, data)))
-    group = Group(tmp_path_factory.mktemp("transformers"), data)
+    group = Group(server, tmp_path_factory.mktemp("transformers"), data)
     for case in CASES:
         hard = {"clip_norm": HARD["clip_norm"]} if case.hard else {}
         group.add(case.single, resolved("single", case.model, dtype=case.dtype, **hard))

@@ -1,12 +1,9 @@
-"""One rank of a parity group: trains many cases in one process, since starting a rank takes seconds.
-
-    torchrun --nproc-per-node N worker.py CASES.json
+"""One rank of a parity group: trains many cases in one process.
 
 Each case names its run, data, weights, output folder and, to show that the suite can fail, a fault.
 """
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -138,7 +135,3 @@ FAULTS = {
     "unreduced_norm": unreduced_norm,
     "dropped_embedding": dropped_embedding,
 }
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,4 +1,4 @@
-# The image: wheels with the login node's own pip settings, then Apptainer. A site can also name an image that is there.
+# The image: wheels with the login node's own pip settings, then Apptainer. A site can also name an existing image.
 
 
 localrules:

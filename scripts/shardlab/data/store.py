@@ -1,4 +1,4 @@
-"""The prepared data set: one safetensors file a split, and dataset.json, written last."""
+"""The prepared data set: one safetensors file per split, and dataset.json, written last."""
 
 import hashlib
 import platform

@@ -1,4 +1,4 @@
-"""Sites: where runs take place, how to ask for nodes there, and how ranks start and meet. Data, no code a site."""
+"""Sites: where runs take place, how to ask for nodes there, and how ranks start and meet. Data, no code per site."""
 
 import re
 from typing import Literal
@@ -16,7 +16,7 @@ class Slurm(Strict):
     qos: str | None = Field(None, description="Quality of service (null: the default of partition and account).")
     constraint: str | None = Field(None, description="Node features to ask for (null: any node).")
     gpus: Literal["gres", "gpus-per-node"] | None = Field(
-        None, description="How GPUs are asked for, one a rank: --gres or --gpus-per-node (null: no GPUs)."
+        None, description="How GPUs are asked for, one per rank: --gres or --gpus-per-node (null: no GPUs)."
     )
     gpu_type: str | None = Field(None, description="Type in the GPU request, as in gpu:h200:4 (null: any type).")
     memory_mb_per_rank: PositiveInt = Field(2000, description="Memory of a node, for each rank on it (MiB).")
@@ -70,7 +70,7 @@ class Container(ContainerExec):
     enabled: bool = Field(
         False, description="Run what needs PyTorch inside the image (config key `container` overrides)."
     )
-    image: str | None = Field(None, description="Path of an image that is there (null: the workflow builds one).")
+    image: str | None = Field(None, description="Path of an existing image (null: the workflow builds one).")
     base: Literal["docker", "debootstrap"] = Field(
         "docker", description="What the built image starts from: python:3.x-slim of Docker Hub, or Debian 12."
     )
@@ -82,10 +82,10 @@ class Container(ContainerExec):
 class SiteRuntime(Strict):
     """What a running job needs to know of its site; part of run.json."""
 
-    device: Literal["cpu", "cuda"] = Field("cpu", description="cpu: gloo between ranks; cuda: nccl, one GPU a rank.")
-    nodes_max: PositiveInt | None = Field(None, description="Most nodes of a run (null: no limit).")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="cpu: gloo between ranks; cuda: nccl, one GPU per rank.")
+    nodes_max: PositiveInt | None = Field(None, description="Maximum nodes per run (null: no limit).")
     ranks_per_node_max: PositiveInt | None = Field(
-        None, description="Most ranks on a node, usually its GPUs (null: no limit)."
+        None, description="Maximum ranks per node, usually its GPUs (null: no limit)."
     )
     cpus_per_rank: PositiveInt = Field(1, description="CPU cores, and OMP threads, of each rank.")
     environment: dict[str, str] = Field(default={}, description="Environment variables of the ranks, as they stand.")

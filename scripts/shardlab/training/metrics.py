@@ -1,4 +1,4 @@
-"""metrics.jsonl for programs and one line a step for people; only rank 0 writes."""
+"""metrics.jsonl for programs and one line per step for people; only rank 0 writes."""
 
 import json
 from pathlib import Path

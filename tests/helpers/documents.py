@@ -1,0 +1,28 @@
+"""Documents that are followed to the letter: their blocks, and what a reader would do with each."""
+
+import re
+
+
+def follow(text, tree):
+    """Write the files of a document into a copy of the project and apply its diffs; returns its commands.
+
+    The first line of a file's block names it, ``>>`` before the name: lines to append.
+    """
+    commands = []
+    for kind, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
+        if kind == "console":
+            commands += [line.replace(".venv/bin/", "") for line in block.splitlines()]
+        elif kind == "diff":
+            (tree.path / "change.diff").write_text(block)
+            tree.run("git", "apply", "--verbose", "change.diff", GIT_CEILING_DIRECTORIES=str(tree.path.parent))
+            (tree.path / "change.diff").unlink()
+        else:
+            first, rest = block.split("\n", 1)
+            appended, name = re.fullmatch(r"# (>> )?(\S+)", first).groups()
+            path = tree.path / name
+            if appended:
+                path.write_text(path.read_text() + rest)
+            else:
+                assert not path.exists(), name
+                path.write_text(rest if name.endswith(".json") else block)  # JSON has no comments
+    return commands

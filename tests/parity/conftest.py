@@ -1,0 +1,11 @@
+"""The process that the ranks of all parity groups are forked from."""
+
+import pytest
+from group import Server
+
+
+@pytest.fixture(scope="session")
+def server():
+    server = Server()
+    yield server
+    server.stop()

@@ -1,0 +1,69 @@
+"""Optimizer and learning-rate schedule: PyTorch's own numbers, from the step alone."""
+
+import math
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from shardlab.settings.recipe import OPTIMIZERS, Recipe
+from shardlab.training import optimizers
+
+
+def rates(schedule, steps=12, steps_per_epoch=4):
+    recipe = Recipe.model_validate({"optimizer": {"learning_rate": 0.3}, "schedule": schedule})
+    return [recipe.learning_rate(step, steps, steps_per_epoch) for step in range(steps)]
+
+
+def torchs(make, steps=12):
+    """The rates of a scheduler of torch.optim.lr_scheduler, stepped after every step."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    scheduler = make(optimizer)
+    seen = []
+    for _ in range(steps):
+        seen.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("schedule", "make"),
+    [
+        ({}, lambda optimizer: lr_scheduler.ConstantLR(optimizer, factor=1.0)),
+        ({"name": "step", "gamma": 0.7}, lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.7)),
+        (
+            {"name": "linear", "end": 0.1},
+            lambda optimizer: lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.1, total_iters=12),
+        ),
+        (
+            {"name": "cosine", "end": 0.1},
+            lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=12, eta_min=0.03),
+        ),
+    ],
+)
+def test_schedules_are_pytorchs(schedule, make):
+    assert rates(schedule) == pytest.approx(torchs(make), rel=1e-12)
+
+
+def test_the_warm_up_grows_in_equal_parts_and_the_schedule_follows_it():
+    seen = rates({"name": "cosine", "warmup_steps": 3})
+    assert seen[:3] == pytest.approx([0.3 * part / 4 for part in (1, 2, 3)])
+    assert seen[3] == pytest.approx(0.3)
+    assert seen[4] == pytest.approx(0.3 * (1 + math.cos(math.pi / 9)) / 2)
+
+
+def test_a_run_with_more_warm_up_than_steps_still_has_a_rate():
+    assert all(rate > 0 for rate in rates({"name": "linear", "warmup_steps": 20}))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_set_reaches_the_optimizer(name):
+    takes = {"betas": (0.8, 0.95), "momentum": 0.5}
+    given = {key: takes[key] for key in OPTIMIZERS[name].takes}
+    settings = Recipe.model_validate({"optimizer": {"name": name, "weight_decay": 0.25, "learning_rate": 2.0} | given})
+    made = optimizers.build(settings.optimizer, [torch.nn.Parameter(torch.zeros(1))])
+    assert type(made).__name__.lower() == name
+    [group] = made.param_groups
+    assert (group["lr"], group["weight_decay"]) == (2.0, 0.25)
+    assert {key: group[key] for key in given} == given

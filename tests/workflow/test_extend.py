@@ -1,0 +1,52 @@
+"""docs/extend.md, followed to the letter: its files, its diffs, its commands."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from helpers.common import ROOT
+from helpers.documents import follow
+
+
+@pytest.fixture(scope="module")
+def extended(make_tree, tmp_path_factory):
+    """A copy of the project with everything that the document adds, and the commands that it types then."""
+    tree = make_tree(tmp_path_factory.mktemp("extend") / "tree")
+    return tree, follow((ROOT / "docs/extend.md").read_text(), tree)
+
+
+def test_an_optimizer_a_schedule_a_task_and_an_axis_train_together(extended):
+    tree, (command, *_) = extended
+    tree.run("sh", "-c", command)
+    table = pd.read_csv(tree.path / "results/summary.csv").set_index("strategy")
+    assert list(table.index) == ["single", "ddp", "cp"]
+    assert table.rel_diff.max() < 1e-5
+    assert table.metric_name["cp"] == "accuracy"
+    assert (table.test_loss < 0.5 * table.untrained_test_loss).all()
+    report = tree.json("results/cp/tumours/train.json")
+    assert report["mesh"] == {"cp": 2}
+    assert report["bytes_per_step"] == report["bytes_per_step_theory"] == 0
+    rates = [json.loads(line) for line in (tree.path / "results/cp/tumours/metrics.jsonl").read_text().splitlines()]
+    rates = [line["learning_rate"] for line in rates if line["kind"] == "train"]
+    assert rates[:5] == pytest.approx([0.01 * part / 6 for part in range(1, 6)])
+    assert rates[8] == pytest.approx(0.01 / 2)
+
+
+def test_another_container_runtime_is_data(extended):
+    tree, (_, resolve, launch) = extended
+    tree.run("sh", "-c", resolve)
+    last = tree.run("sh", "-c", launch).stdout.splitlines()[-1]
+    image = f"--volume {tree.path}:{tree.path} --workdir {tree.path} IMAGE python -m torch.distributed.run"
+    assert last.startswith(f"exec podman-hpc run --rm --gpu {image}")
+
+
+def test_an_axis_that_nothing_uses_yet_is_three_files(extended):
+    """The mesh, and what `make docs` writes from it."""
+    tree, _ = extended
+    tree.run("python", "scripts/docs.py")
+    found = tree.run(
+        "grep", "-rl", "context parallelism", "scripts", "config", "workflow"
+    )
+    files = sorted(line for line in found.stdout.splitlines() if "__pycache__" not in line)
+    assert files == ["config/README.md", "scripts/shardlab/settings/mesh.py", "workflow/schemas/strategies.json"]
