@@ -2,7 +2,7 @@
 """Train the workloads on one GPU in float32 and bf16, and put the losses beside a CPU's.
 
 Needs no Snakemake and no Slurm, only the packages of envs/train.txt with a PyTorch for the GPU. Fails if a run does
-not end, does not learn, or is farther from the CPU than the gate of its precision.
+not end, does not learn, or is farther from the CPU than the tolerance of its precision.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from shardlab.files import ROOT, read_json, write_json, write_text
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
 
-GATES = {"full": 1e-2, "bf16": 5e-2}
+TOLERANCES = {"full": 1e-2, "bf16": 5e-2}
 """Largest relative difference of the test loss to float32 on a CPU: another machine's arithmetic, many steps on."""
 LEARNT = 0.98
 """Largest part of the untrained test loss."""
@@ -43,7 +43,7 @@ def main() -> None:
     write_text(args.output, table.to_csv(index=False))
     print(table.to_string(index=False))
     if failed := [f"{row.strategy} x {row.workload} ({row.precision})" for row in table[~table.good].itertuples()]:
-        raise UserError(f"did not learn, or is outside of its gate {GATES}: {', '.join(failed)}.")
+        raise UserError(f"did not learn, or is outside of its tolerance {TOLERANCES}: {', '.join(failed)}.")
 
 
 def compare(place: Path, workload: str, strategies: list[str], device: str) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def compare(place: Path, workload: str, strategies: list[str], device: str) -> l
     untrained = evaluated(settings, data, weights, place / "untrained.json")
     expected, _ = trained(run, place, data, weights)
     rows = []
-    for precision, gate in GATES.items():
+    for precision, tolerance in TOLERANCES.items():
         for strategy in strategies:
             loss, report = trained(resolved(workload, strategy, device, precision), place, data, weights)
             difference = abs(loss / expected - 1)
@@ -73,7 +73,7 @@ def compare(place: Path, workload: str, strategies: list[str], device: str) -> l
                     "step_seconds_median": report["step_seconds_median"],
                     "samples_per_second": report["samples_per_second"],
                     "peak_memory_bytes": max(report["peak_memory_bytes"]),
-                    "good": difference <= gate and loss < LEARNT * untrained,
+                    "good": difference <= tolerance and loss < LEARNT * untrained,
                 }
             )
     return rows

@@ -41,7 +41,7 @@ def main() -> None:
             label = "make run, second" if words[0] == "make" else "snakemake -n all"
             spread = f"median of {args.repeats}, {min(times):.1f} to {max(times):.1f}"
             print(f"{label:<20} {statistics.median(times):7.1f} s  ({spread})")
-        print(rules(clone / "results" / "benchmarks").to_string(index=False))
+        print(rules(clone / "results").to_string(index=False))
 
 
 def seconds(folder: Path, *command: str) -> float:
@@ -55,8 +55,9 @@ def rules(folder: Path) -> pd.DataFrame:
     """Jobs, and wall seconds in all, of each rule (of `train`: of each strategy)."""
     rows = []
     for path in sorted(folder.rglob("*.tsv")):
-        rule, *rest = path.relative_to(folder).with_suffix("").parts
-        name = f"{rule} {rest[0]}" if rule == "train" else rule
+        first, *rest = path.relative_to(folder).with_suffix("").parts
+        # benchmarks/RULE/... or STRATEGY/WORKLOAD/benchmarks/RULE
+        name = rest[0] if first == "benchmarks" else f"train {first}" if rest[-1] == "train" else rest[-1]
         rows.append({"rule": name, "seconds": pd.read_csv(path, sep="\t").s.sum()})
     return pd.DataFrame(rows).groupby("rule").seconds.agg(jobs="count", seconds="sum").reset_index()
 

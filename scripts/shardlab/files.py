@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def lock(
             file.truncate(0)
 
 
+@cache
 def modules(folder: Path, defines: str) -> tuple[str, ...]:
     """Names of the Python files of a folder that contain the text ``defines``, without those that begin with _."""
     files = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))

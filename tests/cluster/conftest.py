@@ -61,7 +61,7 @@ def make_copy(base, make_tree):
         shutil.rmtree(folder, ignore_errors=True)
         make_tree(folder)
         (folder / ".venv").symlink_to(base.path / ".venv")
-        images = [f"containers/{file}" for file in ("train.sif", "train.json", "wheelhouse/wheels.json")]
+        images = [f"containers/{file}" for file in ("train.sif", "train.image.json", "wheelhouse/wheels.json")]
         weights = [f"results/{file}" for w in INIT for file in (f"init/{w}.safetensors", f"single/{w}/run.json")]
         share(base.path, folder, images + weights)
         yield Learner(folder)

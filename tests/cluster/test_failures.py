@@ -79,7 +79,7 @@ def test_polling_goes_on_without_slurmdbd(trained):
 
 def test_scancel_of_one_run_by_hand(learner):
     strategies = "strategies=[single, ddp, fsdp]"
-    call = snakemake("all", flags=["--retries=0"], config=[strategies, "workloads=[llama2]"])
+    call = snakemake("all", flags=["--retries=0"], config=[strategies, "workloads=[llama2]", "recipe={max_steps: 40}"])
     driver = learner.start(*call)
     learner.run("scancel", training_job(learner, "ddp/llama2", driver))
     seen = learner.finish(driver, check=False)

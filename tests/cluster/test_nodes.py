@@ -19,13 +19,13 @@ pytestmark = pytest.mark.timeout(900)
 def pair(make_copy):
     """Two runs on the same two nodes at once, which meet at an interface: their sacct rows, reports and logs."""
     with make_copy("pair") as learner:
-        config = [*TWO, "site_settings={srun: {interface: eth0}}"]
+        config = [*TWO, "site_settings={srun: {interface: eth0}}", "recipe={max_steps: 40}"]
         since = now()
         learner.snakemake("results/fsdp_tp/llama2.done", "results/ddp/llama2.done", config=config)
         rows = {row["JobID"]: row for row in sacct(*ACCOUNTED, since=since)}
         names = ("fsdp_tp/llama2", "ddp/llama2")
         reports = [learner.json(f"results/{name}/train.json") for name in names]
-        logs = [(learner.path / f"results/logs/train/{name}.log").read_text() for name in names]
+        logs = [(learner.path / f"results/{name}/logs/train.log").read_text() for name in names]
         yield [(rows[report["slurm_job_id"]], report, log) for report, log in zip(reports, logs, strict=True)]
 
 

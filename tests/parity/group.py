@@ -98,10 +98,10 @@ def differences(mine, single, run, data):
 
 
 def outside(found, *, native):
-    """The differences that are outside of their gates: 1e-10, or without float64 5e-6 a step and 1e-4 at the end."""
-    gate = 1e-10 if native else 5e-6
-    gates = dict.fromkeys(found, gate) | {"test": gate if native else 1e-4}
-    return {name: value for name, value in found.items() if not value <= gates[name]}
+    """The differences outside of their tolerances: 1e-10, or without float64 5e-6 per step and 1e-4 at the end."""
+    tolerance = 1e-10 if native else 5e-6
+    tolerances = dict.fromkeys(found, tolerance) | {"test": tolerance if native else 1e-4}
+    return {name: value for name, value in found.items() if not value <= tolerances[name]}
 
 
 def steps(folder):

@@ -1,6 +1,6 @@
 """Equality with one device: every strategy on every workload, at the gradients, each step, and the test loss.
 
-Gates (rules of the numbers): float64 1e-10 for what is PyTorch-native; DeepSpeed, which has no float64, in
+Tolerances (rules of the numbers): float64 1e-10 for what is PyTorch-native; DeepSpeed, which has no float64, in
 float32 5e-6 a step and 1e-4 at the test loss.
 """
 
@@ -70,7 +70,7 @@ def supported(case):
 
 
 def compared(strategy, workload, recipe=()):
-    """A case in the dtype of its gate: DeepSpeed has no float64."""
+    """A case in the dtype of its tolerance: DeepSpeed has no float64."""
     if "zero" not in strategy:
         return Case(strategy, workload, tuple(dict(recipe).items()))
     # AdamW's first steps make a whole update of the sign of a gradient that is nothing but rounding. In float32 at
@@ -200,11 +200,11 @@ def test_clipping_is_always_active_in_its_cases(results):
     ],
 )
 def test_the_suite_sees_a_fault(results, fault, sees):
-    """Each of these leaves the final loss of a long run nearly unchanged; the gates must catch it all the same."""
+    """Each of these leaves the final loss of a long run nearly unchanged; the tolerances must catch it all the same."""
     found = differences(results, Case("ddp", "llama2", fault=fault))
     caught = {name for name, value in found.items() if not value <= 1e-10}
     assert caught >= sees
-    assert found["gradient"] > 1e-4, "a fault is decades above the gate, rounding decades below"
+    assert found["gradient"] > 1e-4, "a fault is decades above the tolerance, rounding decades below"
 
 
 def test_compiled_blocks_behind_a_split_embedding_need_its_protection(results):
@@ -216,7 +216,7 @@ def test_compiled_blocks_behind_a_split_embedding_need_its_protection(results):
 
 @pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
 def test_bf16_trains_and_is_near_full_precision(results, case, record_property):
-    """Reported, not gated: near enough to be the same training, far enough to be bf16 at all."""
+    """Reported, not held to one: near enough to be the same training, far enough to be bf16 at all."""
     found = differences(results, case)
     record_property("differences", found)
     assert 1e-4 < found["gradient"] < 5e-2

@@ -60,17 +60,17 @@ def test_ends_where_an_uninterrupted_run_ends(folder, before, after, workload, r
     kind = dtype(before, after)
     single, mine = folder / f"single-{workload}-{kind}", folder / f"{before}-{after}-{workload}"
     pairs = list(zip(steps(mine), steps(single)[2:], strict=True))
-    gate = 1e-9 if kind == "float64" else 5e-6
+    tolerance = 1e-9 if kind == "float64" else 5e-6
     for key in ("loss", "grad_norm"):
-        assert max(abs(continued[key] / whole[key] - 1) for continued, whole in pairs) < gate
+        assert max(abs(continued[key] / whole[key] - 1) for continued, whole in pairs) < tolerance
     if kind == "float64":  # in float32 AdamW makes updates of rounding: 9e-5 after ten steps
         whole, continued = (load_file(path / "model.safetensors") for path in (single, mine))
         assert continued.keys() == whole.keys()
-        assert max(float((continued[name] - whole[name]).abs().max()) for name in whole) < gate
+        assert max(float((continued[name] - whole[name]).abs().max()) for name in whole) < tolerance
 
 
 def test_the_optimizer_is_what_makes_the_difference(folder, tiny_data, tmp_path):
-    """From the same weights with a new optimizer the next steps differ by far more than the gates."""
+    """From the same weights with a new optimizer the next steps differ by far more than the tolerances."""
     run = tiny_run("vit", dtype="float32", max_steps=2)
     weights = folder / "zero2-half-vit-float32" / "checkpoint" / "model.safetensors"
     train.train(run, tiny_data / "vit", weights, tmp_path, {})

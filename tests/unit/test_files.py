@@ -14,6 +14,7 @@ from shardlab.errors import UserError
 from shardlab.files import read_json, write_json
 from shardlab.models import weights as weights_file
 from shardlab.models.weights import materialize
+from shardlab.training import metrics
 from shardlab.training.metrics import MetricsLog
 
 
@@ -41,6 +42,21 @@ def test_a_step_can_be_read_as_soon_as_it_is_done(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.write("train", step=0, loss=1.5)
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"kind": "train", "step": 0, "loss": 1.5}
+
+
+def test_a_run_that_resumes_keeps_the_steps_before_and_writes_the_lost_ones_again(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    for step in range(5):
+        log.write("train", step=step, loss=1.0)
+    log.write("validation", step=4, loss=1.0)
+    with path.open("a") as file:
+        file.write('{"kind": "tra')  # it was killed here
+    log = MetricsLog(path, start=3)
+    log.write("train", step=3, loss=2.0)
+    assert [(line["step"], line["loss"]) for line in metrics.read(path)] == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 2.0)]
+    MetricsLog(path)
+    assert metrics.read(path) == [], "a run that begins anew has no history"
 
 
 def test_json_refuses_nan_and_keeps_the_old_file(tmp_path):

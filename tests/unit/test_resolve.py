@@ -1,12 +1,16 @@
 """Configuration to runs: degrees multiplied out, and one clear sentence for everything that does not fit."""
 
 import json
+import re
 
+import jsonschema
 import pytest
+import yaml
 
+from helpers.common import ROOT
 from shardlab.errors import Unsupported, UserError
 from shardlab.settings import load, resolve
-from shardlab.settings.types import Strategy
+from shardlab.settings.types import RESERVED, Strategy
 
 
 def resolved(strategy="ddp", workload="llama2", **config):
@@ -208,6 +212,44 @@ def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
     )
     with pytest.raises(UserError, match="mnist and vit prepare data set digits with different options"):
         resolve.matrix(load.config({}))
+
+
+def test_folders_of_the_workflow_are_no_names_of_strategies(strategy):
+    for name in RESERVED:
+        strategy(name, dp_shard=-1)
+        with pytest.raises(UserError, match=f"results/{name} is a folder of the workflow's; rename the strategy"):
+            resolved(name)
+
+
+def test_reserved_names_are_those_that_the_rules_use():
+    rules = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
+    used = set(re.findall(r"results/([a-z_]+)/", rules))
+    assert used - {"single", "ddp"} == set(RESERVED), "but for two strategies"
+
+
+@pytest.mark.parametrize(
+    "path", [*(ROOT / "config").glob("*.yaml"), *(ROOT / "config").glob("*/*.yaml")], ids=lambda path: path.name
+)
+def test_every_file_of_the_configuration_names_its_schema_and_is_valid_by_it(path):
+    named = re.match(r"# yaml-language-server: \$schema=(.*)\n", path.read_text())
+    assert named, "editors read it in the first line"
+    schema = json.loads((path.parent / named[1]).read_text())
+    jsonschema.validate(yaml.safe_load(path.read_text()), schema)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("model", "llamma"), ("task", "summarisation"), ("reader", "stdlib_sourse")]
+)
+def test_names_of_files_that_do_not_exist_are_said_before_anything_runs(monkeypatch, key, value):
+    workload = load.workload("llama2")
+    if key == "reader":
+        source = workload.data["embedded"].model_copy(update={"reader": value})
+        changed = workload.model_copy(update={"data": {"embedded": source}})
+    else:
+        changed = workload.model_copy(update={key: value})
+    monkeypatch.setattr(load, "workload", lambda name: changed)
+    with pytest.raises(UserError, match=f"there is no {key} '{value}'; did you mean"):
+        resolved("single", "llama2")
 
 
 def test_every_strategy_in_the_file_is_valid():

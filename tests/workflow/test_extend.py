@@ -45,8 +45,6 @@ def test_an_axis_that_nothing_uses_yet_is_three_files(extended):
     """The mesh, and what `make docs` writes from it."""
     tree, _ = extended
     tree.run("python", "scripts/docs.py")
-    found = tree.run(
-        "grep", "-rl", "context parallelism", "scripts", "config", "workflow"
-    )
+    found = tree.run("grep", "-rl", "context parallelism", "scripts", "config", "workflow")
     files = sorted(line for line in found.stdout.splitlines() if "__pycache__" not in line)
     assert files == ["config/README.md", "scripts/shardlab/settings/mesh.py", "workflow/schemas/strategies.json"]

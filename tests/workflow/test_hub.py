@@ -56,7 +56,7 @@ def test_from_the_hub_to_the_summary_without_a_call_after_prepare(hub, tree):
         "--config",
         "data=hub",
         "workloads=[mnist,xsum]",
-        "strategies=[single,fsdp]",
+        "strategies=[single]",
         "recipe={max_steps: 2}",
         "--",
     ]
@@ -70,7 +70,7 @@ def test_from_the_hub_to_the_summary_without_a_call_after_prepare(hub, tree):
         *without_network(), "snakemake", "--profile", "workflow/profiles/local", *config, "all", **environment(hub)
     )
     assert hub.calls[calls:] == []
-    assert tree.json("results/fsdp/xsum/test.json")["samples"] == 20
+    assert tree.json("results/single/xsum/test.json")["samples"] == 20
 
 
 PRETRAINED = """

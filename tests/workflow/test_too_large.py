@@ -11,6 +11,8 @@ import pytest
 
 from helpers.common import ROOT
 from shardlab.settings import load, resolve
+from shardlab.settings.types import read_run
+from shardlab.training.evaluation import evaluate
 
 
 def test_initial_weights_are_drawn_with_less_memory_than_they_take(tmp_path):
@@ -30,16 +32,18 @@ def test_initial_weights_are_drawn_with_less_memory_than_they_take(tmp_path):
 
 
 def test_evaluation_under_the_own_strategy_goes_through_the_workflow(tree):
-    config = ["--config", "workloads=[llama2]", "strategies=[fsdp]"]
-    tree.snakemake(*config, "recipe={max_steps: 2}", "--", "all")
-    whole = tree.json("results/fsdp/llama2/test.json")
-    tree.snakemake(*config, "recipe={max_steps: 2, evaluation: sharded}", "--", "all")
+    config = ["--config", "workloads=[llama2]", "strategies=[fsdp]", "recipe={max_steps: 2, evaluation: sharded}", "--"]
+    tree.snakemake(*config, "all")
     sharded = tree.json("results/fsdp/llama2/test.json")
-    assert sharded["loss"] == pytest.approx(whole["loss"], rel=1e-6)
-    assert sharded["metric_value"] == pytest.approx(whole["metric_value"], rel=1e-5)
+    folder = tree.path / "results/fsdp/llama2"
+    data = tree.path / "data/prepared/stdlib_source"
+    whole = evaluate(read_run(folder / "run.json"), data, folder / "model.safetensors")
+    assert sharded["loss"] == pytest.approx(whole.loss, rel=1e-6)
+    assert sharded["metric_value"] == pytest.approx(whole.metric_value, rel=1e-5)
     assert (sharded["evaluation"], sharded["untrained_loss"]) == ("sharded", None)
-    assert (whole["evaluation"], sharded["samples"]) == ("whole", whole["samples"])
+    assert (whole.evaluation, sharded["samples"]) == ("whole", whole.samples)
     assert (pd.read_csv(tree.path / "results/summary.csv").status == "done").all()
+    assert not (tree.path / "results/init/llama2.json").exists(), "the initial weights would be whole on one device"
 
 
 def test_the_gpu_comparison_runs(tree):

@@ -37,7 +37,11 @@ COLUMNS = [
 def collect(planned: list[Run], results: Path) -> pd.DataFrame:
     """One row per run; a figure that was not measured is an empty cell."""
     rows = [_row(run, results) for run in planned]
-    table = pd.DataFrame(rows, columns=COLUMNS).convert_dtypes()
+    return compared(pd.DataFrame(rows, columns=COLUMNS).convert_dtypes())
+
+
+def compared(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with ``rel_diff`` filled in, where both the run and its ``single`` have a test loss."""
     reference = table[table.strategy == "single"].set_index("workload").test_loss
     single = table.workload.map(reference)
     table["rel_diff"] = (table.test_loss - single).abs() / single

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices, unknown
-from shardlab.files import ROOT
+from shardlab.files import ROOT, modules
 from shardlab.schema import check
 from shardlab.settings import compatibility, load, pretrained
 from shardlab.settings.mesh import ParallelDims, divisors, multiply_out
@@ -26,6 +26,8 @@ from shardlab.settings.types import (
     Workload,
 )
 
+PACKAGE = ROOT / "scripts/shardlab"
+
 
 def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     """The complete settings of one run.
@@ -38,6 +40,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     site = load.site(config).place()
     size = _size(workload, config, workload_name)
     recipe = check(Recipe, load.merged(size.recipe.model_dump(exclude_unset=True), config.recipe), "config: recipe")
+    _check_files(workload, config, workload_name)
     data = _data(workload, config, size)
     args = _args(workload, config, size)
     _check_model(workload, workload_name, args)
@@ -193,6 +196,20 @@ def _model(workload: Workload, name: str, args: dict[str, Any], pieces: int) -> 
     if not pretrained.is_pretrained(workload.model):
         return model
     return pretrained.settings(model, f"config/workloads/{name}.yaml")
+
+
+def _check_files(workload: Workload, config: Config, name: str) -> None:
+    """Whether the model, task and reader that a workload names are there."""
+    asked = {
+        "reader": (_source(workload, config).reader, "data", "def read("),
+        "task": (workload.task, "training/tasks", "class Task("),
+    }
+    if not pretrained.is_pretrained(workload.model):
+        asked["model"] = (workload.model, "models", "class Model(")
+    for kind, (file, folder, defines) in asked.items():
+        known = modules(PACKAGE / folder, defines)
+        if file not in known:
+            raise unknown(kind, file, known, f"config/workloads/{name}.yaml: {kind}")
 
 
 def _check_model(workload: Workload, name: str, args: dict[str, Any]) -> None:
