@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 from shardlab.settings import load, resolve
 
@@ -28,7 +29,13 @@ def tiny_run(workload, strategy="single", ranks=2, **recipe):
     """
     recipe = {"global_batch": 5, "epochs": 3, "max_steps": 4, "keep_best": False} | recipe
     config = load.config({"recipe": recipe, "ranks_per_node": ranks})
-    run = resolve.run(config, strategy, workload)
+    small = load.workload(workload)
+    if workload == "xsum":  # of encoder and decoder each one layer, where the others have two
+        size = small.sizes["small"]
+        size = size.model_copy(update={"model": size.model | {"layers": 1}})
+        small = small.model_copy(update={"sizes": {"small": size}})
+    with mock.patch.object(load, "workload", return_value=small):
+        run = resolve.run(config, strategy, workload)
     options = run.data.options | TINY[workload]
     return run.model_copy(update={"data": run.data.model_copy(update={"options": options})})
 

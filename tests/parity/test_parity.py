@@ -98,14 +98,24 @@ HALF = [
     for s in ("single", "ddp", "fsdp", "tp_sp", "pp", "fsdp_tp", "fsdp_pp", "zero1", "zero2", "zero3")
 ]
 CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
+LONG = [*MORE]
+LONG += [c for c in (*HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
+"""Cases of the long form: four ranks wait for each other's cores."""
+
+
+def parametrized(cases):
+    """``cases`` as a test's parameters."""
+    marks = {True: [pytest.mark.long], False: []}
+    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c in LONG]) for c in cases])
 
 
 @pytest.fixture(scope="session")
-def results(server, tmp_path_factory, tiny_data):
+def results(request, server, tmp_path_factory, tiny_data):
     """Folder with the results of every case and of the single-device training that each is held to."""
     group = Group(server, tmp_path_factory.mktemp("parity"), tiny_data)
     by_ranks = defaultdict(list)
-    for case in (*CASES, *FAULTY, TRAP, *HALF):
+    long = request.config.getoption("--long")
+    for case in (case for case in (*CASES, *FAULTY, TRAP, *HALF) if long or case not in LONG):
         by_ranks[case.run().world_size, case.native].append(case)
         group.add(case.reference.name, case.reference.run())
     group.start(1)
@@ -129,14 +139,14 @@ def data_of(results, case):
     return Path(json.loads((results / "jobs.json").read_text())[0]["data"]).parent / case.workload
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@parametrized(CASES)
 def test_equals_one_device(results, case, record_property):
     found = differences(results, case)
     record_property("differences", found)
     assert outside(found, native=case.native) == {}
 
 
-@pytest.mark.parametrize("case", MATRIX, ids=lambda case: case.name)
+@parametrized(MATRIX)
 def test_evaluation_under_the_own_strategy_equals_one_device(results, case):
     """And no rank holds more than its part, where the strategy splits the weights."""
     if case not in CASES:
@@ -155,7 +165,7 @@ def test_evaluation_under_the_own_strategy_equals_one_device(results, case):
     assert max(report["held"]) <= size
 
 
-@pytest.mark.parametrize("case", [*MATRIX, *MORE], ids=lambda case: case.name)
+@parametrized([*MATRIX, *MORE])
 def test_what_is_sent_is_what_theory_says(results, case):
     """Exact for all that is PyTorch's. DeepSpeed keeps to the paper's volume by a factor (see expected_traffic.py)."""
     if case not in CASES:
@@ -207,6 +217,7 @@ def test_the_suite_sees_a_fault(results, fault, sees):
     assert found["gradient"] > 1e-4, "a fault is decades above the tolerance, rounding decades below"
 
 
+@pytest.mark.long
 def test_compiled_blocks_behind_a_split_embedding_need_its_protection(results):
     """Without the clone in tensor.py, FSDP+TP trains on with a wrong gradient, and nothing is said."""
     found = differences(results, TRAP)
@@ -214,7 +225,7 @@ def test_compiled_blocks_behind_a_split_embedding_need_its_protection(results):
     assert found["loss"] < 0.1, "the loss alone would hardly show it"
 
 
-@pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
+@parametrized(HALF)
 def test_bf16_trains_and_is_near_full_precision(results, case, record_property):
     """Reported, not held to one: near enough to be the same training, far enough to be bf16 at all."""
     found = differences(results, case)

@@ -83,30 +83,37 @@ def resolved(tmp_path_factory):
                 workloads[name].data["embedded"].model_copy(update={"shape": shape, "model": {}})
             )
 
-    def resolve(strategy, name, **recipe):
+    def run_of(strategy, name, **recipe):
         recipe = {"global_batch": 5, "max_steps": 5} | recipe
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(load, "workload", workloads.__getitem__)
             config = load.config({"recipe": recipe, "workloads": [name]})
             return resolve.run(config, strategy, name)
 
-    return resolve
+    return run_of
+
+
+def parametrized(cases):
+    """``cases`` as a test's parameters; the hard ones are of the long form."""
+    marks = {True: [pytest.mark.long], False: []}
+    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c.hard]) for c in cases])
 
 
 @pytest.fixture(scope="module")
-def folder(server, resolved, tmp_path_factory):
+def folder(request, server, resolved, tmp_path_factory):
     """Folder with the results of every case, and of the trainings on one device."""
     data = tmp_path_factory.mktemp("data")
     for name in BASES:
         settings = resolved("single", name).data
         store.write(data / name, settings, *encode(settings, data_sets.read(settings, data)))
     group = Group(server, tmp_path_factory.mktemp("transformers"), data)
-    for case in CASES:
+    cases = [case for case in CASES if request.config.getoption("--long") or not case.hard]
+    for case in cases:
         hard = {"clip_norm": HARD["clip_norm"]} if case.hard else {}
         group.add(case.single, resolved("single", case.model, dtype=case.dtype, **hard))
     group.start(1)
     for ranks in (1, 2, 4):
-        for case in CASES:
+        for case in cases:
             run = resolved(case.strategy, case.model, dtype=case.dtype, **(HARD if case.hard else {}))
             if run.world_size == ranks:
                 group.add(case.name, run)
@@ -114,7 +121,7 @@ def folder(server, resolved, tmp_path_factory):
     return group
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@parametrized(CASES)
 def test_equals_one_device(folder, resolved, case, record_property):
     run = resolved("single", case.model, dtype=case.dtype)
     found = differences(folder.folder / case.name, folder.folder / case.single, run, folder.data / case.model)

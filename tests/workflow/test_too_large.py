@@ -46,6 +46,7 @@ def test_evaluation_under_the_own_strategy_goes_through_the_workflow(tree):
     assert not (tree.path / "results/init/llama2.json").exists(), "the initial weights would be whole on one device"
 
 
+@pytest.mark.long
 def test_the_gpu_comparison_runs(tree):
     """On a CPU, which is all that is here: that it prepares, trains, compares and judges."""
     command = ["python", "benchmarks/gpu.py", "--device", "cpu", "--workloads", "mlp", "--strategies", "single"]

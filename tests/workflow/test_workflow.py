@@ -92,6 +92,7 @@ def test_a_disk_that_is_full_ends_training_without_weights_and_without_done(tree
     assert not (tree.path / "results/ddp/mnist.done").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
 def test_a_parallel_strategy_also_runs_on_one_rank(tree, strategy):
     tree.snakemake("--config", "ranks_per_node=1", "recipe={max_steps: 3}", "--", f"results/{strategy}/mlp.done")
@@ -121,6 +122,7 @@ def test_split_size_study_has_a_step_time_and_a_bubble_for_each_number(tree):
     assert "micro-batches" in (tree.path / "results/split_size/llama2.svg").read_text()
 
 
+@pytest.mark.long
 def test_collectives_are_measured_and_drawn(tree):
     tree.snakemake("results/collectives/local.svg")
     table = pd.read_csv(tree.path / "results/collectives/local.csv")
