@@ -53,7 +53,7 @@ def main() -> None:
         facts = {"base": args.container.base, "compression": args.compression, "build_seconds": seconds}
     elif not image.is_file():
         raise UserError(
-            f"there is no image {image}; set container.image in the site's file to one that is there, or "
+            f"there is no image {image}; set container.image in the site's file to an existing one, or "
             "to null, and the workflow builds one."
         )
     report = ImageReport(

@@ -44,7 +44,7 @@ def test_a_failed_build_leaves_the_old_image(tmp_path):
 
 def test_a_named_image_that_is_not_there(tmp_path):
     seen = build(tmp_path, command="true", image=str(tmp_path / "none.sif"))
-    assert "none.sif; set container.image in the site's file to one that is there" in seen
+    assert "none.sif; set container.image in the site's file to an existing one" in seen
 
 
 def test_wheels_of_another_python_than_debian_has(monkeypatch, tmp_path):

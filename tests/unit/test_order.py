@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shardlab.data.order import BatchOrder, in_order, share
+from shardlab.data.order import BatchOrder, in_order, samples_of
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
@@ -12,7 +12,7 @@ def test_any_number_of_ranks_reads_the_same_samples_in_the_same_order(ranks, sam
     order = BatchOrder(samples=samples, global_batch=5, seed=3)
     epochs = 2
     for step in range(epochs * order.steps_per_epoch):
-        shares = [share(order.batch(step), rank, ranks) for rank in range(ranks)]
+        shares = [samples_of(order.batch(step), rank, ranks) for rank in range(ranks)]
         assert np.concatenate(shares).tolist() == order.batch(step).tolist()
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

@@ -37,7 +37,7 @@ def _permutation(samples: int, seed: int, epoch: int) -> Indices:
     return np.random.default_rng((seed, epoch)).permutation(samples)
 
 
-def share(batch: Indices, rank: int, size: int) -> Indices:
+def samples_of(batch: Indices, rank: int, size: int) -> Indices:
     """The part of a global batch that data-parallel rank ``rank`` of ``size`` reads; may be empty."""
     return parts(batch, size)[rank]
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.measure.traffic import share
+from shardlab.measure.traffic import fraction_sent
 from shardlab.training.distributed import World
 
 
@@ -132,7 +132,7 @@ def measure(world: World, name: str, size: int, repeats: int) -> dict[str, Any]:
     seconds = [_timed(world, trial.run) for _ in range(repeats)]
     slowest = statistics.median(max(ranks) for ranks in zip(*world.gather(seconds), strict=True))
     # Without ranks there is nothing to send, and no bandwidth.
-    factor = share("send" if name == "send_receive" else name, world.size)
+    factor = fraction_sent("send" if name == "send_receive" else name, world.size)
     return {
         "collective": name,
         "bytes": 4 * count,

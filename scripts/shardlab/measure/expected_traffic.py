@@ -3,7 +3,7 @@
 Formulas: DDP 2 (n - 1) / n P and FSDP 3 (n - 1) / n P as in Rajbhandari et al., 2020 (arXiv:1910.02054, section 7),
 with what implementations differ in (padding, what is gathered once); tensor parallelism and sequence parallelism
 as in Korthikanti et al., 2022 (arXiv:2205.05198, section 4); a pipeline sends each boundary's state and its gradient.
-All are bytes that a rank sends, the mean over the ranks, with ring algorithms (see traffic.share).
+All are bytes that a rank sends, the mean over the ranks, with ring algorithms (see traffic.fraction_sent).
 """
 
 from fnmatch import fnmatchcase
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardlab import models
-from shardlab.measure.traffic import share
+from shardlab.measure.traffic import fraction_sent
 from shardlab.models import matching
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.types import Run
@@ -52,7 +52,7 @@ def _zero(stage: int, ranks: int, model: nn.Module, accumulate: int) -> float:
     less at stage 3 if weights that were gathered for the forward pass are still there for the backward pass.
     """
     size = sum(parameter.nbytes for parameter in model.parameters())
-    one = share("all_gather", ranks) * size
+    one = fraction_sent("all_gather", ranks) * size
     return 3 * one * accumulate if stage == 3 else 2 * one
 
 
@@ -70,7 +70,7 @@ def _replicas(run: Run, model: nn.Module, accumulate: int) -> float:
             size //= tp
             rows = rows // tp if split == "rows" else rows
         if not dims.sharded:
-            total += share("all_reduce", replicate) * size
+            total += fraction_sent("all_reduce", replicate) * size
             continue
         # Shards are equal: rows that the ranks do not divide are padded.
         size = size // rows * shard * -(-rows // shard)
@@ -78,10 +78,12 @@ def _replicas(run: Run, model: nn.Module, accumulate: int) -> float:
         again = ((reshard if reshard is not None else not dims.pipelined) and inside) or reshard is True
         passes = 1 if dims.pipelined else accumulate
         gathers = (2 if again else 1) * passes
-        total += share("all_gather", shard) * size * gathers + share("reduce_scatter", shard) * size * passes
-        total += share("all_reduce", replicate) * size / shard
+        total += (
+            fraction_sent("all_gather", shard) * size * gathers + fraction_sent("reduce_scatter", shard) * size * passes
+        )
+        total += fraction_sent("all_reduce", replicate) * size / shard
     if dims.replicated and not dims.sharded:  # DDP sends its first rank's buffers with each step
-        total += share("broadcast", replicate) * sum(buffer.nbytes for buffer in model.buffers())
+        total += fraction_sent("broadcast", replicate) * sum(buffer.nbytes for buffer in model.buffers())
     return total / dims.stages
 
 
@@ -113,7 +115,7 @@ def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> f
     for hook in hooks:
         hook.remove()
     if run.mesh.tensor_parallel:
-        whole, one_way = share("all_reduce", tp), share("all_gather", tp)
+        whole, one_way = fraction_sent("all_reduce", tp), fraction_sent("all_gather", tp)
         for style, module, inputs, output in seen:
             if style in ("row", "norm", "norm_whole") and sequence:
                 # One pass gathers, the other one scatters, which is free where the gradient is whole.

@@ -35,7 +35,7 @@ OPERATORS = {
 }
 
 
-def share(collective: str, ranks: int) -> float:
+def fraction_sent(collective: str, ranks: int) -> float:
     """Part of the data that a rank has to send: the factor of nccl-tests' bus bandwidth."""
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks
@@ -85,7 +85,7 @@ class Traffic(TorchDispatchMode):
             size *= ranks  # here the input is given, elsewhere the output
         if size:
             axis = self.axes.get(tuple(dist.get_process_group_ranks(group)), "other")
-            self.bytes[axis, collective] += share(collective, ranks) * size
+            self.bytes[axis, collective] += fraction_sent(collective, ranks) * size
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -44,26 +44,26 @@ class Steps:
             samples=len(batch),
             targets=self.task.targets("train", batch),
             learning_rate=self.recipe.learning_rate(number, self.count, per_epoch),
-            micro_batches=self._share(batch),
+            micro_batches=self._mine(batch),
             validates=(number + 1) % per_epoch == 0 or number + 1 == self.count,
         )
 
     def nothing(self) -> Step:
         """A step that changes nothing: no sample, learning rate 0."""
         none = self.order.batch(0)[:0]
-        return Step(-1, 0, 0, 1, 0.0, self._share(none), validates=False)
+        return Step(-1, 0, 0, 1, 0.0, self._mine(none), validates=False)
 
-    def _share(self, batch: order.Indices) -> list[MicroBatch]:
+    def _mine(self, batch: order.Indices) -> list[MicroBatch]:
         recipe = self.recipe
-        return share(self.task, self.engine, "train", batch, recipe.global_batch, recipe.accumulate, self.world)
+        return micro_batches(self.task, self.engine, "train", batch, recipe.global_batch, recipe.accumulate, self.world)
 
 
-def share(
+def micro_batches(
     task: Task, engine: Engine, split: str, batch: order.Indices, largest: int, count: int, world: World
 ) -> list[MicroBatch]:
     """This rank's share of a global batch of at most ``largest`` samples, in ``count`` micro-batches."""
     rows = None
     if engine.chunks:
         rows = engine.chunks * -(-largest // (world.data_size * count * engine.chunks))
-    mine = order.share(batch, world.data_rank, world.data_size)
+    mine = order.samples_of(batch, world.data_rank, world.data_size)
     return [task.micro_batch(split, indices, rows) for indices in order.parts(mine, count)]

@@ -11,7 +11,7 @@ from shardlab.models.weights import materialize
 from shardlab.report.records import TestReport
 from shardlab.settings.types import Run
 from shardlab.training import tasks
-from shardlab.training.batches import share
+from shardlab.training.batches import micro_batches
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
 from shardlab.training.tasks import Task
@@ -24,7 +24,7 @@ def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: Wo
     batches = order.in_order(task.samples(split), batch_size)
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     for batch in batches:
-        for micro in share(task, engine, split, batch, batch_size, 1, world):
+        for micro in micro_batches(task, engine, split, batch, batch_size, 1, world):
             total += engine.loss(micro)
     engine.train(True)
     return float(world.sum(total)) / sum(task.targets(split, batch) for batch in batches)
