@@ -38,7 +38,7 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow
-	$(BIN)/mypy scripts
+	$(BIN)/mypy scripts benchmarks
 	$(BIN)/snakemake --lint
 	$(BIN)/python scripts/docs.py --check
 

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT
-from shardlab.launch import slurm
+from shardlab.launch import script, slurm
 from shardlab.launch.images import ImageReport, read_image
 from shardlab.launch.stages import Scope
 from shardlab.settings import load, resolve
@@ -83,7 +83,7 @@ def starts(site: Site, image: ImageReport, folder: Path, repeats: int) -> None:
 
 def submits(name: str, site: Site, run: Run, image: ImageReport, repeats: int) -> None:
     """From the call to the first line of metrics.jsonl: Snakemake, and an sbatch script that does the same."""
-    script = RUN / "bench.sbatch"
+    batch = RUN / "bench.sbatch"
     program = [
         "scripts/train.py",
         f"--settings={RUN}/run.json",
@@ -105,15 +105,15 @@ def submits(name: str, site: Site, run: Run, image: ImageReport, repeats: int) -
     }
     header = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
     lines = script.lines(run, program, image.path, Scope.RANKS)
-    script.write_text("\n".join(["#!/bin/bash", *header, lines, ""]), encoding="utf-8")
+    batch.write_text("\n".join(["#!/bin/bash", *header, lines, ""]), encoding="utf-8")
     compare(
         {
             "first step, snakemake": lambda: first_step(*snakemake(name, f"{RUN}.done", force=True)),
-            "first step, sbatch": lambda: first_step("sbatch", "--wait", str(script)),
+            "first step, sbatch": lambda: first_step("sbatch", "--wait", str(batch)),
         },
         repeats,
     )
-    script.unlink()
+    batch.unlink()
 
 
 def first_step(*command: str) -> float:

@@ -12,19 +12,18 @@ import pytest
 from helpers.common import ROOT, tiny_run
 from shardlab.files import read_json, write_json
 
-SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
+FOLDERS = ("scripts", "benchmarks")
+SCRIPTS = sorted(str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).glob("*.py"))
 
 LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
 LOGIN += ["plot_collectives", "split_size"]
 
 
 def program(name, *arguments):
-    return subprocess.run(
-        [sys.executable, ROOT / "scripts" / name, *map(str, arguments)], capture_output=True, text=True
-    )
+    return subprocess.run([sys.executable, ROOT / name, *map(str, arguments)], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "check_python.py"])
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "scripts/check_python.py"])
 def test_every_program_explains_itself(name):
     done = program(name, "--help")
     assert done.returncode == 0, done.stderr
@@ -69,7 +68,7 @@ def test_a_missing_gpu_ends_with_an_error(launch):
 
 def test_dry_run_prints_the_line_and_does_nothing(launch):
     arguments, folder = launch("fsdp_tp")
-    done = program("launch.py", *arguments, "--dry-run")
+    done = program("scripts/launch.py", *arguments, "--dry-run")
     assert done.returncode == 0
     assert "torch.distributed.run --nproc-per-node=4 --standalone" in done.stdout
     assert "HF_HUB_OFFLINE=1" in done.stdout
@@ -78,7 +77,7 @@ def test_dry_run_prints_the_line_and_does_nothing(launch):
 
 
 def test_one_rank_needs_no_torchrun(launch):
-    assert "torch.distributed" not in program("launch.py", *launch("single")[0], "--dry-run").stdout
+    assert "torch.distributed" not in program("scripts/launch.py", *launch("single")[0], "--dry-run").stdout
 
 
 def test_a_run_folder_is_trained_by_one_launcher_only(launch):
@@ -87,14 +86,14 @@ def test_a_run_folder_is_trained_by_one_launcher_only(launch):
         lock.write("process 1 on here")
         lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = program("launch.py", *arguments)
+        done = program("scripts/launch.py", *arguments)
     assert done.returncode == 1
     assert "is being trained by process 1 on here" in done.stderr
 
 
 def test_missing_weights_fail_in_one_sentence_and_leave_no_done(launch):
     arguments, folder = launch("ddp")
-    done = program("launch.py", *arguments)
+    done = program("scripts/launch.py", *arguments)
     assert done.returncode != 0
     assert "init.safetensors is missing" in done.stderr + done.stdout
     assert not Path(f"{folder}.done").exists()
@@ -128,13 +127,13 @@ def test_settings_of_another_version_are_refused(launch):
     arguments, folder = launch("single")
     settings = json.loads((folder / "run.json").read_text())
     write_json(folder / "run.json", settings | {"schema_version": 2})
-    done = program("launch.py", *arguments, "--dry-run")
+    done = program("scripts/launch.py", *arguments, "--dry-run")
     assert done.returncode == 1
     assert "`schema_version` is 2" in done.stderr
 
 
 def test_generated_files_are_up_to_date():
-    done = program("docs.py", "--check")
+    done = program("scripts/docs.py", "--check")
     assert done.returncode == 0, done.stderr
 
 
