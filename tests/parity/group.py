@@ -74,7 +74,8 @@ class Server:
         return self.process.wait()
 
     def stop(self):
-        self.process.stdin.close()
+        """End the process and, if it was interrupted at work, its ranks."""
+        self.process.terminate()
         self.process.wait()
 
 

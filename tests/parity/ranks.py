@@ -10,6 +10,7 @@ Forking is sound because nothing here has started a thread before.
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import time
@@ -40,7 +41,7 @@ def serve():
         else:
             shares, environments = [jobs[0::2], jobs[1::2]], [{}, {}]
         processes = [
-            FORK.Process(target=rank, args=(share, environment, asked["log"]))
+            FORK.Process(target=rank, args=(share, environment, asked["log"]), daemon=True)
             for share, environment in zip(shares, environments, strict=True)
         ]
         for process in processes:
@@ -57,6 +58,7 @@ def world(ranks):
 
 
 def rank(jobs, environment, log):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(environment)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -76,5 +78,7 @@ def wait(processes):
 
 
 if __name__ == "__main__":
+    # Ends the ranks, too, which are daemons of this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     torch.set_num_threads(1)
     serve()
