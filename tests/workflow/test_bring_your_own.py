@@ -1,11 +1,13 @@
 """docs/bring-your-own.md, followed to the letter: its files, its entries, its command."""
 
 import pandas as pd
+import pytest
 
 from helpers.common import ROOT
 from helpers.documents import follow
 
 
+@pytest.mark.long
 def test_the_document_is_followed_literally(tree):
     [command] = follow((ROOT / "docs/bring-your-own.md").read_text(), tree)
     tree.run("sh", "-c", command)

@@ -85,6 +85,7 @@ sizes:
 """
 
 
+@pytest.mark.long
 def test_a_model_of_the_hub_from_the_download_to_the_summary(hub, tree, tmp_path):
     files = transformers_models.make("t5", tmp_path / "t5").iterdir()
     hub.repositories["tester/t5-small"] = {path.name: path.read_bytes() for path in files} | {"rust_model.ot": b"no"}

@@ -90,6 +90,7 @@ def test_second_call_has_nothing_to_do(finished):
 
 
 @MANY
+@pytest.mark.long
 def test_one_target_trains_just_that_one_again(finished):
     def stamps():
         return {str(path): path.stat().st_mtime_ns for path in (finished.path / "results").glob("*/*.done")}

@@ -77,6 +77,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_the_step(tr
     assert left == [".lock", "metrics.jsonl", "resolve.log", "resolve.tsv", "run.json", "train.log"]
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_ends_training_without_weights_and_without_done(tree, full_disk):
     made = ["results/init/mnist.safetensors", "results/ddp/mnist/run.json", "data/prepared/digits/dataset.json"]
     options = ["--config", "recipe={max_steps: 1}", "--"]
