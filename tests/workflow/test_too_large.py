@@ -14,6 +14,8 @@ from shardlab.settings import load, resolve
 from shardlab.settings.types import read_run
 from shardlab.training.evaluation import evaluate
 
+pytestmark = pytest.mark.long
+
 
 def test_initial_weights_are_drawn_with_less_memory_than_they_take(tmp_path):
     run = resolve.run(load.config({}), "fsdp", "llama2")
@@ -46,7 +48,6 @@ def test_evaluation_under_the_own_strategy_goes_through_the_workflow(tree):
     assert not (tree.path / "results/init/llama2.json").exists(), "the initial weights would be whole on one device"
 
 
-@pytest.mark.long
 def test_the_gpu_comparison_runs(tree):
     """On a CPU, which is all that is here: that it prepares, trains, compares and judges."""
     command = ["python", "benchmarks/gpu.py", "--device", "cpu", "--workloads", "mlp", "--strategies", "single"]
