@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +101,6 @@ def lock(
             yield
         finally:
             file.truncate(0)
-
-
-@cache
-def modules(folder: Path, defines: str) -> tuple[str, ...]:
-    """Names of the Python files of a folder that contain the text ``defines``, without those that begin with _."""
-    files = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
-    return tuple(path.stem for path in files if defines in path.read_text(encoding="utf-8"))
 
 
 def sha256(path: Path) -> str:

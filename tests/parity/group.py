@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from helpers.common import ROOT, save_initial
-from shardlab.training import evaluation
+from shardlab.training import evaluation, metrics
 
 
 @dataclass
@@ -107,5 +107,4 @@ def outside(found, *, native):
 
 def steps(folder):
     """The records of the training steps in a run's metrics."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "train"]
+    return [record for record in metrics.read(folder / "metrics.jsonl") if record["kind"] == "train"]

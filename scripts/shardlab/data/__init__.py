@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from shardlab.errors import UserError, unknown
-from shardlab.files import modules
+from shardlab.errors import UserError
+from shardlab.settings import catalogue
 from shardlab.settings.types import DataSet
 
 SPLITS = ("train", "validation", "test")
@@ -24,9 +24,7 @@ def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
     Raises:
         UserError: there is no such reader, or a split came out empty.
     """
-    known = modules(Path(__file__).parent, defines="def read(")
-    if data.reader not in known:
-        raise unknown("reader", data.reader, known, "scripts/shardlab/data")
+    catalogue.require("reader", data.reader)
     splits: dict[str, list[tuple[Any, ...]]] = import_module(f"shardlab.data.{data.reader}").read(data, raw)
     for name in SPLITS:
         if not splits.get(name):

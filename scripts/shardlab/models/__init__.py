@@ -9,15 +9,13 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib import import_module
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shardlab.errors import UserError, unknown
-from shardlab.files import modules
-from shardlab.settings import types
+from shardlab.errors import UserError
+from shardlab.settings import catalogue, types
 
 
 def build(settings: types.Model, task: str, dtype: torch.dtype) -> nn.Module:
@@ -89,9 +87,7 @@ def create(name: str, args: dict[str, Any]) -> nn.Module:
     Raises:
         UserError: no such file, or arguments that it does not take.
     """
-    known = modules(Path(__file__).parent, defines="class Model(")
-    if name not in known:
-        raise unknown("model", name, known, "scripts/shardlab/models")
+    catalogue.require("model", name)
     try:
         model: nn.Module = import_module(f"shardlab.models.{name}").Model(**args)
     except (TypeError, ValueError) as error:

@@ -1,7 +1,6 @@
 """The mesh of a run: its axes, their degrees, and all that follows from them. Nothing here imports torch.
 
-A new axis is one more field of ``Degrees`` and, if its ranks read different samples or hold different parts of the
-weights, one more name in the tuples below it.
+A new axis is one more field of ``Degrees`` and, if its ranks read different samples, one more name in ``DATA``.
 """
 
 from collections.abc import Mapping
@@ -33,8 +32,6 @@ DATA = ("dp_replicate", "dp_shard")
 """Axes whose ranks read different samples, outermost first."""
 STAGES = "pp"
 """The axis along which one rank alone has the model's output."""
-PARTS = ("pp", "dp_shard", "tp")
-"""Axes whose ranks hold different parts of the weights."""
 
 
 class ParallelDims(RootModel[dict[str, PositiveInt]]):
@@ -114,11 +111,6 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
     def copies(self) -> int:
         """Ranks that hold the same output for the same samples."""
         return self.degree(*(axis for axis in AXES if axis not in (*DATA, STAGES)))
-
-    @property
-    def parts(self) -> int:
-        """Parts that the weights are split into."""
-        return self.degree(*PARTS)
 
     def data_rank(self, place: Mapping[str, int]) -> int:
         """Number of the group of ranks that reads the samples of the rank with these coordinates."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices, unknown
-from shardlab.files import ROOT, modules
+from shardlab.files import ROOT
 from shardlab.schema import check
-from shardlab.settings import compatibility, load, pretrained
+from shardlab.settings import catalogue, compatibility, load, pretrained
 from shardlab.settings.mesh import ParallelDims, divisors, multiply_out
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
@@ -25,8 +25,6 @@ from shardlab.settings.types import (
     StrategyOptions,
     Workload,
 )
-
-PACKAGE = ROOT / "scripts/shardlab"
 
 
 def run(config: Config, strategy_name: str, workload_name: str) -> Run:
@@ -200,16 +198,11 @@ def _model(workload: Workload, name: str, args: dict[str, Any], pieces: int) -> 
 
 def _check_files(workload: Workload, config: Config, name: str) -> None:
     """Whether the model, task and reader that a workload names are there."""
-    asked = {
-        "reader": (_source(workload, config).reader, "data", "def read("),
-        "task": (workload.task, "training/tasks", "class Task("),
-    }
+    asked = {"reader": _source(workload, config).reader, "task": workload.task}
     if not pretrained.is_pretrained(workload.model):
-        asked["model"] = (workload.model, "models", "class Model(")
-    for kind, (file, folder, defines) in asked.items():
-        known = modules(PACKAGE / folder, defines)
-        if file not in known:
-            raise unknown(kind, file, known, f"config/workloads/{name}.yaml: {kind}")
+        asked["model"] = workload.model
+    for kind, file in asked.items():
+        catalogue.require(kind, file, f"config/workloads/{name}.yaml: {kind}")
 
 
 def _check_model(workload: Workload, name: str, args: dict[str, Any]) -> None:

@@ -10,13 +10,10 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from shardlab.errors import UserError, unknown
-from shardlab.files import modules
-from shardlab.settings import pretrained
+from shardlab.errors import UserError
+from shardlab.settings import catalogue, pretrained
 from shardlab.settings.types import DataSet
 
-NAMES = modules(Path(__file__).parent, defines="def encode(data")
-"""Tasks that there are."""
 Arrays = dict[str, NDArray[Any]]
 Samples = list[tuple[Any, ...]]
 SPECIAL = {"pad": 0, "start": 1, "end": 2}
@@ -38,8 +35,7 @@ def encode(data: DataSet, splits: dict[str, Samples]) -> tuple[dict[str, Arrays]
         UserError: there is no such task, the samples do not have the shape that the configuration promises the model,
             or the model has no tokenizer.json.
     """
-    if data.task not in NAMES:
-        raise unknown("task", data.task, NAMES, "scripts/shardlab/data/encoders")
+    catalogue.require("encoder", data.task)
     encoder: Any = import_module(f"shardlab.data.encoders.{data.task}")
     text = _text(data, splits["train"]) if encoder.TEXT else None
     return {name: encoder.encode(data, samples, text) for name, samples in splits.items()}, text

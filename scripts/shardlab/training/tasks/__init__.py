@@ -13,11 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from shardlab.data.order import Indices
-from shardlab.errors import unknown
-from shardlab.files import modules
+from shardlab.settings import catalogue
 
-NAMES = modules(Path(__file__).parent, defines="class Task(")
-"""Tasks that there are."""
 IGNORE = -100
 """Label of positions that are no target (PyTorch's own default)."""
 Batch = dict[str, Tensor]
@@ -112,7 +109,6 @@ def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, *, f
     Raises:
         UserError: there is no such task.
     """
-    if name not in NAMES:
-        raise unknown("task", name, NAMES, "scripts/shardlab/training/tasks")
+    catalogue.require("task", name)
     task: Task = import_module(f"shardlab.training.tasks.{name}").Task(folder, dtype, device, fixed_shapes=fixed_shapes)
     return task

@@ -1,0 +1,28 @@
+"""What there is to name: the files of models, readers, tasks and encoders. One table; nothing here imports torch."""
+
+from functools import cache
+
+from shardlab.errors import unknown
+from shardlab.files import ROOT
+
+FOLDERS = {
+    "model": ("scripts/shardlab/models", "class Model("),
+    "reader": ("scripts/shardlab/data", "def read("),
+    "task": ("scripts/shardlab/training/tasks", "class Task("),
+    "encoder": ("scripts/shardlab/data/encoders", "def encode("),
+}
+"""Kind: the folder with one Python file each, and what such a file contains; helpers begin with _ or do not."""
+
+
+@cache
+def names(kind: str) -> tuple[str, ...]:
+    """Names of that kind."""
+    folder, defines = FOLDERS[kind]
+    files = sorted(path for path in (ROOT / folder).glob("*.py") if not path.name.startswith("_"))
+    return tuple(path.stem for path in files if defines in path.read_text(encoding="utf-8"))
+
+
+def require(kind: str, name: str, where: str | None = None) -> None:
+    """Raise a UserError, which names ``where`` (default: the folder) and the closest name, unless there is one."""
+    if name not in names(kind):
+        raise unknown(kind, name, names(kind), where or FOLDERS[kind][0])
