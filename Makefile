@@ -2,18 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run matrix setup test test-cluster test-all lint docs envs bench cluster-up cluster-down cluster-shell \
+.PHONY: run matrix setup test test-cluster test-all mutants lint docs envs bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 run: .venv/run
-	$(BIN)/snakemake --profile workflow/profiles/local all
+	$(BIN)/python -m snakemake --profile workflow/profiles/local all
 	@cat results/summary.md
 	@sed -n 's/^\*\*\(.*\)\*\*$$/\n\1/p' results/summary.md
 
 # Every strategy on every workload, each held to one device; writes the matrix of docs/matrix.md.
 EVERY := --config 'strategies=[all]'
 matrix: .venv/run
-	$(BIN)/snakemake --profile workflow/profiles/local $(EVERY) -- all
+	$(BIN)/python -m snakemake --profile workflow/profiles/local $(EVERY) -- all
 	$(BIN)/python scripts/summarize.py --config '{"strategies": ["all"]}' --check
 	$(BIN)/python scripts/docs.py --summary results/summary.csv
 
@@ -34,25 +34,40 @@ test-all: .venv/dev
 	$(PYTHON) tests/cluster/cluster.py announce
 	$(BIN)/python -m pytest --long
 
+# Faults put into a copy of the code, one at a time: which test catches each.
+mutants: .venv/dev
+	$(BIN)/python tests/mutants
+
 lint: .venv/dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/snakefmt --check Snakefile workflow
-	$(BIN)/mypy scripts benchmarks
-	$(BIN)/snakemake --lint
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m snakefmt --check Snakefile workflow
+	$(BIN)/python -m mypy scripts benchmarks
+	$(BIN)/python -m snakemake --lint
 	$(BIN)/python scripts/docs.py --check
 
 # What is generated: schemas, tables of config/README.md and docs/matrix.md (its figures: make matrix).
 docs: .venv/dev
 	$(BIN)/python scripts/docs.py
 
+# On a machine with GPUs: the parity suite over NCCL, then two workloads of the matrix.
+check-gpu: .venv/dev
+	$(BIN)/python benchmarks/check_gpu.py
+	$(BIN)/python benchmarks/gpu.py --workloads mnist llama2
+
 # Lock files: each is compiled within the ones before it, so that all fit into one environment.
 # A local build's tag (torch 2.13.0+cpu) is dropped: the host's pip settings choose the build.
-COMPILE := $(CURDIR)/$(BIN)/pip-compile --quiet --strip-extras --no-header --no-emit-index-url --no-emit-find-links --annotation-style=line
+COMPILE := ../$(BIN)/python -m piptools compile --quiet --strip-extras --no-header --no-emit-index-url --no-emit-find-links --annotation-style=line
 envs: .venv/dev
 	cd envs && $(COMPILE) -o workflow.txt workflow.in
 	cd envs && $(COMPILE) -c workflow.txt -o train.txt train.in && sed -i 's/+cpu//' train.txt
 	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o dev.txt dev.in
+
+# Trainings killed at random: KILLS of them, by SEED.
+KILLS ?= 1000
+SEED ?= 1
+soak: .venv/dev
+	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
 bench: .venv/run
 	$(BIN)/python benchmarks/workflow.py
@@ -72,7 +87,7 @@ cluster-shell:
 # What is made again in seconds; never results, downloads or the environment.
 clean:
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -r {} +
-	rm -rf .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # Everything that git ignores: results, data, images, environment. Asks first.
 distclean:
@@ -85,13 +100,13 @@ distclean:
 	$(PYTHON) -m venv .venv
 
 .venv/login: envs/workflow.txt | .venv/bin/python
-	$(BIN)/pip install --quiet -r envs/workflow.txt
+	$(BIN)/python -m pip install --quiet -r envs/workflow.txt
 	@touch $@
 
 .venv/run: envs/train.txt .venv/login
-	$(BIN)/pip install --quiet -r envs/workflow.txt -r envs/train.txt
+	$(BIN)/python -m pip install --quiet -r envs/workflow.txt -r envs/train.txt
 	@touch $@
 
 .venv/dev: envs/dev.txt .venv/run
-	$(BIN)/pip install --quiet -r envs/dev.txt
+	$(BIN)/python -m pip install --quiet -r envs/dev.txt
 	@touch $@

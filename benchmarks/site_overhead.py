@@ -62,7 +62,10 @@ def images(site: Site, folder: Path) -> None:
         words = ["--container", container, "--compression", compression, "--output", str(report)]
         quietly(sys.executable, "scripts/image.py", *words)
         built = ImageReport.model_validate_json(report.read_text(encoding="utf-8"))
-        print(f"image build, {compression:<5} {built.build_seconds:7.1f} s  {built.bytes / 1e6:6.0f} MB", flush=True)
+        print(
+            f"image build, {compression:<5} {built.build_seconds:7.1f} s  {(built.bytes or 0) / 1e6:6.0f} MB",
+            flush=True,
+        )
 
 
 def starts(site: Site, image: ImageReport, folder: Path, repeats: int) -> None:
@@ -91,7 +94,7 @@ def submits(name: str, site: Site, run: Run, image: ImageReport, repeats: int) -
         "--weights=results/init/llama2.safetensors",
         f"--output={RUN}",
     ]
-    asked = slurm.resources(site, run.nodes, run.devices_per_node)
+    asked = slurm.resources(site, "train", run.nodes, run.devices_per_node)
     options = {
         "nodes": asked["nodes"],
         "ntasks-per-node": asked["tasks_per_node"],

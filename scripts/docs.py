@@ -13,10 +13,10 @@ from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.launch import images
 from shardlab.report import records
-from shardlab.settings import learning_rate, load, recipe, resolve, sites, types
+from shardlab.settings import config, learning_rate, load, recipe, resolve, sites, types
 
 SCHEMAS: dict[str, type[BaseModel]] = {
-    "config": types.Config,
+    "config": config.Config,
     "workload": types.Workload,
     "site": sites.Site,
     "image": images.ImageReport,
@@ -60,7 +60,7 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
         for name, schema in schemas.items()
     }
     tables: dict[str, type[BaseModel]] = {
-        "config": types.Config,
+        "config": config.Config,
         "workload": types.Workload,
         "source": types.DataSource,
         "hub": types.HubSource,
@@ -75,6 +75,8 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
         "site keys": key_table(sites.Site, SITE_GROUPS)
     }
     files[config_readme] = fill(config_readme, blocks)
+    reliability = ROOT / "docs/reliability.md"
+    files[reliability] = fill(reliability, {"faults": faults(ROOT / "tests/faults.json")})
     page = ROOT / "docs/matrix.md"
     shown = matrix(pd.read_csv(summary)) if summary else between(page, "matrix")
     if whole or summary:
@@ -123,6 +125,16 @@ def matrix(table: pd.DataFrame) -> str:
     lines = ["| strategy | " + " | ".join(config.workloads) + " |", "| --- |" + " --- |" * len(config.workloads)]
     lines += [f"| `{s}` | " + " | ".join(cells[s, w] for w in config.workloads) + " |" for s in config.strategies]
     return "\n".join([*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))])
+
+
+def faults(path: Path) -> str:
+    """Markdown table of the faults that runs of the tests survived."""
+    lines = ["| fault | injected by | steps lost | ends equal | test layer |", "| --- | --- | --- | --- | --- |"]
+    for row in json.loads(path.read_text(encoding="utf-8")):
+        lines.append(
+            "| " + " | ".join(str(row[key]) for key in ("fault", "injected", "lost_steps", "equal", "layer")) + " |"
+        )
+    return "\n".join(lines)
 
 
 def between(path: Path, name: str) -> str:

@@ -18,6 +18,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for the files and download.json")
     args = parser.parse_args()
     manifest = hub.download(args.data, args.output) if args.data else hub.download_model(args.model, args.output)
+    revision = manifest["hub"]["revision"]
+    if revision != manifest["commit"]:
+        print(f"revision {revision} is a branch, which can move; pin it: revision: {manifest['commit']}")
     print(f"commit {manifest['commit']}\nfingerprint {manifest['fingerprint']}")
 
 

@@ -12,10 +12,10 @@ import torch
 
 from shardlab import strategies
 from shardlab.data import store
-from shardlab.errors import run_program
-from shardlab.files import read_json, write_json
-from shardlab.report.records import TestReport
-from shardlab.schema import check
+from shardlab.errors import UserError, run_program
+from shardlab.files import sha256
+from shardlab.report.records import Evaluated, TestReport, TrainReport
+from shardlab.settings import identity
 from shardlab.settings.types import Run, read_run
 from shardlab.training import distributed, evaluation, tasks
 from shardlab.training.evaluation import evaluate
@@ -32,21 +32,41 @@ def main() -> None:
     args = parser.parse_args()
 
     run = read_run(args.settings)
-    store.verify(args.data, run.data)
+    fingerprint = store.verify(args.data, run.data)
     untrained = None
     if args.untrained:
-        before = read_json(args.untrained, "report of the initial weights", f"run snakemake {args.untrained}")
-        untrained = check(TestReport, before, str(args.untrained)).loss
-    distributed.start(run.site.device)
-    report = (evaluate_sharded if run.evaluated_sharded else evaluate)(run, args.data, args.weights)
+        untrained = TestReport.read(args.untrained, f"make it again with: snakemake -f {args.untrained}").loss
+    distributed.start(run.site.device, run.site.hang_seconds)
+    digest = origin(args.weights) if distributed.is_main() else ""
+    found = (evaluate_sharded if run.evaluated_sharded else evaluate)(run, args.data, args.weights)
     if distributed.is_main():
-        write_json(args.output, report.model_copy(update={"untrained_loss": untrained}).model_dump())
+        report = TestReport(
+            **found.model_dump(),
+            untrained_loss=untrained,
+            identity=identity.of(run, fingerprint),
+            weights=digest,
+        )
+        report.write(args.output)
         metric = "" if report.metric_value is None else f"  {report.metric_name} {report.metric_value:.6g}"
         print(f"test loss {report.loss:.6g}{metric}  samples {report.samples}")
     distributed.finish()
 
 
-def evaluate_sharded(run: Run, data: Path, weights: Path) -> TestReport:
+def origin(weights: Path) -> str:
+    """SHA-256 of trained weights, which are those that the report beside them is about.
+
+    Raises:
+        UserError: they are not.
+    """
+    digest = sha256(weights)
+    report = weights.with_name("train.json")
+    again = f"train again with: snakemake -f {weights.parent}.done"
+    if report.exists() and TrainReport.read(report, again).weights != digest:
+        raise UserError(f"{weights} is not what the training wrote (its SHA-256 does not fit); {again}.")
+    return digest
+
+
+def evaluate_sharded(run: Run, data: Path, weights: Path) -> Evaluated:
     """Loss per target of ``weights`` under the run's own strategy; a collective, the same on every rank."""
     world = distributed.world(run.mesh, run.site.device)
     dtype = getattr(torch, run.recipe.dtype)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from shardlab.errors import UserError, run_program
-from shardlab.files import ROOT, sha256, write_json
+from shardlab.files import ROOT, read_json, sha256, write_json
 from shardlab.launch import container, debian
 from shardlab.launch.images import ImageReport
 from shardlab.schema import check
@@ -44,6 +44,10 @@ def main() -> None:
     container.require(command)
     for name in args.clear:
         os.environ.pop(name, None)
+    if args.container.image and args.container.image_is == "name":
+        named = ImageReport(path=Path(args.container.image), sha256=None, bytes=None, labels={})
+        write_json(args.output, named.model_dump(mode="json"))
+        return
     facts: dict[str, str | float] = {}
     image = Path(args.container.image or args.output.with_name(args.output.name.split(".")[0] + ".sif"))
     if args.container.image is None:
@@ -60,7 +64,7 @@ def main() -> None:
         path=image, sha256=sha256(image), bytes=image.stat().st_size, labels=labels(command, image), **facts
     )
     write_json(args.output, report.model_dump(mode="json"))
-    print(f"{image}: {report.bytes / 1e6:.0f} MB, sha256 {report.sha256}")
+    print(f"{image}: {image.stat().st_size / 1e6:.0f} MB, sha256 {report.sha256}")
 
 
 def build(command: str, image: Path, definition: Path, compression: str, values: dict[str, str]) -> None:
@@ -71,11 +75,14 @@ def build(command: str, image: Path, definition: Path, compression: str, values:
     """
     temporary = image.with_name(f".{image.name}.{os.getpid()}.tmp")
     arguments = [word for key, value in values.items() for word in ("--build-arg", f"{key}={value}")]
-    words = [command, "build", "--force", "--fakeroot", "--mksquashfs-args", COMPRESSIONS[compression], *arguments]
+    # Root needs none, and apptainer wants an entry for it in /etc/subuid, which fresh systems do not have.
+    fakeroot = [] if os.geteuid() == 0 else ["--fakeroot"]
+    words = [command, "build", "--force", *fakeroot, "--mksquashfs-args", COMPRESSIONS[compression], *arguments]
     # debootstrap is a program of administrators, whose folder is not on everybody's PATH.
     environment = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
     try:
-        if subprocess.run([*words, str(temporary), str(definition)], env=environment).returncode:
+        files = [str(path.absolute()) for path in (temporary, definition)]
+        if subprocess.run([*words, *files], env=environment, cwd=ROOT).returncode:
             raise UserError(
                 f"{command} could not build {image}; see the error above. An image from elsewhere can be named "
                 "with container.image in the site's file."
@@ -89,7 +96,7 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
     """What the definition file leaves open.
 
     Raises:
-        UserError: the wheels were collected for another Python than the base has.
+        UserError: the wheels were collected for another Python than the base has, or were changed.
     """
     settings = args.container
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -98,6 +105,7 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
             f"base debootstrap is Debian 12 with Python 3.11, but the wheels are those of Python {python}; run "
             "Snakemake with Python 3.11, or set container.base to docker."
         )
+    check_wheels(args.wheelhouse)
     mirror = settings.mirror or (debian.mirror() if settings.base == "debootstrap" else "none")
     lock = args.lock.read_text(encoding="utf-8")
     versions = dict(re.findall(r"^(torch|deepspeed)==(\S+)", lock, flags=re.MULTILINE))
@@ -109,12 +117,28 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
         "base": settings.base,
         "python": python,
         "mirror": mirror,
-        "wheelhouse": str(args.wheelhouse.resolve()),
-        "lock": str(args.lock.resolve()),
+        # Relative: %files of a definition takes no path with a space in it.
+        "wheelhouse": os.path.relpath(args.wheelhouse.resolve(), ROOT),
+        "lock": os.path.relpath(args.lock.resolve(), ROOT),
         "commit": commit or "unknown",
         "lock_sha256": sha256(args.lock),
         "definition_sha256": sha256(args.definition),
     } | versions
+
+
+def check_wheels(folder: Path) -> None:
+    """Whether the wheels are those that were collected.
+
+    Raises:
+        UserError: one is missing or was changed.
+    """
+    wheels = read_json(folder / "wheels.json", "list of the wheels", "collect them again")
+    for name, digest in wheels.items():
+        if not (folder / name).is_file() or sha256(folder / name) != digest:
+            raise UserError(
+                f"{folder / name} is not the wheel that was collected (its SHA-256 differs); collect them again with: "
+                f"snakemake --profile slurm -f {folder / 'wheels.json'}."
+            )
 
 
 def labels(command: str, image: Path) -> dict[str, str]:

@@ -21,6 +21,7 @@ def main() -> None:
     run = read_run(args.settings)
     dtype = getattr(torch, run.recipe.dtype)
     model = models.build(run.model, run.task, dtype)
+    models.check_plan(run.model, model)
     save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
     print(f"{models.parameter_count(model):,} parameters, seed {run.seed}")
 

@@ -7,15 +7,15 @@ The options that launch.py does not know are the program's own.
 import argparse
 import signal
 import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
 from shardlab.data import store
 from shardlab.errors import UserError, run_program
-from shardlab.files import ROOT, lock, write_text
+from shardlab.files import ROOT, lock
 from shardlab.launch import container, script, slurm
+from shardlab.launch.attempts import Story
+from shardlab.launch.child import Child
 from shardlab.launch.images import read_image
 from shardlab.launch.stages import STAGES, scope
 from shardlab.settings.types import Run, read_run
@@ -30,7 +30,9 @@ def main() -> int:
     parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
     parser.add_argument("--data", type=Path, help="folder of the prepared data set")
     parser.add_argument("--image", type=Path, help="report of the image, where the site runs in one")
-    parser.add_argument("--done", type=Path, help="written last, when everything else is")
+    parser.add_argument("--weights", type=Path, help="weights that the stage begins with")
+    parser.add_argument("--done", type=Path, help="train: written last, when everything else is")
+    parser.add_argument("--afresh", action="store_true", help="train: begin at the first step, whatever there is")
     parser.add_argument("--dry-run", action="store_true", help="print the shell lines and stop")
     args, others = parser.parse_known_args()
 
@@ -40,49 +42,83 @@ def main() -> int:
     program = [str(Path(__file__).parent / name), *words, f"--settings={args.settings}", *others]
     if args.data:
         program.append(f"--data={args.data}")
+    if args.weights:
+        program.append(f"--weights={args.weights}")
     if args.stage == "train":
-        program += [f"--image={args.image}"] if args.image else []
-        program += commit()
-    lines = script.lines(run, program, image, scope(args.stage, run))
-    print(lines, flush=True)
-    if args.dry_run:
-        return 0
+        program += [f"--image={args.image}"] * bool(args.image) + commit()
+    what = f"{args.stage} of {run.workload}"
+    if args.dry_run or args.stage != "train":
+        lines = script.lines(run, program, image, scope(args.stage, run))
+        print(lines, flush=True)
+        if args.dry_run:
+            return 0
     check_place(run, image)
-    if args.done is None:
-        return start(lines, f"{args.stage} of {run.workload}")
-    if args.data:
-        store.verify(args.data, run.data)
-    with lock(args.settings.parent / ".lock", "trained", slurm.holder(), slurm.in_queue):
-        args.done.unlink(missing_ok=True)
-        status = start(lines, f"{run.strategy} x {run.workload}")
-        if status == 0:
-            write_text(args.done, time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
-        return status
+    fingerprint = store.verify(args.data, run.data) if args.data else ""
+    if args.stage != "train":
+        return Child(run, what).run(lines)
+    folder = args.settings.parent
+    patience = run.site.stop_seconds
+    try:
+        with lock(folder / ".lock", "trained", slurm.holder(), slurm.in_queue, patience) as descriptor:
+            story = Story(run, folder, fingerprint, args.weights)
+            return train(run, story, program, image, args.done, descriptor, afresh=args.afresh)
+    except Stopped as stopped:
+        if slurm.requeue(stopped.why):
+            print("The job is back in the queue.", flush=True)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(60)  # Slurm ends this process
+        raise
 
 
-def start(lines: str, what: str) -> int:
-    """Run the lines; returns their status, and says so if it is not 0.
+class Stopped(UserError):
+    """A training saved and ended because it was told to; ``why`` says what for."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+def train(
+    run: Run, story: Story, program: list[str], image: Path | None, done: Path | None, descriptor: int, *, afresh: bool
+) -> int:
+    """Bring a run to its end, from where it stands; may be called any number of times.
 
     Raises:
-        UserError: this process was asked to end; what it started was asked too, and has ended.
+        Stopped: it was told to stop.
+        UserError: it failed, further attempts are of no use, or there is no room for the run's files.
     """
-    stopped = threading.Event()
-    with subprocess.Popen(["bash", "-c", lines], stdin=subprocess.DEVNULL) as child:
-
-        def stop(*_: object) -> None:
-            stopped.set()
-            child.terminate()
-
-        signal.signal(signal.SIGTERM, stop)
-        status = child.wait()
-    if stopped.is_set():
-        raise UserError(
-            f"{what} was told to stop (SIGTERM): the job was cancelled, or it reached its time limit; if that, raise "
-            "slurm.runtime in the site's file."
-        )
-    if status:
-        print(f"error: {what} ended with status {status}; see the error above.", file=sys.stderr)
-    return status
+    name = f"{run.strategy} x {run.workload}"
+    finished = story.finished()
+    # Snakemake asks for what is there if it was told to, or if it does not know of it: its driver died, say.
+    if finished == story.identity and not (afresh or story.was_seen()):
+        print(f"{name} had come to its end; nothing is trained again.", flush=True)
+        return story.note_done(done)
+    story.forget_done(done)
+    story.refuse_hopeless()
+    story.check_room()
+    afresh = afresh or story.begins_afresh(finished)
+    child = Child(run, name, descriptor, story.folder)
+    with story.attempt() as attempt:
+        words = [*program, f"--attempt={attempt.number}"] + ["--afresh"] * afresh
+        lines = script.lines(run, words, image, scope("train", run))
+        print(f"{lines}\n\nattempt {attempt.number}; all that it prints is in {story.log(attempt)}", flush=True)
+        status = child.run(lines, story.log(attempt))
+        told = child.told or story.stopped()
+        if status == 0 and story.finished() == story.identity:
+            attempt.why = "finished"
+        elif told:
+            attempt.why = f"stopped: {told}"
+        else:
+            attempt.why = story.sentence(attempt, status)
+    if attempt.why == "finished":
+        return story.note_done(done)
+    if not told:
+        raise UserError(attempt.why.removeprefix("error: "))
+    raise Stopped(
+        f"{name} was told to stop ({told}): its job was cancelled or reached its time limit, or its driver ended. "
+        f"Steps saved: {attempt.saved or 0}; the same call goes on from there.",
+        told,
+    )
 
 
 def image_of(run: Run, report: Path | None, *, dry_run: bool) -> Path | None:

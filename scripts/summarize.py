@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
-from shardlab.report import summary
+from shardlab.report import page, summary, verdict
 from shardlab.settings import load, resolve
 
 
@@ -19,14 +19,16 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
     parser.add_argument("--check", action="store_true", help="fail unless every run is done and within the tolerance")
     parser.add_argument(
-        "--tolerance", type=float, default=summary.TOLERANCE, help="relative difference to single that counts as equal"
+        "--tolerance", type=float, help="relative difference to single that counts as equal (default: by dtype)"
     )
     args = parser.parse_args()
     planned, left_out = resolve.matrix(args.config)
-    table = summary.collect(planned, args.results)
+    dtypes = {run.recipe.dtype for run in planned}
+    tolerance = args.tolerance or max(verdict.TOLERANCES[dtype] for dtype in dtypes)
+    table = verdict.judge(summary.collect(planned, args.results), tolerance)
     write_text(args.results / "summary.csv", table.to_csv(index=False))
-    write_text(args.results / "summary.md", summary.markdown(table, args.config, left_out))
-    good, sentence = summary.verdict(table, args.tolerance)
+    write_text(args.results / "summary.md", page.markdown(table, args.config, left_out, tolerance))
+    good, sentence = verdict.verdict(table, tolerance)
     if args.check and not good:
         raise UserError(sentence)
     print(sentence)

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from helpers.common import ROOT, TINY, Tree, tiny_run
+from helpers.common import HARD_NAME, ROOT, TINY, Tree, tiny_run
 from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
@@ -46,8 +46,8 @@ def make_tree():
 
 @pytest.fixture
 def tree(make_tree, tmp_path):
-    """A copy of the project's files for one test."""
-    return make_tree(tmp_path / "tree")
+    """A copy of the project's files for one test, in a folder of a name that shells take apart."""
+    return make_tree(tmp_path / HARD_NAME)
 
 
 @pytest.fixture

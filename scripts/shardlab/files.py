@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,9 +36,12 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         # safetensors reports I/O errors as its own exception type, with the system's text inside.
         text = str(error)
         if isinstance(error, OSError) or "os error" in text.lower() or "I/O error" in text:
+            mend = "Free space or quota on that file system"
+            if isinstance(error, PermissionError) or "permission" in text.lower() or "read-only" in text.lower():
+                mend = "Make that folder writable for you"
             raise UserError(
-                f"{path} could not be written: {text}. Free space or quota on that file system, "
-                "then run the same command again; nothing half-written was left."
+                f"{path} could not be written: {text}. {mend}, then run the same command again; nothing half-written "
+                "was left."
             ) from error
         raise
 
@@ -73,23 +77,24 @@ def read_json(path: Path, what: str, remedy: str) -> Any:
 
 @contextmanager
 def lock(
-    path: Path, doing: str, me: str | None = None, still: Callable[[str], bool] = lambda holder: False
-) -> Iterator[None]:
-    """Hold the lock file of a folder; it goes with this process, however that ends.
+    path: Path,
+    doing: str,
+    me: str | None = None,
+    still: Callable[[str], bool] = lambda holder: False,
+    patience: float = 0,
+) -> Iterator[int]:
+    """Hold the lock file of a folder; it goes with this process, and those that get its descriptor, however they end.
 
     ``me`` is the name that is left in it (default: this process and machine). ``still(holder)`` says whether the last
-    holder that left its name is still at work, for file systems that do not carry locks between machines.
+    holder that left its name is still at work, for file systems that do not carry locks between machines. A holder
+    may take ``patience`` seconds to end. Yields the descriptor.
 
     Raises:
         UserError: another process holds it; ``doing`` says what for (trained, downloaded).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
-        free = True
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            free = False
+        free = _flock(file.fileno(), patience)
         file.seek(0)
         holder = file.read().strip()
         if not free or (holder and still(holder)):
@@ -98,9 +103,22 @@ def lock(
         file.write(me or f"process {os.getpid()} on {os.uname().nodename}")
         file.flush()
         try:
-            yield
+            yield file.fileno()
         finally:
             file.truncate(0)
+
+
+def _flock(descriptor: int, patience: float) -> bool:
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.1)
+        else:
+            return True
 
 
 def sha256(path: Path) -> str:

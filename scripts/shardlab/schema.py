@@ -10,9 +10,9 @@ from shardlab.errors import UserError, choices
 
 
 class Strict(BaseModel):
-    """Base of all settings: unknown keys are errors, values do not change."""
+    """Base of all settings: unknown keys are errors, values do not change, numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 S = TypeVar("S", bound=BaseModel)
@@ -39,7 +39,8 @@ def check(kind: type[S], value: Any, where: str) -> S:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
+        # What is missing first: an unknown key is often just that one, misspelt.
+        first = min(error.errors(), key=lambda found: found["type"] != "missing")
         key = ".".join(str(part) for part in first["loc"]) or "the whole"
         if first["type"] == "extra_forbidden":
             known = _keys(kind, first["loc"][:-1])
@@ -49,9 +50,25 @@ def check(kind: type[S], value: Any, where: str) -> S:
             raise UserError(f"{where}: unknown key `{key}`; {hint}{known_text}") from None
         if first["type"] == "missing":
             raise UserError(f"{where}: the key `{key}` is missing; add it.") from None
-        message = first["msg"].removeprefix("Value error, ")
-        message = message[0].lower() + message[1:]
-        raise UserError(f"{where}: `{key}` is {first['input']!r}; {message}.") from None
+        raise UserError(f"{where}: `{key}` is {_short(first['input'])}; {_words(first)}.") from None
+
+
+def _short(value: Any) -> str:
+    """A value as it was given, or how it begins."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _words(error: Any) -> str:
+    """What would work, for what pydantic says in a program's words."""
+    if error["type"] == "list_type":
+        return f"write a list: [{error['input']}]" if isinstance(error["input"], str) else "write a list: [...]"
+    if error["type"] == "too_short":
+        return "name at least one"
+    if error["type"] in ("dict_type", "model_type", "model_attributes_type"):
+        return "write keys and values: {key: value}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
 
 
 def _keys(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

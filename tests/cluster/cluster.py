@@ -139,7 +139,7 @@ def start(nodes: int, gpus: int, cpus: int) -> None:
     for name in names(nodes):
         node(name)
     Path("/dev/fuse").chmod(0o666)
-    wait("the nodes", lambda: output("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * nodes)
+    wait("the nodes", lambda: output("sinfo", "-h", "-N", "-p", "batch", "-o", "%t").split() == ["idle"] * nodes)
 
 
 def down() -> None:

@@ -62,7 +62,7 @@ def make_copy(base, make_tree):
         make_tree(folder)
         (folder / ".venv").symlink_to(base.path / ".venv")
         images = [f"containers/{file}" for file in ("train.sif", "train.image.json", "wheelhouse/wheels.json")]
-        weights = [f"results/{file}" for w in INIT for file in (f"init/{w}.safetensors", f"single/{w}/run.json")]
+        weights = [f"results/{file}" for w in INIT for file in (f"init/{w}.safetensors", f"init/{w}/run.json")]
         share(base.path, folder, images + weights)
         yield Learner(folder)
         shutil.rmtree(folder)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cluster
+from shardlab.report.metrics import read
 
 RECIPE = "recipe={max_steps: 8}"
 """Few steps: starting a job takes longer, and rounding has not grown yet."""
@@ -142,3 +143,9 @@ def training_job(learner, run, driver):
 
     until(f"a job that trains {run}", locked)
     return lock.read_text().removeprefix("Slurm job ")
+
+
+def steps(learner, run):
+    """Training steps that a run has behind it."""
+    records = read(learner.path / "results" / run / "metrics.jsonl")
+    return max((record["step"] + 1 for record in records if record["kind"] == "train"), default=0)

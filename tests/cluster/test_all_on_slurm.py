@@ -1,4 +1,7 @@
-"""The default matrix through Slurm, in the image, as a user types it; then what the user does next with it."""
+"""Two workloads under all default strategies through Slurm, in the image; then what the user does next with it.
+
+The other workloads differ from these in nothing that Slurm or the image could see; tests/workflow has them.
+"""
 
 import shutil
 
@@ -11,12 +14,14 @@ from shardlab.files import sha256
 from shardlab.settings import load, resolve
 
 pytestmark = pytest.mark.timeout(1800)
+WORKLOADS = ["mlp", "llama2"]
 
 
 @pytest.fixture(scope="module")
 def finished(base):
     """The project after `all`."""
-    base.run("snakemake", "--profile", "slurm", "--config", "site=test", RECIPE, "--", "all", timeout=1700)
+    config = ["site=test", f"workloads=[{','.join(WORKLOADS)}]", RECIPE]
+    base.run("snakemake", "--profile", "slurm", "--config", *config, "--", "all", timeout=1700)
     return base
 
 
@@ -25,8 +30,9 @@ def summary(finished):
     return pd.read_csv(finished.path / "results/summary.csv").set_index(["strategy", "workload"])
 
 
-def test_every_run_of_the_default_matrix_is_done_and_equal(summary):
-    planned, _ = resolve.matrix(load.config(load.read_yaml(load.CONFIG / "config.yaml")))
+def test_every_run_is_done_and_equal(summary):
+    config = load.read_yaml(load.CONFIG / "config.yaml") | {"workloads": WORKLOADS}
+    planned, _ = resolve.matrix(load.config(config))
     assert set(summary.index) == {(run.strategy, run.workload) for run in planned}
     assert set(summary.status) == {"done"}
     assert summary.rel_diff.max() < 1e-5, summary.rel_diff.sort_values().tail(5)
@@ -53,14 +59,14 @@ def test_each_job_gets_the_gpus_of_its_ranks(finished, started, summary):
 
 def test_a_local_run_in_the_same_image_reaches_the_same_losses(finished, summary, learner):
     shutil.rmtree(learner.path / "results")  # the copy's settings are those of site test
-    config = ["site=local", "container=on", "strategies=[single]", "workloads=[mnist,llama2]"]
+    config = ["site=local", "container=on", "strategies=[single]", "workloads=[mlp,llama2]"]
     config += [f"site_settings={{container: {{image: {finished.path}/containers/train.sif}}}}"]
     learner.snakemake("all", config=config, profile="workflow/profiles/local")
     local = pd.read_csv(learner.path / "results/summary.csv").set_index(["strategy", "workload"])
     assert len(local) == 2
     slurm = summary.test_loss.loc[local.index]
     assert ((local.test_loss - slurm).abs() / slurm).max() < 1e-6
-    report = learner.json("results/single/mnist/train.json")
+    report = learner.json("results/single/mlp/train.json")
     assert report["slurm_job_id"] is None
     assert report["image_digest"] == finished.json("containers/train.image.json")["sha256"]
 
@@ -79,7 +85,7 @@ def test_one_target_trains_just_that_one_again(finished):
 def test_a_new_image_trains_nothing_again_and_a_changed_definition_builds_one(finished):
     report = finished.path / "containers/train.image.json"
     report.touch()
-    jobs = finished.snakemake("all", flags=["--dry-run"]).stdout
+    jobs = finished.snakemake("all", flags=["--dry-run"], config=[f"workloads=[{','.join(WORKLOADS)}]"]).stdout
     assert "Training" not in jobs.replace("Training llama2 under fsdp_tp", "")
     definition = finished.path / "containers/train.def"
     definition.write_text(definition.read_text() + "\n")

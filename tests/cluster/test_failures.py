@@ -1,19 +1,22 @@
 """What goes wrong on a cluster: one clear sentence, a status that is not 0, and nothing lost."""
 
+import json
+
 import pytest
 
 import cluster
-from login import snakemake, training_job
+from login import snakemake, steps, training_job, until
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def too_long(base, make_copy):
-    """A run that needs more than the minute that it asks for, under way."""
+    """A run that needs more than the two minutes that it asks for, under way."""
     with make_copy("too_long") as learner:
-        config = ["recipe={epochs: 1000000}", "site_settings={slurm: {runtime: 1}}"]
-        words = snakemake("results/ddp/mlp.done", flags=["--retries=0"], config=config)
+        config = ["recipe={epochs: 1000000}", "site_settings={warning: 60, slurm: {runtime: 2}}"]
+        flags = ["--retries=0", "--preemptible-retries=0"]
+        words = snakemake("results/ddp/mlp.done", flags=flags, config=config)
         yield learner, learner.start(*words)
 
 
@@ -24,7 +27,8 @@ def under_way(too_long):
 
 def fails(learner, *config, target="results/ddp/mlp.done"):
     """Output of a call that must fail and leave no finished run."""
-    done = learner.snakemake(target, flags=["--retries=0"], config=config, check=False)
+    flags = ["--retries=0", "--preemptible-retries=0"]
+    done = learner.snakemake(target, flags=flags, config=config, check=False)
     assert done.returncode != 0, done.stdout[-3000:]
     assert not (learner.path / target).exists()
     assert not list(learner.path.glob("results/**/.*.tmp"))
@@ -78,25 +82,37 @@ def test_polling_goes_on_without_slurmdbd(trained):
 
 
 def test_scancel_of_one_run_by_hand(learner):
-    strategies = "strategies=[single, ddp, fsdp]"
-    call = snakemake("all", flags=["--retries=0"], config=[strategies, "workloads=[llama2]", "recipe={max_steps: 40}"])
-    driver = learner.start(*call)
-    learner.run("scancel", training_job(learner, "ddp/llama2", driver))
+    """The others are done all the same; the next call goes on from the newest checkpoint."""
+    config = ["strategies=[single, ddp, fsdp]", "workloads=[llama2]", "recipe={checkpoint_every: 10}", "twins=0"]
+    driver = learner.start(*snakemake("all", flags=["--retries=0", "--preemptible-retries=0"], config=config))
+    job = training_job(learner, "ddp/llama2", driver)
+    until("some steps", lambda: steps(learner, "ddp/llama2") > 20)
+    learner.run("scancel", job)
     seen = learner.finish(driver, check=False)
     assert seen.returncode != 0
     assert "CANCELLED" in seen.stdout
     table = (learner.path / "results/summary.md").read_text()
     assert "- ddp x llama2: missing" in table
     assert all((learner.path / f"results/{name}/llama2/test.json").exists() for name in ("single", "fsdp"))
+    learner.snakemake("results/ddp/llama2.done", config=config)
+    report = learner.json("results/ddp/llama2/train.json")
+    assert report["attempts"][0]["why"] == "stopped: SIGTERM"
+    # Slurm's SIGTERM also ends the program that holds the image's file system, and saving at once may fail.
+    assert report["attempts"][1]["from_step"] == report["attempts"][0]["saved"] >= 20
 
 
-def test_walltime_too_short(too_long):
-    """Last in this file: the job has its minute while the other tests go on."""
+def test_time_limit(too_long):
+    """Last in this file: the job has its two minutes while the other tests go on."""
     learner, driver = too_long
+    story = learner.path / "results/ddp/mlp/attempts.json"
+    until("the second attempt", lambda: len(json.loads(story.read_text())["attempts"]) > 1, 240)
+    first, second = json.loads(story.read_text())["attempts"][:2]
+    assert first["why"] == "stopped: time limit"
+    assert first["slurm_job_id"] == second["slurm_job_id"], "it went back into the queue under its id"
+    assert first["saved"] == first["reached"] > 0
+    learner.run("scancel", first["slurm_job_id"])
     seen = learner.finish(driver, check=False).stdout
     assert driver.returncode != 0
-    assert "SLURM status is: 'TIMEOUT'" in seen
     assert "ddp x mlp was told to stop (SIGTERM)" in seen
-    assert "raise slurm.runtime in the site's file" in seen
     assert not (learner.path / "results/ddp/mlp.done").exists()
-    assert (learner.path / "results/ddp/mlp/metrics.jsonl").exists(), "what was measured before stays"
+    assert steps(learner, "ddp/mlp") >= first["reached"]

@@ -7,7 +7,7 @@ import pytest
 import cluster
 from helpers.hub_files import articles, environment, repository
 from helpers.hub_server import Hub
-from login import gpus, now, queue, sacct, snakemake, training_job, until
+from login import gpus, now, sacct, snakemake
 
 TWO = ["nodes=2"]
 ACCOUNTED = ("JobID", "NNodes", "NodeList", "AllocTRES", "State", "Start", "End")
@@ -84,21 +84,6 @@ def test_nodes_have_no_network_and_the_hub_path_works(learner):
         assert len(hub.calls) == before, "something after prepare asked the hub"
     finally:
         hub.close()
-
-
-def test_a_run_that_a_job_still_trains_is_not_trained_twice(learner):
-    config = ["recipe={epochs: 1000}"]
-    driver = learner.start(*snakemake("results/ddp/mlp.done", config=config))
-    job = training_job(learner, "ddp/mlp", driver)
-    driver.kill()  # the driver dies, its job goes on
-    driver.wait()
-    learner.run("snakemake", "--unlock")
-    flags = ["--rerun-incomplete", "--retries=0"]
-    second = learner.snakemake("results/ddp/mlp.done", flags=flags, config=config, check=False)
-    learner.run("scancel", job)
-    until("the end of the job", lambda: not queue(job))
-    assert second.returncode != 0
-    assert f"results/ddp/mlp is being trained by Slurm job {job}; wait for it or end it." in second.stdout
 
 
 def test_preflight_says_that_the_site_is_ready(learner):

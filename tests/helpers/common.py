@@ -11,6 +11,8 @@ from unittest import mock
 from shardlab.settings import load, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
+HARD_NAME = """it's a "tree" of $HOME"""
+"""Of a folder: shells take it apart if it is not quoted."""
 
 TINY = {
     "mlp": {"rows": 16},
@@ -82,13 +84,22 @@ class Tree:
 
     path: Path
 
+    def start(self, *command):
+        """Start a command there, without its output; returns the process."""
+        return subprocess.Popen(
+            command, cwd=self.path, env=self._environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def _environment(self):
+        """With the tests' Python first on the PATH."""
+        return os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
     def run(self, *command, check=True, timeout=600, **environment):
-        """Run a command there with the tests' Python first on the PATH; returns it with its output."""
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        """Run a command there; returns it with its output."""
         done = subprocess.run(
             command,
             cwd=self.path,
-            env=os.environ | {"PATH": path} | environment,
+            env=self._environment() | environment,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import faults
 from helpers.common import ROOT
 
 SECONDS = ROOT / "tests/seconds.json"
@@ -19,6 +20,7 @@ UNKNOWN = 5.0
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="also run the tests marked long")
+    parser.addoption("--record-faults", action="store_true", help="write what runs survived to tests/faults.json")
     parser.addoption("--record-seconds", action="store_true", help="write what each file took to tests/seconds.json")
 
 
@@ -85,6 +87,8 @@ class Progress:
         return f"about {left / 60:.0f} min left" if left > 90 else f"about {left:.0f} s left"
 
     def pytest_sessionfinish(self, exitstatus):
+        if self.config.getoption("--record-faults"):
+            faults.write()
         if self.config.getoption("--record-seconds") and exitstatus == 0:
             now = self.expected | {file: round(seconds, 1) for file, seconds in self.taken.items()}
             known = {file: seconds for file, seconds in sorted(now.items()) if (Path(ROOT) / file).exists()}

@@ -10,7 +10,11 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from helpers.common import ROOT, save_initial
-from shardlab.training import evaluation, metrics
+from shardlab.errors import UserError
+from shardlab.files import sha256
+from shardlab.report import manifest, metrics
+from shardlab.report.manifest import File, Manifest
+from shardlab.training import evaluation
 
 
 @dataclass
@@ -29,25 +33,33 @@ class Group:
         weights = self.folder / f"{run.workload}-{run.recipe.dtype}.safetensors"
         if not weights.exists():
             save_initial(run, weights)
-        (self.folder / name).mkdir()
-        self.jobs.append(
-            {
-                "run": run.model_dump(),
-                "data": str(self.data / run.workload),
-                "weights": str(weights),
-                "output": str(self.folder / name),
-                "fault": fault,
-                "resume": resume and str(self.folder / resume / "checkpoint"),
-                "evaluate": evaluate and str(self.folder / evaluate / "model.safetensors"),
-            }
-        )
+        resume = resume and newest(self.folder / resume)
+        evaluate = evaluate and self.folder / evaluate / "model.safetensors"
+        self.jobs.append(job(run, self.data / run.workload, weights, self.folder / name, fault, resume, evaluate))
 
     def start(self, ranks):
         """Run all jobs that were added since the last start on that many ranks."""
         jobs, self.jobs = self.jobs, []
-        (self.folder / "jobs.json").write_text(json.dumps(jobs))
-        log = self.folder / f"{ranks}.log"
-        assert self.server.run(ranks, self.folder / "jobs.json", log) == 0, log.read_text()[-6000:]
+        self.server.work_off(jobs, self.folder, ranks)
+
+
+def newest(folder):
+    """The checkpoint of a run that will have stopped after two steps."""
+    return manifest.place(folder, 2)
+
+
+def seal(folder):
+    """Give a checkpoint whose files were changed a manifest that fits them."""
+    found = Manifest.read(folder / manifest.NAME, "")
+    files = {name: File(bytes=(folder / name).stat().st_size, sha256=sha256(folder / name)) for name in found.files}
+    found.model_copy(update={"files": files}).write(folder / manifest.NAME)
+
+
+def job(run, data, weights, output, fault="", resume=None, evaluate=None):
+    """What worker.py takes; makes the folder ``output``."""
+    output.mkdir()
+    paths = {"data": data, "weights": weights, "output": output, "resume": resume, "evaluate": evaluate}
+    return {"run": run.model_dump(), "fault": fault} | {name: path and str(path) for name, path in paths.items()}
 
 
 class Server:
@@ -55,7 +67,7 @@ class Server:
 
     def __init__(self):
         paths = [ROOT / "scripts", ROOT / "tests"]
-        environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("ranks.py"))],
             env=os.environ | environment | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
@@ -64,9 +76,17 @@ class Server:
             stdout=subprocess.PIPE,
         )
 
-    def run(self, ranks, jobs, log):
-        """Work off a file of jobs on that many ranks; returns the status."""
-        self.process.stdin.write(json.dumps({"ranks": ranks, "jobs": str(jobs), "log": str(log)}) + "\n")
+    def work_off(self, jobs, folder, ranks, group=False):
+        """Work off jobs on that many ranks, with files in a folder. ``group``: in a process group, also one rank."""
+        (folder / "jobs.json").write_text(json.dumps(jobs))
+        log = folder / f"{ranks}.log"
+        if self._run(ranks, folder / "jobs.json", log, group):
+            raise UserError(f"a training failed:\n{log.read_text()[-6000:]}")
+
+    def _run(self, ranks, jobs, log, group):
+        """Work off a file of jobs; returns the status."""
+        asked = {"ranks": ranks, "jobs": str(jobs), "log": str(log), "group": group or ranks > 1}
+        self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
         while line := self.process.stdout.readline():
             if line.strip().lstrip("-").isdigit():

@@ -2,9 +2,9 @@
 
     python ranks.py
 
-reads one JSON object per line, {"ranks": N, "jobs": FILE, "log": FILE}; forks that many ranks, each of which works
-off the jobs (worker.py); answers with one line, the status. With one rank the jobs are shared by two processes.
-Forking is sound because nothing here has started a thread before.
+reads one JSON object per line, {"ranks": N, "group": BOOL, "jobs": FILE, "log": FILE}; forks that many ranks, each of
+which works off the jobs (worker.py); answers with one line, the status. Without a process group two processes share
+the jobs. Forking is sound because nothing here has started a thread before, nor asked CUDA's driver for anything.
 """
 
 import json
@@ -36,7 +36,7 @@ def serve():
         asked = json.loads(line)
         jobs = json.loads(Path(asked["jobs"]).read_text())
         ranks = asked["ranks"]
-        if ranks > 1:
+        if asked["group"]:
             shares, environments = [jobs] * ranks, world(ranks)
         else:
             shares, environments = [jobs[0::2], jobs[1::2]], [{}, {}]

@@ -24,6 +24,8 @@ from shardlab.training import evaluation
 ALWAYS_CLIPPED = {"clip_norm": 0.01}
 PLAIN_SGD = {"optimizer": {"name": "sgd", "learning_rate": 0.1}}
 ACCUMULATED = {"accumulate": 2, "activation_checkpointing": "full"} | ALWAYS_CLIPPED
+# A rate that changes at each step: an engine that does not follow the schedule shows at the second.
+ACCUMULATED |= {"schedule": {"name": "constant", "warmup_steps": 3}}
 COMPILED = {"compile": "blocks", "compile_backend": "aot_eager"}
 SPREAD_ONLY = ("accumulate", "activation_checkpointing", "compile", "compile_backend", "precision")
 """Keys of a recipe that must change no number: the reference trains without them."""
@@ -109,13 +111,23 @@ def parametrized(cases):
     return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c in LONG]) for c in cases])
 
 
+def asked(items, *, long):
+    """The cases of the tests that were chosen; all of them if one is that looks at several."""
+    every = [case for case in (*CASES, *FAULTY, TRAP, *HALF) if long or case not in LONG]
+    of_items = [getattr(item, "callspec", None) for item in items if "results" in item.fixturenames]
+    chosen = [spec.params if spec else {} for spec in of_items]
+    if not all("case" in params or "fault" in params for params in chosen):
+        return every
+    named = [params.get("case") or Case("ddp", "llama2", fault=params["fault"]) for params in chosen]
+    return [case for case in every if case in named]
+
+
 @pytest.fixture(scope="session")
 def results(request, server, tmp_path_factory, tiny_data):
-    """Folder with the results of every case and of the single-device training that each is held to."""
+    """Folder with the results of the cases that are asked for, and of the trainings that they are held to."""
     group = Group(server, tmp_path_factory.mktemp("parity"), tiny_data)
     by_ranks = defaultdict(list)
-    long = request.config.getoption("--long")
-    for case in (case for case in (*CASES, *FAULTY, TRAP, *HALF) if long or case not in LONG):
+    for case in asked(request.session.items, long=request.config.getoption("--long")):
         by_ranks[case.run().world_size, case.native].append(case)
         group.add(case.reference.name, case.reference.run())
     group.start(1)
@@ -163,6 +175,25 @@ def test_evaluation_under_the_own_strategy_equals_one_device(results, case):
     assert len(report["held"]) == case.run().world_size
     assert sum(report["held"]) / len(report["held"]) < 1.3 * size / parts + 4096
     assert max(report["held"]) <= size
+
+
+@parametrized([*MATRIX, *MORE])
+def test_the_ranks_divide_the_work(results, case):
+    """Each sample and each target once; ranks of a tensor-parallel group share theirs, and of a pipeline one counts."""
+    if case not in CASES:
+        pytest.skip("not a run")
+    report = json.loads((results / case.name / "train.json").read_text())
+    whole = steps(results / case.reference.name)
+    copies = report["mesh"].get("tp", 1)
+    for per_rank, total in (("samples_per_rank", "samples"), ("targets_per_rank", "targets")):
+        expected = sum(step[total] for step in whole)
+        assert sum(report[per_rank]) == copies * expected
+        assert report[total] == expected
+        working = [count for count in report[per_rank] if count]
+        stages = report["mesh"].get("pp", 1)
+        assert len(working) == report["world_size"] // stages
+        if len(working) > copies:
+            assert max(working) < expected
 
 
 @parametrized([*MATRIX, *MORE])

@@ -1,14 +1,16 @@
 """A checkpoint of any strategy, continued by any other on any number of ranks, ends where an uninterrupted run ends."""
 
+import shutil
 from collections import defaultdict
 
 import pytest
-import train
-from group import Group, steps
-from safetensors.torch import load_file
+from group import Group, newest, seal, steps
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from helpers.common import tiny_run
 from shardlab.errors import UserError
+from shardlab.runs import loop
 
 HALF = {"max_steps": 2, "checkpoint_every": 2}
 PAIRS = [
@@ -70,22 +72,36 @@ def test_ends_where_an_uninterrupted_run_ends(folder, before, after, workload, r
 
 
 def test_the_optimizer_is_what_makes_the_difference(folder, tiny_data, tmp_path):
-    """From the same weights with a new optimizer the next steps differ by far more than the tolerances."""
-    run = tiny_run("vit", dtype="float32", max_steps=2)
-    weights = folder / "zero2-half-vit-float32" / "checkpoint" / "model.safetensors"
-    train.train(run, tiny_data / "vit", weights, tmp_path, {})
-    again, whole = steps(tmp_path), steps(folder / "single-vit-float32")[2:]
+    """With its moments cleared the next steps differ by far more than the tolerances."""
+    run = tiny_run("vit", dtype="float32")
+    damaged = shutil.copytree(newest(folder / "zero2-half-vit-float32"), tmp_path / "cleared")
+    for path in (damaged / "shards").iterdir():
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            cleared = {name: value * (not name.endswith("/exp_avg")) for name, value in tensors.items()}
+            save_file(cleared, path, metadata=file.metadata())
+    seal(damaged)
+    loop.train(run, tiny_data / "vit", folder / "vit-float32.safetensors", tmp_path / "out", {}, resume=damaged)
+    again, whole = steps(tmp_path / "out"), steps(folder / "single-vit-float32")[2:]
     assert abs(again[-1]["grad_norm"] / whole[-1]["grad_norm"] - 1) > 1e-3
 
 
 def test_a_checkpoint_of_something_else_is_refused(folder, tiny_data, tmp_path):
     def resume(workload, checkpoint, **recipe):
         run = tiny_run(workload, **recipe)
-        train.train(run, tiny_data / workload, tmp_path, tmp_path / "out", {}, resume=checkpoint)
+        initial = folder / f"{workload}-{run.recipe.dtype}.safetensors"
+        loop.train(run, tiny_data / workload, initial, tmp_path / "out", {}, resume=checkpoint)
 
-    with pytest.raises(UserError, match="holds other weights than the model"):
-        resume("mnist", folder / "hsdp-half-vit-float64" / "checkpoint")
-    with pytest.raises(UserError, match="model and the optimizer that wrote it"):
-        resume("vit", folder / "hsdp-half-vit-float64" / "checkpoint", optimizer={"name": "adadelta"})
+    of_vit = newest(folder / "hsdp-half-vit-float64")
+    with pytest.raises(UserError, match=r"another workload: vit, and this run has mnist"):
+        resume("mnist", of_vit, dtype="float64")
+    with pytest.raises(UserError, match=r"another recipe.optimizer.name: adam, and this run has adadelta"):
+        resume("vit", of_vit, dtype="float64", optimizer={"name": "adadelta"})
+    with pytest.raises(UserError, match=r"another recipe.global_batch: 5, and this run has 4"):
+        resume("vit", of_vit, dtype="float64", global_batch=4)
+    damaged = shutil.copytree(of_vit, tmp_path / "damaged")
+    next((damaged / "shards").iterdir()).unlink()
+    with pytest.raises(UserError, match=r"shard-.* is missing from its checkpoint"):
+        resume("vit", damaged, dtype="float64")
     with pytest.raises(UserError, match="is missing"):
         resume("vit", tmp_path / "nothing")

@@ -196,3 +196,13 @@ def test_what_does_not_fit_is_said(resolved, tmp_path):
         pretrained.settings(run.model.model_copy(update={"name": "hf:gpt2"}), "w.yaml")
     with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
         encode(run.data.model_copy(update={"tokenizer": str(tmp_path)}), {"train": [("a",)]})
+
+
+def test_a_folder_s_own_code_is_never_run(resolved, tmp_path):
+    run = resolved("single", "llama")
+    auto = {"auto_map": {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"}, "model_type": "mine"}
+    (tmp_path / "config.json").write_text(json.dumps(auto))
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(UserError, match="it brings code of its own, which is never run"):
+        build_model(run.model_copy(update={"model": run.model.model_copy(update={"folder": str(tmp_path)})}))
+    assert not (tmp_path / "ran").exists()

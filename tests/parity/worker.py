@@ -10,20 +10,21 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import train
 from safetensors.torch import save_file
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab import strategies
+from shardlab.runs import loop
 from shardlab.settings.types import Run
 from shardlab.strategies import ddp, tensor
 from shardlab.training import distributed, evaluation, tasks
 
 
 def main(cases):
-    distributed.start("cpu", timeout_seconds=60)
+    if cases:
+        distributed.start(cases[0]["run"]["site"]["device"], timeout_seconds=60)
     for case in cases:
         run = Run.model_validate(case["run"])
         output = Path(case["output"])
@@ -38,7 +39,7 @@ def main(cases):
         try:
             resume = case["resume"] and Path(case["resume"])
             observe = keep_first_gradients(output)
-            train.train(run, Path(case["data"]), Path(case["weights"]), output, {}, observe=observe, resume=resume)
+            loop.train(run, Path(case["data"]), Path(case["weights"]), output, {}, observe=observe, resume=resume)
         finally:
             strategies.build = build
     distributed.finish()

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from helpers.common import tiny_run
 from shardlab import models
 from shardlab.data import store
 from shardlab.errors import UserError
-from shardlab.files import read_json, write_json
+from shardlab.files import read_json, write_atomic, write_json
 from shardlab.models import weights as weights_file
 from shardlab.models.weights import materialize
-from shardlab.training import metrics
+from shardlab.report import metrics
 from shardlab.training.metrics import MetricsLog
 
 
@@ -57,6 +58,25 @@ def test_a_run_that_resumes_keeps_the_steps_before_and_writes_the_lost_ones_agai
     assert [(line["step"], line["loss"]) for line in metrics.read(path)] == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 2.0)]
     MetricsLog(path)
     assert metrics.read(path) == [], "a run that begins anew has no history"
+
+
+def test_metrics_on_a_full_disk_name_their_file(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+
+    def write(_):
+        raise OSError(28, "No space left on device")
+
+    log._file = SimpleNamespace(name="metrics.jsonl", write=write)
+    with pytest.raises(UserError, match=r"metrics\.jsonl could not be written: No space left"):
+        log.write("train", step=0)
+
+
+def test_a_folder_that_is_not_ours_is_no_full_disk(tmp_path):
+    def refuse(_):
+        raise PermissionError(13, "Permission denied")
+
+    with pytest.raises(UserError, match="Make that folder writable for you"):
+        write_atomic(tmp_path / "report.json", refuse)
 
 
 def test_json_refuses_nan_and_keeps_the_old_file(tmp_path):
@@ -111,5 +131,5 @@ def test_missing_or_damaged_data_set(prepared, damage, words):
 
 def test_data_set_prepared_with_other_settings(prepared):
     data = tiny_run("mlp").data
-    with pytest.raises(UserError, match="prepared with other settings"):
+    with pytest.raises(UserError, match="prepared with another seed"):
         store.verify(prepared, data.model_copy(update={"seed": 2}))

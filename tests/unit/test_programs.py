@@ -3,8 +3,10 @@
 import fcntl
 import json
 import os
+import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,7 +72,7 @@ def test_dry_run_prints_the_line_and_does_nothing(launch):
     arguments, folder = launch("fsdp_tp")
     done = program("scripts/launch.py", *arguments, "--dry-run")
     assert done.returncode == 0
-    assert "torch.distributed.run --nproc-per-node=4 --standalone" in done.stdout
+    assert "torch.distributed.run --nproc-per-node=4 --signals" in done.stdout
     assert "HF_HUB_OFFLINE=1" in done.stdout
     assert "export MKL_NUM_THREADS=1" in done.stdout
     assert [path.name for path in folder.iterdir()] == ["run.json"]
@@ -82,6 +84,8 @@ def test_one_rank_needs_no_torchrun(launch):
 
 def test_a_run_folder_is_trained_by_one_launcher_only(launch):
     arguments, folder = launch("single")
+    run = read_json(folder / "run.json", "", "")
+    write_json(folder / "run.json", run | {"site": run["site"] | {"stop_seconds": 1}})
     with (folder / ".lock").open("w") as lock:
         lock.write("process 1 on here")
         lock.flush()
@@ -100,8 +104,11 @@ def test_missing_weights_fail_in_one_sentence_and_leave_no_done(launch):
 
 
 def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_path):
+    """Also ranks that do not heed the request: after stop_seconds they get a signal."""
     arguments, folder = launch("ddp")
-    run = json.loads((folder / "run.json").read_text())
+    run = read_json(folder / "run.json", "", "")
+    write_json(folder / "run.json", run | {"site": run["site"] | {"stop_seconds": 1}})
+    (tmp_path / "init.safetensors").touch()
     # In place of training: ranks that say where they are and stay.
     stays = "import os, time; os.write(1, f'here {os.getpid()}\\n'.encode()); time.sleep(600)"
     (tmp_path / "stays.py").write_text(stays)
@@ -110,17 +117,27 @@ def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_pat
     )
     words = [sys.executable, "-c", program + "launch.run_program(launch.main)", *map(str, arguments)]
     process = subprocess.Popen(words, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    ranks = []
-    while len(ranks) < run["ranks_per_node"]:
-        line = process.stdout.readline()
-        assert line, "the launcher ended"
-        ranks += [int(line.split()[1])] if line.startswith("here") else []
+    log = folder / "attempts/001.log"
+    while not log.exists() or log.read_text().count("here") < run["ranks_per_node"]:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
     process.terminate()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "ddp x mlp was told to stop (SIGTERM)" in output
+    ranks = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("here")]
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
     assert not Path(f"{folder}.done").exists()
+    assert not (folder / ".stop").exists()
+
+
+def test_data_is_verified_also_without_a_done_file(launch, tmp_path):
+    arguments, _ = launch("single")
+    (tmp_path / "dataset.json").write_text("{}")
+    words = [word for word in arguments if not word.startswith(("--done", "--data"))]
+    done = program("scripts/launch.py", *words, f"--data={tmp_path}")
+    assert done.returncode == 1
+    assert "dataset.json is damaged or was edited" in done.stderr
 
 
 def test_settings_of_another_version_are_refused(launch):
@@ -152,7 +169,7 @@ def test_every_key_of_every_schema_is_described():
 def test_python_too_old_is_one_sentence(tmp_path):
     old = tmp_path / "python3.9"
     old.write_text(
-        f"#!/bin/sh\nexec {sys.executable} -c 'import sys; sys.version_info = (3, 9, 2); "
+        f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c 'import sys; sys.version_info = (3, 9, 2); "
         'exec(open(sys.argv[1]).read())\' "$@"\n'
     )
     old.chmod(0o755)

@@ -7,9 +7,10 @@ import jsonschema
 import pytest
 import yaml
 
-from helpers.common import ROOT
+from helpers.common import ROOT, TINY
 from shardlab.errors import Unsupported, UserError
-from shardlab.settings import load, resolve
+from shardlab.settings import deepspeed, load, resolve
+from shardlab.settings.sites import Srun
 from shardlab.settings.types import RESERVED, Strategy
 
 
@@ -24,7 +25,7 @@ def site(monkeypatch):
     def limits(**values):
         monkeypatch.setattr(load, "site", lambda config: original(config).model_copy(update=unlimited | values))
 
-    original, unlimited = load.site, {"nodes_max": None, "ranks_per_node_max": None}
+    original, unlimited = load.site, {"nodes_max": None, "ranks_per_node_max": None, "srun": Srun()}
     limits()
     return limits
 
@@ -137,7 +138,7 @@ def test_bad_config_is_one_sentence_that_names_the_key(config, words):
         ({"dp_replicate": 1, "tp": 2}, ["needs dp_shard", "dp_shard: 1"]),
         ({"dp_shard": 0}, ["a degree is a number from 1"]),
         ({"dp_shard": -1, "tp": 4, "min_ranks": 6}, ["do not divide the world of 6"]),
-        ({"dp_shard": -1, "tp": 8, "min_ranks": 8}, ["tp 8 does not divide heads 4", "1, 2, 4"]),
+        ({"dp_shard": -1, "tp": 8, "min_ranks": 8}, ["tp 8 does not divide heads 4", "tp can be 1, 2."]),
         ({"cpu_offload": True, "dp_replicate": -1}, ["cpu_offload needs dp_shard"]),
         ({"engine": "deepspeed"}, ["config"]),
         ({"engine": "deepspeed", "config": "config/deepspeed/zero9.json"}, ["zero9.json", "zero1.json"]),
@@ -175,7 +176,7 @@ def test_tensor_parallel_stays_inside_a_node(strategy):
 
 
 def test_deepspeed_json_may_not_say_what_the_recipe_says(strategy, tmp_path, monkeypatch):
-    monkeypatch.setattr(resolve, "ROOT", tmp_path)
+    monkeypatch.setattr(deepspeed, "ROOT", tmp_path)
     strategy("mine", engine="deepspeed", config="mine.json")
     (tmp_path / "mine.json").write_text('{"train_batch_size": 8}')
     with pytest.raises(UserError, match="`train_batch_size` comes from the workload's recipe"):
@@ -210,7 +211,9 @@ def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
         "workload",
         lambda name: vit.model_copy(update={"sizes": {"small": size}}) if name == "vit" else good(name),
     )
-    with pytest.raises(UserError, match="mnist and vit prepare data set digits with different options"):
+    with pytest.raises(
+        UserError, match=r"vit.yaml: another workload prepares a data set digits, too, with another options.rows"
+    ):
         resolve.matrix(load.config({}))
 
 
@@ -218,7 +221,7 @@ def test_folders_of_the_workflow_are_no_names_of_strategies(strategy):
     for name in RESERVED:
         strategy(name, dp_shard=-1)
         with pytest.raises(UserError, match=f"results/{name} is a folder of the workflow's; rename the strategy"):
-            resolved(name)
+            load.strategy(name)
 
 
 def test_reserved_names_are_those_that_the_rules_use():
@@ -227,18 +230,24 @@ def test_reserved_names_are_those_that_the_rules_use():
     assert used - {"single", "ddp"} == set(RESERVED), "but for two strategies"
 
 
+SHIPPED = {"config", "strategies", *TINY, "t5", "vit_pretrained"}
+SHIPPED |= {path.stem for path in (ROOT / "tests/unit/approved").glob("*.txt")}
+
+
 @pytest.mark.parametrize(
     "path", [*(ROOT / "config").glob("*.yaml"), *(ROOT / "config").glob("*/*.yaml")], ids=lambda path: path.name
 )
 def test_every_file_of_the_configuration_names_its_schema_and_is_valid_by_it(path):
     named = re.match(r"# yaml-language-server: \$schema=(.*)\n", path.read_text())
-    assert named, "editors read it in the first line"
+    assert named or path.stem not in SHIPPED, "editors read it in the first line"
+    if named is None:
+        pytest.skip("a user's own file")
     schema = json.loads((path.parent / named[1]).read_text())
     jsonschema.validate(yaml.safe_load(path.read_text()), schema)
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("model", "llamma"), ("task", "summarisation"), ("reader", "stdlib_sourse")]
+    ("key", "value"), [("model", "llamma"), ("task", "summarisation"), ("reader", "package_sourse")]
 )
 def test_names_of_files_that_do_not_exist_are_said_before_anything_runs(monkeypatch, key, value):
     workload = load.workload("llama2")
@@ -266,5 +275,8 @@ def test_the_matrix_resolves_with_every_size_and_data(size, data):
 
 def test_sizes_of_the_sources_resolve():
     for workload in load.names("workloads"):
+        if "source" not in load.workload(workload).sizes:
+            assert workload not in SHIPPED
+            continue
         for data in ("embedded", "hub"):
             assert resolved("single", workload, size="source", data=data).size == "source"

@@ -13,16 +13,17 @@ PACKAGE = ROOT / "scripts/shardlab"
 MAY_IMPORT = {
     "ground": set(),
     "settings": {"ground"},
-    "launch": {"ground", "settings"},
     "data": {"ground", "settings"},
     "report": {"ground", "settings"},
+    "launch": {"ground", "settings", "report"},
     "models": {"ground", "settings"},
     "training": {"ground", "settings", "data", "models", "report"},
     "strategies": {"ground", "settings", "models", "training"},
     "measure": {"ground", "settings", "data", "models", "report", "training", "strategies"},
+    "runs": {"ground", "settings", "report", "launch", "training", "strategies", "measure"},
 }
 """Room: the rooms below it. Ground is what lies in no room: errors, files, schema."""
-NO_TORCH = ("ground", "settings", "launch", "data", "report")
+NO_TORCH = ("ground", "settings", "data", "report", "launch")
 
 
 def room(path):

@@ -1,23 +1,37 @@
-"""The verdict, the call, and cells that have nothing to be compared with."""
+"""Rows that belong to their run, the verdict, the call, and cells that have nothing to be compared with."""
+
+import json
 
 import pandas as pd
 import pytest
 
-from shardlab.report import summary
-from shardlab.settings import load
+from helpers.common import tiny_run
+from shardlab.report import page, summary
+from shardlab.report.records import TestReport, TrainReport, Twin, TwinsReport, train_report
+from shardlab.report.verdict import TOLERANCES, judge, verdict
+from shardlab.settings import identity, load
+
+TOLERANCE = TOLERANCES["float32"]
 
 
-def table(**losses):
-    """One row per strategy on mlp; a loss of None: not finished."""
+def table(spread=None, validation=None, **losses):
+    """One row per strategy on mlp; a loss of None: not finished. ``validation``: losses there, 1.0 if not named."""
     rows = [
-        {"strategy": name, "workload": "mlp", "status": "missing" if loss is None else "done", "test_loss": loss}
+        {
+            "strategy": name,
+            "workload": "mlp",
+            "status": "missing" if loss is None else "done",
+            "test_loss": loss,
+            "validation_loss": None if loss is None else (validation or {}).get(name, 1.0),
+            "spread": None if name == "single" else spread,
+        }
         for name, loss in losses.items()
     ]
-    return summary.compared(pd.DataFrame(rows, columns=summary.COLUMNS).convert_dtypes())
+    return judge(summary.compared(pd.DataFrame(rows, columns=summary.COLUMNS).convert_dtypes()), TOLERANCE)
 
 
 @pytest.mark.parametrize(
-    ("losses", "good", "sentence"),
+    ("values", "good", "sentence"),
     [
         ({"single": 2.0, "ddp": 2.0001, "fsdp": 2.0}, True, "All 3 runs are within 0.0001 of single."),
         ({"single": 2.0}, True, "The only run is within 0.0001 of single."),
@@ -33,14 +47,39 @@ def table(**losses):
             "Of 2 runs, 1 without a finished single to compare with: ddp x mlp; "
             "1 not finished: single x mlp (missing).",
         ),
+        (
+            {"single": 2.0, "ddp": 2.0, "validation": {"ddp": 1.1}},
+            False,
+            "Of 2 runs, 1 not within 0.0001 of single: ddp x mlp (validation 1.0e-01).",
+        ),
+        # The twins move by 1e-3, so 2e-3 may be rounding, and float64 tells; 2e-2 may not.
+        (
+            {"single": 2.0, "ddp": 2.004, "spread": 1e-3},
+            True,
+            "Of 2 runs, 1 within 0.0001 of single; 1 not distinguishable from rounding "
+            "(--config dtype=float64 settles it): ddp x mlp (2.0e-03, twins 1.0e-03).",
+        ),
+        (
+            {"single": 2.0, "ddp": 2.04, "spread": 1e-3},
+            False,
+            "Of 2 runs, 1 not within 0.0001 of single: ddp x mlp (2.0e-02, twins 1.0e-03).",
+        ),
+        # The twins stay within the tolerance, and the run near them.
+        (
+            {"single": 2.0, "ddp": 2.0004, "spread": 9e-5},
+            True,
+            "Of 2 runs, 1 within 0.0001 of single; 1 as near as 10 times the farthest twin: ddp x mlp "
+            "(2.0e-04, twins 9.0e-05).",
+        ),
     ],
 )
-def test_the_verdict_is_one_sentence(losses, good, sentence):
-    assert summary.verdict(table(**losses)) == (good, sentence)
+def test_the_verdict_is_one_sentence(values, good, sentence):
+    assert verdict(table(**values), TOLERANCE) == (good, sentence)
 
 
 def test_a_tolerance_can_be_asked_for():
-    assert summary.verdict(table(single=2.0, ddp=2.0001), tolerance=1e-6)[0] is False
+    judged = judge(table(single=2.0, ddp=2.0001), 1e-6)
+    assert verdict(judged, 1e-6)[0] is False
 
 
 def test_the_page_begins_with_verdict_and_call_and_says_where_single_is_missing():
@@ -48,7 +87,7 @@ def test_the_page_begins_with_verdict_and_call_and_says_where_single_is_missing(
     values |= {"recipe": {"max_steps": 3, "optimizer": {"learning_rate": 0.5}}}
     values |= {"site_settings": {"slurm": {"account": "mine"}}}
     config = load.config(values | {"site": "test"})
-    lines = summary.markdown(table(ddp=2.0), config, {}).splitlines()
+    lines = page.markdown(table(ddp=2.0), config, {}, TOLERANCE).splitlines()
     assert lines[0] == "# Summary"
     assert lines[2] == "**Of 1 runs, 1 without a finished single to compare with: ddp x mlp.**"
     assert lines[4] == (
@@ -56,3 +95,92 @@ def test_the_page_begins_with_verdict_and_call_and_says_where_single_is_missing(
         "recipe.max_steps = 3, recipe.optimizer.learning_rate = 0.5, site_settings.slurm.account = mine, container off."
     )
     assert "| ddp        | 2.000000 (no single) |" in lines
+
+
+BYTES = {"weights": 4, "gradients": 0, "optimizer": 0, "activations": 3, "gathered": 0, "other": 2}
+STEP = {"kind": "train", "step": 0, "samples": 5, "targets": 10, "loss": 1.0, "seconds": 0.1}
+VALIDATION = {"kind": "validation", "step": 0, "loss": 3.0}
+
+
+def finished(results, run, loss=2.0, data="d", initial="i", weights="w", evaluated="w"):
+    """The files of a finished run, as the stages write them."""
+    folder = results / run.strategy / run.workload
+    measured = {
+        "identity": identity.of(run, data),
+        "initial_weights": initial,
+        "weights": weights,
+        "hosts": ["here"],
+        "devices": ["cpu"],
+        "parameters": 1,
+        "samples_per_rank": [5],
+        "targets_per_rank": [10],
+        "wall_seconds": 1.0,
+        "tensor_bytes": [{"peak": 9, "at_peak": BYTES, "largest": BYTES}],
+        "peak_memory_bytes": [1],
+        "peak_memory_kind": "process RSS",
+        "bytes_per_step_theory": None,
+        "traffic": [],
+        "checkpoints": 1,
+    }
+    train_report(run, [STEP, VALIDATION], measured).write(folder / "train.json")
+    test = {"loss": loss, "metric_name": "mse", "metric_value": 1.0, "samples": 1, "targets": 2, "evaluation": "whole"}
+    TestReport(
+        workload=run.workload, **test, identity=identity.of(run, data), weights=evaluated, untrained_loss=9.0
+    ).write(folder / "test.json")
+    folder.with_suffix(".done").touch()
+
+
+def test_a_row_belongs_to_its_run(tmp_path):
+    single, ddp = tiny_run("mlp"), tiny_run("mlp", "ddp")
+    finished(tmp_path, single)
+
+    def status(run=ddp, **made):
+        finished(tmp_path, run, **made)
+        rows = summary.collect([single, ddp], tmp_path)
+        assert pd.isna(rows.rel_diff[1]) == (rows.status[1] != "done")
+        return rows.status[1]
+
+    assert status() == "done"
+    assert status(tiny_run("mlp", "ddp", optimizer={"learning_rate": 0.5})) == "stale: recipe.optimizer.learning_rate"
+    assert status(ddp.model_copy(update={"seed": 7})) == "stale: seed"
+    changed = {"scripts/shardlab/runs/loop.py": "another"}
+    assert (
+        status(ddp.model_copy(update={"sources": ddp.sources | changed}))
+        == "stale: sources.scripts/shardlab/runs/loop.py"
+    )
+    assert status(data="other") == "stale: data"
+    assert status(initial="other") == "stale: initial weights"
+    assert status(evaluated="other") == "stale: evaluated other weights"
+
+
+@pytest.mark.parametrize(("name", "key"), [("test", "loss"), ("train", "validation_loss"), ("train", "samples")])
+def test_an_edited_report_is_no_figure_of_the_table(tmp_path, name, key):
+    run = tiny_run("mlp")
+    finished(tmp_path, run)
+    path = tmp_path / "single/mlp" / f"{name}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: 1}))
+    rows = summary.collect([run], tmp_path)
+    assert rows.status[0].startswith("damaged: ")
+    assert "seal" in rows.status[0]
+    assert rows.test_loss.isna().all()
+
+
+def test_twins_of_another_run_are_no_measure(tmp_path):
+    single, ddp = tiny_run("mlp"), tiny_run("mlp", "ddp")
+    finished(tmp_path, single)
+    finished(tmp_path, ddp)
+
+    def spread(run):
+        twins = [Twin(test_loss=2.002, validation_loss=3.0), Twin(test_loss=1.999, validation_loss=3.0)]
+        made = {"identity": identity.of(run, "d"), "initial_weights": "i", "workload": "mlp", "scale": 6e-8}
+        TwinsReport(**made, twins=twins).write(tmp_path / "twins/mlp.json")
+        return summary.collect([single, ddp], tmp_path).spread[1]
+
+    assert spread(single) == pytest.approx(1e-3)
+    assert pd.isna(spread(single.model_copy(update={"seed": 7})))
+
+
+def test_train_report_is_read_back(tmp_path):
+    finished(tmp_path, tiny_run("mlp"))
+    report = TrainReport.read(tmp_path / "single/mlp/train.json", "")
+    assert report.identity == identity.of(tiny_run("mlp"), "d")

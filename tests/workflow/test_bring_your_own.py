@@ -16,3 +16,5 @@ def test_the_document_is_followed_literally(tree):
     assert (table.rel_diff < 1e-4).all()
     assert (table.test_loss < 0.98 * table.untrained_test_loss).all()
     assert table.bytes_per_step["pp_tp"] > 0
+    # And the project's own tests take the reader's files as what they are.
+    tree.run("python", "-m", "pytest", "tests/unit/test_resolve.py", "tests/unit/test_sites.py")

@@ -31,6 +31,19 @@ def hub():
     server.close()
 
 
+@pytest.fixture
+def tree(make_tree, tmp_path):
+    """A copy of the project without a $ in its path, which the hub's client would expand."""
+    return make_tree(tmp_path / """it's a "tree\"""")
+
+
+def test_a_path_that_the_client_would_expand_is_refused(tmp_path):
+    data = resolve.run(load.config({"data": "hub"}), "single", "mnist").data
+    done = program("download", data, "--output", tmp_path / "a $HOME")
+    assert done.returncode == 1
+    assert "has a $ in its path" in done.stderr
+
+
 def program(name, data, *arguments, **variables):
     command = [sys.executable, ROOT / "scripts" / f"{name}.py", "--data", data.model_dump_json(), *arguments]
     return subprocess.run(
@@ -77,7 +90,7 @@ model: hf:tester/t5-small
 task: summarization
 blocks: [encoder.block.*, decoder.block.*]
 data:
-  embedded: {name: docstrings_mine, reader: stdlib_docstrings}
+  embedded: {name: docstrings_mine, reader: package_docstrings}
 sizes:
   small:
     data: {rows: 100, document_tokens: 24, summary_tokens: 8}

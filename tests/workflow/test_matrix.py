@@ -7,6 +7,8 @@ import re
 import pandas as pd
 import pytest
 
+from helpers.common import HARD_NAME
+
 MANY = pytest.mark.timeout(1800)
 STRATEGIES = ["single", "fsdp_tp", "zero3"]
 """Every engine and a 2-D mesh. The parity suite has every strategy on every workload, the cluster tests the whole
@@ -21,7 +23,7 @@ CONFIG += ["recipe={max_steps: 8}", "--"]
 @pytest.fixture(scope="module")
 def finished(make_tree, tmp_path_factory):
     """A copy of the project in which the default target has run."""
-    tree = make_tree(tmp_path_factory.mktemp("matrix") / "tree")
+    tree = make_tree(tmp_path_factory.mktemp("matrix") / HARD_NAME)
     tree.snakemake(*CONFIG, "all", timeout=1700)
     return tree
 
@@ -63,7 +65,7 @@ def test_reports_say_where_they_come_from(finished):
     report = finished.json("results/fsdp_tp/xsum/train.json")
     assert report["mesh"] == {"dp_shard": 2, "tp": 2}
     assert len(report["peak_memory_bytes"]) == 4
-    assert report["data_fingerprint"] == finished.json("data/prepared/stdlib_docstrings/dataset.json")["fingerprint"]
+    assert report["identity"]["data"] == finished.json("data/prepared/package_docstrings/dataset.json")["fingerprint"]
     assert report["versions"]["torch"].startswith("2.13.0")
     assert report["steps"] == len([line for line in metrics(finished, "fsdp_tp/xsum") if '"train"' in line])
 
@@ -81,6 +83,8 @@ def test_summary_for_people_has_the_verdict_the_call_and_the_matrix(finished):
     assert "Call: site local, data embedded, size small, seed 1, " in text
     assert "recipe.max_steps = 8." in text
     assert re.search(r"\| single +\| \d\.\d+ \(0e\+00\)", text)
+    assert re.search(r"\| rounding alone \(twins\) \| \de[+-]\d+", text)
+    assert len(finished.json("results/twins/xsum.json")["twins"]) == 6
     assert "Not complete" not in text
 
 
@@ -112,6 +116,54 @@ def test_a_changed_recipe_trains_that_again_and_nothing_else(finished):
     assert "Training mlp under zero3" in jobs
     assert not re.search("Training (mnist|xsum|vit|llama2)", jobs)
     assert "Preparing" not in jobs
+
+
+@MANY
+@pytest.mark.parametrize(
+    ("file", "trained"),
+    [
+        ("models/mlp.py", {"single/mlp", "fsdp_tp/mlp", "zero3/mlp"}),
+        ("strategies/zero.py", {"zero3/mlp", "zero3/xsum"}),
+        ("data/package_docstrings.py", {"single/xsum", "fsdp_tp/xsum", "zero3/xsum"}),
+        ("measure/meter.py", set()),
+    ],
+)
+def test_changed_code_trains_again_what_it_touches_and_a_comment_nothing(finished, file, trained):
+    path = finished.path / "scripts/shardlab" / file
+    text = path.read_text()
+
+    def jobs(more):
+        path.write_text(text + more)
+        output = finished.snakemake("-n", *CONFIG, "all").stdout
+        path.write_text(text)
+        again = {f"{strategy}/{w}" for w, strategy in re.findall(r"Training (\w+) under (\w+)", output)}
+        return again, "Preparing" in output
+
+    assert jobs("# a comment\n") == (set(), False)
+    assert jobs("MORE = 1\n") == (trained, file.startswith("data/"))
+
+
+@MANY
+def test_a_table_for_another_call_has_no_figure_of_these_runs(finished):
+    values = {"strategies": STRATEGIES, "workloads": WORKLOADS, "recipe": RECIPE}
+    summarize = ["python", "scripts/summarize.py", "--config"]
+    done = finished.run(*summarize, json.dumps(values | {"seed": 7}), "--check", check=False)
+    assert done.returncode != 0
+    assert "6 not finished: single x mlp (stale: seed), " in done.stdout
+    assert pd.read_csv(finished.path / "results/summary.csv").test_loss.isna().all()
+    finished.run(*summarize, json.dumps(values))
+
+
+@MANY
+@pytest.mark.long
+def test_float64_tells_rounding_from_a_mistake(tree):
+    """The call that a verdict names: native strategies agree to 1e-10, and there is nothing for twins to show."""
+    words = ["dtype=float64", "recipe={max_steps: 4}", "strategies=[single,fsdp_tp,pp,zero1]", "workloads=[mnist,xsum]"]
+    tree.snakemake("--config", *words, "--", "all")
+    text = (tree.path / "results/summary.md").read_text()
+    assert text.splitlines()[2] == "**All 6 runs are within 1e-10 of single.**"
+    assert "zero1 x mnist: zero1: DeepSpeed has no float64" in text
+    assert not (tree.path / "results/twins").exists()
 
 
 @MANY

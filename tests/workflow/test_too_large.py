@@ -20,7 +20,8 @@ pytestmark = pytest.mark.long
 def test_initial_weights_are_drawn_with_less_memory_than_they_take(tmp_path):
     run = resolve.run(load.config({}), "fsdp", "llama2")
     args = run.model.args | {"dim": 1024, "hidden": 4096, "layers": 18, "heads": 16, "kv_heads": 16}
-    run = run.model_copy(update={"model": run.model.model_copy(update={"args": args})})
+    model = run.model.model_copy(update={"args": args, "pieces": args["layers"] + 2})
+    run = run.model_copy(update={"model": model})
     (tmp_path / "run.json").write_text(json.dumps(run.model_dump()))
     # The peak of this program alone: what wait4 says includes the memory of the process that started it.
     program = "import init; init.main(); print(open('/proc/self/status').read())"
@@ -38,7 +39,7 @@ def test_evaluation_under_the_own_strategy_goes_through_the_workflow(tree):
     tree.snakemake(*config, "all")
     sharded = tree.json("results/fsdp/llama2/test.json")
     folder = tree.path / "results/fsdp/llama2"
-    data = tree.path / "data/prepared/stdlib_source"
+    data = tree.path / "data/prepared/package_source"
     whole = evaluate(read_run(folder / "run.json"), data, folder / "model.safetensors")
     assert sharded["loss"] == pytest.approx(whole.loss, rel=1e-6)
     assert sharded["metric_value"] == pytest.approx(whole.metric_value, rel=1e-5)

@@ -18,7 +18,7 @@ def test_slurm_profile_lists_the_jobs_without_slurm(tree):
 
 
 def test_dry_run_needs_no_profile(tree):
-    assert re.search(r"^total +136$", tree.run("snakemake", "-n", "all").stdout, re.MULTILINE)
+    assert re.search(r"^total +146$", tree.run("snakemake", "-n", "all").stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("graph", ["--rulegraph", "--dag"])
@@ -37,6 +37,9 @@ def test_graphs_are_drawn(tree, graph):
         (["results/fsdpp/mlp.done"], "there is no strategy 'fsdpp'; did you mean fsdp?"),
         (["results/fsdp/lama2.done"], "there is no workload 'lama2'; did you mean llama2?"),
         (["results/pp_zbv/mlp.done"], "mlp can be cut into 2 pieces, and pp_zbv needs 4"),
+        (["results/ddp/my-mlp.done"], "there is no workload 'my-mlp'"),
+        (["--config", "strategies=[single,single]", "--", "all"], "single stands twice; name it once"),
+        (["--config", "nodes=2", "--", "all"], "can have 1; set nodes to 1"),
         (["results/ddp/mlp/tset.json"], "results/ddp/mlp/tset.json"),
         (["--config", "ranks_per_node=8", "recipe={global_batch: 4}", "--", "all"], "global_batch 4 has fewer samples"),
     ],
@@ -67,18 +70,27 @@ def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_the_step(tree):
-    options = ["--config", "recipe={max_steps: 9, optimizer: {learning_rate: 1.0e+30}}", "--"]
+    options = ["--config", "recipe={max_steps: 9, optimizer: {learning_rate: 1.0e+6}}", "--"]
     done = tree.snakemake(*options, "results/ddp/mlp.done", check=False)
     assert done.returncode != 0
     assert re.search(
         r"error: the (loss|gradient norm) of step \d is (nan|inf); training stopped and no weights", done.stdout
     )
     left = sorted(path.name for path in (tree.path / "results/ddp").rglob("*") if path.is_file())
-    assert left == [".lock", "metrics.jsonl", "resolve.log", "resolve.tsv", "run.json", "train.log"]
+    assert left == [
+        ".lock",
+        "001.log",
+        "attempts.json",
+        "metrics.jsonl",
+        "resolve.log",
+        "resolve.tsv",
+        "run.json",
+        "train.log",
+    ]
 
 
 @pytest.mark.long
-def test_a_disk_that_is_full_ends_training_without_weights_and_without_done(tree, full_disk):
+def test_a_disk_without_room_for_the_run_is_said_before_it_trains(tree, full_disk):
     made = ["results/init/mnist.safetensors", "results/ddp/mnist/run.json", "data/prepared/digits/dataset.json"]
     options = ["--config", "recipe={max_steps: 1}", "--"]
     tree.snakemake(*options, *made)
@@ -87,9 +99,9 @@ def test_a_disk_that_is_full_ends_training_without_weights_and_without_done(tree
     tree.snakemake(*options, "results/ddp/mnist/run.json")
     done = tree.snakemake(*options, "results/ddp/mnist.done", check=False)
     assert done.returncode != 0
-    assert re.search(r"error: .*model.safetensors could not be written: .*Free space", done.stdout)
+    assert re.search(r"error: .*ddp/mnist has 0 MiB of free space, and the weights and 2 checkpoints", done.stdout)
     left = sorted(path.name for path in full_disk.iterdir())
-    assert left == [".lock", "benchmarks", "logs", "metrics.jsonl", "run.json"]
+    assert left == [".lock", "benchmarks", "logs", "run.json"]
     assert not (tree.path / "results/ddp/mnist.done").exists()
 
 

@@ -10,7 +10,7 @@ rule collectives:
     conda:
         "../../envs/train.yaml"
     resources:
-        **configured_resources(),
+        **configured_resources("collectives"),
     params:
         image=[f"--image {path}" for path in IMAGE],
     message:

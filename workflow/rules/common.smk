@@ -1,14 +1,21 @@
 # Short helpers for the rules; what they know comes from scripts/shardlab/settings.
 import re
+import shlex
 import sys
 from pathlib import Path
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
 from shardlab.errors import UserError
-from shardlab.launch import slurm, stages
-from shardlab.settings import load, resolve
+from shardlab.launch import attach, driver, slurm, stages
+from shardlab.settings import identity, load, resolve
 from shardlab.settings.types import RESERVED
+
+# After a kill the same call goes on, without --unlock.
+WORKS = driver.works(sys.argv[1:])
+if WORKS:
+    driver.take_over(Path.cwd())
+    attach.install(Path.cwd())
 
 # Every mistake in the configuration or the targets ends the workflow here, before any job starts. The
 # targets are read off the command line: Snakemake knows them only after it has read this file, and an
@@ -17,17 +24,25 @@ try:
     CONFIG = load.config(config)
     SITE = load.site(CONFIG)
     RUNS, _ = resolve.matrix(CONFIG)
+    asked_for = {(run.strategy, run.workload) for run in RUNS}
     for target in sys.argv[1:]:
-        asked = re.match(r"results/(\w+)/(\w+)(?:\.done$|/)", target)
+        asked = re.match(r"results/([^/]+)/([^/]+?)(?:\.done$|/)", target)
         if asked and asked[1] not in RESERVED:
-            resolve.run(CONFIG, *asked.groups())
+            resolve.check_data_set(CONFIG, resolve.run(CONFIG, *asked.groups()))
+            asked_for.add(asked.groups())
+    if WORKS:
+        driver.note_done(Path.cwd(), asked_for)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
+# Workloads whose `single` gets twins, for the table.
+TWINNED = resolve.twinned(CONFIG, RUNS)
 CONFIG_JSON = CONFIG.model_dump_json()
 
 # Rules run with the Python that runs Snakemake, also where its environment is not activated.
-shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; ")
+shell.prefix(
+    f"set -euo pipefail; export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
+)
 
 # Report of the image that runs take place in; empty for a site without one. `ancient`: a new image trains nothing again.
 IMAGE = []
@@ -42,8 +57,10 @@ if SITE.container.enabled:
 
 
 def run_of(wildcards):
-    """Settings of the run that the wildcards name; those of `single` where they name a workload alone."""
-    return resolve.run(CONFIG, wildcards.get("strategy", "single"), wildcards.workload)
+    """Settings of the run that the wildcards name; what the workload's runs share where they name no strategy."""
+    return resolve.run(
+        CONFIG, wildcards.get("strategy", resolve.SHARED), wildcards.workload
+    )
 
 
 def data_of(wildcards):
@@ -75,16 +92,36 @@ def splits(wildcards):
     return [f"{folder}/{name}.safetensors" for name in ("train", "validation", "test")]
 
 
-def job_resources(stage, runtime=None):
-    """What the jobs of a stage ask Slurm for: as much as launch.py will start."""
+def download_of(wildcards):
+    """Settings of a data set as far as a download depends on them."""
+    kept = {"seed": 0, "options": {}, "tokenizer": None, "sources": {}}
+    return data_of(wildcards).model_copy(update=kept)
+
+
+def downloads(wildcards):
+    """What has to be downloaded for a run."""
+    run = run_of(wildcards)
+    data = [f"data/raw/{run.data.name}/download.json"] if run.data.hub else []
+    return data + model_files(run.model.folder)
+
+
+def identity_of(wildcards):
+    """Digest of a run's settings and sources."""
+    return identity.of(run_of(wildcards), "").run
+
+
+def job_resources(stage, runtime=None, job=None):
+    """What the jobs of a stage ask Slurm for: as much as launch.py will start. ``job``: its name in the site's file."""
 
     def asked(wildcards):
         run = run_of(wildcards)
-        return slurm.resources(SITE, *stages.scope(stage, run).size(run), runtime)
+        return slurm.resources(
+            SITE, job or stage, *stages.scope(stage, run).size(run), runtime
+        )
 
     return {
         key: lambda wildcards, key=key: asked(wildcards)[key]
-        for key in slurm.resources(SITE, 1, 1)
+        for key in slurm.resources(SITE, job or stage, 1, 1)
     }
 
 
@@ -100,14 +137,18 @@ def job_threads(stage):
     return asked
 
 
-def configured_resources():
+def configured_resources(stage):
     """What a job asks for that uses the nodes and ranks of the configuration, whatever the strategy."""
-    return slurm.resources(SITE, CONFIG.nodes, CONFIG.ranks_per_node, runtime=10)
+    return slurm.resources(SITE, stage, CONFIG.nodes, CONFIG.ranks_per_node, runtime=10)
 
 
 def check_executor():
     """Before the first job of a call that is no dry run: jobs for Slurm need a site that says how to ask for nodes."""
-    if workflow.executor_plugin.name == "slurm" and SITE.slurm is None:
+    if workflow.executor_plugin.name != "slurm":
+        return
+    if obstacle := slurm.path_obstacle(sys.executable):
+        raise WorkflowError(f"{obstacle}.")
+    if SITE.slurm is None:
         raise WorkflowError(
             f"site {CONFIG.site} has no `slurm:` section, and this call submits to Slurm; choose your cluster with "
             "--config site=NAME (a file in config/sites), or run --profile workflow/profiles/local."

@@ -17,7 +17,7 @@ rule download:
     conda:
         "../../envs/workflow.yaml"
     params:
-        data=lambda wildcards: data_of(wildcards).model_dump_json(),
+        data=lambda wildcards: download_of(wildcards).model_dump_json(),
         folder=subpath(output[0], parent=True),
     message:
         "Downloading data set {wildcards.dataset}"
@@ -35,7 +35,9 @@ rule download_model:
     conda:
         "../../envs/workflow.yaml"
     params:
-        model=lambda wildcards: model_of(wildcards).model_dump_json(),
+        model=lambda wildcards: model_of(wildcards)
+        .model_copy(update={"args": {}, "sources": {}})
+        .model_dump_json(),
         folder=subpath(output[0], parent=True),
     message:
         "Downloading model {wildcards.model}"

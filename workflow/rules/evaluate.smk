@@ -4,7 +4,7 @@
 
 rule evaluate_untrained:
     input:
-        settings="results/single/{workload}/run.json",
+        settings="results/init/{workload}/run.json",
         data=manifest,
         splits=splits,
         weights="results/init/{workload}.safetensors",
@@ -18,7 +18,7 @@ rule evaluate_untrained:
     conda:
         "../../envs/train.yaml"
     resources:
-        **job_resources("init", runtime=30),
+        **job_resources("init", runtime=30, job="evaluate"),
     params:
         image=[f"--image {path}" for path in IMAGE],
         data=subpath(input.data, parent=True),
@@ -34,7 +34,6 @@ rule evaluate:
         settings="results/{strategy}/{workload}/run.json",
         data=manifest,
         splits=splits,
-        weights="results/{strategy}/{workload}/model.safetensors",
         done="results/{strategy}/{workload}.done",
         untrained=lambda wildcards: (
             []
@@ -59,9 +58,12 @@ rule evaluate:
         ],
         image=[f"--image {path}" for path in IMAGE],
         data=subpath(input.data, parent=True),
+        weights=lambda wildcards, input: str(
+            Path(input.settings).with_name("model.safetensors")
+        ),
     message:
         "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
         "python scripts/launch.py evaluate --settings {input.settings} {params.image} --data {params.data}"
-        " --weights {input.weights} {params.untrained} --output {output}"
+        " --weights {params.weights} {params.untrained} --output {output}"
         " > {log} 2>&1"

@@ -59,7 +59,9 @@ rule named_image:
     conda:
         "../../envs/workflow.yaml"
     params:
-        container=SITE.container.model_dump_json(include={"command", "image"}),
+        container=SITE.container.model_dump_json(
+            include={"command", "image", "image_is"}
+        ),
     message:
         "Reading the image that the site names"
     shell:

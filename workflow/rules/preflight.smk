@@ -35,7 +35,7 @@ rule preflight_nodes:
     conda:
         "../../envs/train.yaml"
     resources:
-        **configured_resources(),
+        **configured_resources("preflight"),
     params:
         image=[f"--image {path}" for path in IMAGE],
     message:
@@ -58,7 +58,7 @@ rule preflight_ranks:
     conda:
         "../../envs/train.yaml"
     resources:
-        **configured_resources(),
+        **configured_resources("preflight"),
     params:
         image=[f"--image {path}" for path in IMAGE],
     message:

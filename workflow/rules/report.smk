@@ -7,8 +7,9 @@ localrules:
 
 rule summarize:
     input:
-        [f"results/{run.strategy}/{run.workload}/train.json" for run in RUNS],
+        [f"results/{run.strategy}/{run.workload}.done" for run in RUNS],
         [f"results/{run.strategy}/{run.workload}/test.json" for run in RUNS],
+        [f"results/twins/{workload}.json" for workload in TWINNED],
     output:
         csv="results/summary.csv",
         md="results/summary.md",

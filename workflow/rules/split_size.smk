@@ -13,7 +13,7 @@ rule split_size:
     conda:
         "../../envs/train.yaml"
     resources:
-        **configured_resources(),
+        **configured_resources("split_size"),
     params:
         config=CONFIG_JSON,
         image=[f"--image {path}" for path in IMAGE],

@@ -6,6 +6,9 @@ localrules:
 
 
 rule resolve:
+    input:
+        # A download that fails must not leave settings behind that differ from those of finished runs.
+        ancient(downloads),
     output:
         "results/{strategy}/{workload}/run.json",
     log:
@@ -15,16 +18,20 @@ rule resolve:
     conda:
         "../../envs/workflow.yaml"
     params:
-        run=lambda wildcards: run_of(wildcards).model_dump_json(),
+        # What makes it resolve again; all of run.json would be lines long in Snakemake's reasons.
+        identity=identity_of,
+        # As a function of the input it is no reason to resolve again: most of a configuration is about other runs.
+        config=lambda wildcards, input: CONFIG_JSON,
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
-        "python scripts/resolve.py --run {params.run:q} --output {output} > {log} 2>&1"
+        "python scripts/resolve.py --config {params.config:q} --strategy {wildcards.strategy}"
+        " --workload {wildcards.workload} --output {output} > {log} 2>&1"
 
 
 rule init:
     input:
-        settings="results/single/{workload}/run.json",
+        settings="results/init/{workload}/run.json",
         model=lambda wildcards: model_files(run_of(wildcards).model.folder),
         image=IMAGE,
     output:
@@ -54,9 +61,8 @@ rule train:
         weights="results/init/{workload}.safetensors",
         image=IMAGE,
     output:
-        weights="results/{strategy}/{workload}/model.safetensors",
-        report="results/{strategy}/{workload}/train.json",
-        done="results/{strategy}/{workload}.done",
+        # What holds work (weights, checkpoints, reports) is no output: Snakemake would delete it.
+        "results/{strategy}/{workload}.done",
     log:
         "results/{strategy}/{workload}/logs/train.log",
     benchmark:
@@ -70,9 +76,39 @@ rule train:
         image=[f"--image {path}" for path in IMAGE],
         data=subpath(input.data, parent=True),
         output=subpath(input.settings, parent=True),
+        # As a function of the input it is no reason to train again.
+        afresh=lambda wildcards, input: ["--afresh"] if CONFIG.afresh else [],
     message:
         "Training {wildcards.workload} under {wildcards.strategy}"
     shell:
         "python scripts/launch.py train --settings {input.settings} {params.image}"
         " --data {params.data} --weights {input.weights} --output {params.output}"
-        " --done {output.done} > {log} 2>&1"
+        " --done {output} {params.afresh} > {log} 2>&1"
+
+
+rule twins:
+    input:
+        settings="results/single/{workload}/run.json",
+        data=manifest,
+        splits=splits,
+        weights="results/init/{workload}.safetensors",
+        image=IMAGE,
+    output:
+        "results/twins/{workload}.json",
+    log:
+        "results/logs/twins/{workload}.log",
+    benchmark:
+        "results/benchmarks/twins/{workload}.tsv"
+    conda:
+        "../../envs/train.yaml"
+    resources:
+        **job_resources("twins"),
+    params:
+        image=[f"--image {path}" for path in IMAGE],
+        data=subpath(input.data, parent=True),
+        draws=CONFIG.twins,
+    message:
+        "Training {params.draws} twins of single x {wildcards.workload}"
+    shell:
+        "python scripts/launch.py twins --settings {input.settings} {params.image} --data {params.data}"
+        " --weights {input.weights} --draws {params.draws} --output {output} > {log} 2>&1"

@@ -185,6 +185,11 @@ def _check_fingerprint(what: str, manifest: dict[str, Any], raw: Path) -> None:
 @contextmanager
 def environment(raw: Path, *, offline: bool) -> Any:
     """Point the hub client and ``datasets`` into ``raw``; offline, they make no network call."""
+    if "$" in str(raw.resolve()):
+        raise UserError(
+            f"{raw.resolve()} has a $ in its path, which the hub's client takes for a variable; move the project to "
+            "a folder without one, or use the embedded data."
+        )
     values = {"HF_HOME": str(raw), "HF_HUB_CACHE": str(raw / "hub"), "HF_DATASETS_CACHE": str(raw / "cache")}
     values |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"} if offline else {}
     before = {key: os.environ.get(key) for key in values}

@@ -12,9 +12,10 @@ from shardlab.data import SPLITS
 from shardlab.data.encoders import Arrays, Text
 from shardlab.errors import UserError
 from shardlab.files import read_json, sha256, write_atomic, write_json
+from shardlab.settings.identity import difference
 from shardlab.settings.types import DataSet
 
-REMEDY = "make it again with: snakemake --cores 1 --force {folder}/dataset.json"
+REMEDY = "make it again with: snakemake --cores 1 --force {folder}/dataset.json, and the --config of your call"
 
 
 def write(folder: Path, data: DataSet, splits: dict[str, Arrays], text: Text | None) -> dict[str, Any]:
@@ -58,6 +59,15 @@ def fingerprint(files: dict[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def fingerprint_of(folder: Path) -> str:
+    """Fingerprint in the manifest of a prepared data set; ``verify`` has held its files to it.
+
+    Raises:
+        UserError: the manifest is missing or damaged.
+    """
+    return str(_manifest(folder)["fingerprint"])
+
+
 def verify(folder: Path, data: DataSet) -> str:
     """Check that the prepared data set is whole and the one asked for; returns its fingerprint.
 
@@ -65,9 +75,13 @@ def verify(folder: Path, data: DataSet) -> str:
         UserError: a file is missing or damaged, or it was prepared with other settings.
     """
     remedy = REMEDY.format(folder=folder)
-    manifest = read_json(folder / "dataset.json", f"data set {data.name}", remedy)
-    if manifest.get("data") != data.model_dump():
-        raise UserError(f"{folder} was prepared with other settings than this run asks for; {remedy}.")
+    manifest = _manifest(folder)
+    if manifest["data"] != data.model_dump(mode="json"):
+        key = difference(data.model_dump(mode="json"), manifest["data"])
+        raise UserError(
+            f"{folder} was prepared with another {key} than this run asks for; call snakemake for the run, which "
+            "prepares what it needs, or resolve its run.json again."
+        )
     for name, digest in manifest["files"].items():
         path = folder / name
         if not path.exists():
@@ -75,3 +89,17 @@ def verify(folder: Path, data: DataSet) -> str:
         if sha256(path) != digest:
             raise UserError(f"{path} is damaged: its SHA-256 is not the one in dataset.json; {remedy}.")
     return str(manifest["fingerprint"])
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a prepared data set, if it is what ``write`` wrote."""
+    path, remedy = folder / "dataset.json", REMEDY.format(folder=folder)
+    manifest = read_json(path, "data set", remedy)
+    try:
+        files = manifest["files"]
+        whole = {f"{split}.safetensors" for split in SPLITS} <= files.keys() and isinstance(manifest["data"], dict)
+        if whole and manifest["fingerprint"] == fingerprint(files):
+            return dict(manifest)
+    except (AttributeError, KeyError, TypeError):
+        pass
+    raise UserError(f"{path} is damaged or was edited; {remedy}.")

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from shardlab.errors import UserError
-from shardlab.files import read_json
+from shardlab.files import read_json, sha256
 from shardlab.schema import Strict, check
 
 
@@ -14,9 +14,9 @@ class ImageReport(Strict):
     """containers/train.image.json: the image that runs take place in."""
 
     schema_version: Literal[1] = Field(1, description="Version of this format.")
-    path: Path = Field(description="The image.")
-    sha256: str = Field(description="SHA-256 of the file.")
-    bytes: int = Field(description="Its size.")
+    path: Path = Field(description="The image: a file, or a name that the site's command knows.")
+    sha256: str | None = Field(description="SHA-256 of the file; null for a name.")
+    bytes: int | None = Field(description="Its size; null for a name.")
     labels: dict[str, str] = Field(description="Labels of the image: versions, git commit, hash of the lock file.")
     base: str | None = Field(None, description="What it was built from; null for an image that was there.")
     compression: str | None = Field(None, description="Compression of its file system; null where not built here.")
@@ -40,9 +40,18 @@ def read_image(report: Path) -> ImageReport:
         UserError: there is no report, or the image that it names has gone.
     """
     image = read_report(report)
-    if not image.path.is_file():
+    if image.sha256 is not None and not image.path.is_file():
         raise UserError(
             f"the image {image.path} is missing; build it again with: snakemake --profile slurm -f {report}, "
             "or correct container.image in the site's file."
         )
+    # All of it is read again only where it is not as old and as large as what the report is about.
+    if image.sha256 is not None:
+        now = image.path.stat()
+        as_reported = now.st_size == image.bytes and now.st_mtime <= report.stat().st_mtime
+        if not as_reported and sha256(image.path) != image.sha256:
+            raise UserError(
+                f"the image {image.path} is not the one that {report} is about (its SHA-256 differs); build it again "
+                f"with: snakemake --profile slurm -f {report}."
+            )
     return image

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from shardlab.launch import container
+from shardlab.launch.processes import STOP
 from shardlab.launch.stages import Scope
 from shardlab.settings.sites import SiteRuntime, Srun
 from shardlab.settings.types import Run
@@ -21,12 +22,13 @@ def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str
     site = run.site
     nodes, per_node = scope.size(run)
     python = site.container.python if site.container and image else sys.executable
-    start = _torchrun(run, site, python) if scope is Scope.RANKS and _needs_torchrun(run) else [shlex.quote(python)]
+    start = _torchrun(run, python) if scope is Scope.RANKS and _needs_torchrun(run) else [shlex.quote(python)]
     inside = container.words(site.container, image) if site.container and image else []
     words = [*map(shlex.quote, inside), *start, *map(shlex.quote, program)]
     lines = [f"unset {' '.join(site.environment_clear)}"] if site.environment_clear else []
     lines += [f"export {key}={shlex.quote(value)}" for key, value in environment(site).items()]
-    on_node = [f'export {key}="{value}"' for key, value in site.environment_node.items()]
+    on_node = list(site.before)
+    on_node += [f'export {key}="{value}"' for key, value in site.environment_node.items()]
     on_node += ["exec " + " ".join(words)]
     if site.srun is None:
         return "\n".join(lines + on_node)
@@ -56,7 +58,9 @@ def environment(site: SiteRuntime) -> dict[str, str]:
     alone = {"PYTHONNOUSERSITE": "1"}
     # Snakemake sets all of these to the rule's threads, that is to the cores of all ranks together:
     # every rank would start that many threads, and two ranks on two cores run six times slower.
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(site.cpus_per_rank))
+    threads = dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(site.omp_threads or site.cpus_per_rank)
+    )
     return offline | alone | threads | site.environment
 
 
@@ -64,9 +68,13 @@ def _needs_torchrun(run: Run) -> bool:
     return run.engine != "torch" or bool(run.mesh)
 
 
-def _torchrun(run: Run, site: SiteRuntime, python: str) -> list[str]:
+def _torchrun(run: Run, python: str) -> list[str]:
     """torchrun's words, quoted; the shell of each node fills in what differs between nodes."""
+    site = run.site
     words = [shlex.quote(python), "-m", "torch.distributed.run", f"--nproc-per-node={run.ranks_per_node}"]
+    # Ranks get requests to stop from it; of a signal that it does not know it would die, and they would train on.
+    words += [f"--signals-to-handle={','.join(number.name for number in STOP)},SIGQUIT"]
+    words += [f"--shutdown-timeout={site.stop_seconds}"]
     if run.nodes == 1:
         # A c10d rendezvous on a free port of this machine, so that runs at the same time do not meet.
         return [*words, "--standalone"]

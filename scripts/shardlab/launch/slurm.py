@@ -2,14 +2,32 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from typing import Any
 
-from shardlab.settings.sites import Site
+from shardlab.settings.sites import Site, Stage
 
 LIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
 """States of a job that has not ended."""
+
+
+TIME_LIMIT = "time limit"
+"""Why a training is told to stop whose job's time is nearly over."""
+
+
+def path_obstacle(python: str) -> str | None:
+    """What to do where Slurm jobs cannot start with this Python; None where they can.
+
+    Snakemake writes its path into the job's script as it stands.
+    """
+    if shlex.quote(python) == python:
+        return None
+    return (
+        f"the path of {python} has characters that a shell takes apart, and Snakemake writes it into Slurm jobs as it "
+        "stands; move the project to a folder without spaces, quotes and $, or run it without Slurm"
+    )
 
 
 def job_id() -> str | None:
@@ -36,13 +54,51 @@ def in_queue(holder: str) -> bool:
     return queue.stdout.strip() in LIVE
 
 
-def resources(site: Site, nodes: int, devices_per_node: int, runtime: int | None = None) -> dict[str, Any]:
-    """Resources of a job with that many devices; memory in MiB for a node, ``runtime`` in minutes.
+def seconds_left() -> float | None:
+    """Until the time limit of this process's job; None without a job or a limit."""
+    if not (job := job_id()) or shutil.which("squeue") is None:
+        return None
+    left = subprocess.run(["squeue", "--noheader", f"--jobs={job}", "--format=%L"], capture_output=True, text=True)
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", left.stdout.strip())
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def requeue(why: str) -> bool:
+    """Put this process's own job back into the queue, if it may be and was not cancelled; Slurm then ends this process.
+
+    Needs no Snakemake: a run goes on through as many time limits as it takes, whatever became of its driver.
+    ``why`` is what it was told to stop for: the time limit, SIGUSR1 which means the same, or another if the job is
+    preempted.
+    """
+    if not (job := job_id()):
+        return False
+    shown = subprocess.run(["scontrol", "show", "job", "--oneliner", job], capture_output=True, text=True).stdout
+    fields = dict(re.findall(r"\b(Requeue|PreemptTime|StartTime)=(\S+)", shown))
+    # Of this start: Slurm keeps the time at which an earlier one was preempted.
+    preempted = fields.get("PreemptTime", "None") not in ("None", "Unknown") and (
+        fields["PreemptTime"] >= fields.get("StartTime", "")
+    )
+    if fields.get("Requeue") != "1" or not (preempted or why in (TIME_LIMIT, "SIGUSR1")):
+        return False
+    return subprocess.run(["scontrol", "requeue", job], capture_output=True).returncode == 0
+
+
+def resources(
+    site: Site, stage: Stage, nodes: int, devices_per_node: int, runtime: int | None = None
+) -> dict[str, Any]:
+    """Resources of a stage's job with that many devices; memory in MiB for a node.
+
+    ``runtime``, in minutes, is for stages that are shorter than a training, unless the site says otherwise.
 
     Every job goes the plugin's `mpi` way: its command runs once, on the first node, outside of any job
     step, so that launch.py can start its own, and signals from Slurm reach the ranks.
     """
-    slurm = site.slurm
+    slurm = site.slurm and site.slurm.of(stage)
+    if slurm and stage in slurm.stages:
+        runtime = slurm.stages[stage].runtime or runtime
     memory = devices_per_node * (slurm.memory_mb_per_rank if slurm else 2000)
     asked: dict[str, Any] = {"nodes": nodes, "mem_mb": memory, "runtime": runtime or (slurm.runtime if slurm else 60)}
     if slurm is None:
@@ -52,6 +108,9 @@ def resources(site: Site, nodes: int, devices_per_node: int, runtime: int | None
     cores = -(-devices_per_node * site.cpus_per_rank // tasks)
     asked |= {"mpi": "srun", "tasks_per_node": tasks, "cpus_per_task": cores}
     flags = list(slurm.flags)
+    if stage == "train":
+        flags += ["--open-mode=append"]
+        flags += ["--requeue"] if slurm.requeue else ["--no-requeue"]
     if slurm.gpus == "gres":
         # tasks_per_gpu: without it the plugin asks for tasks times GPUs.
         asked |= {"gres": ":".join(["gpu", *filter(None, [slurm.gpu_type]), str(devices_per_node)]), "tasks_per_gpu": 0}

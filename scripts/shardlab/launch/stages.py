@@ -20,6 +20,7 @@ class Scope(Enum):
 STAGES = {
     "init": (["init.py"], Scope.ONE),
     "train": (["train.py"], Scope.RANKS),
+    "twins": (["twins.py"], Scope.ONE),
     "evaluate": (["evaluate.py"], Scope.ONE),
     "collectives": (["collectives.py"], Scope.RANKS),
     "preflight_nodes": (["preflight.py", "nodes"], Scope.NODES),

@@ -4,26 +4,29 @@ import os
 import resource
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
+from shardlab.measure.memory import Memory
 from shardlab.measure.traffic import Traffic
 from shardlab.settings.types import WARMUP_STEPS
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
+from shardlab.training.tasks import Task
 
 
 class Meter:
     """Measures a training loop: ``with Meter(...) as meter``, and in it each step ``with meter.step(number)``."""
 
-    def __init__(self, engine: Engine, world: World, first: int, steps: int) -> None:
+    def __init__(self, engine: Engine, task: Task, world: World, first: int, steps: int) -> None:
         """The loop takes the steps ``first`` to before ``steps``."""
         self.engine, self.world = engine, world
+        self.memory = Memory(world.device, without=task.tensors)
         self.counted = min(first + WARMUP_STEPS, steps) - 1
-        """The step whose traffic is counted: the last one of the warm-up."""
+        """The step whose traffic and memory are counted: the last one of the warm-up, whose time is no figure."""
         self.traffic = Traffic(world)
         self.seconds = 0.0
         """Of the last step."""
@@ -44,11 +47,22 @@ class Meter:
     def step(self, number: int) -> Iterator[None]:
         """Measure one step."""
         begin = time.perf_counter()
-        with self.traffic if number == self.counted else nullcontext():
+        with ExitStack() as stack:
+            if number == self.counted:
+                stack.enter_context(self.memory)
+                stack.enter_context(self.traffic)
             yield
+            if number == self.counted:
+                self.look(number)
         if number == self.counted:
             self.engine.idle()  # the steps before also set things up: what is measured begins here
         self.seconds = time.perf_counter() - begin
+
+    def look(self, number: int) -> None:
+        """Name the tensors that the engine holds; also between backward and update, when it has gradients."""
+        if number == self.counted:
+            for kind, tensors in self.engine.held().items():
+                self.memory.name(kind, tensors)
 
     def figures(self) -> dict[str, Any]:
         """What was measured, under the names of TrainReport; a collective, as every rank's memory is in it."""
@@ -60,6 +74,7 @@ class Meter:
         idle = [fraction for fractions in world.gather(self.engine.idle()) for fraction in fractions or []]
         return {
             "wall_seconds": self.wall_seconds,
+            "tensor_bytes": world.gather(self.memory.figures()),
             "traffic": self.traffic.report(world),
             "idle": idle or None,
             "hosts": world.gather(os.uname().nodename),

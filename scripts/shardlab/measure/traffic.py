@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardlab.training.distributed import World
+from shardlab.training.distributed import OWN, World
 
 # Operator: collective, and which argument holds the data whose size the collective is known by.
 OPERATORS = {
@@ -45,7 +45,8 @@ def fraction_sent(collective: str, ranks: int) -> float:
 class Traffic(TorchDispatchMode):
     """Counts the bytes of every collective while it is active, by mesh axis.
 
-    Tensors with one value (losses, norms) are left out: they are this program's own, and no strategy's.
+    Left out are tensors with one value (norms) and those of ``World.sum`` (losses): they are this program's own, and
+    no strategy's.
     """
 
     def __init__(self, world: World) -> None:
@@ -80,7 +81,7 @@ class Traffic(TorchDispatchMode):
         tensors = list(_tensors(args[argument]))
         group = _group(args)
         ranks = dist.get_world_size(group)
-        size = sum(tensor.nbytes for tensor in tensors if tensor.numel() > 1)
+        size = sum(tensor.nbytes for tensor in tensors if tensor.numel() > 1 and not hasattr(tensor, OWN))
         if name == "_c10d_functional.all_gather_into_tensor":
             size *= ranks  # here the input is given, elsewhere the output
         if size:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardlab.errors import UserError
+from shardlab.errors import UserError, choices
+from shardlab.models._chain import Chain
 from shardlab.settings import catalogue, types
 
 
@@ -90,9 +91,43 @@ def create(name: str, args: dict[str, Any]) -> nn.Module:
     catalogue.require("model", name)
     try:
         model: nn.Module = import_module(f"shardlab.models.{name}").Model(**args)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
         raise UserError(f"model {name} cannot be built with {args}: {error}.") from error
     return model
+
+
+LAYERS: dict[str, type[nn.Module]] = {"column": nn.Linear, "column_gather": nn.Linear, "row": nn.Linear}
+LAYERS |= {"vocab": nn.Embedding, "dropout": nn.Dropout}
+"""Key of a tensor-parallel plan: the layers that it splits."""
+
+
+def check_plan(settings: types.Model, model: nn.Module) -> None:
+    """Whether what the workload's file says of the model is there.
+
+    Raises:
+        UserError: a pattern of ``blocks`` or ``tensor`` matches nothing or another layer, or the chain has another
+            number of pieces.
+    """
+    for key, patterns in (("blocks", settings.blocks), ("tensor", settings.tensor)):
+        for pattern in patterns:
+            if not matching(model, pattern):
+                names = [name for name, _ in model.named_modules() if name.count(".") == pattern.count(".") and name]
+                raise UserError(
+                    f"{key}: no submodule of model {settings.name} matches {pattern}; it has {choices(names[:20])}."
+                )
+    for pattern, style in settings.tensor.items():
+        wanted = LAYERS.get(style, nn.Module)
+        if wrong := [module for module in matching(model, pattern) if not isinstance(module, wanted)]:
+            raise UserError(
+                f"tensor: {pattern} of model {settings.name} is a {type(wrong[0]).__name__}, and {style} splits a "
+                f"{wanted.__name__}; correct the pattern or its value."
+            )
+    count = len(model.pieces()) if isinstance(model, Chain) else 0
+    if settings.pieces and settings.pieces != count:
+        raise UserError(
+            f"pieces: the workload's file says {settings.pieces}, but the chain of model {settings.name} has {count}; "
+            "write as many (0, or no key, if it is no chain)."
+        )
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     args = {OURS.get(key, key): value for key, value in args.items()}
     try:
         config, unknown = transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, return_unused_kwargs=True, **args
+            folder, local_files_only=True, trust_remote_code=False, return_unused_kwargs=True, **args
         )
         if unknown:
             raise UserError(f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}.")
@@ -50,13 +50,18 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
                 config=config,
                 dtype=torch.float32,
                 local_files_only=True,
+                trust_remote_code=False,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,
             )
         else:
-            model = auto.from_config(config, dtype=torch.float32)
+            model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except (OSError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
+        if "trust_remote_code" in str(error):
+            reason = (
+                "it brings code of its own, which is never run; write the model as a file in scripts/shardlab/models"
+            )
         raise UserError(f"{folder} cannot be read as a model for {task} ({name}): {reason}") from error
     # A class of its own, not a wrapper: the weights keep the names that the library knows.
     model.__class__ = type(type(model).__name__, (_Logits, type(model)), {"input_names": inputs})

@@ -1,5 +1,6 @@
 """Weights on disk: safetensors under the plain model's names, written and read one tensor at a time."""
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,18 +29,20 @@ DTYPES = {
 """Types of tensors by their names in the safetensors format."""
 
 
-def save(weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor], path: Path) -> None:
-    """Write whole weights as they come, one in memory at a time.
+def save(weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor], path: Path) -> str:
+    """Write whole weights as they come, one in memory at a time; returns the file's SHA-256.
 
     ``layout`` has their names, in the same order, with tensors of the shapes and dtypes to write (on any device).
 
     Raises:
         UserError: the disk is full or not writable; nothing half-written is left.
     """
-    write_atomic(path, lambda temporary: _write(temporary, weights, layout))
+    digest = hashlib.sha256()
+    write_atomic(path, lambda temporary: _write(temporary, weights, layout, digest))
+    return digest.hexdigest()
 
 
-def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor]) -> None:
+def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor], digest: Any) -> None:
     """The safetensors format (huggingface.co/docs/safetensors), whose own library writes no stream."""
     header: dict[str, Any] = {}
     end = 0
@@ -49,12 +52,17 @@ def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[st
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+
+        def write(data: Any) -> None:
+            file.write(data)
+            digest.update(data)
+
+        write(len(text).to_bytes(8, "little") + text)
         for (name, value), (expected, like) in zip(weights, layout.items(), strict=True):
             if name != expected or value.shape != like.shape:
                 raise ValueError(f"{name} {tuple(value.shape)} came, {expected} {tuple(like.shape)} was to come")
             value = value.detach().to("cpu", like.dtype).contiguous()
-            file.write(value.reshape(-1).view(torch.uint8).numpy().data)
+            write(value.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def materialize(model: nn.Module, path: Path, device: torch.device, *, whole: bool = True) -> None:

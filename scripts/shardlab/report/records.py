@@ -1,17 +1,51 @@
-"""What the stages report: train.json and test.json, one definition each (see settings.py for the schemas)."""
+"""What the stages report: train.json and test.json, one definition each."""
 
-import os
 import platform
 import statistics
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, Literal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from shardlab.schema import Strict
+from shardlab.errors import UserError
+from shardlab.files import read_json, write_json
+from shardlab.schema import Strict, check
+from shardlab.settings.identity import Identity, digest
 from shardlab.settings.types import WARMUP_STEPS, Run
 
 LATER = f"the first {WARMUP_STEPS} steps left out"
+
+
+class Report(Strict):
+    """A file of results. Its seal shows whether it is what the stage wrote."""
+
+    seal: str = Field("", description="SHA-256 of the other keys: an edited or damaged file is refused.")
+
+    def write(self, path: Path) -> None:
+        """Write it, sealed."""
+        write_json(path, self.model_dump() | {"seal": self._digest()})
+
+    @classmethod
+    def read(cls, path: Path, remedy: str) -> Self:
+        """The report in a file.
+
+        Raises:
+            UserError: it is missing, damaged, of another version, or was edited; the sentence ends with ``remedy``.
+        """
+        values = read_json(path, "report", remedy)
+        try:
+            report = check(cls, values, str(path))
+        except UserError as error:
+            raise UserError(f"{error} It is damaged or of another version; {remedy}.") from None
+        if report.seal != report._digest():
+            raise UserError(f"{path} is not what the stage wrote (its seal does not fit); {remedy}.")
+        return report
+
+    def _digest(self) -> str:
+        return digest(self.model_dump(mode="json", exclude={"seal"}))
 
 
 class Traffic(Strict):
@@ -22,10 +56,54 @@ class Traffic(Strict):
     bytes: float = Field(description="Bytes that a rank sends in a step (mean over the ranks).")
 
 
-class TrainReport(Strict):
+Kind = Literal["weights", "gradients", "optimizer", "activations", "gathered", "other"]
+Kinds = dict[Kind, int]
+
+
+class TensorBytes(Strict):
+    """Bytes of a rank's tensors in one step, by kind: exact, and what a GPU's allocator would have to hold."""
+
+    peak: int = Field(description="Largest sum of all kinds at a time.")
+    at_peak: Kinds = Field(description="What the peak consisted of.")
+    largest: Kinds = Field(
+        description="The most that each kind became, not all at once. gathered: whole weights or activations that "
+        "other ranks sent parts of; other: among them gradients of activations."
+    )
+
+
+class Attempt(Strict, frozen=False):
+    """One start of a run's training."""
+
+    number: int = Field(description="Counted from 1.")
+    call: str | None = Field(description="Which call of Snakemake it belongs to.")
+    began: str = Field(description="When, in UTC.")
+    ended: str | None = Field(None, description="When; null while it lives, and for the one that wrote the report.")
+    host: str = Field(description="Where launch.py ran.")
+    slurm_job_id: str | None = Field(description="Slurm job; null without Slurm.")
+    from_step: int | None = Field(None, description="Its first step; null if it came to none.")
+    reached: int | None = Field(None, description="Steps behind the training at its end.")
+    saved: int | None = Field(None, description="Steps behind the newest checkpoint at its end; null without one.")
+    why: str = Field("", description="Why it ended.")
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by a mistake, not by a request or a kill."""
+        return not self.why.startswith(("finished", "stopped", "lost"))
+
+    @property
+    def progress(self) -> bool:
+        """Whether a checkpoint was written in it."""
+        return self.saved is not None and self.saved > (self.from_step or 0)
+
+
+class TrainReport(Report):
     """train.json: how a run went. A figure that was not measured is null."""
 
     schema_version: Literal[1] = Field(1, description="Version of this format.")
+    identity: Identity = Field(description="Which run this belongs to.")
+    settings: dict[str, Any] = Field(description="run.json as it was trained with.")
+    initial_weights: str = Field(description="SHA-256 of the weights that it started from.")
+    weights: str = Field(description="SHA-256 of model.safetensors.")
     strategy: str = Field(description="Strategy.")
     workload: str = Field(description="Workload.")
     mesh: dict[str, int] = Field(description="Mesh axis: degree; empty for one rank.")
@@ -37,9 +115,16 @@ class TrainReport(Strict):
     steps: int = Field(description="Optimizer steps.")
     samples: int = Field(description="Training samples read, over all steps.")
     targets: int = Field(description="Training targets, over all steps.")
+    samples_per_rank: list[int] = Field(
+        description="Samples that each rank put through its model, since it started; 0 where a pipeline stage does "
+        "not have the output."
+    )
+    targets_per_rank: list[int] = Field(description="Targets of these samples.")
     train_loss: float = Field(description="Loss of the last step's batch.")
     validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
-    wall_seconds: float = Field(description="Training loop with validation, without start-up and saving.")
+    wall_seconds: float = Field(
+        description="Training loop with validation, without start-up and saving; of earlier attempts their steps."
+    )
     step_seconds_median: float | None = Field(description=f"Median step, {LATER}.")
     step_seconds_p95: float | None = Field(description=f"95th percentile step, {LATER}.")
     samples_per_second: float | None = Field(description=f"Samples over the steps' time, {LATER}.")
@@ -55,6 +140,7 @@ class TrainReport(Strict):
     )
     mfu: float | None = Field(None, description="Model FLOP utilization; null where the peak is not known.")
     mfu_formula: str | None = Field(None, description="How mfu was computed.")
+    tensor_bytes: list[TensorBytes] = Field(description="Tensors of each rank in a step.")
     peak_memory_bytes: list[int] = Field(description="Peak memory of each rank.")
     peak_memory_kind: Literal["process RSS", "CUDA allocated"] = Field(description="What was measured.")
     predicted_memory_bytes: int | None = Field(None, description="Predicted peak of a rank.")
@@ -64,28 +150,23 @@ class TrainReport(Strict):
     )
     traffic: list[Traffic] = Field(description="bytes_per_step by mesh axis and collective.")
     checkpoints: int = Field(description="Checkpoints written, best.safetensors included.")
-    restarts: int = Field(description="Times torchrun restarted the ranks.")
+    attempts: list[Attempt] = Field(default=[], description="All attempts at the run, this one last.")
+    lost_steps: int = Field(0, description="Steps that were taken again, as an attempt ended behind its checkpoint.")
+    skipped_steps: int = Field(0, description="Steps left out, as loss or gradient was not finite.")
     image_digest: str | None = Field(None, description="SHA-256 of the container image; null without one.")
     image_labels: dict[str, str] = Field(
         default={}, description="The image's labels: versions, git commit, hash of the lock file."
     )
-    data_fingerprint: str = Field(description="Fingerprint of the prepared data set.")
     slurm_job_id: str | None = Field(None, description="Slurm job; null without Slurm.")
     git_commit: str | None = Field(None, description="Commit of the working tree, with -dirty if changed.")
     versions: dict[str, str] = Field(description="Versions of what took part.")
 
 
-class TestReport(Strict):
-    """test.json: the consolidated weights, each test sample exactly once."""
+class Evaluated(Strict):
+    """Weights over the whole test split, each sample exactly once."""
 
-    __test__ = False  # not a test class, whatever pytest thinks of the name
-
-    schema_version: Literal[1] = Field(1, description="Version of this format.")
     workload: str = Field(description="Workload.")
     loss: float = Field(description="Mean loss per target over the test split.")
-    untrained_loss: float | None = Field(
-        description="The same of the initial weights; null after a sharded evaluation."
-    )
     evaluation: Literal["whole", "sharded"] = Field(description="On one device, or under the run's own strategy.")
     metric_name: str = Field(description="The metric that a person reads.")
     metric_value: float | None = Field(description="Its value; null where sharded evaluation does not give it.")
@@ -93,11 +174,47 @@ class TestReport(Strict):
     targets: int = Field(description="Test targets.")
 
 
-def train_report(run: Run, records: list[dict[str, Any]], measured: dict[str, Any]) -> TrainReport:
-    """The report of a run from its settings, its metrics records and what was ``measured`` besides."""
+class TestReport(Evaluated, Report):
+    """test.json: the consolidated weights, and what they are."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of the name
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    identity: Identity = Field(description="Which run this belongs to.")
+    weights: str = Field(description="SHA-256 of the weights that were evaluated.")
+    untrained_loss: float | None = Field(description="Loss of the initial weights; null after a sharded evaluation.")
+
+
+class Twin(Strict):
+    """A training of ``single`` from initial weights that were changed by about one rounding."""
+
+    validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
+    test_loss: float = Field(description="Mean loss per target over the test split.")
+
+
+class TwinsReport(Report):
+    """twins/WORKLOAD.json: how far rounding alone carries a workload's training."""
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    identity: Identity = Field(description="Of the `single` whose twins they are.")
+    initial_weights: str = Field(description="SHA-256 of the weights that were changed.")
+    workload: str = Field(description="Workload.")
+    scale: float = Field(description="Relative size of the change: each weight times 1 + scale N(0, 1).")
+    twins: list[Twin] = Field(description="One for each draw.")
+
+
+def train_report(
+    run: Run, records: list[dict[str, Any]], measured: dict[str, Any], attempts: Sequence[Attempt] = ()
+) -> TrainReport:
+    """The report of a run from its settings, its metrics records, its attempts and what was ``measured`` besides."""
+    begun = max((record["step"] for record in records if record["kind"] == "attempt"), default=0)
+    attempts = [attempt.model_copy() for attempt in attempts]
+    if attempts:
+        attempts[-1].why, attempts[-1].from_step, attempts[-1].reached = "finished", begun, records[-1]["step"] + 1
     steps = [record for record in records if record["kind"] == "train"]
     return TrainReport.model_validate(
         {
+            "settings": run.model_dump(mode="json"),
             "strategy": run.strategy,
             "workload": run.workload,
             "mesh": run.mesh.root,
@@ -107,14 +224,25 @@ def train_report(run: Run, records: list[dict[str, Any]], measured: dict[str, An
             "samples": sum(record["samples"] for record in steps),
             "targets": sum(record["targets"] for record in steps),
             "bytes_per_step": sum(entry["bytes"] for entry in measured["traffic"]),
-            "train_loss": steps[-1]["loss"],
+            "train_loss": next(record["loss"] for record in reversed(steps) if record["loss"] is not None),
             "validation_loss": [record["loss"] for record in records if record["kind"] == "validation"][-1],
         }
         | {"idle_theory": _bubble(run)}
         | _step_statistics(steps[WARMUP_STEPS:])
         | _provenance()
         | measured
+        | {
+            "wall_seconds": measured["wall_seconds"] + sum(each["seconds"] for each in steps if each["step"] < begun),
+            "attempts": attempts,
+            "lost_steps": _lost(attempts),
+        }
     )
+
+
+def _lost(attempts: Sequence[Attempt]) -> int:
+    """Steps that were taken again."""
+    known = [attempt for attempt in attempts if attempt.from_step is not None]
+    return sum(max(0, (before.reached or 0) - (after.from_step or 0)) for before, after in pairwise(known))
 
 
 def _bubble(run: Run) -> float | None:
@@ -135,9 +263,6 @@ def _step_statistics(steps: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _provenance() -> dict[str, Any]:
-    """Versions, commit and job of the process that asks."""
+    """Versions of the process that asks."""
     packages = ("torch", "deepspeed", "numpy", "safetensors")
-    return {
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
-        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
-    }
+    return {"versions": {"python": platform.python_version()} | {name: version(name) for name in packages}}

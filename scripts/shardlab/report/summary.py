@@ -1,19 +1,17 @@
-"""The table of all runs: one row per run, the verdict over them, and the page for people. Imports no torch."""
+"""The table of all runs: one row per run, each held to the run that was asked for. Imports no torch."""
 
-from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from tabulate import tabulate
 
-from shardlab.files import read_json
-from shardlab.report.records import TestReport, TrainReport
-from shardlab.schema import check
-from shardlab.settings.types import Config, Run
+from shardlab.errors import UserError
+from shardlab.report.records import Kind, TestReport, TrainReport, TwinsReport
+from shardlab.settings import identity
+from shardlab.settings.types import Run
 
-TOLERANCE = 1e-4
-"""Largest relative difference of a test loss to that of ``single`` that counts as equal (float32)."""
+SHOWN: tuple[Kind, ...] = ("weights", "gradients", "optimizer", "activations")
+"""Kinds of tensors with a column of their own: the most that any rank held."""
 COLUMNS = [
     "strategy",
     "workload",
@@ -21,6 +19,10 @@ COLUMNS = [
     "test_loss",
     "untrained_test_loss",
     "rel_diff",
+    "spread",
+    "validation_loss",
+    "validation_rel_diff",
+    "equality",
     "metric_name",
     "metric_value",
     "world_size",
@@ -28,45 +30,72 @@ COLUMNS = [
     "steps",
     "wall_seconds",
     "samples_per_second",
+    "tensor_bytes",
+    *(f"{kind}_bytes" for kind in SHOWN),
     "peak_memory_bytes",
     "predicted_memory_bytes",
     "bytes_per_step",
 ]
+MADE = ("data", "initial weights")
+"""What every strategy's run must share with ``single``'s, besides its settings."""
 
 
 def collect(planned: list[Run], results: Path) -> pd.DataFrame:
-    """One row per run; a figure that was not measured is an empty cell."""
-    rows = [_row(run, results) for run in planned]
-    return compared(pd.DataFrame(rows, columns=COLUMNS).convert_dtypes())
+    """One row per run; a figure that was not measured is an empty cell.
+
+    A row whose files belong to another run than the planned one has status ``stale``, with the key that differs, and
+    none of their figures; one whose files were edited or damaged has status ``damaged``.
+    """
+    shared: dict[str, dict[str, str]] = {}
+    rows = {}
+    # `single` first: what it was made of is what the others are held to.
+    for run in sorted(planned, key=lambda run: run.strategy != "single"):
+        rows[run.strategy, run.workload] = _row(run, results, shared)
+    spreads = {run.workload: _spread(run, results, rows) for run in planned if run.strategy == "single"}
+    ordered = [
+        rows[run.strategy, run.workload] | (spreads.get(run.workload, {}) if run.strategy != "single" else {})
+        for run in planned
+    ]
+    return compared(pd.DataFrame(ordered, columns=COLUMNS).convert_dtypes())
 
 
 def compared(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with ``rel_diff`` filled in, where both the run and its ``single`` have a test loss."""
-    reference = table[table.strategy == "single"].set_index("workload").test_loss
-    single = table.workload.map(reference)
-    table["rel_diff"] = (table.test_loss - single).abs() / single
+    """The table with the relative differences filled in, where both the run and its ``single`` have a loss."""
+    singles = table[table.strategy == "single"].set_index("workload")
+    for loss, difference in (("test_loss", "rel_diff"), ("validation_loss", "validation_rel_diff")):
+        single = table.workload.map(singles[loss])
+        table[difference] = (table[loss] - single).abs() / single
     return table
 
 
-def _row(run: Run, results: Path) -> dict[str, Any]:
+def _row(run: Run, results: Path, shared: dict[str, dict[str, str]]) -> dict[str, Any]:
     folder = results / run.strategy / run.workload
     row: dict[str, Any] = {"strategy": run.strategy, "workload": run.workload, "status": "missing"}
     if not folder.with_suffix(".done").exists():
         return row
-    train = check(TrainReport, read_json(folder / "train.json", "report", "train again"), f"{folder}/train.json")
+    try:
+        train = TrainReport.read(folder / "train.json", "train again")
+        test = TestReport.read(folder / "test.json", "evaluate again") if (folder / "test.json").exists() else None
+    except UserError as error:
+        return row | {"status": f"damaged: {error}"}
+    made = dict(zip(MADE, (train.identity.data, train.initial_weights), strict=True))
+    if key := _differs(run, train, test, made, shared.setdefault(run.workload, made)):
+        return row | {"status": f"stale: {key}"}
     row |= {
         "status": "not evaluated",
+        "validation_loss": train.validation_loss,
         "world_size": train.world_size,
         "nodes": train.nodes,
         "steps": train.steps,
         "wall_seconds": train.wall_seconds,
         "samples_per_second": train.samples_per_second,
+        "tensor_bytes": max(rank.peak for rank in train.tensor_bytes),
+        **{f"{kind}_bytes": max(rank.largest[kind] for rank in train.tensor_bytes) for kind in SHOWN},
         "peak_memory_bytes": max(train.peak_memory_bytes),
         "predicted_memory_bytes": train.predicted_memory_bytes,
         "bytes_per_step": train.bytes_per_step,
     }
-    if (folder / "test.json").exists():
-        test = check(TestReport, read_json(folder / "test.json", "report", "evaluate again"), f"{folder}/test.json")
+    if test:
         row |= {
             "status": "done",
             "test_loss": test.loss,
@@ -77,95 +106,38 @@ def _row(run: Run, results: Path) -> dict[str, Any]:
     return row
 
 
-def verdict(table: pd.DataFrame, tolerance: float = TOLERANCE) -> tuple[bool, str]:
-    """Whether every run ended within ``tolerance`` of ``single``, and one sentence that says so or names the others."""
-    done = table[table.status == "done"]
-    others = {
-        f"not within {tolerance:g} of single": _names(done[done.rel_diff > tolerance], "rel_diff", ".1e"),
-        "without a finished single to compare with": _names(done[done.rel_diff.isna()]),
-        "not finished": _names(table[table.status != "done"], "status", ""),
-    }
-    if not any(others.values()):
-        every = f"All {len(table)} runs are" if len(table) > 1 else "The only run is"
-        return True, f"{every} within {tolerance:g} of single."
-    parts = [f"{len(names)} {what}: {', '.join(names)}" for what, names in others.items() if names]
-    return False, f"Of {len(table)} runs, {'; '.join(parts)}."
+def _differs(
+    run: Run, train: TrainReport, test: TestReport | None, made: dict[str, str], shared: dict[str, str]
+) -> str | None:
+    """The first thing in which the reports are not those of ``run``; None if they are."""
+    if key := identity.difference(run.model_dump(mode="json"), train.settings):
+        return key
+    planned = identity.of(run, train.identity.data)
+    if train.identity != planned:
+        return "identity"
+    if key := identity.difference(shared, made):
+        return key
+    if test and test.identity != planned:
+        return "evaluated with other settings or data"
+    if test and test.weights != train.weights:
+        return "evaluated other weights"
+    return None
 
 
-def _names(rows: pd.DataFrame, column: str | None = None, form: str = "") -> list[str]:
-    """Runs by name, with a column's value behind each."""
-    return [
-        f"{row['strategy']} x {row['workload']}" + (f" ({format(row[column], form)})" if column else "")
-        for row in rows.to_dict("records")
-    ]
+def _spread(run: Run, results: Path, rows: dict[tuple[str, str], dict[str, Any]]) -> dict[str, float]:
+    """How far the twins of a workload's ``single`` end from it; nothing without twins of just this run."""
+    single, path = rows["single", run.workload], results / "twins" / f"{run.workload}.json"
+    if single["status"] != "done" or not path.exists():
+        return {}
+    try:
+        report = TwinsReport.read(path, "make it again")
+    except UserError:
+        return {}
+    if report.identity.numbers != identity.of(run, "").numbers:
+        return {}
+    test = _farthest(single["test_loss"], [twin.test_loss for twin in report.twins])
+    return {"spread": max(test, _farthest(single["validation_loss"], [twin.validation_loss for twin in report.twins]))}
 
 
-def call(config: Config) -> str:
-    """One sentence that names what was run: place, data, size, seed, ranks and all that the call overrides."""
-    parts = [f"site {config.site}", f"data {config.data}", f"size {config.size}", f"seed {config.seed}"]
-    parts.append(f"nodes {config.nodes} x {config.ranks_per_node} ranks (more where a strategy needs them)")
-    for name in ("recipe", "site_settings"):
-        parts += [f"{name}.{key} = {value}" for key, value in _flat(getattr(config, name))]
-    if config.container is not None:
-        parts.append(f"container {'on' if config.container else 'off'}")
-    return f"Call: {', '.join(parts)}."
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(key.inner, value) of nested settings."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> str:
-    """The verdict, the call, the matrix of test losses, the figures of each workload, what is left out or missing."""
-    parts = ["# Summary", "", f"**{verdict(table)[1]}**", "", call(config), ""]
-    parts += ["## Test loss, and its relative difference to `single`", ""]
-    parts += [_matrix(table, config), ""]
-    for workload in config.workloads:
-        parts += [f"## {workload}", "", _figures(table[table.workload == workload]), ""]
-    if left_out:
-        parts += ["## Left out", ""] + [f"- {s} x {w}: {reason}" for (s, w), reason in left_out.items()] + [""]
-    open_runs = table[table.status != "done"]
-    if len(open_runs):
-        parts += ["## Not complete", ""]
-        parts += [f"- {row.strategy} x {row.workload}: {row.status}" for row in open_runs.itertuples()] + [""]
-    return "\n".join(parts)
-
-
-def _matrix(table: pd.DataFrame, config: Config) -> str:
-    cells = {(row["strategy"], row["workload"]): _cell(row) for row in table.to_dict("records")}
-    rows = [[strategy, *(cells.get((strategy, w), "-") for w in config.workloads)] for strategy in config.strategies]
-    return tabulate(rows, headers=["strategy", *config.workloads], tablefmt="pipe")
-
-
-def _cell(row: dict[Hashable, Any]) -> str:
-    if pd.isna(row["test_loss"]):
-        return str(row["status"])
-    difference = "no single" if pd.isna(row["rel_diff"]) else format(row["rel_diff"], ".0e")
-    return f"{row['test_loss']:.6f} ({difference})"
-
-
-def _figures(rows: pd.DataFrame) -> str:
-    metric = next((name for name in rows.metric_name.dropna()), "metric")
-    shown = pd.DataFrame(
-        {
-            "strategy": rows.strategy,
-            "ranks": rows.world_size.map(lambda value: _number(value, ".0f")),
-            "steps": rows.steps.map(lambda value: _number(value, ".0f")),
-            "test loss": rows.test_loss.map(lambda value: _number(value, ".6f")),
-            "untrained": rows.untrained_test_loss.map(lambda value: _number(value, ".4f")),
-            metric: rows.metric_value.map(lambda value: _number(value, ".4f")),
-            "wall s": rows.wall_seconds.map(lambda value: _number(value, ".2f")),
-            "samples/s": rows.samples_per_second.map(lambda value: _number(value, ".0f")),
-            "peak MiB per rank": rows.peak_memory_bytes.map(lambda value: _number(value / 2**20, ".0f")),
-        }
-    )
-    return str(shown.to_markdown(index=False, disable_numparse=True))
-
-
-def _number(value: Any, form: str) -> str:
-    return "" if pd.isna(value) else format(float(value), form)
+def _farthest(loss: float, others: list[float]) -> float:
+    return max((abs(other - loss) / loss for other in others), default=0.0)

@@ -4,6 +4,7 @@ Each function raises Unsupported where a strategy makes no sense for a workload,
 does not fit; the sentence names the key and what would.
 """
 
+import math
 from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices
@@ -48,11 +49,19 @@ def check_tensor(
             f"tp {parts} does not divide the {ranks} ranks of a node, and tensor-parallel groups stay inside "
             f"a node; tp can be {divisors(ranks)}."
         )
-    for key in workload.tensor_sizes:
-        if args[key] % parts:
+    sizes = {key: args.get(key) for key in workload.tensor_sizes}
+    for key, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool):
             raise UserError(
-                f"tp {parts} does not divide {key} {args[key]} of workload {name}; tp can be {divisors(args[key])}."
+                f"config/workloads/{name}.yaml: tensor_sizes: {key} is no model argument that is a number; known: "
+                f"{choices(key for key, value in args.items() if isinstance(value, int))}."
             )
+    common = math.gcd(*(size for size in sizes.values() if isinstance(size, int)))
+    if common % parts:
+        key = next(key for key, size in sizes.items() if isinstance(size, int) and size % parts)
+        raise Unsupported(
+            f"tp {parts} does not divide {key} {sizes[key]} of workload {name}; tp can be {divisors(common)}."
+        )
 
 
 def check_pipeline(strategy: Strategy, name: str, mesh: ParallelDims, workload: str, pieces: int, devices: int) -> None:
@@ -80,6 +89,8 @@ def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str, mes
     """Whether the strategy allows for what the recipe asks."""
     if strategy.engine == "deepspeed" and recipe.dtype == "float64":
         raise Unsupported(f"{name}: DeepSpeed has no float64; set recipe.dtype to float32.")
+    if strategy.engine == "deepspeed" and recipe.non_finite == "skip":
+        raise Unsupported(f"{name}: DeepSpeed does not leave steps out; set recipe.non_finite to stop.")
     if strategy.engine != "deepspeed" and recipe.precision == "fp16":
         raise Unsupported(f"{name}: fp16 needs the loss scaling of DeepSpeed; set recipe.precision to bf16.")
     if recipe.compile != "none" and strategy.one_process == "dp":

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
-from pydantic import Field, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeInt
 
 from shardlab.schema import Strict, one_of
 
@@ -53,8 +53,10 @@ class Schedule(Strict):
     name: Annotated[str, *one_of(SCHEDULES)] = Field(
         "constant", description="constant; step: times gamma after each epoch; linear or cosine: down to end."
     )
-    gamma: PositiveFloat = Field(1.0, description="step: factor per epoch.")
-    end: float = Field(0.0, ge=0, description="linear, cosine: factor that a step after the last one would have.")
+    gamma: float = Field(1.0, gt=0, le=1e6, description="step: factor per epoch.")
+    end: float = Field(
+        0.0, ge=0, le=1e6, description="linear, cosine: factor that a step after the last one would have."
+    )
     warmup_steps: NonNegativeInt = Field(0, description="Steps over which the rate first grows, in equal parts.")
 
     def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:

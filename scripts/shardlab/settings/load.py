@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,37 +12,51 @@ import yaml
 from shardlab.errors import UserError, unknown
 from shardlab.files import ROOT
 from shardlab.schema import check
+from shardlab.settings.config import Config
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import Site
-from shardlab.settings.types import RESERVED, Config, Strategy, Workload
+from shardlab.settings.strict_yaml import parse_yaml
+from shardlab.settings.types import RESERVED, Strategy, Workload
 
 CONFIG = ROOT / "config"
 
 
 @cache
 def read_yaml(path: Path) -> Any:
-    """Content of a YAML file of the project.
+    """Content of a YAML file of the project: keys and values.
 
     Raises:
-        UserError: it is missing or not YAML.
+        UserError: it is missing, no YAML, too large, or names a key twice.
     """
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{name} is missing; take it from a fresh clone.") from None
-    except yaml.YAMLError as error:
+        raise UserError(f"{name} is missing; take it from a fresh clone, or name a file that is there.") from None
+    except (IsADirectoryError, UnicodeDecodeError):
+        raise UserError(f"{name} is no text in UTF-8; write it as one.") from None
+    except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{name} is {type(content).__name__}, not keys and values; write key: value.")
+    return content
 
 
 def add_config_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--config``: the configuration as JSON, or the path of a YAML file; parsed to a Config."""
     parser.add_argument(
         "--config",
-        type=lambda text: config(json.loads(text) if text.startswith("{") else read_yaml(Path(text))),
+        type=lambda text: config(_from_json(text) if text.startswith("{") else read_yaml(Path(text))),
         default=str(CONFIG / "config.yaml"),
         help="configuration: a YAML file, or JSON (default: config/config.yaml)",
     )
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--config is no JSON ({error}); quote it for the shell, or name a YAML file.") from None
 
 
 @cache
@@ -50,8 +65,17 @@ def names(folder: str) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (CONFIG / folder).glob("*.yaml")))
 
 
+def _check_name(kind: str, name: str, where: str) -> None:
+    """Raise a UserError for a name that rules cannot take: it is part of file names and of their patterns."""
+    if not re.fullmatch(r"\w+", name, re.ASCII):
+        fitting = re.sub(r"\W+", "_", name, flags=re.ASCII)
+        raise UserError(f"{where}: the name '{name}' of a {kind} is letters, digits and _; call it {fitting}.")
+
+
 def config(values: dict[str, Any]) -> Config:
     """Check the merged configuration, and that every name in it exists."""
+    if not isinstance(values, dict):
+        raise UserError("config: it is not keys and values; write key: value.")
     config = check(Config, _with_nulls(values), "config")
     check(Recipe, config.recipe, "config: recipe")
     if config.strategies == ["all"]:
@@ -69,6 +93,7 @@ def workload(name: str) -> Workload:
     """The workload of that name, checked."""
     if name not in names("workloads"):
         raise unknown("workload", name, names("workloads"), "config/workloads")
+    _check_name("workload", name, f"config/workloads/{name}.yaml")
     return check(Workload, read_yaml(CONFIG / "workloads" / f"{name}.yaml"), f"config/workloads/{name}.yaml")
 
 
@@ -78,6 +103,7 @@ def strategy(name: str) -> Strategy:
     strategies = read_yaml(CONFIG / "strategies.yaml")
     if name not in strategies:
         raise unknown("strategy", name, strategies, "config/strategies.yaml")
+    _check_name("strategy", name, "config/strategies.yaml")
     if name in RESERVED:
         raise UserError(f"config/strategies.yaml: results/{name} is a folder of the workflow's; rename the strategy.")
     return check(Strategy, strategies[name] or {}, f"config/strategies.yaml: {name}")

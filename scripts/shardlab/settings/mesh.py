@@ -119,6 +119,10 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
             rank = rank * self.degree(axis) + place.get(axis, 0)
         return rank
 
+    def stage(self, place: Mapping[str, int]) -> int:
+        """Number of the pipeline stage of the rank with these coordinates."""
+        return place.get(STAGES, 0)
+
 
 def multiply_out(degrees: Mapping[str, int], nodes: int, ranks_per_node: int, where: str) -> ParallelDims:
     """The dims of a world of ``nodes`` x ``ranks_per_node`` ranks; a degree of -1 takes what is left.

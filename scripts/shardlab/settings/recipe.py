@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from shardlab.schema import Strict, one_of
 from shardlab.settings.learning_rate import Schedule
@@ -15,10 +15,16 @@ class OptimizerClass(NamedTuple):
     """Module and class."""
     takes: tuple[str, ...] = ()
     """Its arguments besides learning rate and weight decay, of those that ``Optimizer`` has."""
+    moments: int = 2
+    """Tensors of a parameter's size in its state."""
+
+    def states(self, settings: "Optimizer") -> int:
+        """Tensors of a parameter's size that it keeps with these settings."""
+        return 0 if "momentum" in self.takes and not settings.momentum else self.moments
 
 
 OPTIMIZERS = {
-    "sgd": OptimizerClass("torch.optim.SGD", ("momentum",)),
+    "sgd": OptimizerClass("torch.optim.SGD", ("momentum",), 1),
     "adam": OptimizerClass("torch.optim.Adam", ("betas",)),
     "adamw": OptimizerClass("torch.optim.AdamW", ("betas",)),
     "adadelta": OptimizerClass("torch.optim.Adadelta"),
@@ -26,14 +32,19 @@ OPTIMIZERS = {
 """Name: class. Each works on every parameter by itself, so that shards can be updated apart."""
 
 
+LARGEST = 1e6
+"""No factor of a training is larger: float32 would overflow within a few steps."""
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Optimizer(Strict):
     """The optimizer; arguments that are not here, and those that are null, have PyTorch's defaults."""
 
     name: Annotated[str, *one_of(OPTIMIZERS)] = Field("adamw", description="adadelta, adam, adamw or sgd.")
-    learning_rate: PositiveFloat = Field(1e-3, description="Learning rate, before the schedule.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
-    betas: tuple[float, float] | None = Field(None, description="adam, adamw: decay of the two moments.")
-    momentum: float | None = Field(None, ge=0, description="sgd: momentum.")
+    learning_rate: float = Field(1e-3, gt=0, le=LARGEST, description="Learning rate, before the schedule.")
+    weight_decay: float = Field(0.0, ge=0, le=LARGEST, description="Weight decay.")
+    betas: tuple[Decay, Decay] | None = Field(None, description="adam, adamw: decay of the two moments.")
+    momentum: float | None = Field(None, ge=0, le=LARGEST, description="sgd: momentum.")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -57,8 +68,8 @@ class Recipe(Strict):
     max_steps: PositiveInt | None = Field(None, description="Stop after this many steps (null: no limit).")
     global_batch: PositiveInt = Field(32, description="Samples per step over all ranks; the same for every strategy.")
     evaluation_batch: PositiveInt = Field(64, description="Samples per forward pass without gradient.")
-    clip_norm: PositiveFloat | None = Field(
-        None, description="Clip the global L2 gradient norm to this (null: no clipping)."
+    clip_norm: float | None = Field(
+        None, gt=0, le=LARGEST, description="Clip the global L2 gradient norm to this (null: no clipping)."
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="Type of weights and arithmetic.")
     accumulate: PositiveInt = Field(
@@ -79,7 +90,16 @@ class Recipe(Strict):
         "mixed precision); fp16: DeepSpeed only. Only full is held to a tolerance.",
     )
     checkpoint_every: PositiveInt | None = Field(
-        None, description="Write a checkpoint every so many steps (null: none); each replaces the one before."
+        None, description="Write a checkpoint every so many steps (null: by time alone)."
+    )
+    checkpoint_minutes: float | None = Field(
+        30, gt=0, description="Write a checkpoint when the last one is so many minutes old (null: by steps alone)."
+    )
+    checkpoints_kept: int = Field(2, ge=2, description="Checkpoints to keep, the newest ones.")
+    non_finite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="What to do with a step whose loss or gradient norm is not finite: stop before the update, or "
+        "leave the update out, count the step and go on (not with DeepSpeed).",
     )
     evaluation: Literal["whole", "sharded"] = Field(
         "whole",
@@ -89,6 +109,11 @@ class Recipe(Strict):
     keep_best: bool = Field(
         False, description="Also save best.safetensors, the weights with the lowest validation loss."
     )
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether checkpoints are written while the training goes on."""
+        return self.checkpoint_every is not None or self.checkpoint_minutes is not None
 
     def learning_rate(self, step: int, steps: int, steps_per_epoch: int) -> float:
         """Learning rate of ``step``, counted from 0 over all epochs, of ``steps``."""

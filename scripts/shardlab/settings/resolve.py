@@ -3,19 +3,17 @@
 The Snakefile imports this on a login node, so it is pure Python: no torch.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices, unknown
-from shardlab.files import ROOT
 from shardlab.schema import check
-from shardlab.settings import catalogue, compatibility, load, pretrained
+from shardlab.settings import catalogue, compatibility, deepspeed, identity, load, pretrained, sources
+from shardlab.settings.config import Config
 from shardlab.settings.mesh import ParallelDims, divisors, multiply_out
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import (
-    Config,
     DataSet,
     DataSource,
     Model,
@@ -26,6 +24,9 @@ from shardlab.settings.types import (
     Workload,
 )
 
+SHARED = "init"
+"""In place of a strategy: what all runs of a workload share, their initial weights and what follows from these."""
+
 
 def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     """The complete settings of one run.
@@ -34,10 +35,14 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         Unsupported: the strategy makes no sense for this workload.
         UserError: something does not fit; the sentence names the key and what would.
     """
+    if strategy_name == SHARED:
+        shared = run(config, "single", workload_name)
+        sources_of_all = {path: value for path, value in shared.sources.items() if "/strategies/" not in path}
+        return shared.model_copy(update={"strategy": SHARED, "sources": sources_of_all})
     strategy, workload = load.strategy(strategy_name), load.workload(workload_name)
     site = load.site(config).place()
     size = _size(workload, config, workload_name)
-    recipe = check(Recipe, load.merged(size.recipe.model_dump(exclude_unset=True), config.recipe), "config: recipe")
+    recipe = _recipe(size, config)
     _check_files(workload, config, workload_name)
     data = _data(workload, config, size)
     args = _args(workload, config, size)
@@ -45,15 +50,16 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     nodes, ranks, devices = _ranks(config, strategy, strategy_name, site)
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
     compatibility.check_tensor(strategy, mesh, workload, workload_name, args, ranks)
-    pieces = sum(args[piece] if isinstance(piece, str) else piece for piece in workload.pieces)
+    pieces = _pieces(workload, workload_name, args)
     compatibility.check_pipeline(strategy, strategy_name, mesh, workload_name, pieces, devices)
     if recipe.global_batch < mesh.data_size:
         raise UserError(
             f"{strategy_name} x {workload_name}: global_batch {recipe.global_batch} has fewer samples than the "
-            f"{mesh.data_size} data-parallel ranks that share it; set recipe.global_batch to {mesh.data_size} or more."
+            f"{mesh.data_size} data-parallel ranks that share it; lower nodes or ranks_per_node, or set "
+            f"recipe.global_batch to {mesh.data_size} or more."
         )
     compatibility.check_recipe(strategy, strategy_name, recipe, site.device, mesh)
-    return Run(
+    found = Run(
         strategy=strategy_name,
         workload=workload_name,
         size=config.size,
@@ -62,7 +68,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         ranks_per_node=ranks,
         mesh=mesh,
         engine=strategy.engine,
-        engine_config=_deepspeed(strategy, strategy_name, recipe, mesh.data_size),
+        engine_config=deepspeed.settings(strategy, strategy_name, recipe, mesh.data_size),
         options=StrategyOptions.model_validate(strategy.model_dump(include=set(StrategyOptions.model_fields))),
         devices_per_rank=devices,
         task=workload.task,
@@ -72,6 +78,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         site=site,
         site_name=config.site,
     )
+    return found.model_copy(update={"sources": sources.of_run(found)})
 
 
 def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
@@ -84,8 +91,37 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
                 found.append(run(config, strategy, workload))
             except Unsupported as reason:
                 left_out[strategy, workload] = str(reason)
-    _check_data_sets(found)
+    for one in {one.workload: one for one in found}.values():
+        check_data_set(config, one)
     return found, left_out
+
+
+def _pieces(workload: Workload, name: str, args: dict[str, Any]) -> int:
+    """Pieces of the model's chain: numbers and model arguments, added up."""
+    total = 0
+    for piece in workload.pieces:
+        count = args.get(piece) if isinstance(piece, str) else piece
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise UserError(
+                f"config/workloads/{name}.yaml: pieces: {piece} is no model argument that is a number; write a number "
+                f"or one of {choices(key for key, value in args.items() if isinstance(value, int))}."
+            )
+        total += count
+    return total
+
+
+def twinned(config: Config, runs: list[Run]) -> list[str]:
+    """Workloads whose `single` gets twins: those in float32, where rounding shows, that one device evaluates."""
+    return [
+        run.workload
+        for run in runs
+        if run.strategy == "single" and config.twins and run.recipe.dtype == "float32" and not run.evaluated_sharded
+    ]
+
+
+def _recipe(size: Size, config: Config) -> Recipe:
+    over = load.merged(config.recipe, {"dtype": config.dtype} if config.dtype else {})
+    return check(Recipe, load.merged(size.recipe.model_dump(exclude_unset=True), over), "config: recipe")
 
 
 def _ranks(config: Config, strategy: Strategy, name: str, site: SiteRuntime) -> tuple[int, int, int]:
@@ -97,6 +133,11 @@ def _ranks(config: Config, strategy: Strategy, name: str, site: SiteRuntime) -> 
         raise UserError(
             f"{name}: {config.nodes} nodes are asked for, but a run at site {config.site} can have "
             f"{site.nodes_max}; set nodes to {site.nodes_max} or less, or choose another site."
+        )
+    if config.nodes > 1 and site.srun is None:
+        raise UserError(
+            f"{name}: {config.nodes} nodes are asked for, but site {config.site} has no `srun:`, which starts ranks on "
+            "several; set nodes to 1, or add srun to the site's file."
         )
     ranks = max(config.ranks_per_node, -(-strategy.min_ranks // config.nodes))
     if site.ranks_per_node_max and ranks > site.ranks_per_node_max:
@@ -155,7 +196,12 @@ def model(config: Config, folder: str) -> Model:
 def _sized(config: Config) -> Iterator[tuple[str, Workload, Size]]:
     """Every workload that has the configuration's size, its own ones first."""
     for name in (*config.workloads, *load.names("workloads")):
-        workload = load.workload(name)
+        try:
+            workload = load.workload(name)
+        except UserError:
+            if name in config.workloads:
+                raise
+            continue  # half written, perhaps, and not asked for
         if config.size in workload.sizes:
             yield name, workload, workload.sizes[config.size]
 
@@ -173,7 +219,13 @@ def _size(workload: Workload, config: Config, name: str) -> Size:
 
 
 def _source(workload: Workload, config: Config) -> DataSource:
-    return workload.data.get(config.data) or workload.data["embedded"]
+    """The source that the configuration names; a workload without one on the hub takes the embedded data."""
+    if source := workload.data.get(config.data) or workload.data.get("embedded"):
+        return source
+    raise UserError(
+        f"config: data is {config.data}, but a workload's `data:` has hub alone ({workload.data['hub'].name}); set "
+        "data=hub, or add embedded to the workload's file."
+    )
 
 
 def _data(workload: Workload, config: Config, size: Size) -> DataSet:
@@ -186,12 +238,21 @@ def _data(workload: Workload, config: Config, size: Size) -> DataSet:
         reader=source.reader,
         tokenizer=pretrained.folder_of(workload.model) if workload.task in pretrained.TEXT_TASKS else None,
         hub=source.hub,
+        sources=sources.of_data(source.reader, workload.task),
     )
 
 
 def _model(workload: Workload, name: str, args: dict[str, Any], pieces: int) -> Model:
-    model = Model(name=workload.model, args=args, blocks=workload.blocks, tensor=dict(workload.tensor), pieces=pieces)
-    if not pretrained.is_pretrained(workload.model):
+    theirs = pretrained.is_pretrained(workload.model)
+    model = Model(
+        name=workload.model,
+        args=args,
+        blocks=workload.blocks,
+        tensor=dict(workload.tensor),
+        pieces=pieces,
+        sources=sources.of_model(workload.model, transformers=theirs),
+    )
+    if not theirs:
         return model
     return pretrained.settings(model, f"config/workloads/{name}.yaml")
 
@@ -207,45 +268,25 @@ def _check_files(workload: Workload, config: Config, name: str) -> None:
 
 def _check_model(workload: Workload, name: str, args: dict[str, Any]) -> None:
     for key, divisor in workload.divisible.items():
-        if key in args and divisor in args and args[key] % args[divisor]:
+        sizes = [args.get(key), args.get(divisor)]
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
+            continue  # the model itself says what is wrong
+        if args[key] % args[divisor]:
             raise UserError(
                 f"config/workloads/{name}.yaml: {divisor} {args[divisor]} does not divide {key} {args[key]}; "
                 f"{divisor} can be {divisors(args[key])}."
             )
 
 
-def _deepspeed(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> dict[str, Any] | None:
-    """DeepSpeed's settings: the user's JSON, with what the recipe decides filled in."""
-    if strategy.config is None:
-        return None
-    path = ROOT / strategy.config
-    try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        known = choices(str(p.relative_to(ROOT)) for p in (load.CONFIG / "deepspeed").glob("*.json"))
-        raise UserError(f"config/strategies.yaml: {name}: there is no {strategy.config}; known: {known}.") from None
-    except ValueError as error:
-        raise UserError(f"{strategy.config} is not strict JSON ({error}); no comments, no trailing commas.") from None
-    decided: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": -(-recipe.global_batch // (replicas * recipe.accumulate)),
-        "gradient_accumulation_steps": recipe.accumulate,
-        "gradient_clipping": recipe.clip_norm or 0.0,
-    }
-    if recipe.precision != "full":
-        decided[recipe.precision] = {"enabled": True}
-    clash = [key for key in (*decided, "train_batch_size", "optimizer", "scheduler") if key in given]
-    if clash:
-        raise UserError(f"{strategy.config}: `{clash[0]}` comes from the workload's recipe; remove it there.")
-    return {**given, **decided}
+def check_data_set(config: Config, run: Run) -> None:
+    """Two workloads may share a prepared data set only if they ask for the same one.
 
-
-def _check_data_sets(runs: list[Run]) -> None:
-    """Two workloads may share a prepared data set only if they ask for the same one."""
-    seen: dict[str, Run] = {}
-    for run in runs:
-        other = seen.setdefault(run.data.name, run)
-        if other.data != run.data:
-            raise UserError(
-                f"workloads {other.workload} and {run.workload} prepare data set {run.data.name} with different "
-                "options; give one of them another data name."
-            )
+    Raises:
+        UserError: another workload has the same name for another data set.
+    """
+    if (other := data_set(config, run.data.name)) != run.data:
+        key = identity.difference(other.model_dump(mode="json"), run.data.model_dump(mode="json"))
+        raise UserError(
+            f"config/workloads/{run.workload}.yaml: another workload prepares a data set {run.data.name}, too, with "
+            f"another {key}; give one of them another name under `data:`."
+        )

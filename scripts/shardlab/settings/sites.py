@@ -1,11 +1,29 @@
 """Sites: where runs take place, how to ask for nodes there, and how ranks start and meet. Data, no code per site."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, StringConstraints, field_validator, model_validator
 
 from shardlab.schema import Strict
+
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+"""Name of an environment variable: letters, digits and _, no digit first."""
+Host = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$")]
+"""Part of a host's name, or of a network interface's."""
+
+
+Stage = Literal["init", "train", "twins", "evaluate", "preflight", "collectives", "split_size"]
+"""Stages with jobs of their own."""
+
+
+class SlurmStage(Strict):
+    """What one stage asks Slurm for instead of what the site says for all; null: the same."""
+
+    partition: str | None = Field(None, description="Partition.")
+    qos: str | None = Field(None, description="Quality of service.")
+    constraint: str | None = Field(None, description="Node features.")
+    runtime: PositiveInt | None = Field(None, description="Time limit (minutes).")
 
 
 class Slurm(Strict):
@@ -21,20 +39,41 @@ class Slurm(Strict):
     gpu_type: str | None = Field(None, description="Type in the GPU request, as in gpu:h200:4 (null: any type).")
     memory_mb_per_rank: PositiveInt = Field(2000, description="Memory of a node, for each rank on it (MiB).")
     runtime: PositiveInt = Field(60, description="Time limit of a training job (minutes).")
+    requeue: bool = Field(
+        True,
+        description="A training that was told so, was preempted or lost its node goes back into the queue under its "
+        "job id (false: where the site forbids it; Snakemake then submits it again).",
+    )
     flags: list[str] = Field(default=[], description="More flags of sbatch, such as --exclusive.")
+    stages: dict[Stage, SlurmStage] = Field(
+        default={}, description="Other values of partition, qos, constraint and runtime for the jobs of a stage."
+    )
+
+    def of(self, stage: Stage) -> "Slurm":
+        """With what is said for one stage put over the rest."""
+        over = self.stages.get(stage, SlurmStage())
+        return self.model_copy(update=over.model_dump(exclude_none=True))
 
 
 class Srun(Strict):
     """How the ranks of a job start, and how its nodes find the first one."""
 
     flags: list[str] = Field(default=[], description="More flags of srun, such as --cpu-bind=none.")
-    suffix: str = Field("", description="Put after a node's short host name to get its address (JURECA: i).")
-    domain: str = Field("", description="Put after name and suffix, with a dot, to get the address.")
-    interface: str | None = Field(
+    suffix: Host = Field("", description="Put after a node's short host name to get its address (JURECA: i).")
+    domain: Host = Field("", description="Put after name and suffix, with a dot, to get the address.")
+    interface: Host | None = Field(
         None, description="Network interface whose IPv4 address is the node's address, instead of its name."
     )
     port_first: int = Field(20000, ge=1024, le=65000, description="First port for the rendezvous.")
     ports: PositiveInt = Field(10000, description="Job N meets at port_first + N modulo this.")
+
+    @model_validator(mode="after")
+    def _are_ports(self) -> Self:
+        if self.port_first + self.ports > 65536:
+            raise ValueError(
+                f"port_first {self.port_first} + ports {self.ports} goes beyond the last port, 65535; lower one of them"
+            )
+        return self
 
 
 BRACES = ("binds", "command", "flags", "image", "project")
@@ -53,6 +92,14 @@ class ContainerExec(Strict):
     flags: list[str] = Field(default=[], description="Its flags: --nv (NVIDIA) or --rocm (AMD).")
     binds: list[str] = Field(default=[], description="Host folders to show inside, besides the project's own.")
 
+    @field_validator("binds")
+    @classmethod
+    def _no_comma(cls, binds: list[str]) -> list[str]:
+        for folder in binds:
+            if "," in folder:
+                raise ValueError(f"{folder} has a comma, at which apptainer cuts; bind a folder above it")
+        return binds
+
     @field_validator("words")
     @classmethod
     def _known_braces(cls, words: list[str]) -> list[str]:
@@ -70,7 +117,10 @@ class Container(ContainerExec):
     enabled: bool = Field(
         False, description="Run what needs PyTorch inside the image (config key `container` overrides)."
     )
-    image: str | None = Field(None, description="Path of an existing image (null: the workflow builds one).")
+    image: str | None = Field(None, description="Path, or name, of an existing image (null: the workflow builds one).")
+    image_is: Literal["file", "name"] = Field(
+        "file", description="What `image` is: a file, or a name that the command knows, as podman-hpc and shifter take."
+    )
     base: Literal["docker", "debootstrap"] = Field(
         "docker", description="What the built image starts from: python:3.x-slim of Docker Hub, or Debian 12."
     )
@@ -87,13 +137,30 @@ class SiteRuntime(Strict):
     ranks_per_node_max: PositiveInt | None = Field(
         None, description="Maximum ranks per node, usually its GPUs (null: no limit)."
     )
-    cpus_per_rank: PositiveInt = Field(1, description="CPU cores, and OMP threads, of each rank.")
-    environment: dict[str, str] = Field(default={}, description="Environment variables of the ranks, as they stand.")
-    environment_node: dict[str, str] = Field(
+    cpus_per_rank: PositiveInt = Field(1, description="CPU cores of each rank.")
+    omp_threads: PositiveInt | None = Field(
+        None, description="OMP threads of each rank (null: cpus_per_rank), where Slurm counts hardware threads."
+    )
+    before: list[str] = Field(
+        default=[], description="Shell lines on each node before its ranks start, such as module load."
+    )
+    environment: dict[Variable, str] = Field(
+        default={}, description="Environment variables of the ranks, as they stand."
+    )
+    environment_node: dict[Variable, str] = Field(
         default={}, description="The same, expanded by a shell on each node: $SLURM_NODEID, $(command)."
     )
-    environment_clear: list[str] = Field(
+    environment_clear: list[Variable] = Field(
         default=["PYTHONPATH"], description="Variables to remove before ranks start or the image is built."
+    )
+    hang_seconds: PositiveInt = Field(
+        600, description="After how long a collective that does not end ends the run (seconds)."
+    )
+    stop_seconds: PositiveInt = Field(
+        30, description="How long ranks that are asked to stop, or whose run failed, have before they are killed."
+    )
+    warning: int = Field(
+        120, ge=10, description="A training is told to save and stop when its Slurm job has so many seconds left."
     )
     srun: Srun | None = Field(None, description="Ranks start with srun, inside a Slurm job (null: on this machine).")
     container: ContainerExec | None = Field(
@@ -106,6 +173,16 @@ class Site(SiteRuntime):
 
     slurm: Slurm | None = Field(None, description="How to ask Slurm for nodes (null: no Slurm here).")
     container: Container = Field(default=Container(), description="The image.")
+
+    @model_validator(mode="after")
+    def _leaves_time_to_train(self) -> Self:
+        minutes = self.slurm and (self.slurm.of("train").runtime)
+        if minutes and 60 * minutes < self.warning + 60:
+            raise ValueError(
+                f"a training has {minutes} minutes and is told to stop {self.warning} s before their end, so it may "
+                "not fit one checkpoint; raise slurm.runtime or lower warning"
+            )
+        return self
 
     def place(self) -> SiteRuntime:
         """The part that belongs into run.json: what can change without another result is not in it."""

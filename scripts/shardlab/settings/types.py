@@ -1,4 +1,4 @@
-"""The settings, typed: one definition each for config, workload, strategy and run (sites.py, recipe.py: the rest).
+"""The settings, typed: one definition each for workload, strategy and run (config.py, sites.py, recipe.py: the rest).
 
 ``scripts/docs.py`` writes the JSON schemas in ``workflow/schemas/`` from these classes, and the
 YAML files under ``config/`` are checked against them. Pure Python: importing this loads no torch.
@@ -7,7 +7,7 @@ YAML files under ``config/`` are checked against them. Pure Python: importing th
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from shardlab.files import read_json
 from shardlab.schema import Strict, check, one_of
@@ -16,7 +16,7 @@ from shardlab.settings.pipeline_schedules import SCHEDULES, Schedule
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
 
-RESERVED = ("init", "logs", "benchmarks", "collectives", "split_size", "preflight")
+RESERVED = ("init", "twins", "logs", "benchmarks", "collectives", "split_size", "preflight")
 """Folders of results/ that belong to no run, so no strategy can have their names."""
 WARMUP_STEPS = 3
 """The first steps after a start, which also set things up: times, throughput and waiting leave them out."""
@@ -88,12 +88,12 @@ class Workload(Strict):
         default=[],
         description="Submodules that FSDP shards one by one, as patterns (layers.*).",
     )
-    tensor: dict[str, Literal["column", "column_gather", "row", "vocab", "norm", "norm_whole"]] = Field(
+    tensor: dict[str, Literal["column", "column_gather", "row", "vocab", "norm", "norm_whole", "dropout"]] = Field(
         default={},
         description="Tensor-parallel plan, submodule pattern: how it is split. column, row: Linear "
         "by output (stays split; column_gather: made whole again), by input; vocab: Embedding by rows; norm: a norm "
-        "before column layers (norm_whole: before anything else), split along the sequence with sequence_parallel. "
-        "Empty: no strategy with tp.",
+        "before column layers (norm_whole: before anything else), split along the sequence with sequence_parallel; "
+        "dropout: a Dropout between column and row. Empty: no strategy with tp.",
     )
     tensor_sizes: list[str] = Field(default=[], description="Model arguments that tp must divide (heads, hidden, ...).")
     pieces: list[PositiveInt | str] = Field(
@@ -103,9 +103,9 @@ class Workload(Strict):
     )
     divisible: dict[str, str] = Field(default={}, description="Model argument: the one that must divide it.")
     data: dict[Literal["embedded", "hub"], DataSource] = Field(
-        description="Where the data comes from; config key `data` chooses."
+        min_length=1, description="Where the data comes from; config key `data` chooses."
     )
-    sizes: dict[str, Size] = Field(description="Named sizes; config key `size` chooses.")
+    sizes: dict[str, Size] = Field(min_length=1, description="Named sizes; config key `size` chooses.")
 
 
 class StrategyOptions(Strict):
@@ -155,36 +155,6 @@ class Strategy(StrategyOptions, Degrees):
     )
 
 
-class Config(Strict):
-    """config/config.yaml: what to run."""
-
-    workloads: list[str] = Field(
-        default=["mlp", "mnist", "xsum", "vit", "llama2"],
-        min_length=1,
-        description="Workloads of the target `all`, from config/workloads.",
-    )
-    strategies: list[str] = Field(
-        default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "zero1", "zero2", "zero3"],
-        min_length=1,
-        description="Strategies of the target `all`, from config/strategies.yaml; [all]: every one of them.",
-    )
-    site: str = Field("local", description="Where it runs: a file in config/sites.")
-    site_settings: dict[str, Any] = Field(
-        default={}, description="Overrides for the site's keys, such as {slurm: {account: my_project}}."
-    )
-    container: bool | None = Field(
-        None, description="on: all that needs PyTorch runs inside the image; off: it does not; null: as the site says."
-    )
-    data: Literal["embedded", "hub"] = Field(
-        "embedded", description="embedded: needs no network; hub: the source's own data sets."
-    )
-    size: str = Field("small", description="A size that each workload names: small or source.")
-    nodes: PositiveInt = Field(1, description="Nodes of each parallel run.")
-    ranks_per_node: PositiveInt = Field(2, description="Ranks on each node of a parallel run.")
-    seed: int = Field(1, ge=0, description="Seed of weights, batch order and data splits.")
-    recipe: dict[str, Any] = Field(default={}, description="Overrides for every workload's recipe, such as max_steps.")
-
-
 class DataSet(Strict):
     """The data set of a run."""
 
@@ -197,6 +167,7 @@ class DataSet(Strict):
     )
     reader: str = Field(description="Module in scripts/shardlab/data.")
     hub: HubSource | None = Field(description="Hub source, or null for embedded data.")
+    sources: dict[str, str] = Field(default={}, description="Files that read and encode it: digest of their code.")
 
 
 class Model(Strict):
@@ -211,6 +182,7 @@ class Model(Strict):
     blocks: list[str] = Field(description="Submodules that FSDP shards one by one.")
     tensor: dict[str, str] = Field(description="Tensor-parallel plan.")
     pieces: int = Field(description="Pieces of its chain; 0: it is none.")
+    sources: dict[str, str] = Field(default={}, description="Files that define it: digest of their code.")
 
 
 class Run(Strict):
@@ -234,6 +206,16 @@ class Run(Strict):
     recipe: Recipe = Field(description="How it is trained.")
     site: SiteRuntime = Field(description="Where it runs.")
     site_name: str = Field(description="Name of the site.")
+    sources: dict[str, str] = Field(default={}, description="Files that train it: digest of their code.")
+
+    @model_validator(mode="after")
+    def _mesh_fits(self) -> "Run":
+        if self.mesh and self.mesh.size != self.world_size:
+            raise ValueError(
+                f"the mesh {self.mesh.root} has {self.mesh.size} ranks, nodes x ranks_per_node are {self.world_size}; "
+                "resolve it again"
+            )
+        return self
 
     @property
     def world_size(self) -> int:
@@ -256,6 +238,15 @@ class Run(Strict):
         if self.engine != "deepspeed":
             return None
         return int((self.engine_config or {}).get("zero_optimization", {}).get("stage", 0))
+
+    @property
+    def engine_file(self) -> str:
+        """The file in scripts/shardlab/strategies whose engine runs the step."""
+        if self.engine == "deepspeed":
+            return "zero"
+        if self.mesh.pipelined:
+            return "pipeline"
+        return "model_parallel" if self.options.one_process == "mp" else "native"
 
     @property
     def evaluated_sharded(self) -> bool:

@@ -1,11 +1,20 @@
 """Strategies: one file per technique. ``build`` gives the engine that train.py drives, whatever is inside."""
 
+from importlib import import_module
 from pathlib import Path
 
 from shardlab.settings.types import Run
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
 from shardlab.training.tasks import Task
+
+ENGINES = {
+    "native": "NativeEngine",
+    "model_parallel": "ModelParallelEngine",
+    "pipeline": "PipelineEngine",
+    "zero": "ZeroEngine",
+}
+"""File: its engine (see Run.engine_file)."""
 
 
 def build(run: Run, task: Task, world: World, weights: Path) -> Engine:
@@ -15,18 +24,6 @@ def build(run: Run, task: Task, world: World, weights: Path) -> Engine:
         UserError: the file is missing, damaged or of another model.
     """
     # A strategy's imports take seconds: load only what this run uses.
-    if run.engine == "deepspeed":
-        from shardlab.strategies.zero import ZeroEngine
-
-        return ZeroEngine(run, task, world, weights)
-    if run.mesh.pipelined:
-        from shardlab.strategies.pipeline import PipelineEngine
-
-        return PipelineEngine(run, task, world, weights)
-    if run.options.one_process == "mp":
-        from shardlab.strategies.model_parallel import ModelParallelEngine
-
-        return ModelParallelEngine(run, task, world, weights)
-    from shardlab.strategies.native import NativeEngine
-
-    return NativeEngine(run, task, world, weights)
+    module = import_module(f"shardlab.strategies.{run.engine_file}")
+    engine: Engine = getattr(module, ENGINES[run.engine_file])(run, task, world, weights)
+    return engine

@@ -31,7 +31,7 @@ class NativeEngine:
         self.run, self.task, self.world = run, task, world
         # On no device: a model that is sharded is never whole on a rank.
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
-        parallelize.check_blocks(run.model.blocks, whole)
+        models.check_plan(run.model, whole)
         self.layout = {name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()}
         self.parameter_count = models.parameter_count(whole)
         self.parts = self.cut(whole)
@@ -73,7 +73,9 @@ class NativeEngine:
         with ExitStack() as stack:
             stack.enter_context(parallelize.synchronized(self.models[0], last))
             stack.enter_context(self._loss_context())
-            loss = self.task.counted_loss(self.outputs(micro), micro)
+            outputs = self.outputs(micro)
+            self.task.count(outputs, micro)
+            loss = self.task.counted_loss(outputs, micro)
             (loss * scale).backward()
         return plain(loss.detach())
 
@@ -82,6 +84,7 @@ class NativeEngine:
         self._reduce_partial_gradients()
         norm = math.sqrt(self.sum_over_parts(_square(self.groups)))
         if not math.isfinite(norm):
+            self.drop_gradients()
             return norm
         if self.run.recipe.clip_norm is not None:
             self._scale(min(1.0, self.run.recipe.clip_norm / (norm + 1e-6)))
@@ -90,6 +93,11 @@ class NativeEngine:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return norm
+
+    def drop_gradients(self) -> float:
+        """See Engine."""
+        self.optimizer.zero_grad()
+        return math.nan
 
     def sum_over_parts(self, value: float) -> float:
         """Sum of a number over the ranks that hold the other parts of the model."""
@@ -107,6 +115,13 @@ class NativeEngine:
         """See Engine."""
         return self._collected({name: value for part in self.parts for name, value in models.state(part).items()})
 
+    def weights_state(self) -> dict[str, Tensor]:
+        """See Engine."""
+        return {name: value.detach() for part in self.parts for name, value in models.state(part).items()}
+
+    def load_weights(self, state: dict[str, Tensor]) -> None:
+        """See Engine: they were the parameters' own memory."""
+
     def optimizer_state(self) -> dict[str, Tensor]:
         """See Engine."""
         return {
@@ -117,6 +132,16 @@ class NativeEngine:
 
     def restored(self, state: dict[str, Tensor]) -> None:
         """See Engine: they were the optimizer's own tensors."""
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """See Engine."""
+        parameters = [*self.parameters().values()]
+        state = [value for values in self.optimizer.state.values() for value in values.values()]
+        return {
+            "weights": [local(parameter) for parameter in parameters],
+            "gradients": [local(p.grad) for p in parameters if p.grad is not None],
+            "optimizer": [local(value) for value in state if isinstance(value, Tensor)],
+        }
 
     def idle(self) -> list[float] | None:
         """See Engine."""
@@ -155,6 +180,11 @@ def plain(value: Tensor) -> Tensor:
     """The full tensor of a DTensor (a collective); a plain tensor as it is."""
     full_tensor = getattr(value, "full_tensor", None)
     return cast(Tensor, full_tensor() if full_tensor else value)
+
+
+def local(value: Tensor) -> Tensor:
+    """This rank's part of a DTensor; a plain tensor as it is."""
+    return cast(Tensor, getattr(value, "_local_tensor", value))
 
 
 def _by_placement(parameters: dict[str, nn.Parameter]) -> Groups:

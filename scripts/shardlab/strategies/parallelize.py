@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlab.errors import UserError
 from shardlab.models import matching
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Run
@@ -63,13 +62,6 @@ def synchronized(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
     if set_requires_all_reduce := getattr(model, "set_requires_all_reduce", None):
         set_requires_all_reduce(last)  # HSDP; the shards are summed each time, so that none holds whole gradients
     return nullcontext()
-
-
-def check_blocks(patterns: list[str], model: nn.Module) -> None:
-    """Raise a UserError if a pattern of ``blocks`` matches nothing in the whole model."""
-    for pattern in patterns:
-        if not matching(model, pattern):
-            raise UserError(f"blocks: no submodule matches {pattern}; name one of the model's, such as layers.*.")
 
 
 def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:

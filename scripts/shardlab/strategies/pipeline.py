@@ -154,7 +154,10 @@ class PipelineEngine(NativeEngine):
             # The samples that do not count are the last ones.
             piece = {name: values[rows] for name, values in micro.batch.items()}
             count = int((rows < micro.count).sum())
-            return self.task.counted_loss(outputs, MicroBatch(piece, count, len(rows))) * scale
+            part = MicroBatch(piece, count, len(rows))
+            if backward and self.watch.spans:  # before a stage has computed anything, PyTorch asks for shapes
+                self.task.count(outputs, part)
+            return self.task.counted_loss(outputs, part) * scale
 
         self.loss_of = loss_of
         losses: list[Tensor] = []

@@ -6,8 +6,9 @@ split along the sequence.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
@@ -69,7 +70,7 @@ def _styles(*, sequence_parallel: bool, loss_parallel: bool) -> dict[str, Callab
 
     A ``column`` layer's output stays split for the ``row`` layer that follows it; ``column_gather`` makes it whole
     again, except under loss parallelism; ``vocab`` is an Embedding whose rows are split; ``norm`` stands before
-    column layers, ``norm_whole`` before a layer that is not split.
+    column layers, ``norm_whole`` before a layer that is not split; ``dropout`` is a Dropout between column and row.
     """
     between: Placement = SEQUENCE if sequence_parallel else Replicate()
     return {
@@ -79,6 +80,7 @@ def _styles(*, sequence_parallel: bool, loss_parallel: bool) -> dict[str, Callab
         else partial(ColwiseParallel, output_layouts=Replicate()),
         "row": partial(RowwiseParallel, output_layouts=between, use_local_output=not sequence_parallel),
         "vocab": _Vocabulary,
+        "dropout": _Dropout,
         "norm": partial(_Normalize, between, local_output=False),
         "norm_whole": partial(_Normalize, between, local_output=True),
     }
@@ -95,6 +97,29 @@ class _Vocabulary(RowwiseParallel):
         # torch.compile of the block behind it may otherwise write into its output's gradient, silently
         # (tests/parity: compile x TP).
         module.register_forward_hook(lambda _module, _inputs, output: output.clone())
+        return module
+
+
+class _Dropout(ParallelStyle):
+    """Dropout of activations that are split: each rank its own masks, as if the whole had one.
+
+    With the masks that the others draw, units of different ranks would drop together (Megatron-LM keeps a generator
+    for each tensor-parallel rank, arXiv:2104.04473). Here every mask's seed comes from the common generator, which
+    recomputation in the backward pass sets back.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        forward, rank = module.forward, device_mesh.get_local_rank()
+
+        def own_masks(x: Tensor) -> Tensor:
+            if not module.training:
+                return cast(Tensor, forward(x))
+            common = int(torch.randint(2**31, ()))
+            with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+                torch.manual_seed(common + rank)
+                return cast(Tensor, forward(x))
+
+        module.forward = own_masks
         return module
 
 

@@ -20,7 +20,13 @@ if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import deepspeed
-from deepspeed.utils import safe_get_full_grad, safe_get_full_optimizer_state, safe_set_full_optimizer_state
+from deepspeed.utils import (
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_get_local_grad,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+)
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -69,16 +75,23 @@ class ZeroEngine:
         """See Engine."""
         self.model.train(mode)
 
-    def loss(self, micro: MicroBatch) -> Tensor:
-        """See Engine."""
+    def outputs(self, micro: MicroBatch) -> Tensor:
+        """What the model says of a micro-batch."""
         positional, keywords = self.task.inputs(micro.batch)
         if low := PRECISIONS.get(self.run.recipe.precision):
             positional = tuple(value.to(low) if value.is_floating_point() else value for value in positional)
-        return self.task.counted_loss(self.model(*positional, **keywords), micro)
+        outputs: Tensor = self.model(*positional, **keywords)
+        return outputs
+
+    def loss(self, micro: MicroBatch) -> Tensor:
+        """See Engine."""
+        return self.task.counted_loss(self.outputs(micro), micro)
 
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         """See Engine."""
-        loss = self.loss(micro)
+        outputs = self.outputs(micro)
+        self.task.count(outputs, micro)
+        loss = self.task.counted_loss(outputs, micro)
         self.model.backward(loss * (scale * self.run.recipe.accumulate))  # which DeepSpeed divides by
         if not last:
             self.model.step()  # counts the micro-batch
@@ -91,6 +104,10 @@ class ZeroEngine:
         self.model.step()
         return float(self.model.get_global_grad_norm())
 
+    def drop_gradients(self) -> float:
+        """See Engine: with DeepSpeed a training stops instead (see compatibility.py)."""
+        raise NotImplementedError
+
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """See Engine."""
         for name, parameter in self.plain.named_parameters():
@@ -102,6 +119,20 @@ class ZeroEngine:
         for name, value in models.state(self.plain).items():
             with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
                 yield name, value.detach().to(dtype, copy=True)
+
+    def weights_state(self) -> dict[str, Tensor]:
+        """See Engine. Whole tensors, as those of ``optimizer_state``."""
+        return dict(self.weights())
+
+    def load_weights(self, state: dict[str, Tensor]) -> None:
+        """See Engine: into the parameters, and into DeepSpeed's own copy, which the optimizer updates."""
+        parameters = dict(self.plain.named_parameters())
+        for name, value in models.state(self.plain).items():
+            with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
+                if self.world.main or not hasattr(value, "ds_id"):
+                    value.detach().copy_(state[name])
+            if name in parameters:
+                safe_set_full_fp32_param(parameters[name], state[name])
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """See Engine. Whole tensors: ZeRO's partitions do not follow the parameters' shapes."""
@@ -127,6 +158,21 @@ class ZeroEngine:
                     continue
                 for flat in self.optimizer.optimizer.state.values():
                     flat[key] = value.clone() if isinstance(flat[key], Tensor) else value.item()
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """See Engine. DeepSpeed holds a second, flat copy of its part of the weights, which the optimizer updates."""
+        parameters = [*self.plain.parameters()]
+        groups = self.optimizer.optimizer.param_groups
+        flat = [value for group in groups for value in group["params"]]
+        state = [value for values in self.optimizer.optimizer.state.values() for value in values.values()]
+        gradients = [safe_get_local_grad(p) if self.run.zero_stage == 3 else p.grad for p in parameters]
+        averaged = getattr(self.optimizer, "averaged_gradients", None) or {}
+        gradients += [value for values in averaged.values() for value in values or []]
+        return {
+            "weights": [*(getattr(parameter, "ds_tensor", parameter) for parameter in parameters), *flat],
+            "gradients": [value for value in gradients if value is not None],
+            "optimizer": [value for value in state if isinstance(value, Tensor)],
+        }
 
     def idle(self) -> list[float] | None:
         """See Engine."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from shardlab.data import order
 from shardlab.settings.recipe import Recipe
 from shardlab.training.distributed import World
@@ -22,6 +24,8 @@ class Step:
     learning_rate: float
     micro_batches: list[MicroBatch]
     """This rank's share of the samples."""
+    seed: int
+    """Of this rank's dropout masks."""
     validates: bool
     """Whether the validation loss is measured after it: it ends an epoch, or the training."""
 
@@ -45,13 +49,23 @@ class Steps:
             targets=self.task.targets("train", batch),
             learning_rate=self.recipe.learning_rate(number, self.count, per_epoch),
             micro_batches=self._mine(batch),
+            seed=self._seed(number),
             validates=(number + 1) % per_epoch == 0 or number + 1 == self.count,
         )
 
     def nothing(self) -> Step:
         """A step that changes nothing: no sample, learning rate 0."""
         none = self.order.batch(0)[:0]
-        return Step(-1, 0, 0, 1, 0.0, self._mine(none), validates=False)
+        return Step(-1, 0, 0, 1, 0.0, self._mine(none), 0, validates=False)
+
+    def _seed(self, number: int) -> int:
+        """Follows from (seed, step, data rank), so that a run that goes on draws the same masks.
+
+        Ranks that share samples draw the same, as tensor parallelism needs where tensors are whole (where they are
+        split, see strategies/tensor.py); stages hold different layers, which draw different ones.
+        """
+        entropy = (self.order.seed, number, self.world.data_rank, self.world.stage)
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
     def _mine(self, batch: order.Indices) -> list[MicroBatch]:
         recipe = self.recipe

@@ -1,22 +1,31 @@
-"""Checkpoints of a running engine, whole or not there, and independent of the strategy that wrote them.
+"""Checkpoints of a running engine, written while it goes on, and independent of the strategy that wrote them.
 
-A checkpoint is a folder with the weights (model.safetensors), the optimizer's state under the parameters' names
-(optimizer/, torch.distributed.checkpoint, which fits shards of one strategy to those of another) and state.json.
+A checkpoint is a folder of safetensors: each rank writes its own shards of weights and optimizer, under the
+parameters' names (torch.distributed.checkpoint, which fits shards of one strategy to those of another), and the
+manifest (manifest.py) makes it valid. Nothing in it is a pickle.
 """
 
+import os
 import shutil
+import time
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import Field
+from torch import Tensor
 
+from shardlab.data import store
 from shardlab.errors import UserError
-from shardlab.files import read_json, write_json
+from shardlab.files import sha256
 from shardlab.models import weights
-from shardlab.schema import Strict, check
+from shardlab.report import manifest
+from shardlab.report.manifest import File, Manifest
+from shardlab.settings.identity import difference, flat, of
 from shardlab.settings.types import Run
 from shardlab.training.batches import Steps
 from shardlab.training.distributed import World
@@ -25,122 +34,166 @@ from shardlab.training.evaluation import mean_loss
 from shardlab.training.step import train_step
 from shardlab.training.tasks import Task
 
+BEST = "best.safetensors"
+FREE = (
+    *("epochs", "max_steps", "accumulate", "activation_checkpointing", "compile", "compile_backend", "precision"),
+    *("checkpoint_every", "checkpoint_minutes", "checkpoints_kept", "evaluation", "evaluation_batch", "keep_best"),
+    "non_finite",
+)
+"""Keys of a recipe that a run that goes on may have otherwise: how long, and what changes no number."""
 
-def save_whole(engine: Engine, path: Path, *, main: bool) -> None:
-    """Write an engine's weights on the ``main`` rank; a collective.
+
+def save_whole(engine: Engine, path: Path, *, main: bool) -> str | None:
+    """Write an engine's weights on the ``main`` rank and return the file's SHA-256 there; a collective.
 
     Raises:
         UserError: see ``weights.save``.
     """
     tensors = engine.weights()
     if main:
-        weights.save(tensors, engine.layout, path)
-    else:
-        deque(tensors, maxlen=0)
+        return weights.save(tensors, engine.layout, path)
+    deque(tensors, maxlen=0)
+    return None
 
 
-class State(Strict):
-    """state.json of a checkpoint: where the training stands."""
-
-    schema_version: Literal[1] = Field(1, description="Version of this format.")
-    step: int = Field(description="Steps that were taken.")
-    best: float | None = Field(description="Lowest validation loss so far, if one was measured.")
-    workload: str = Field(description="Workload.")
-    seed: int = Field(description="Seed: it gives the order of the samples that are left.")
-
-
-def save_state(engine: Engine, folder: Path, state: State, *, main: bool) -> None:
-    """Write a checkpoint in place of the one before; a collective. What stands there stays until the new one is whole.
-
-    Raises:
-        UserError: the disk is full or not writable.
-    """
-    new, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
-    if main:
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-        new.mkdir(parents=True)
-    save_whole(engine, new / "model.safetensors", main=main)
-    # Imported here: a second that runs without checkpoints do not need.
-    from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
-
-    tensors = engine.optimizer_state() | {"format": torch.ones(())}  # plain SGD has no state at all
-    save_sharded(tensors, checkpoint_id=new / "optimizer", no_dist=not dist.is_initialized())
-    if main:
-        write_json(new / "state.json", state.model_dump())
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def read_state(folder: Path) -> State:
-    """Where the training of a checkpoint stands.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
-    return check(
-        State, read_json(folder / "state.json", "checkpoint", "name a folder that training wrote"), str(folder)
+def beginning(run: Run, task: Task, world: World, initial: str) -> Manifest:
+    """Where a training stands that has not begun; ``initial`` is the SHA-256 of its initial weights."""
+    fingerprint = store.fingerprint_of(task.folder)
+    recipe = {key: value for key, value in run.recipe.model_dump(mode="json").items() if key not in FREE}
+    return Manifest(
+        step=0,
+        best=None,
+        identity=of(run, fingerprint),
+        settings=run.model_dump(mode="json"),
+        training={
+            **{"workload": run.workload, "seed": run.seed, "data": fingerprint, "initial_weights": initial},
+            "recipe": recipe,
+        },
+        world_size=world.size,
+        files={},
     )
 
 
-def load_optimizer(engine: Engine, folder: Path) -> None:
-    """Read a checkpoint's optimizer state into an engine that has taken a step; a collective.
+def newest(output: Path, start: Manifest, world: World, *, afresh: bool) -> Path | None:
+    """The newest valid checkpoint in a run's own folder, the same on every rank; a collective.
+
+    A damaged one is skipped for the one before, with a sentence that says what is wrong. Without one: None.
 
     Raises:
-        UserError: it is of another model or another optimizer, or damaged.
+        UserError: it was written with other settings.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
-
-    tensors = engine.optimizer_state() | {"format": torch.ones(())}
-    try:
-        load_sharded(tensors, checkpoint_id=folder / "optimizer", no_dist=not dist.is_initialized())
-    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+    for folder in [] if afresh else world.gather(manifest.saved(output))[0]:
+        try:
+            found = _whole(folder, world)
+        except UserError as error:
+            if world.main:
+                print(f"warning: a checkpoint is skipped: {error}", flush=True)
+            continue
+        key = difference(start.training, found.training)
+        if key is None and found.identity.numbers == start.identity.numbers:
+            return folder
+        key = difference(start.settings, found.settings) or key
         raise UserError(
-            f"{folder / 'optimizer'} cannot be read into this run ({str(error).splitlines()[0]}); continue with the "
-            "model and the optimizer that wrote it."
-        ) from error
-    engine.restored(tensors)
+            f"{folder} was written with another {key}; set it back to go on from there, or train afresh, which "
+            "replaces these checkpoints, with --config afresh=true."
+        )
+    return None
 
 
-def restore(run: Run, engine: Engine, steps: Steps, folder: Path | None, world: World) -> State:
-    """Read a checkpoint's optimizer into an engine that has its weights; returns where the training stands.
-
-    Without a checkpoint that is the beginning.
+def _whole(folder: Path, world: World) -> Manifest:
+    """The manifest of a valid checkpoint; each rank hashes its part of the files. A collective.
 
     Raises:
-        UserError: the checkpoint is damaged, of another workload, seed or optimizer, or has all steps behind it.
+        UserError: the same on every rank: what is wrong with it.
+    """
+    try:
+        found = manifest.read(folder)
+        wrong = manifest.damage(folder, found, sorted(found.files)[world.rank :: world.size])
+    except UserError as error:
+        found, wrong = None, str(error)
+    if sentence := next(filter(None, world.gather(wrong)), None):
+        raise UserError(sentence)
+    assert found is not None
+    return found
+
+
+def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, world: World, output: Path) -> Manifest:
+    """Put a checkpoint's weights and optimizer into an engine; returns where the training stands.
+
+    Without a checkpoint that is ``start``.
+
+    Raises:
+        UserError: the checkpoint is damaged, or of another workload, seed, data or recipe.
     """
     if folder is None:
-        return State(step=0, best=None, **_origin(run))
-    state = read_state(folder)
-    if (theirs := {"workload": state.workload, "seed": state.seed}) != _origin(run):
-        raise UserError(f"{folder} is a checkpoint of {theirs}, this run is {_origin(run)}; resume with the same.")
-    if state.step >= steps.count:
+        return start
+    found = _whole(folder, world)
+    if key := difference(start.training, found.training):
+        ours, theirs = (dict(flat(values)).get(key) for values in (start.training, found.training))
         raise UserError(
-            f"{folder} stands at step {state.step} of {steps.count}, so nothing is left; raise recipe.max_steps."
+            f"{folder} was written by a training with another {key}: {theirs}, and this run has {ours}; resume with "
+            "the same, or begin afresh without --resume."
         )
+    if found.step > steps.count:
+        raise UserError(f"{folder} stands at step {found.step}, beyond the {steps.count} of this run; raise max_steps.")
+    tensors = engine.weights_state()
+    _load(folder, "weights", tensors, world)
+    engine.load_weights(tensors)
     # A step that changes nothing makes the optimizer's tensors, whatever engine it is.
     train_step(engine, steps.nothing(), world)
-    load_optimizer(engine, folder)
-    return state
+    tensors = engine.optimizer_state()
+    if tensors:  # plain SGD has none
+        _load(folder, "optimizer", tensors, world)
+        engine.restored(tensors)
+    if world.main:
+        (output / BEST).unlink(missing_ok=True)
+        if BEST in found.files:
+            _link(folder / BEST, output / BEST)
+    return start.model_copy(update={"step": found.step, "best": found.best, "skipped": found.skipped})
 
 
-def _origin(run: Run) -> dict[str, Any]:
-    """What a checkpoint must share with the run that resumes from it."""
-    return {"workload": run.workload, "seed": run.seed}
+def _load(folder: Path, kind: str, tensors: dict[str, Tensor], world: World) -> None:
+    """Read one kind of a checkpoint's tensors into these; a collective.
+
+    Raises:
+        UserError: they are of another model or another optimizer.
+    """
+    # Imported here: a second that runs without checkpoints do not need.
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(folder / "shards"))
+    try:
+        named = {f"{kind}/{name}": value for name, value in tensors.items()}
+        load(named, storage_reader=reader, no_dist=world.size == 1)
+    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+        first: Any = error
+        if failures := getattr(error, "failures", None):
+            first = next(iter(failures.values()))[0]
+        raise UserError(
+            f"the {kind} of {folder} cannot be read into this run ({str(first).splitlines()[0]}); continue with the "
+            "model and the optimizer that wrote it."
+        ) from error
 
 
 class Checkpointer:
-    """Validates one run and writes its weights and checkpoints; every method is a collective."""
+    """Validates one run and writes its weights and checkpoints; every method is a collective.
 
-    def __init__(self, run: Run, task: Task, engine: Engine, world: World, output: Path, best: float | None) -> None:
-        """``best`` is the lowest validation loss so far, None at the start."""
+    Shards are written by a thread from copies, with a process group of its own, while the training goes on.
+    """
+
+    def __init__(self, run: Run, task: Task, engine: Engine, world: World, output: Path, start: Manifest) -> None:
+        """``start`` is where the training stands (see ``restore``)."""
         self.run, self.task, self.engine, self.world, self.output = run, task, engine, world, output
-        self.best = best
-        self.written = 0
+        self.start, self.best, self.skipped = start, start.best, start.skipped
+        self.written, self._last = 0, time.monotonic()
+        self._group: dist.ProcessGroup | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._under_way: Future[None] | None = None
+        if run.site.container:
+            # Where a job is taken away, the program that holds the image's file system may end before the ranks.
+            self._writer.submit(_rehearse)
 
     def validate(self) -> float:
         """Loss per target over the validation split; with recipe.keep_best, the best weights are written."""
@@ -148,21 +201,131 @@ class Checkpointer:
         loss = mean_loss(self.task, self.engine, "validation", recipe.evaluation_batch, self.world)
         if recipe.keep_best and (self.best is None or loss < self.best):
             self.best = loss
-            self.save("best.safetensors")
+            self.save(BEST)
         return loss
 
+    def is_old(self) -> bool:
+        """Whether, by this rank's clock, the last checkpoint was long ago; the main rank's counts."""
+        minutes = self.run.recipe.checkpoint_minutes
+        return self.world.main and minutes is not None and time.monotonic() - self._last > 60 * minutes
+
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is to be written after ``step`` steps."""
+        """Whether a checkpoint is to be written after ``step`` steps, by their number."""
         every = self.run.recipe.checkpoint_every
         return every is not None and step % every == 0
 
     def checkpoint(self, step: int) -> None:
-        """Write what a training needs to resume after ``step`` steps, in place of the checkpoint before."""
-        state = State(step=step, best=self.best, **_origin(self.run))
-        save_state(self.engine, self.output / "checkpoint", state, main=self.world.main)
+        """Copy what a training needs to resume after ``step`` steps, and have it written.
+
+        Raises:
+            UserError: the one before could not be written.
+        """
+        self.wait()
+        self._last = time.monotonic()
+        if self.world.size > 1 and self._group is None:
+            timeout = timedelta(seconds=self.run.site.hang_seconds)
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
+        kinds = {"weights": self.engine.weights_state(), "optimizer": self.engine.optimizer_state()}
+        tensors = {f"{kind}/{name}": _copy(value) for kind, state in kinds.items() for name, value in state.items()}
+        folder = manifest.place(self.output, step)
+        new = folder.with_name(f".{folder.name}.new")
+        if self.world.main:
+            shutil.rmtree(new, ignore_errors=True)
+            (new / "shards").mkdir(parents=True, exist_ok=True)
+            if self.run.recipe.keep_best and self.best is not None:
+                _link(self.output / BEST, new / BEST)
+        state = self.start.model_copy(update={"step": step, "best": self.best, "skipped": self.skipped})
+        self._under_way = self._writer.submit(self._write, tensors, new, folder, state)
         self.written += 1
 
-    def save(self, name: str) -> None:
-        """Write the whole weights (rank 0)."""
-        save_whole(self.engine, self.output / name, main=self.world.main)
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written.
+
+        Raises:
+            UserError: it could not be written; nothing of it is left, and the one before stays.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way:
+            under_way.result()
+
+    def close(self) -> None:
+        """Wait, and give back what writing took.
+
+        Raises:
+            UserError: see ``wait``.
+        """
+        self.wait()
+        self._writer.shutdown()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
+    def _write(self, tensors: dict[str, Tensor], new: Path, folder: Path, state: Manifest) -> None:
+        """Write this rank's shards; once all ranks have, the first one makes the checkpoint valid."""
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        writer = HuggingFaceStorageWriter(str(new / "shards"), save_distributed=True)
+        try:
+            save(tensors, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+        except CheckpointException as error:
+            self._refuse(new, next(iter(error.failures.values()))[0])
+        own = [*(new / "shards").glob(f"shard-{self.world.rank + 1:05d}-*")]
+        if self.world.main and (new / BEST).exists():
+            own.append(new / BEST)
+        files = {str(path.relative_to(new)): File(bytes=path.stat().st_size, sha256=sha256(path)) for path in own}
+        ranks = [files] * self.world.size
+        if self._group is not None:
+            dist.all_gather_object(ranks, files, group=self._group)
+        if self.world.main:
+            try:
+                every = {name: file for files in ranks for name, file in files.items()}
+                manifest.publish(new, folder, state.model_copy(update={"files": every}))
+                manifest.prune(self.output, self.run.recipe.checkpoints_kept)
+            except (OSError, UserError) as error:
+                self._refuse(new, error)
+
+    def _refuse(self, new: Path, error: BaseException) -> None:
+        """Raise what went wrong, once nothing of the checkpoint is left."""
+        size = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
+        if self.world.main:
+            shutil.rmtree(new, ignore_errors=True)
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"a checkpoint could not be written to {new.parent} ({reason}; it needs more than {size / 2**20:.0f} MiB "
+            "of free space). The one before stays; make room, then run the same command again."
+        ) from error
+
+    def save(self, name: str) -> str | None:
+        """Write the whole weights (rank 0, which gets their SHA-256)."""
         self.written += 1
+        return save_whole(self.engine, self.output / name, main=self.world.main)
+
+
+def _rehearse() -> None:
+    """Write a checkpoint of nothing, so that all code that writing one needs is in memory."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.tensor import DTensor  # noqa: F401
+
+    with TemporaryDirectory() as folder:
+        writer = HuggingFaceStorageWriter(folder, save_distributed=True)
+        save({"nothing": torch.zeros(1)}, storage_writer=writer, no_dist=True)
+
+
+def _copy(value: Tensor) -> Tensor:
+    """A copy in the memory of the CPU, of a DTensor as a DTensor."""
+    if not hasattr(value, "placements"):
+        return value.detach().to("cpu", copy=True)
+    from torch.distributed.tensor import DTensor
+
+    shard: Any = value.detach()
+    return DTensor(shard.to_local().to("cpu", copy=True), shard._spec, requires_grad=False)
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name for a file, or a copy where the file system has no such names."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -15,6 +15,8 @@ from shardlab.errors import UserError
 from shardlab.settings.mesh import DATA, ParallelDims
 
 T = TypeVar("T")
+OWN = "shardlab_own"
+"""Attribute of tensors that belong to no strategy: what is sent of them is left out where traffic is counted."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,17 @@ class World:
     @property
     def data_rank(self) -> int:
         """Number of this rank's group among them."""
-        if self.mesh is None:
-            return 0
-        return self.dims.data_rank(dict(zip(self.dims.root, self.mesh.get_coordinate() or (), strict=True)))
+        return self.dims.data_rank(self.place)
+
+    @property
+    def stage(self) -> int:
+        """Number of this rank's stage of the pipeline."""
+        return self.dims.stage(self.place)
+
+    @property
+    def place(self) -> dict[str, int]:
+        """This rank's coordinate along each axis."""
+        return {} if self.mesh is None else dict(zip(self.dims.root, self.mesh.get_coordinate() or (), strict=True))
 
     @property
     def replicate_mesh(self) -> DeviceMesh | None:
@@ -71,6 +81,7 @@ class World:
     def sum(self, value: Tensor) -> Tensor:
         """Sum over the data-parallel ranks, of values that are 0 where a pipeline does not have the output."""
         if self.size > 1:
+            setattr(value, OWN, True)
             dist.all_reduce(value)
             value = value / self.dims.copies
         return value
@@ -113,8 +124,8 @@ def is_main() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def finish() -> None:
-    """End a rank that succeeded: wait for the others, then leave the process with status 0.
+def finish(status: int = 0) -> None:
+    """End a rank that succeeded: wait for the others, then leave the process with that status.
 
     The process is left without Python's finalization: gloo's threads can abort a run there that has already
     written everything (pytorch issue 190489), and DeepSpeed keeps its process groups alive until then. After
@@ -125,7 +136,7 @@ def finish() -> None:
         dist.destroy_process_group()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(status)
 
 
 def world(dims: ParallelDims, device_name: str) -> World:

@@ -33,14 +33,26 @@ class Engine(Protocol):
     def step(self, learning_rate: float) -> float:
         """Clip, update, clear the gradients; returns the global L2 gradient norm before clipping.
 
-        If that is not finite the caller stops; PyTorch's own optimizers have not been stepped then.
+        If that is not finite, PyTorch's own optimizers are not stepped.
         """
+
+    def drop_gradients(self) -> float:
+        """Clear the gradients without an update; returns NaN for their norm."""
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """(parameter name, whole gradient) before ``step``; a collective, same order on all ranks."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor) of the plain model, on the rank's device; a collective, valid on rank 0."""
+
+    def weights_state(self) -> dict[str, Tensor]:
+        """Names of ``weights``: tensor or DTensor; a collective.
+
+        A rank gives those that it has; they are the engine's own, or are put into it by ``load_weights``.
+        """
+
+    def load_weights(self, state: dict[str, Tensor]) -> None:
+        """Take over what was loaded into the tensors of ``weights_state``."""
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """``<parameter name>/<key>``: tensor or DTensor, once a step was taken; a collective.
@@ -50,6 +62,9 @@ class Engine(Protocol):
 
     def restored(self, state: dict[str, Tensor]) -> None:
         """Take over what was loaded into the tensors of ``optimizer_state``."""
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """What this rank holds now of ``weights``, ``gradients`` and ``optimizer``, as plain tensors."""
 
     def idle(self) -> list[float] | None:
         """Part of the forward and backward passes, since the last call, in which each device of this rank waited.

@@ -8,7 +8,7 @@ import torch
 from shardlab import models
 from shardlab.data import order
 from shardlab.models.weights import materialize
-from shardlab.report.records import TestReport
+from shardlab.report.records import Evaluated
 from shardlab.settings.types import Run
 from shardlab.training import tasks
 from shardlab.training.batches import micro_batches
@@ -31,7 +31,7 @@ def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: Wo
 
 
 @torch.no_grad()
-def evaluate(run: Run, data: Path, weights: Path) -> TestReport:
+def evaluate(run: Run, data: Path, weights: Path) -> Evaluated:
     """Loss per target and metric of ``weights`` over the whole test split, unpadded."""
     device = torch.device(run.site.device)
     dtype = getattr(torch, run.recipe.dtype)
@@ -50,18 +50,17 @@ def evaluate(run: Run, data: Path, weights: Path) -> TestReport:
     return _report(run, task, loss / targets, score)
 
 
-def evaluate_sharded(run: Run, engine: Engine, task: Task, world: World) -> TestReport:
+def evaluate_sharded(run: Run, engine: Engine, task: Task, world: World) -> Evaluated:
     """Loss per target of an engine's weights over the test split; a collective, the same on every rank."""
     return _report(run, task, mean_loss(task, engine, "test", run.recipe.evaluation_batch, world), None)
 
 
-def _report(run: Run, task: Task, loss: float, score: float | None) -> TestReport:
+def _report(run: Run, task: Task, loss: float, score: float | None) -> Evaluated:
     samples = task.samples("test")
     known = score is not None or not task.scores
-    return TestReport(
+    return Evaluated(
         workload=run.workload,
         loss=loss,
-        untrained_loss=None,
         evaluation="sharded" if score is None else "whole",
         metric_name=task.metric_name,
         metric_value=task.metric(loss, score or 0.0, samples) if known else None,

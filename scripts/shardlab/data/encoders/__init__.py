@@ -1,5 +1,5 @@
-"""Samples to arrays, what ``prepare`` stores: one file per task, with ``TEXT`` (whether it needs a tokenizer) and
-``encode(data, samples, text)``.
+"""Samples to arrays, what ``prepare`` stores: one file per task, with ``TEXT`` (whether it needs a tokenizer),
+``SAMPLE`` (what a sample is, in words) and ``encode(data, samples, text)``, which raises ValueError for others.
 """
 
 from collections.abc import Iterable
@@ -38,12 +38,44 @@ def encode(data: DataSet, splits: dict[str, Samples]) -> tuple[dict[str, Arrays]
     catalogue.require("encoder", data.task)
     encoder: Any = import_module(f"shardlab.data.encoders.{data.task}")
     text = _text(data, splits["train"]) if encoder.TEXT else None
-    return {name: encoder.encode(data, samples, text) for name, samples in splits.items()}, text
+    return {name: _encoded(encoder, data, name, samples, text) for name, samples in splits.items()}, text
+
+
+def _encoded(encoder: Any, data: DataSet, split: str, samples: Samples, text: Text | None) -> Arrays:
+    """Arrays of a split.
+
+    Raises:
+        UserError: the samples are not of the task's kind, or a key is missing that the encoder needs.
+    """
+    try:
+        arrays: Arrays = encoder.encode(data, samples, text)
+    except KeyError as error:
+        raise UserError(
+            f"data set {data.name}: task {data.task} needs the key {error.args[0]}; write it under `shape:` or `data:` "
+            "of the size in the workload's file."
+        ) from None
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise UserError(
+            f"data set {data.name}: the samples of split {split} are not what task {data.task} takes "
+            f"({encoder.SAMPLE}): {error}; mend scripts/shardlab/data/{data.reader}.py, or name another task."
+        ) from error
+    return arrays
 
 
 def _text(data: DataSet, train: Samples) -> Text:
+    if wrong := next((part for sample in train for part in sample if not isinstance(part, str)), None):
+        raise UserError(
+            f"data set {data.name}: task {data.task} takes texts, and a sample has a {type(wrong).__name__}; mend "
+            f"scripts/shardlab/data/{data.reader}.py, or name another task."
+        )
     if data.tokenizer:
-        return _read_tokenizer(Path(data.tokenizer))
+        text = _read_tokenizer(Path(data.tokenizer))
+        if (size := data.options.get("vocab_size")) and text.tokenizer.get_vocab_size() > size:
+            raise UserError(
+                f"{data.tokenizer}/tokenizer.json has {text.tokenizer.get_vocab_size()} entries, but the workload's "
+                f"vocab_size is {size}; set it to that number or more."
+            )
+        return text
     return Text(_train_tokenizer(data, (part for sample in train for part in sample)), SPECIAL)
 
 
@@ -54,7 +86,10 @@ def _read_tokenizer(folder: Path) -> Text:
             f"{path} is missing; make it where transformers is: "
             f"AutoTokenizer.from_pretrained(MODEL).save_pretrained('{folder}')."
         )
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no type of its own
+        raise UserError(f"{path} is no tokenizer of the tokenizers library ({error}); make it again.") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return Text(tokenizer, pretrained.special_tokens(folder))

@@ -10,6 +10,7 @@ from shardlab.errors import UserError
 from shardlab.settings.types import DataSet
 
 TEXT = False
+SAMPLE = "an image (a picture, or uint8 of channels x size x size) and its label, a whole number from 0"
 
 
 def encode(data: DataSet, samples: Samples, text: Text | None) -> Arrays:
@@ -21,6 +22,10 @@ def encode(data: DataSet, samples: Samples, text: Text | None) -> Arrays:
     channels, size = data.options["channels"], data.options["image_size"]
     images = np.stack([_image(image, channels, size) for image, _ in samples])
     labels = np.array([label for _, label in samples], dtype=np.int64)
+    if images.shape[1:] != (channels, size, size) or images.dtype != np.uint8:
+        raise ValueError(f"an image is {images.dtype} {images.shape[1:]}, not uint8 {(channels, size, size)}")
+    if labels.min() < 0:
+        raise ValueError(f"a label is {labels.min()}")
     if labels.max() >= data.options["classes"]:
         raise UserError(
             f"data set {data.name}: a label is {labels.max()}, but its shape promises "

@@ -7,6 +7,7 @@ from shardlab.errors import UserError
 from shardlab.settings.types import DataSet
 
 TEXT = True
+SAMPLE = "a text"
 
 
 def encode(data: DataSet, samples: Samples, text: Text) -> Arrays:

@@ -9,6 +9,7 @@ from shardlab.data.encoders import Arrays, Samples, Text
 from shardlab.settings.types import DataSet
 
 TEXT = True
+SAMPLE = "a document and its summary"
 
 
 def encode(data: DataSet, samples: Samples, text: Text) -> Arrays:

@@ -30,6 +30,11 @@ class MicroBatch:
     count: int
     rows: int
 
+    @property
+    def counted(self) -> Batch:
+        """The samples that count."""
+        return {name: rows[: self.count] for name, rows in self.batch.items()}
+
 
 class Task(ABC):
     """Base of all tasks. Losses are sums: only the caller knows the global count of targets."""
@@ -42,12 +47,20 @@ class Task(ABC):
         """``fixed_shapes``: pad all batches of a split to the same lengths."""
         self.folder, self.dtype, self.device, self.fixed_shapes = folder, dtype, device, fixed_shapes
         self._splits: dict[str, dict[str, Tensor]] = {}
+        self.trained_samples = 0
+        """Samples whose outputs of the model this rank has computed a training loss of."""
+        self.trained_targets: Tensor | int = 0
+        """Targets of these samples."""
 
     def arrays(self, split: str) -> dict[str, Tensor]:
         """The prepared arrays of a split, loaded once."""
         if split not in self._splits:
             self._splits[split] = load_file(self.folder / f"{split}.safetensors")
         return self._splits[split]
+
+    def tensors(self) -> list[Tensor]:
+        """The arrays that were loaded."""
+        return [array for arrays in self._splits.values() for array in arrays.values()]
 
     def samples(self, split: str) -> int:
         """Number of samples in a split."""
@@ -64,6 +77,10 @@ class Task(ABC):
     @abstractmethod
     def inputs(self, batch: Batch) -> Inputs:
         """What the model is called with."""
+
+    @abstractmethod
+    def targets_in(self, batch: Batch) -> Tensor | int:
+        """Number of targets in a batch, counted in its own tensors."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -87,8 +104,12 @@ class Task(ABC):
 
     def counted_loss(self, outputs: Tensor, micro: MicroBatch) -> Tensor:
         """Loss summed over the targets of the samples that count: a scalar, 0 with a gradient of 0 if none does."""
-        counted = {name: rows[: micro.count] for name, rows in micro.batch.items()}
-        return self.loss(outputs[: micro.count].to(self.dtype), counted)
+        return self.loss(outputs[: micro.count].to(self.dtype), micro.counted)
+
+    def count(self, outputs: Tensor, micro: MicroBatch) -> None:
+        """Add up the samples and targets that this rank trains on, by what came out of its model."""
+        self.trained_samples += min(len(outputs), micro.count)
+        self.trained_targets = self.trained_targets + self.targets_in(micro.counted)
 
     def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
         """The batch's part of the metric, summed over its samples."""

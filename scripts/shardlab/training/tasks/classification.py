@@ -25,6 +25,9 @@ class Task(tasks.Task):
     def inputs(self, batch: Batch) -> Inputs:
         return (batch["images"],), {}
 
+    def targets_in(self, batch: Batch) -> int:
+        return len(batch["labels"])
+
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(outputs, batch["labels"], reduction="sum")
 

@@ -25,6 +25,9 @@ class Task(tasks.Task):
     def inputs(self, batch: Batch) -> Inputs:
         return (batch["tokens"][:, :-1],), {}
 
+    def targets_in(self, batch: Batch) -> int:
+        return batch["tokens"][:, 1:].numel()
+
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(outputs.flatten(0, 1), batch["tokens"][:, 1:].flatten(), reduction="sum")
 

@@ -23,6 +23,9 @@ class Task(tasks.Task):
     def inputs(self, batch: Batch) -> Inputs:
         return (batch["x"],), {}
 
+    def targets_in(self, batch: Batch) -> int:
+        return batch["y"].numel()
+
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.mse_loss(outputs, batch["y"], reduction="sum")
 

@@ -63,6 +63,9 @@ class Task(tasks.Task):
     def inputs(self, batch: Batch) -> Inputs:
         return (batch["document"], batch["inputs"]), {"mask": batch["mask"]}
 
+    def targets_in(self, batch: Batch) -> Tensor:
+        return (batch["targets"] != IGNORE).sum()
+
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(outputs.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORE, reduction="sum")
 

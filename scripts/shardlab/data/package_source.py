@@ -1,10 +1,10 @@
-"""Source text of Python's standard library, one sample a file."""
+"""Source text of scikit-learn and SciPy, one sample a file."""
 
 from pathlib import Path
 from typing import Any
 
 from shardlab.data import split
-from shardlab.data._stdlib import sources
+from shardlab.data._packages import sources
 from shardlab.settings.types import DataSet
 
 

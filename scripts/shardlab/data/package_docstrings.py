@@ -1,4 +1,4 @@
-"""Docstrings of Python's standard library: the body is the document, the first line its summary."""
+"""Docstrings of scikit-learn and SciPy: the body is the document, the first line its summary."""
 
 import ast
 import warnings
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.data import split
-from shardlab.data._stdlib import sources
+from shardlab.data._packages import sources
 from shardlab.settings.types import DataSet
 
 

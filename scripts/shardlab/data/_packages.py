@@ -1,0 +1,28 @@
+"""Python files of two packages that the lock file pins: text that is there without a network, the same everywhere."""
+
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import PurePosixPath
+
+import numpy as np
+
+PACKAGES = ("scikit-learn", "scipy")
+"""Pinned in envs/workflow.txt; both BSD-3-Clause. NumPy's wheels differ between Pythons, so it is not among them."""
+GENERATED = ("__config__.py", "version.py")
+"""Written when a wheel is built: not the same for each Python."""
+
+
+def sources(seed: int) -> Iterator[str]:
+    """Text of the packages' Python files, in a seeded order; tests and generated files are left out."""
+    files = sorted(
+        (str(path), path)
+        for name in PACKAGES
+        for path in distribution(name).files or ()
+        if path.suffix == ".py" and not _left_out(path)
+    )
+    for index in np.random.default_rng(seed).permutation(len(files)):
+        yield files[index][1].read_text(encoding="utf-8")
+
+
+def _left_out(path: PurePosixPath) -> bool:
+    return "tests" in path.parts or path.name in GENERATED

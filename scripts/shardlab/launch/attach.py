@@ -1,0 +1,167 @@
+"""A second call of Snakemake takes up the Slurm jobs of a first one that died, instead of starting them again.
+
+What this changes in the executor plugin, in this one place: all calls in a folder give their jobs the same name, by
+which the plugin asks for their states; a job that is live in the queue is followed and not submitted; one that Slurm
+forgets or preempts for good ends; and of a job that lost a node only that node is avoided.
+"""
+
+import hashlib
+import inspect
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from shardlab.errors import UserError
+from shardlab.launch.attempts import read_story
+from shardlab.launch.slurm import LIVE
+from shardlab.settings import identity
+from shardlab.settings.types import read_run
+
+PLUGIN = "snakemake_executor_plugin_slurm"
+NEEDED = {
+    "__post_init__": ["self", "test_mode"],
+    "run_job": ["self", "job"],
+    "check_active_jobs": ["self", "active_jobs"],
+}
+"""Methods of the plugin's Executor that are wrapped, and their arguments."""
+PATIENCE = 2
+"""Looks at the queue in a row after which a job that is not there, or stays preempted, has ended."""
+
+
+def obstacle(plugin: Any) -> str | None:
+    """What to do where the plugin is not the one that this was written for; None where it is."""
+    for name, arguments in NEEDED.items():
+        method = getattr(plugin.Executor, name, None)
+        if method is None or list(inspect.signature(method).parameters) != arguments:
+            return (
+                f"{PLUGIN} has another {name} than this project knows, so a second call would not find the jobs of a "
+                "first one; install the version in envs/workflow.txt"
+            )
+    return None
+
+
+def install(folder: Path) -> None:
+    """Change the plugin, where Snakemake has loaded it, for calls in the project's ``folder``."""
+    plugin = sys.modules.get(PLUGIN)
+    if plugin is None or getattr(plugin.Executor, "shardlab", False):
+        return
+    if reason := obstacle(plugin):
+        print(f"warning: {reason}.", file=sys.stderr)
+        return
+    executor: Any = plugin.Executor
+    executor.shardlab = True
+    begin, submit, look = executor.__post_init__, executor.run_job, executor.check_active_jobs
+    query = plugin.query_job_status
+    absent: dict[str, int] = {}
+    followed: set[str] = set()
+
+    def post_init(self: Any, test_mode: bool = False) -> None:
+        begin(self, test_mode)
+        self.run_uuid = name_of(folder)
+        self._failed_nodes = FailedNodes(self._failed_nodes)
+
+    def run_job(self: Any, job: Any) -> None:
+        found = live_job(folder, self.run_uuid, job)
+        if found is None:
+            submit(self, job)
+            return
+        self.logger.info(f"Job {job.jobid} is Slurm job {found} of an earlier call, which is followed.")
+        info = plugin.SubmittedJobInfo(
+            job, external_jobid=found, aux={"slurm_logfile": log_of(self, plugin, job, found)}
+        )
+        self._report_job_submission_threadsafe(info)
+
+    async def check_active_jobs(self: Any, active_jobs: list[Any]) -> AsyncIterator[Any]:
+        followed.clear()
+        followed.update(job.external_jobid for job in active_jobs)
+        async for job in look(self, active_jobs):
+            yield job
+
+    async def query_job_status(command: str, logger: Any) -> Any:
+        states, seconds = await query(command, logger)
+        return (states if states is None else settled(states, followed, absent)), seconds
+
+    executor.__post_init__, executor.run_job = post_init, run_job
+    executor.check_active_jobs = check_active_jobs
+    setattr(plugin, "query_job_status", query_job_status)  # noqa: B010
+
+
+def settled(states: dict[str, str], followed: set[str], absent: dict[str, int]) -> dict[str, str]:
+    """States of jobs, with an end for those that would be waited for for ever; ``absent`` counts looks at them."""
+    states = dict(states)
+    for job in followed:
+        if states.get(job) not in (None, "PREEMPTED"):
+            absent.pop(job, None)
+            continue
+        absent[job] = absent.get(job, 0) + 1
+        if absent[job] > PATIENCE:
+            # Snakemake then looks whether the job's files are there.
+            states[job] = "FAILED" if job in states else "UNKNOWN"
+    return states
+
+
+def name_of(folder: Path) -> str:
+    """Name of all Slurm jobs of a project's folder."""
+    return "shardlab-" + hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+
+
+def live_job(folder: Path, name: str, job: Any) -> str | None:
+    """The Slurm job, waiting or running, that does a Snakemake job; None where none does."""
+    if job.is_group() or shutil.which("squeue") is None:
+        return None
+    listed = subprocess.run(
+        ["squeue", "--me", "--noheader", f"--name={name}", "--format=%i|%T|%k"], capture_output=True, text=True
+    )
+    for line in listed.stdout.splitlines():
+        number, state, comment = line.split("|", 2)
+        if state in LIVE and comment.startswith(f"rule_{job.rule.name}") and _does(number, job):
+            return None if _trains_otherwise(folder, number, job) else number
+    return None
+
+
+def _trains_otherwise(folder: Path, number: str, job: Any) -> bool:
+    """Whether a Slurm job trains a run with settings that are not those of run.json any more."""
+    if job.rule.name != "train":
+        return False
+    place = folder / "results" / job.wildcards_dict["strategy"] / job.wildcards_dict["workload"]
+    try:
+        story = read_story(place)
+        settings = identity.of(read_run(place / "run.json"), "").numbers
+    except UserError:
+        return False
+    return story is not None and story.attempts[-1].slurm_job_id == number and story.numbers != settings
+
+
+def _does(number: str, job: Any) -> bool:
+    """Whether a Slurm job's script asks for this job. Its comment joins wildcards with _, which names have, too."""
+    script = subprocess.run(["scontrol", "write", "batch_script", number, "-"], capture_output=True, text=True).stdout
+    wildcards = ",".join(f"{key}={value}" for key, value in sorted(job.wildcards_dict.items()))
+    target = f"{job.rule.name}:{wildcards}" if wildcards else job.rule.name
+    words = script.replace("'", " ").replace('"', " ").split()
+    return any(_sorted(word) == target for word in words)
+
+
+def _sorted(word: str) -> str:
+    rule, colon, wildcards = word.partition(":")
+    return rule + colon + ",".join(sorted(wildcards.split(",")))
+
+
+def log_of(executor: Any, plugin: Any, job: Any, number: str) -> Path:
+    """File with what a Slurm job of this plugin prints."""
+    folder: Path = executor.slurm_logdir / f"rule_{job.rule.name}" / plugin.get_job_wildcards(job)
+    return folder / f"{number}.log"
+
+
+class FailedNodes(set[str]):
+    """Nodes to avoid: of a list of nodes that a job lost one of, those that Slurm says are down."""
+
+    def add(self, nodes: str) -> None:
+        """Add those of a list, n[1-2], that are down."""
+        states = "--states=down,fail,no_respond,unk"
+        told = subprocess.run(
+            ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", states, "--format=%N"], capture_output=True, text=True
+        )
+        self.update(told.stdout.split())

@@ -1,0 +1,94 @@
+"""Signals and parents: no process of a run is left behind, and none dies of a request to stop."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that ask a training to save and end: the end of a job, Ctrl-C, a closed terminal, Slurm's warning."""
+REQUEST = ".stop"
+"""File in a run's folder that asks its ranks to save and end, and says why."""
+_asked: list[int] = []
+
+
+def listen() -> None:
+    """From here on, note requests to stop instead of dying of them."""
+    for number in STOP:
+        signal.signal(number, lambda number, _: _asked.append(number))
+
+
+class Requests:
+    """Requests to stop: signals to this process, or a file that launch.py writes."""
+
+    def __init__(self, path: Path | None) -> None:
+        """``path`` is that of the file; None for ranks that need not look, since the others tell them."""
+        self.path, self._next = path, 0.0
+
+    def asked(self) -> str | None:
+        """Why to stop; None while nobody asks. Looks for the file once a second."""
+        if _asked:
+            return signal.Signals(_asked[0]).name
+        if self.path is None or time.monotonic() < self._next:
+            return None
+        self._next = time.monotonic() + 1
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except OSError:
+            return None
+
+
+def die_with_parent(number: int, parent_is: str = "") -> None:
+    """Have the system send this process a signal when its parent ends (Linux: prctl(2), PR_SET_PDEATHSIG).
+
+    ``parent_is`` is a word of the parent's command line: one that ended before this call is not the parent any more.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(1, number, 0, 0, 0)
+    if os.getppid() != parent or parent_is not in _words(parent):  # it ended just now
+        os.kill(os.getpid(), number)
+
+
+def _words(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def watch_snakemake(ended: Callable[[], None]) -> None:
+    """Call ``ended`` once the Snakemake that this process works for has ended; where there is none, never."""
+    pid = _snakemake(os.getpid())
+    if pid is None:
+        return
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+
+    def wait() -> None:
+        import select
+
+        select.select([descriptor], [], [])
+        ended()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _snakemake(pid: int) -> int | None:
+    """The nearest of a process's ancestors that is Snakemake."""
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        except (OSError, IndexError):
+            return None
+        if any(Path(word).name == "snakemake" for word in words[:3]) or words[1:3] == ["-m", "snakemake"]:
+            return pid
+    return None

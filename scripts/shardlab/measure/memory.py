@@ -1,0 +1,140 @@
+"""Tensor bytes of a step by kind, counted at every operator: what a GPU's allocator would have to hold, on any device.
+
+The resident size of a process is nearly all PyTorch itself and shows nothing of a strategy; this counts storages
+when operators make them, when they are freed, and when FSDP resizes them.
+"""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardlab.report.records import Kind
+
+KINDS: tuple[str, ...] = get_args(Kind)
+
+
+class Memory(TorchDispatchMode):
+    """Counts the storages on a device: those that are there when it is entered, and those of the operators inside."""
+
+    def __init__(self, device: torch.device, without: Callable[[], Iterable[Tensor]]) -> None:
+        """``without`` names tensors that are no part of the training, such as the data set's."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device, self.without = device, without
+        self.events: list[tuple[int, int]] = []
+        """(number of a storage, bytes more or less)"""
+        self.kinds: dict[int, str] = {}
+        self._numbers: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._references: dict[int, Any] = {}
+        self._before: list[tuple[int, int]] = []
+
+    def __enter__(self) -> "Memory":
+        """Take stock of what is there, and count from now on."""
+        ignored = {tensor.untyped_storage()._cdata for tensor in self.without()}
+        for tensor in _tensors_there():
+            if tensor.untyped_storage()._cdata not in ignored:
+                self._see(tensor, "other")
+        self._resize = torch.UntypedStorage.resize_
+        torch.UntypedStorage.resize_ = self._resized(self._resize)  # type: ignore[method-assign, assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Stop."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        self._references.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and count what it made."""
+        if any("DTensor" in kind.__name__ for kind in types):
+            return NotImplemented  # it comes back as the operators that it is made of
+        made = func(*args, **(kwargs or {}))
+        if "all_gather" in str(func) or "allgather" in str(func):
+            kind = "gathered"
+        else:
+            kind = "activations" if torch.is_grad_enabled() else "other"  # backward passes run without
+        for tensor in _flat(made):
+            self._see(tensor, kind)
+        return made
+
+    def name(self, kind: str, tensors: Iterable[Tensor]) -> None:
+        """Say what tensors are; one that no operator made inside was there before (buckets that C++ code holds)."""
+        for tensor in tensors:
+            number = self._numbers.get(tensor.untyped_storage()._cdata)
+            if number is None and (number := self._see(tensor, kind)) is not None:
+                self._before.append(self.events.pop())
+            if number is not None:
+                self.kinds[number] = kind
+
+    def figures(self) -> dict[str, Any]:
+        """Under the names of TensorBytes: the peak, what it consisted of, and the largest that each kind became."""
+        held, largest = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+        peak, at_peak = 0, dict(held)
+        for number, change in (*self._before, *self.events):
+            kind = self.kinds[number]
+            held[kind] += change
+            largest[kind] = max(largest[kind], held[kind])
+            if (total := sum(held.values())) > peak:
+                peak, at_peak = total, dict(held)
+        return {"peak": peak, "at_peak": at_peak, "largest": largest}
+
+    def _see(self, tensor: Tensor, kind: str) -> int | None:
+        """Count a tensor's storage, unless it is known, elsewhere or has no memory of its own; returns its number."""
+        if tensor.device.type != self.device.type or tensor.layout is not torch.strided or _is_fake(tensor):
+            return None
+        storage = tensor.untyped_storage()
+        if (number := self._numbers.get(storage._cdata)) is not None:
+            return number
+        number = len(self.kinds)
+        self.kinds[number] = kind
+        self._numbers[storage._cdata] = number
+        self._sizes[number] = 0
+        self._change(number, storage.nbytes())
+        self._references[number] = weakref.ref(storage, self._freed(number, storage._cdata))
+        return number
+
+    def _change(self, number: int, size: int) -> None:
+        self.events.append((number, size - self._sizes[number]))
+        self._sizes[number] = size
+
+    def _freed(self, number: int, address: int) -> Callable[[Any], None]:
+        def freed(_: Any) -> None:
+            self._change(number, 0)
+            self._numbers.pop(address, None)
+
+        return freed
+
+    def _resized(self, resize: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+        def resized(storage: Any, size: int) -> Any:
+            done = resize(storage, size)
+            if (number := self._numbers.get(storage._cdata)) is not None:
+                self.kinds[number] = "gathered"
+                self._change(number, size)
+            return done
+
+        return resized
+
+
+def _tensors_there() -> Iterable[Tensor]:
+    """All plain tensors of the process."""
+    for thing in gc.get_objects():
+        if issubclass(type(thing), Tensor):
+            yield getattr(thing, "_local_tensor", thing)
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    return tensor.is_meta or type(tensor).__name__ == "FakeTensor"
+
+
+def _flat(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _flat(inner)

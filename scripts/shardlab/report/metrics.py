@@ -1,0 +1,22 @@
+"""What metrics.jsonl says, for programs. Nothing here imports torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+NAME = "metrics.jsonl"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records of a run, whenever they were written; lines that a kill or a full disk left half are none."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and {"kind", "step"} <= record.keys():
+            records.append(record)
+    return records

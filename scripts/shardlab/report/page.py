@@ -1,0 +1,94 @@
+"""summary.md: verdict, call, matrix and figures for people. Imports no torch."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import pandas as pd
+from tabulate import tabulate
+
+from shardlab.report.summary import SHOWN
+from shardlab.report.verdict import EQUAL, verdict
+from shardlab.settings.config import Config
+from shardlab.settings.identity import flat
+
+MEMORY = (
+    "Memory is the most that one rank held: of all tensors at a time, of each kind (not all at once), and of the whole "
+    "process (on a GPU: what PyTorch had allocated)."
+)
+
+
+def call(config: Config) -> str:
+    """One sentence that names what was run: place, data, size, seed, ranks and all that the call overrides."""
+    parts = [f"site {config.site}", f"data {config.data}", f"size {config.size}", f"seed {config.seed}"]
+    parts.append(f"nodes {config.nodes} x {config.ranks_per_node} ranks (more where a strategy needs them)")
+    if config.dtype:
+        parts.append(f"dtype {config.dtype}")
+    for name in ("recipe", "site_settings"):
+        parts += [f"{name}.{key} = {value}" for key, value in flat(getattr(config, name))]
+    if config.container is not None:
+        parts.append(f"container {'on' if config.container else 'off'}")
+    return f"Call: {', '.join(parts)}."
+
+
+def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str], tolerance: float) -> str:
+    """The verdict, the call, the matrix of test losses, the figures of each workload, what is left out or missing."""
+    parts = ["# Summary", "", f"**{verdict(table, tolerance)[1]}**", "", call(config), ""]
+    parts += ["## Test loss, and its relative difference to `single`", ""]
+    parts += [_matrix(table, config), ""]
+    parts += [MEMORY, ""]
+    for workload in config.workloads:
+        parts += [f"## {workload}", "", _figures(table[table.workload == workload]), ""]
+    if left_out:
+        parts += ["## Left out", ""] + [f"- {s} x {w}: {reason}" for (s, w), reason in left_out.items()] + [""]
+    open_runs = table[table.status != "done"]
+    if len(open_runs):
+        parts += ["## Not complete", ""]
+        parts += [f"- {row.strategy} x {row.workload}: {row.status}" for row in open_runs.itertuples()] + [""]
+    return "\n".join(parts)
+
+
+def _matrix(table: pd.DataFrame, config: Config) -> str:
+    cells = {(row["strategy"], row["workload"]): _cell(row) for row in table.to_dict("records")}
+    rows = [[strategy, *(cells.get((strategy, w), "-") for w in config.workloads)] for strategy in config.strategies]
+    spreads = table.groupby("workload").spread.max()
+    if spreads.notna().any():
+        rows.append(["rounding alone (twins)", *(_number(spreads.get(w), ".0e") for w in config.workloads)])
+    return tabulate(rows, headers=["strategy", *config.workloads], tablefmt="pipe", disable_numparse=True)
+
+
+def _cell(row: dict[Hashable, Any]) -> str:
+    if pd.isna(row["test_loss"]):
+        return str(row["status"]).partition(":")[0]
+    difference = "no single" if pd.isna(row["rel_diff"]) else format(row["rel_diff"], ".0e")
+    judged = "" if pd.isna(row["equality"]) or row["equality"] == EQUAL else f", {row['equality']}"
+    return f"{row['test_loss']:.6f} ({difference}{judged})"
+
+
+def _figures(rows: pd.DataFrame) -> str:
+    metric = next((name for name in rows.metric_name.dropna()), "metric")
+    shown = pd.DataFrame(
+        {
+            "strategy": rows.strategy,
+            "ranks": rows.world_size.map(lambda value: _number(value, ".0f")),
+            "steps": rows.steps.map(lambda value: _number(value, ".0f")),
+            "test loss": rows.test_loss.map(lambda value: _number(value, ".6f")),
+            "untrained": rows.untrained_test_loss.map(lambda value: _number(value, ".4f")),
+            "validation": rows.validation_loss.map(lambda value: _number(value, ".6f")),
+            metric: rows.metric_value.map(lambda value: _number(value, ".4f")),
+            "wall s": rows.wall_seconds.map(lambda value: _number(value, ".2f")),
+            "samples/s": rows.samples_per_second.map(lambda value: _number(value, ".0f")),
+            "tensors MiB": rows.tensor_bytes.map(_mebibytes),
+            **{str(kind): rows[f"{kind}_bytes"].map(_mebibytes) for kind in SHOWN},
+            "process MiB": rows.peak_memory_bytes.map(lambda value: _number(value / 2**20, ".0f")),
+        }
+    )
+    return str(shown.to_markdown(index=False, disable_numparse=True))
+
+
+def _mebibytes(size: Any) -> str:
+    """Three digits: the smallest models have kilobytes."""
+    return "" if pd.isna(size) else format(float(size) / 2**20, ".3g")
+
+
+def _number(value: Any, form: str) -> str:
+    return "" if pd.isna(value) else format(float(value), form)

@@ -1,0 +1,121 @@
+"""A training on one rank, from its first step or from a checkpoint, to its files."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardlab import strategies
+from shardlab.files import sha256
+from shardlab.launch import processes
+from shardlab.launch.attempts import history
+from shardlab.measure import expected_traffic
+from shardlab.measure.meter import Meter
+from shardlab.report import metrics
+from shardlab.report.records import train_report
+from shardlab.settings.types import Run
+from shardlab.training import checkpoint, distributed, tasks
+from shardlab.training.batches import Steps
+from shardlab.training.checkpoint import Checkpointer
+from shardlab.training.distributed import World
+from shardlab.training.engine import Engine
+from shardlab.training.heartbeat import Heartbeat
+from shardlab.training.metrics import MetricsLog
+from shardlab.training.step import Observer, Wish, train_step
+from shardlab.training.work import Work
+
+
+def train(
+    run: Run,
+    data: Path,
+    weights: Path,
+    output: Path,
+    origin: Mapping[str, Any],
+    observe: Observer | None = None,
+    resume: Path | None = None,
+    *,
+    afresh: bool = False,
+) -> bool:
+    """Train ``run`` on this rank and write its files to ``output`` (rank 0); whether it came to its end.
+
+    ``origin`` is what the report says of the code and the image that this runs from. Where ``output`` has checkpoints
+    of this run, the training goes on from the newest valid one, unless it begins ``afresh``; with ``resume`` from that
+    checkpoint, of any strategy on any ranks. It ends early where it is asked to stop (see launch/processes.py).
+
+    Raises:
+        UserError: the loss or the gradient norm is not finite, or a file cannot be read or written.
+    """
+    world = distributed.world(run.mesh, run.site.device)
+    task = tasks.load(run.task, data, getattr(torch, run.recipe.dtype), world.device, fixed_shapes=run.mesh.pipelined)
+    begun_with = world.gather(sha256(weights) if world.main else "")[0]
+    start = checkpoint.beginning(run, task, world, begun_with)
+    resume = resume or checkpoint.newest(output, start, world, afresh=afresh)
+    if resume is None and world.main:
+        shutil.rmtree(output / "checkpoints", ignore_errors=True)
+    engine = strategies.build(run, task, world, weights)
+    steps = Steps(task, engine, run.recipe, run.seed, world)
+    start = checkpoint.restore(start, engine, steps, resume, world, output)
+    checkpointer = Checkpointer(run, task, engine, world, output, start)
+    log = MetricsLog(output / metrics.NAME if world.main else None, start.step)
+    log.attempt(start.step, resume, world, origin)
+    requests = processes.Requests(output / processes.REQUEST if world.main else None)
+    read = Work()
+    with Meter(engine, task, world, start.step, steps.count) as meter, Heartbeat(world, run.site.hang_seconds) as heart:
+        for number in range(start.step, steps.count):
+            heart.step = number
+            with meter.step(number):
+                step = steps[number]
+                wish = Wish(requests.asked() is not None, checkpointer.is_old())
+                taken = train_step(
+                    engine, step, world, _look(meter, observe), wish, skip=run.recipe.non_finite == "skip"
+                )
+            read.add(step)
+            log.step(step, taken.loss, taken.norm, meter.seconds)
+            checkpointer.skipped += not taken.finite
+            if step.validates:
+                log.write("validation", step=number, epoch=step.epoch, loss=checkpointer.validate())
+            stops = taken.wish.stop and number + 1 < steps.count
+            if stops or taken.wish.checkpoint or checkpointer.is_due(number + 1):
+                checkpointer.checkpoint(number + 1)
+            if stops:
+                checkpointer.close()
+                log.write("stopped", step=number, why=requests.asked() or "a signal to another rank")
+                return False
+        checkpointer.close()
+    divided = read.check(task, world)
+    saved = checkpointer.save("model.safetensors")
+    measured = {
+        **{key: value for key, value in origin.items() if key != "attempt"},
+        **meter.figures(),
+        **divided,
+        "parameters": engine.parameter_count,
+        "checkpoints": checkpointer.written,
+        "skipped_steps": checkpointer.skipped,
+        "bytes_per_step_theory": _theory(run, engine, task, steps, meter, world),
+        "identity": start.identity,
+        "initial_weights": begun_with,
+        "weights": saved,
+    }
+    if world.main:
+        lines = metrics.read(output / metrics.NAME)
+        train_report(run, lines, measured, history(output)).write(output / "train.json")
+    return True
+
+
+def _look(meter: Meter, observe: Observer | None) -> Observer:
+    """What looks at the engine between backward and update."""
+
+    def look(number: int, engine: Engine) -> None:
+        meter.look(number)
+        if observe:
+            observe(number, engine)
+
+    return look
+
+
+def _theory(run: Run, engine: Engine, task: Any, steps: Steps, meter: Meter, world: World) -> float | None:
+    """Bytes that a rank should send in the step whose traffic was counted."""
+    counted = min(meter.counted, steps.count - 1)
+    return world.mean(expected_traffic.bytes_per_step(run, task, steps[counted].micro_batches))

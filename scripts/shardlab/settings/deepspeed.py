@@ -1,0 +1,41 @@
+"""DeepSpeed's settings: the user's JSON, with what the recipe decides filled in. Nothing here imports torch."""
+
+import json
+from typing import Any
+
+from shardlab.errors import UserError, choices
+from shardlab.files import ROOT
+from shardlab.settings import load
+from shardlab.settings.recipe import Recipe
+from shardlab.settings.types import Strategy
+
+
+def settings(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> dict[str, Any] | None:
+    """The settings of a run, or None for a strategy of another engine.
+
+    Raises:
+        UserError: the file is missing, no JSON object, or says what the recipe decides.
+    """
+    if strategy.config is None:
+        return None
+    path = ROOT / strategy.config
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        known = choices(str(p.relative_to(ROOT)) for p in (load.CONFIG / "deepspeed").glob("*.json"))
+        raise UserError(f"config/strategies.yaml: {name}: there is no {strategy.config}; known: {known}.") from None
+    except ValueError as error:
+        raise UserError(f"{strategy.config} is not strict JSON ({error}); no comments, no trailing commas.") from None
+    if not isinstance(given, dict):
+        raise UserError(f"{strategy.config} is a {type(given).__name__}, not DeepSpeed's keys and values: {{...}}.")
+    decided: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": -(-recipe.global_batch // (replicas * recipe.accumulate)),
+        "gradient_accumulation_steps": recipe.accumulate,
+        "gradient_clipping": recipe.clip_norm or 0.0,
+    }
+    if recipe.precision != "full":
+        decided[recipe.precision] = {"enabled": True}
+    clash = [key for key in (*decided, "train_batch_size", "optimizer", "scheduler") if key in given]
+    if clash:
+        raise UserError(f"{strategy.config}: `{clash[0]}` comes from the workload's recipe; remove it there.")
+    return {**given, **decided}

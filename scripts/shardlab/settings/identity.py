@@ -1,0 +1,59 @@
+"""What a file of a run belongs to: digests of all that decides its numbers. Nothing here imports torch."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from shardlab.schema import Strict
+from shardlab.settings.types import Run
+
+PLACE = ("site", "site_name", "nodes", "ranks_per_node", "devices_per_rank", "mesh")
+"""Settings of place and size: times and memory belong to them, losses do not."""
+
+WHEN = ("checkpoint_every", "checkpoint_minutes", "checkpoints_kept")
+"""Keys of a recipe that say when checkpoints are written: no number depends on them."""
+
+
+class Identity(Strict):
+    """Which run a file belongs to."""
+
+    numbers: str = Field(description="SHA-256 of the settings and sources that decide losses: run.json but for place.")
+    run: str = Field(description="SHA-256 of all of run.json: what times and memory belong to.")
+    data: str = Field(description="Fingerprint of the prepared data set.")
+
+
+def of(run: Run, fingerprint: str) -> Identity:
+    """Identity of a run over a prepared data set."""
+    settings = run.model_dump(mode="json")
+    numbers = {key: value for key, value in settings.items() if key not in PLACE}
+    numbers["recipe"] = {key: value for key, value in settings["recipe"].items() if key not in WHEN}
+    # DeepSpeed's settings hold a size, too: the samples of a rank, which follow from the others.
+    numbers["engine_config"] = {
+        key: value
+        for key, value in (settings["engine_config"] or {}).items()
+        if key != "train_micro_batch_size_per_gpu"
+    }
+    return Identity(numbers=digest(numbers), run=digest(settings), data=fingerprint)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a value as JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def difference(planned: dict[str, Any], found: dict[str, Any]) -> str | None:
+    """The first key, ``outer.inner``, that differs between two nested settings; None if none does."""
+    ours, theirs = dict(flat(planned)), dict(flat(found))
+    return next((key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key)), None)
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(outer.inner key, value) of nested settings."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

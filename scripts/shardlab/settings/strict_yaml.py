@@ -1,0 +1,62 @@
+"""YAML as people mean it: a key stands once, a number with a leading zero is no octal one, aliases stay few."""
+
+from typing import Any
+
+import yaml
+
+ALIASES = 1000
+"""Aliases that a file may have: some lines of them can stand for billions of values."""
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses what it would otherwise change silently."""
+
+    aliases = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            self.aliases += 1
+            if self.aliases > ALIASES:
+                raise yaml.YAMLError(f"it has more than {ALIASES} aliases")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.YAMLError(f"the key `{key.value}` stands twice, again in line {key.start_mark.line + 1}")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _integer(loader: _Loader, node: Any) -> int:
+    digits = node.value.lstrip("+-")
+    if len(digits) > 1 and digits[0] == "0" and digits.isdigit():
+        raise yaml.YAMLError(f"{node.value} in line {node.start_mark.line + 1} begins with 0; write {int(digits)}")
+    return int(loader.construct_yaml_int(node))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text; an empty one is {}.
+
+    Raises:
+        yaml.YAMLError: it is none, names a key twice, writes a number with a leading zero, or has too many aliases.
+    """
+    value = yaml.load(text, Loader=_Loader)
+    _check_size(value)
+    return {} if value is None else value
+
+
+def _check_size(value: Any, budget: int = 100_000) -> None:
+    """Raise a YAMLError for a value that is much larger than its text: aliases of aliases."""
+    waiting, seen = [value], 0
+    while waiting:
+        seen += 1
+        if seen > budget:
+            raise yaml.YAMLError(f"it stands for more than {budget} values")
+        value = waiting.pop()
+        waiting += list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []

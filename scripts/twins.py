@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Train twins of `single`: the same run, its initial weights changed by about one rounding. How far they end from it is
+how far float32 alone carries a run, whatever the strategy.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from evaluate import evaluate_sharded
+from torch import Tensor
+
+from shardlab import models
+from shardlab.data import store
+from shardlab.errors import run_program
+from shardlab.files import sha256
+from shardlab.models import weights
+from shardlab.report.records import TrainReport, Twin, TwinsReport
+from shardlab.runs.loop import train
+from shardlab.settings import identity
+from shardlab.settings.types import Run, read_run
+from shardlab.training import distributed
+
+ROUNDING = 6e-8
+"""Half the distance of 1 to the next float32 (2^-24): the relative error of one rounding."""
+
+
+def main() -> None:
+    """Draw, train and evaluate each twin, and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of `single`")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--weights", type=Path, required=True, help="its initial weights")
+    parser.add_argument("--draws", type=int, required=True, help="number of twins")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
+    args = parser.parse_args()
+    run = read_run(args.settings)
+    fingerprint = store.verify(args.data, run.data)
+    distributed.start(run.site.device)
+    twins = [twin(run, args.data, args.weights, number) for number in range(args.draws)]
+    report = TwinsReport(
+        identity=identity.of(run, fingerprint),
+        initial_weights=sha256(args.weights),
+        workload=run.workload,
+        scale=ROUNDING,
+        twins=twins,
+    )
+    report.write(args.output)
+
+
+def twin(run: Run, data: Path, initial: Path, number: int) -> Twin:
+    """Validation and test loss of ``run`` from the initial weights of its twin of that number."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        move(run, initial, number, folder / "initial.safetensors")
+        train(run, data, folder / "initial.safetensors", folder, {})
+        report = TrainReport.read(folder / "train.json", "train again")
+        loss = evaluate_sharded(run, data, folder / "model.safetensors").loss
+    return Twin(validation_loss=report.validation_loss, test_loss=loss)
+
+
+def move(run: Run, initial: Path, number: int, path: Path) -> None:
+    """Write initial weights times 1 + ROUNDING N(0, 1), drawn from the number."""
+    layout = models.state(models.build(run.model, run.task, getattr(torch, run.recipe.dtype)))
+    weights.save(_moved(initial, list(layout), number), layout, path)
+
+
+def _moved(path: Path, names: list[str], number: int) -> Iterator[tuple[str, Tensor]]:
+    generator = torch.Generator().manual_seed(number)
+    with weights.open_weights(path) as file:
+        for name in names:
+            value: Tensor = file.get_tensor(name)
+            if value.is_floating_point():
+                noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+                value = (value.double() * (1 + ROUNDING * noise)).to(value.dtype)
+            yield name, value
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,92 @@
+"""One run through what a cluster does to it: each time it goes on where it was."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from login import now, queue, snakemake, steps, training_job, until
+
+pytestmark = pytest.mark.timeout(900)
+RUN = "fsdp/llama2"
+STEPS = 600
+CONFIG = ["nodes=2", "ranks_per_node=1", f"recipe={{epochs: 100, max_steps: {STEPS}, checkpoint_every: 50}}"]
+TARGET = f"results/{RUN}.done"
+FOLLOWED = "of an earlier call, which is followed"
+
+
+@pytest.fixture(scope="module")
+def struck(make_copy):
+    """The run that all of this happens to, its driver, and its job."""
+    with make_copy("struck") as learner:
+        since = now()
+        driver = learner.start(*snakemake(TARGET, config=CONFIG))
+        job = training_job(learner, RUN, driver)
+        until("the first steps", lambda: steps(learner, RUN) > 20)
+        yield learner, driver, job, since
+
+
+def attempts(learner):
+    return learner.json(f"results/{RUN}/attempts.json")["attempts"]
+
+
+def words_of(place):
+    try:
+        return (place / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def goes_on(learner, number, seconds=120):
+    """Wait until the attempt of that number takes steps that are new."""
+    before = attempts(learner)[number - 2]
+    until("the next attempt", lambda: len(attempts(learner)) >= number, seconds)
+    until("its steps", lambda: steps(learner, RUN) > (attempts(learner)[number - 2]["reached"] or 0) + 5, seconds)
+    return before
+
+
+def test_the_warning_before_a_time_limit(struck):
+    learner, _, job, _ = struck
+    for place in Path("/proc").glob("[0-9]*"):
+        if b"scripts/launch.py\0train" in words_of(place) and (place / "cwd").readlink() == learner.path:
+            os.kill(int(place.name), signal.SIGUSR1)
+    goes_on(learner, 2)
+    first, second = attempts(learner)
+    assert first["why"] == "stopped: SIGUSR1"
+    assert first["slurm_job_id"] == second["slurm_job_id"] == job
+
+
+def test_the_driver_is_killed_and_the_link_is_cut(struck):
+    """SIGKILL of Snakemake on the login node; then five seconds without a network between the nodes."""
+    learner, driver, job, _ = struck
+    driver.kill()
+    driver.wait()
+    for state in ("down", "up"):
+        subprocess.run(["ip", "link", "set", "shardlab-n2", state], check=True)
+        if state == "down":
+            subprocess.run(["sleep", "5"], check=True)
+    before = steps(learner, RUN)
+    until("more steps", lambda: steps(learner, RUN) > before + 5)
+    assert queue(job) == "RUNNING"
+    assert len(attempts(learner)) == 2, "a link that is cut shorter than the timeout costs nothing"
+
+
+def test_preemption(struck):
+    learner, *_ = struck
+    urgent = ["--partition=urgent", "--exclusive", "--nodes=2", "--account=teaching", "--output=/dev/null"]
+    learner.run("sbatch", *urgent, "--wrap=sleep 2")
+    goes_on(learner, 3)
+    assert attempts(learner)[1]["why"] == "stopped: SIGTERM"
+
+
+def test_a_new_call_follows_the_job(struck):
+    """The first driver is dead since long."""
+    learner, _, job, _ = struck
+    call = learner.start(*snakemake(TARGET, config=CONFIG))
+    logs = learner.path / ".snakemake/log"
+    until("the call to follow it", lambda: any(f"{job} {FOLLOWED}" in log.read_text() for log in logs.iterdir()))
+    learner.finish(call)
+    assert steps(learner, RUN) == STEPS
+    assert learner.json(f"results/{RUN}/train.json")["slurm_job_id"] == job

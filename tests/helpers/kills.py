@@ -1,0 +1,194 @@
+"""A training that is killed again and again: who is killed, when and how follow from a seed."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+from helpers.common import ROOT, save_initial, tiny_run
+from shardlab import data as data_sets
+from shardlab.data import store
+from shardlab.data.encoders import encode
+from shardlab.files import write_json
+from shardlab.launch.attempts import history
+
+MARK = "SHARDLAB_TRIAL"
+"""Environment variable by which all processes of a trial are found, whoever their parent is by now."""
+ROLES = ("launch", "torchrun", "rank 0", "rank 1")
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
+STEPS = 60
+STRATEGIES = ("fsdp", "zero2")
+
+
+@dataclass
+class Kill:
+    """What was done, and what was seen."""
+
+    strategy: str
+    role: str
+    signal: str
+    at: str
+    reached: int
+    lost: int = 0
+    """Steps that were taken again."""
+
+
+class Trial:
+    """One run on two ranks in a folder of its own."""
+
+    def __init__(self, folder, strategy, scripts=ROOT / "scripts", hang_seconds=60, stop_seconds=10, **recipe):
+        self.folder, self.strategy, self.scripts = folder / "results" / strategy / "llama2", strategy, scripts
+        self.data, self.initial = folder / "data", folder / "initial.safetensors"
+        recipe = {"dtype": "float32", "epochs": 200, "max_steps": STEPS, "checkpoint_every": 5} | recipe
+        run = tiny_run("llama2", strategy, **recipe)
+        site = run.site.model_copy(update={"hang_seconds": hang_seconds, "stop_seconds": stop_seconds})
+        self.run = run.model_copy(update={"site": site})
+        if not self.initial.exists():
+            store.write(self.data, run.data, *encode(run.data, data_sets.read(run.data, folder)))
+            save_initial(run, self.initial)
+        write_json(self.folder / "run.json", self.run.model_dump())
+        self.mark = self.call = f"{os.getpid()}-{time.monotonic_ns()}"
+
+    def start(self, **environment):
+        """Start launch.py; returns the process."""
+        paths = {"settings": self.folder / "run.json", "data": self.data, "weights": self.initial}
+        options = [f"--{key}={path}" for key, path in paths.items()]
+        words = ["train", *options, f"--output={self.folder}", f"--done={self.folder}.done"]
+        with (self.folder / "launch.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, self.scripts / "launch.py", *words],
+                env=os.environ | {MARK: self.mark, "SHARDLAB_CALL": self.call} | environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def processes(self):
+        """Role: process id, of all that live."""
+        found = {}
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{MARK}={self.mark}\0" not in (place / "environ").read_text():
+                    continue
+                words = (place / "cmdline").read_text()
+                if (place / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                    continue
+            except OSError:
+                continue
+            environment = (place / "environ").read_text()
+            if "scripts/launch.py" in words:
+                role = "launch"
+            elif "torch.distributed.run" in words:
+                role = "torchrun"
+            elif "scripts/train.py" in words:
+                rank = [line for line in environment.split("\0") if line.startswith("RANK=")]
+                role = f"rank {rank[0].removeprefix('RANK=')}" if rank else "rank"
+            else:
+                role = f"other {place.name}"
+            found[role] = int(place.name)
+        return found
+
+    def steps(self):
+        """The steps of metrics.jsonl."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.startswith('{"kind": "train"') and line.endswith("}")]
+
+    def report(self):
+        """Content of train.json."""
+        return json.loads((self.folder / "train.json").read_text())
+
+    def last(self):
+        """Number of the last step."""
+        steps = self.steps()
+        return steps[-1]["step"] if steps else -1
+
+    def ended_within(self, seconds):
+        """Whether no process of the trial lives after so long."""
+        end = time.monotonic() + seconds
+        while self.processes() and time.monotonic() < end:
+            time.sleep(0.05)
+        return not self.processes()
+
+    def end(self):
+        """End whatever lives."""
+        for number in self.processes().values():
+            os.kill(number, signal.SIGKILL)
+
+
+def kill_once(trial, chance):
+    """Start the run, kill one of its processes; returns what was done, None if it ended before that."""
+    role, number = chance.choice(ROLES), chance.choice(SIGNALS)
+    before = trial.last()
+    step = chance.randrange(max(before, 0), STEPS) if chance.random() < 0.75 else None
+    moment = time.monotonic() + chance.uniform(0.5, 6)
+    child = trial.start()
+    begun = time.monotonic()
+    while child.poll() is None:
+        if (trial.last() >= step and trial.last() != before) if step is not None else time.monotonic() > moment:
+            break
+        time.sleep(0.02)
+    target = trial.processes().get(role)
+    if child.poll() is not None or target is None:
+        child.wait()
+        return None
+    os.kill(target, number)
+    if number == signal.SIGKILL:
+        time.sleep(2)
+        step_then = trial.last()
+    assert trial.ended_within(trial.run.site.stop_seconds + 10), trial.processes()
+    assert number != signal.SIGKILL or trial.last() == step_then, "something trained on two seconds after the kill"
+    child.wait()
+    at = f"step {step}" if step is not None else f"{time.monotonic() - begun:.1f} s"
+    return Kill(trial.strategy, role, number.name, at, trial.last() + 1)
+
+
+def soak(folder, kills, seed, report=print):
+    """Kill runs until there were so many kills; returns them. Each run must end as one that was left alone."""
+    chance, done = random.Random(seed), []
+    expected = {}
+    for strategy in STRATEGIES:
+        trial = Trial(folder / "whole", strategy)
+        assert trial.start().wait() == 0, (trial.folder / "launch.log").read_text()
+        expected[strategy] = weights(trial)
+    while len(done) < kills:
+        strategy = STRATEGIES[len(done) % 2]
+        shutil.rmtree(folder / "trial", ignore_errors=True)
+        trial = Trial(folder / "trial", strategy)
+        try:
+            for _ in range(chance.randint(1, 4)):
+                if killed := kill_once(trial, chance):
+                    done.append(killed)
+                    report(f"{len(done)}: {killed}")
+            end_well(trial, expected[strategy])
+            attempts = history(trial.folder)
+            for killed, before, after in zip(done[-len(attempts) + 1 :], attempts, attempts[1:], strict=False):
+                killed.lost = max(0, (before.reached or 0) - (after.from_step or 0))
+        finally:
+            trial.end()
+    return done
+
+
+def end_well(trial, expected):
+    """The same call brings the run to its end, and it is the one that was not killed, to the bit."""
+    for _ in range(3):  # three failures in a row without a checkpoint are given up, in one call
+        if trial.start().wait() == 0:
+            break
+        trial.call += "+"
+    log = (trial.folder / "launch.log").read_text()
+    assert Path(f"{trial.folder}.done").exists(), log
+    assert [step["step"] for step in trial.steps()] == list(range(STEPS)), log
+    assert all((weights(trial)[name] == value).all() for name, value in expected.items()), log
+    assert trial.ended_within(2)
+
+
+def weights(trial):
+    """Name to array."""
+    return load_file(trial.folder / "model.safetensors")

@@ -1,0 +1,260 @@
+"""What ranks do to each other: gradients, split layers, stages, who reads what."""
+
+from fault import (
+    BATCHES,
+    DATA,
+    DROPOUT,
+    EVALUATION,
+    MESH,
+    NATIVE,
+    ORDER,
+    PARALLELIZE,
+    PIPELINE,
+    REFERENCE,
+    STEP,
+    TASKS,
+    TENSOR,
+    ZERO,
+    Fault,
+    S,
+    parity,
+)
+
+FAULTS = [
+    # What ranks do to each other's gradients.
+    Fault(
+        "norm for clipping of the local shard alone",
+        NATIVE,
+        "if not placement.is_replicate():",
+        "if False:",
+        parity("fsdp-mlp"),
+    ),
+    Fault(
+        "clip factor times the square root of the ranks",
+        NATIVE,
+        "self.run.recipe.clip_norm / (norm + 1e-6)",
+        "self.run.recipe.clip_norm * self.world.size**0.5 / (norm + 1e-6)",
+        parity("fsdp-llama2-accumulate"),
+    ),
+    Fault(
+        "clips at twice the norm",
+        NATIVE,
+        "self.run.recipe.clip_norm / (norm",
+        "2 * self.run.recipe.clip_norm / (norm",
+        REFERENCE,
+    ),
+    Fault("no clipping", NATIVE, "if self.run.recipe.clip_norm is not None:", "if False:", REFERENCE),
+    Fault(
+        "gradients of norms not reduced under sequence parallelism",
+        NATIVE,
+        "if placements and gradient is not None and gradient.placements != placements:",
+        "if False:",
+        parity("tp_sp-vit"),
+    ),
+    Fault("DDP never synchronizes", PARALLELIZE, "and not last:", "and True:", parity("ddp-mlp")),
+    Fault(
+        "HSDP's replicas do not average",
+        PARALLELIZE,
+        "set_requires_all_reduce(last)",
+        "set_requires_all_reduce(False)",
+        parity("hsdp-mlp"),
+    ),
+    Fault(
+        "gradients summed over the ranks, not averaged",
+        STEP,
+        "world.data_size / step.targets",
+        "world.data_size**2 / step.targets",
+        parity("ddp-mlp or fsdp-mlp"),
+    ),
+    Fault(
+        "ZeRO's loss without times accumulate",
+        ZERO,
+        "scale * self.run.recipe.accumulate",
+        "scale",
+        parity("zero1 and llama2 and accumulate"),
+    ),
+    Fault(
+        "ZeRO does not clip",
+        f"{S}settings/deepspeed.py",
+        '"gradient_clipping": recipe.clip_norm or 0.0',
+        '"gradient_clipping": 0.0',
+        parity("zero1 and llama2 and accumulate"),
+    ),
+    Fault(
+        "ZeRO steps at each micro-batch",
+        f"{S}settings/deepspeed.py",
+        '"gradient_accumulation_steps": recipe.accumulate',
+        '"gradient_accumulation_steps": 1',
+        parity("zero1 and llama2 and accumulate"),
+    ),
+    # What is split inside of layers.
+    Fault(
+        "bias of a row layer added by every rank",
+        TENSOR,
+        "    if sequence_parallel:\n        for pattern",
+        "    for pattern in [p for p, style in plan.items() if style == 'row']:\n"
+        "        for row in matching(model, pattern):\n"
+        "            if row.bias is not None:\n"
+        "                row.register_forward_hook(lambda m, _, out: out + m.bias.full_tensor())\n"
+        "    if sequence_parallel:\n        for pattern",
+        parity("tp-mlp"),
+    ),
+    Fault(
+        "half of the gradient of a split embedding",
+        TENSOR,
+        "output: output.clone())",
+        "output: (output + output.detach()) / 2)",
+        parity("tp-llama2"),
+    ),
+    Fault(
+        "the same dropout masks on all ranks of a split tensor",
+        TENSOR,
+        "torch.manual_seed(common + rank)",
+        "torch.manual_seed(common)",
+        DROPOUT,
+    ),
+    Fault(
+        "other dropout masks on each rank of a tensor-parallel group",
+        BATCHES,
+        "number, self.world.data_rank,",
+        "number, torch.distributed.get_rank(),",
+        DROPOUT,
+    ),
+    Fault(
+        "dropout masks that do not depend on the step",
+        BATCHES,
+        "(self.order.seed, number, self",
+        "(self.order.seed, 0, self",
+        DROPOUT,
+    ),
+    Fault(
+        "the same dropout masks on all data-parallel ranks",
+        BATCHES,
+        "self.world.data_rank, self.world.stage)",
+        "0, self.world.stage)",
+        DROPOUT,
+    ),
+    Fault(
+        "dropout masks not seeded by the step, so that a run that goes on repeats them",
+        STEP,
+        "torch.manual_seed(step.seed)",
+        "pass",
+        DROPOUT,
+    ),
+    Fault("validation in training mode", EVALUATION, "engine.train(False)", "pass", DROPOUT),
+    # What is cut into stages.
+    Fault(
+        "rows that fill a pipeline's batch counted as samples",
+        PIPELINE,
+        "int((rows < micro.count).sum())",
+        "len(rows)",
+        parity("pp-mnist"),
+    ),
+    Fault(
+        "a pipeline averages over its micro-batches once more",
+        PIPELINE,
+        "scale_grads=False",
+        "scale_grads=True",
+        parity("pp-mnist"),
+    ),
+    Fault(
+        "a pipeline's ranks clip each by their own norm",
+        PIPELINE,
+        "dist.all_reduce(total, group=self.group)",
+        "pass",
+        parity("pp-mnist"),
+    ),
+    Fault(
+        "no gradient goes back between the devices of model parallelism",
+        f"{S}strategies/model_parallel.py",
+        "tuple(value.to(device) for value in state)",
+        "tuple(value.to(device).detach() for value in state)",
+        parity("mp-mnist"),
+    ),
+    # Who reads what.
+    Fault(
+        "every rank trains on the whole batch",
+        BATCHES,
+        "mine = order.samples_of(batch, world.data_rank, world.data_size)",
+        "mine = batch",
+        parity("ddp-mlp"),
+    ),
+    Fault(
+        "every rank trains on the whole batch, and the mesh says so",
+        MESH,
+        """return self.degree(*DATA)
+
+    @property
+    def copies(self) -> int:
+        \"\"\"Ranks that hold the same output for the same samples.\"\"\"
+        return self.degree(*(axis for axis in AXES if axis not in (*DATA, STAGES)))
+
+    def data_rank(self, place: Mapping[str, int]) -> int:
+        \"\"\"Number of the group of ranks that reads the samples of the rank with these coordinates.\"\"\"
+        rank = 0
+        for axis in DATA:
+""",
+        """return 1
+
+    @property
+    def copies(self) -> int:
+        return self.size // self.stages
+
+    def data_rank(self, place: Mapping[str, int]) -> int:
+        rank = 0
+        for axis in ():
+""",
+        parity("ddp-mlp"),
+    ),
+    Fault(
+        "replicas of HSDP read the same samples",
+        MESH,
+        "rank = rank * self.degree(axis) + place.get(axis, 0)",
+        'rank = rank * self.degree(axis) + (place.get(axis, 0) if axis == "dp_shard" else 0)',
+        parity("hsdp-mlp"),
+    ),
+    Fault(
+        "a batch's remainder is dropped",
+        ORDER,
+        "np.array_split(batch, count)",
+        "np.split(batch[: len(batch) // count * count], count)",
+        parity("ddp-mlp"),
+    ),
+    Fault(
+        "an epoch's last batch is dropped",
+        ORDER,
+        "return -(-self.samples // self.global_batch)",
+        "return self.samples // self.global_batch",
+        REFERENCE,
+    ),
+    Fault("the same order in each epoch", ORDER, "(seed, epoch)).permutation", "(seed, 0)).permutation", REFERENCE),
+    Fault(
+        "an order that does not depend on the seed",
+        ORDER,
+        "(seed, epoch)).permutation",
+        "(1, epoch)).permutation",
+        ("tests/unit/test_order.py",),
+    ),
+    Fault("one epoch too many", BATCHES, "recipe.epochs * self.order", "(recipe.epochs + 1) * self.order", REFERENCE),
+    Fault(
+        "the test split is the validation split",
+        f"{TASKS}/__init__.py",
+        'f"{split}.safetensors"',
+        '''f"{split.replace('test', 'validation')}.safetensors"''',
+        REFERENCE,
+    ),
+    Fault(
+        "the test loss is of the validation split",
+        EVALUATION,
+        'task.batch("test", indices)',
+        'task.batch("validation", indices)',
+        REFERENCE,
+    ),
+    Fault(
+        "training samples are also validated on",
+        f"{S}data/__init__.py",
+        "order[held : 2 * held]",
+        "order[2 * held : 3 * held]",
+        DATA,
+    ),
+]

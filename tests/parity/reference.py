@@ -1,0 +1,125 @@
+"""A plain PyTorch training, written from the recipe and the format of the prepared data alone.
+
+It imports nothing of the project but the plain models: what every strategy shares (the batches' order, the division
+by the targets, the schedule, the optimizer's arguments, the splits) is written down here a second time.
+"""
+
+import math
+from importlib import import_module
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch.nn.utils import clip_grad_norm_
+
+
+def train(settings, folder, initial):
+    """Train as run.json (a dict) says; records of each step and validation, test losses."""
+    recipe, model = settings["recipe"], settings["model"]
+    dtype = getattr(torch, recipe["dtype"])
+    splits = {name: load_file(folder / f"{name}.safetensors") for name in ("train", "validation", "test")}
+    network = import_module(f"shardlab.models.{model['name']}").Model(**model["args"]).to(dtype)
+    network.load_state_dict(load_file(initial))
+    optimizer = make_optimizer(recipe["optimizer"], network.parameters())
+    loss_of, length = TASKS[settings["task"]]
+    count = length(splits["train"])
+    per_epoch = math.ceil(count / recipe["global_batch"])
+    total = min(recipe["epochs"] * per_epoch, recipe["max_steps"] or math.inf)
+    steps, validations, best = [], [], math.nan
+    for number in range(total):
+        epoch, place = divmod(number, per_epoch)
+        order = np.random.default_rng((settings["seed"], epoch)).permutation(count)
+        batch = order[place * recipe["global_batch"] :][: recipe["global_batch"]]
+        loss, targets = loss_of(network, splits["train"], batch, dtype)
+        optimizer.zero_grad()
+        (loss / targets).backward()  # at once: accumulation must change nothing
+        norm = clip_grad_norm_(network.parameters(), recipe["clip_norm"] or math.inf)
+        rate = recipe["optimizer"]["learning_rate"] * factor(recipe["schedule"], number, total, epoch)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        steps.append({"loss": loss.item() / targets, "grad_norm": float(norm), "learning_rate": rate})
+        steps[-1] |= {"samples": len(batch), "targets": targets, "epoch": epoch}
+        if place == per_epoch - 1 or number == total - 1:
+            validations.append(mean_loss(network, loss_of, splits["validation"], length, dtype))
+            if validations[-1] == min(validations):
+                best = mean_loss(network, loss_of, splits["test"], length, dtype)
+    test = mean_loss(network, loss_of, splits["test"], length, dtype)
+    return {"steps": steps, "validations": validations, "test": test, "best": best}
+
+
+def mean_loss(network, loss_of, split, length, dtype):
+    """Loss per target over a split, one sample at a time."""
+    with torch.no_grad():
+        each = [loss_of(network, split, np.array([index]), dtype) for index in range(length(split))]
+    return sum(float(loss) for loss, _ in each) / sum(targets for _, targets in each)
+
+
+def make_optimizer(settings, parameters):
+    """PyTorch's own, with every argument by name."""
+    rate, decay = settings["learning_rate"], settings["weight_decay"]
+    if settings["name"] == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=settings["momentum"], weight_decay=decay)
+    if settings["name"] == "adadelta":
+        return torch.optim.Adadelta(parameters, lr=rate, weight_decay=decay)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings["name"]]
+    return kind(parameters, lr=rate, betas=tuple(settings["betas"]), weight_decay=decay)
+
+
+def factor(schedule, number, total, epoch):
+    """Factor of the learning rate at a step."""
+    warmup = schedule["warmup_steps"]
+    if number < warmup:
+        return (number + 1) / (warmup + 1)
+    done = (number - warmup) / (total - warmup)
+    down = 1 - schedule["end"]
+    return {
+        "constant": 1.0,
+        "step": schedule["gamma"] ** epoch,
+        "linear": 1 - down * done,
+        "cosine": schedule["end"] + down * (1 + math.cos(math.pi * done)) / 2,
+    }[schedule["name"]]
+
+
+def regression(network, split, batch, dtype):
+    x, y = (split[name][batch].to(dtype) for name in ("x", "y"))
+    return ((network(x) - y) ** 2).sum(), y.numel()
+
+
+def classification(network, split, batch, dtype):
+    images = split["images"][batch].to(dtype) / 127.5 - 1  # bytes to [-1, 1]
+    chances = network(images).log_softmax(-1)
+    return -sum(chances[row, label] for row, label in enumerate(split["labels"][batch])), len(batch)
+
+
+def language_modelling(network, split, batch, dtype):
+    tokens = split["tokens"][batch].long()
+    chances = network(tokens[:, :-1]).log_softmax(-1)
+    return -chances.gather(-1, tokens[:, 1:, None]).sum(), tokens[:, 1:].numel()
+
+
+def summarization(network, split, batch, dtype):
+    """One sample at a time, so that there is no padding."""
+    total, targets = 0.0, 0
+    for index in batch:
+        document, summary = (
+            split[name][split[f"{name}_offsets"][index] : split[f"{name}_offsets"][index + 1]].long()[None]
+            for name in ("document", "summary")
+        )
+        mask = torch.ones_like(document, dtype=torch.bool)
+        chances = network(document, summary[:, :-1], mask=mask).log_softmax(-1)
+        total = total - chances.gather(-1, summary[:, 1:, None]).sum()
+        targets += summary.shape[1] - 1
+    return total, targets
+
+
+def rows(name):
+    return lambda split: len(split[name])
+
+
+TASKS = {
+    "regression": (regression, rows("x")),
+    "classification": (classification, rows("labels")),
+    "language_modelling": (language_modelling, rows("tokens")),
+    "summarization": (summarization, lambda split: len(split["summary_offsets"]) - 1),
+}

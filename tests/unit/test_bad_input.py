@@ -1,0 +1,332 @@
+"""What people write by mistake: one sentence that names the key or file and what would work."""
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from helpers.common import ROOT, build, tiny_run
+from shardlab import models
+from shardlab.data import store
+from shardlab.data.encoders import encode
+from shardlab.errors import UserError
+from shardlab.launch import driver
+from shardlab.launch.attempts import read_story
+from shardlab.launch.images import read_report
+from shardlab.models.weights import open_weights
+from shardlab.report import manifest, metrics
+from shardlab.report.records import TrainReport
+from shardlab.settings import deepspeed, load, resolve
+from shardlab.settings.types import read_run
+from shardlab.training import step
+
+
+def sentence(call, *arguments):
+    """What is said of it, in one line."""
+    with pytest.raises(UserError) as error:
+        call(*arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"recipe": {"optimizer": {"learning_rate": float("inf")}}}, ["learning_rate", "finite number"]),
+        ({"recipe": {"optimizer": {"learning_rate": 1e30}}}, ["learning_rate", "less than or equal to 1000000"]),
+        ({"recipe": {"clip_norm": float("nan")}}, ["clip_norm", "finite number"]),
+        ({"recipe": {"schedule": {"gamma": float("inf")}}}, ["gamma", "finite number"]),
+        ({"recipe": {"optimizer": {"weight_decay": float("inf")}}}, ["weight_decay", "finite number"]),
+        ({"recipe": {"optimizer": {"name": "adam", "betas": [0.9, 1.0]}}}, ["betas.1", "less than 1"]),
+        ({"seed": 10**23}, ["seed", "less than"]),
+        ({"seed": True}, ["seed", "valid integer"]),
+        ({"ranks_per_node": True}, ["ranks_per_node", "valid integer"]),
+        ({"workloads": "mlp"}, ["workloads", "write a list: [mlp]"]),
+        ({"workloads": []}, ["workloads", "name at least one"]),
+        ({"workloads": ["mlp", "mlp"]}, ["workloads", "mlp stands twice"]),
+        ({"strategies": ["single", "ddp", "single"]}, ["strategies", "single stands twice"]),
+        ({"recipe": 3}, ["recipe", "write keys and values"]),
+        (["mlp"], ["keys and values"]),
+    ],
+)
+def test_a_configuration(values, words):
+    said = sentence(load.config, values)
+    assert all(word in said for word in words), said
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """A copy of config/ for one test."""
+    shutil.copytree(load.CONFIG, tmp_path / "config")
+    monkeypatch.setattr(load, "CONFIG", tmp_path / "config")
+    caches = (load.read_yaml, load.names, load.workload, load.strategy)
+    for cache in caches:
+        cache.cache_clear()
+    yield tmp_path / "config"
+    for cache in caches:
+        cache.cache_clear()
+
+
+def run_of(workload, strategy="single", **values):
+    return resolve.run(load.config({"workloads": [workload], **values}), strategy, workload)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("task: regression", "task: regression\ntask: regression", ["mlp.yaml", "`task` stands twice", "line 7"]),
+        ("rows: 1024", "rows: 01024", ["mlp.yaml", "01024", "begins with 0; write 1024"]),
+        ("tensor_sizes: [hidden]", "tensor_sizes: [hiden]", ["mlp.yaml", "tensor_sizes: hiden", "hidden"]),
+        ("pieces: [2]", "pieces: [layers]", ["mlp.yaml", "pieces: layers", "hidden"]),
+        ("  embedded:\n", "  hub:\n", ["config: data is embedded", "hub alone"]),
+        ("sizes:\n", "tensor_size:\n", ["mlp.yaml", "`sizes` is missing"]),
+        ("model: mlp", "model: [", ["mlp.yaml is not YAML"]),
+    ],
+)
+def test_a_workload_s_file(config, old, new, words):
+    path = config / "workloads/mlp.yaml"
+    path.write_text(path.read_text().replace(old, new, 1))
+    said = sentence(run_of, "mlp", "tp")
+    assert all(word in said for word in words), said
+
+
+def bomb():
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{new}: &{new} [{', '.join(['*' + old] * 9)}]" for old, new in zip("abcdefg", "bcdefgh", strict=True)]
+    return "\n".join(lines).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("model: mlp".encode("utf-16"), "UTF-8"), (bytes(range(256)), "UTF-8"), (bomb(), "more than"), (b"- a", "list")],
+)
+def test_a_file_that_is_no_settings_at_all(config, content, words):
+    (config / "workloads/mine.yaml").write_bytes(content)
+    assert words in sentence(run_of, "mine")
+
+
+def test_a_folder_and_a_name_with_a_dash(config):
+    (config / "workloads/mine.yaml").mkdir()
+    assert "UTF-8" in sentence(run_of, "mine")
+    load.names.cache_clear()
+    (config / "workloads/my-own.yaml").write_text((config / "workloads/mlp.yaml").read_text())
+    assert "letters, digits and _; call it my_own" in sentence(run_of, "my-own")
+    with (config / "strategies.yaml").open("a") as file:
+        file.write("my-ddp: {dp_replicate: -1}\n")
+    assert "call it my_ddp" in sentence(run_of, "mlp", "my-ddp")
+    with (config / "strategies.yaml").open("a") as file:
+        file.write("ddp: {dp_shard: -1}\n")
+    load.read_yaml.cache_clear()
+    assert "`ddp` stands twice" in sentence(load.read_yaml, config / "strategies.yaml")
+
+
+def test_a_half_written_workload_stops_no_other(config):
+    (config / "workloads/half.yaml").write_text("model: [")
+    assert resolve.data_set(load.config({"workloads": ["mlp"]}), "pairs").name == "pairs"
+
+
+def test_a_data_set_of_two_workloads(config):
+    text = (config / "workloads/mlp.yaml").read_text()
+    (config / "workloads/mlp2.yaml").write_text(text.replace("rows: 1024", "rows: 9"))
+    configured = load.config({"workloads": ["mlp"]})
+    said = sentence(resolve.check_data_set, configured, resolve.run(configured, "single", "mlp2"))
+    assert "mlp2.yaml: another workload prepares a data set pairs, too, with another options.rows" in said
+
+
+@pytest.mark.parametrize(("text", "word"), [("[1]", "list"), ('"x"', "str")])
+def test_deepspeed_s_json(config, monkeypatch, text, word, tmp_path):
+    monkeypatch.setattr(deepspeed, "ROOT", tmp_path)
+    (tmp_path / "config/deepspeed/zero1.json").write_text(text)
+    assert f"zero1.json is a {word}" in sentence(run_of, "mlp", "zero1")
+
+
+def test_several_nodes_without_srun():
+    said = sentence(lambda: run_of("mlp", "ddp", nodes=2, site_settings={"nodes_max": 4}))
+    assert "site local has no `srun:`" in said
+
+
+def test_a_tp_that_does_not_divide_leaves_out_its_cell():
+    config = load.config({"workloads": ["llama2"], "strategies": ["single", "tp"], "ranks_per_node": 3})
+    planned, left_out = resolve.matrix(config)
+    assert [run.strategy for run in planned] == ["single"]
+    assert left_out["tp", "llama2"] == "tp 3 does not divide heads 4 of workload llama2; tp can be 1, 2."
+
+
+def test_too_many_ranks_for_a_batch():
+    assert "lower nodes or ranks_per_node, or set recipe.global_batch" in sentence(
+        lambda: run_of("mlp", "ddp", ranks_per_node=100_000)
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "sample", "words"),
+    [
+        ("regression", {"inputs": 2, "outputs": 1}, ([1.0, 2.0], 3.0), ["y has the shape ()", "promises (1,)"]),
+        ("regression", {"inputs": 3, "outputs": 1}, ([1.0, 2.0], [3.0]), ["x has the shape (2,)"]),
+        ("regression", {"outputs": 1}, ([1.0], [3.0]), ["needs the key inputs", "shape"]),
+        ("regression", {"inputs": 1, "outputs": 1}, ([float("nan")], [3.0]), ["x", "not finite"]),
+        ("classification", {}, ([1.0], 0), ["needs the key channels"]),
+        ("classification", {"channels": 1, "image_size": 2, "classes": 2}, ([1.0, 2.0], 0), ["an image"]),
+        (
+            "classification",
+            {"channels": 1, "image_size": 2, "classes": 2},
+            (np.zeros((1, 2, 2), np.uint8), -1),
+            ["a label is -1"],
+        ),
+        ("language_modelling", {"vocab_size": 300, "sequence_length": 4}, (3,), ["takes texts", "int"]),
+        ("summarization", {"vocab_size": 300, "document_tokens": 9, "summary_tokens": 9}, ("a",), ["a document and"]),
+    ],
+)
+def test_data_that_does_not_fit_its_task(task, options, sample, words):
+    data = tiny_run("mlp").data.model_copy(update={"task": task, "options": options, "name": "mine"})
+    said = sentence(encode, data, dict.fromkeys(("train", "validation", "test"), [sample] * 4))
+    assert said.startswith("data set mine: ")
+    assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize(
+    ("workload", "change", "words"),
+    [
+        ("mlp", {"tensor": {"hiden": "column"}}, ["tensor: no submodule", "hiden", "hidden"]),
+        ("mlp", {"blocks": ["layers.*"]}, ["blocks: no submodule", "layers.*"]),
+        ("mnist", {"tensor": {"convolution1": "column"}}, ["convolution1", "Conv2d", "Linear"]),
+        ("mlp", {"pieces": 3}, ["pieces", "says 3", "has 2"]),
+    ],
+)
+def test_a_model_that_the_file_does_not_describe(workload, change, words):
+    run = tiny_run(workload)
+    said = sentence(models.check_plan, run.model.model_copy(update=change), build(run))
+    assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize("args", [{"hiden": 4}, {"inputs": 6, "outputs": 2, "hidden": "four"}, {"inputs": -1}])
+def test_arguments_that_a_model_does_not_take(args):
+    assert sentence(models.create, "mlp", args).startswith("model mlp cannot be built with")
+
+
+def test_every_workload_s_file_describes_its_model():
+    for name in load.names("workloads"):
+        if not load.workload(name).model.startswith("hf:"):
+            run = run_of(name, data="embedded")
+            models.check_plan(run.model, build(run))
+
+
+@pytest.mark.parametrize("words", [["--config", "{bad"], ["--config", "nope.yaml"]])
+def test_a_configuration_of_a_program(words):
+    command = [sys.executable, ROOT / "scripts/resolve.py", *words, "--strategy=ddp", "--workload=mlp", "--output=x"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_tokenizer_of_another_kind_or_with_more_entries_than_the_model(tiny_data, tmp_path):
+    data = tiny_run("llama2").data.model_copy(update={"tokenizer": str(tmp_path), "name": "mine"})
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "is no tokenizer of the tokenizers library" in sentence(encode, data, {"train": [("a",)]})
+    shutil.copy(tiny_data / "llama2/tokenizer.json", tmp_path)
+    (tmp_path / "config.json").write_text('{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}')
+    small = data.model_copy(update={"options": data.options | {"vocab_size": 9}})
+    assert "but the workload's vocab_size is 9" in sentence(encode, small, {"train": [("a",)]})
+
+
+def test_weights_that_are_no_numbers_are_not_the_learning_rate_s_fault():
+    assert "look at the data, the initial weights" in sentence(step._stop_unless_finite, "loss", float("nan"), 0)
+    assert "Lower recipe.optimizer.learning_rate" in sentence(step._stop_unless_finite, "loss", float("nan"), 1)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (print, ("code ran",))
+
+
+READERS = {
+    "model.safetensors": lambda path: open_weights(path).__enter__(),
+    "manifest.json": lambda path: manifest.read(path.parent),
+    "train.json": lambda path: TrainReport.read(path, "train again"),
+    "run.json": read_run,
+    "train.image.json": read_report,
+    "dataset.json": lambda path: store.fingerprint_of(path.parent),
+    "site.yaml": load.read_yaml,
+    "attempts.json": lambda path: read_story(path.parent),
+    "tokenizer.json": lambda path: open_tokenizer(path),
+}
+
+
+def open_tokenizer(path):
+    (path.parent / "config.json").write_text('{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}')
+    data = tiny_run("xsum").data.model_copy(update={"tokenizer": str(path.parent)})
+    encode(data, {split: [("a", "b")] for split in ("train", "validation", "test")})
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_nothing_that_is_read_runs_code(tmp_path, capsys, name):
+    """A pickle in the place of each kind of file; YAML with a tag that would call a function."""
+    content = pickle.dumps(Bomb(), protocol=0) if name != "site.yaml" else b"!!python/object/apply:print [code ran]"
+    (tmp_path / name).write_bytes(content)
+    assert name in sentence(READERS[name], tmp_path / name) or name == "tokenizer.json"
+    assert "code ran" not in capsys.readouterr().out
+
+
+def test_metrics_that_are_a_pickle_are_no_records(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_bytes(pickle.dumps(Bomb()))
+    assert metrics.read(tmp_path / "metrics.jsonl") == []
+    assert "code ran" not in capsys.readouterr().out
+
+
+def test_a_manifest_that_was_edited(tiny_data, tmp_path):
+    for change in ({"fingerprint": "0"}, {"files": {}}, {"files": None}):
+        manifest = json.loads((tiny_data / "mlp/dataset.json").read_text()) | change
+        (tmp_path / "dataset.json").write_text(json.dumps(manifest))
+        assert "damaged or was edited" in sentence(store.verify, tmp_path, tiny_run("mlp").data)
+
+
+def test_settings_whose_ranks_are_not_those_of_the_mesh(tmp_path):
+    values = tiny_run("mlp", "ddp").model_dump(mode="json")
+    for change in ({"ranks_per_node": 3}, {"mesh": {"foo": 2}}):
+        (tmp_path / "run.json").write_text(json.dumps(values | change))
+        assert "run.json" in sentence(read_run, tmp_path / "run.json")
+
+
+ANOTHER_DRIVER = """
+import sys
+from pathlib import Path
+from shardlab.launch import driver
+from shardlab.launch.attempts import read_story
+from shardlab.launch.images import read_report
+from shardlab.models.weights import open_weights
+from shardlab.report.records import TrainReport
+driver.PATIENCE = 0.1
+driver.take_over(Path(sys.argv[1]))
+"""
+
+
+def test_locks_of_a_killed_driver_go_and_those_of_a_living_one_stay(tmp_path):
+    locks = tmp_path / ".snakemake/locks"
+
+    def take_over():
+        locks.mkdir(parents=True, exist_ok=True)
+        (locks / "0.input.lock").touch()
+        command = [sys.executable, "-c", ANOTHER_DRIVER, str(tmp_path)]
+        subprocess.run(command, env={"PYTHONPATH": str(ROOT / "scripts")}, check=True)
+        return locks.exists()
+
+    assert not take_over()
+    driver.take_over(tmp_path)
+    assert take_over(), "this process holds them"
+    driver._held.pop().close()
+    assert not take_over()
+    (tmp_path / ".snakemake/driver.lock").write_text("another machine")
+    assert take_over(), "whether that one lives is not known here"
+
+
+@pytest.mark.parametrize(
+    ("words", "works"),
+    [(["all"], True), (["-n", "all"], False), (["-np"], False), (["--dag"], False), (["--mode", "subprocess"], False)],
+)
+def test_a_call_that_only_looks_takes_no_locks(words, works):
+    assert driver.works(words) == works

@@ -1,0 +1,162 @@
+"""Checkpoints on disk: whole or not there, and never a wrong number, whatever became of their files."""
+
+import filecmp
+import os
+import pickle
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.common import save_initial, tiny_run
+from helpers.faults import survived
+from shardlab.errors import UserError
+from shardlab.files import sha256
+from shardlab.report import manifest
+from shardlab.report.metrics import read
+from shardlab.runs import loop
+from shardlab.training import checkpoint, distributed, tasks
+
+RECIPE = {"max_steps": 6, "checkpoint_every": 2, "checkpoints_kept": 3, "keep_best": True}
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_data, tmp_path_factory):
+    """Run, prepared data, initial weights, and the folder of a run that was left alone, with three checkpoints."""
+    folder = tmp_path_factory.mktemp("trained")
+    run = tiny_run("mlp", **RECIPE)
+    save_initial(run, folder / "initial")
+    assert loop.train(run, tiny_data / "mlp", folder / "initial", folder / "whole", {})
+    return run, tiny_data / "mlp", folder / "initial", folder / "whole"
+
+
+def newest(trained, output):
+    run, data, initial, _ = trained
+    world = distributed.world(run.mesh, "cpu")
+    start = checkpoint.beginning(run, tasks.load(run.task, data, None, world.device), world, sha256(initial))
+    return checkpoint.newest(output, start, world, afresh=False)
+
+
+def same(one, other):
+    """Whether two checkpoints have the same files with the same content."""
+    names = sorted(str(path.relative_to(one)) for path in one.rglob("*") if path.is_file())
+    return not any(filecmp.cmpfiles(one, other, names, shallow=False)[1:])
+
+
+class Bomb:
+    """Says that it went off, if it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+@pytest.fixture
+def bomb(tmp_path, monkeypatch):
+    """Content of a file that runs code where it is unpickled; that it did not is looked at afterwards."""
+    monkeypatch.chdir(tmp_path)
+    yield pickle.dumps(Bomb())
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_the_newest_is_taken_and_the_last_ones_are_kept(trained):
+    *_, whole = trained
+    assert [path.name for path in manifest.saved(whole)] == ["step-00000006", "step-00000004", "step-00000002"]
+    assert newest(trained, whole) == manifest.place(whole, 6)
+    assert len([*(whole / "checkpoints").iterdir()]) == 3
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(how=st.sampled_from(["cut", "flip", "swap", "unlink", "empty"]), where=st.floats(0, 0.999), pick=st.integers(0))
+def test_no_damage_to_a_file_goes_unseen(trained, tmp_path, how, where, pick):
+    *_, whole = trained
+    output = tmp_path / "damaged"
+    shutil.rmtree(output, ignore_errors=True)
+    shutil.copytree(whole / "checkpoints", output / "checkpoints")
+    folder = manifest.place(output, 6)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    path = files[pick % len(files)]
+    damage(path, how, where, manifest.place(output, 4) / path.relative_to(folder))
+    chosen = newest(trained, output)
+    assert same(chosen, manifest.place(whole, manifest.step_of(chosen)))
+    assert chosen == manifest.place(output, 4) or same(folder, manifest.place(whole, 6))
+
+
+def damage(path, how, where, other):
+    content = bytearray(path.read_bytes())
+    place = int(where * len(content))
+    if how == "unlink":
+        path.unlink()
+    elif how == "swap":
+        shutil.copyfile(other, path)
+    elif how == "flip":
+        content[place] ^= 1
+        path.write_bytes(content)
+    else:
+        path.write_bytes(content[: place if how == "cut" else 0])
+
+
+def test_a_damaged_one_is_skipped_with_a_sentence_and_the_end_is_the_same(trained, tmp_path, bomb, capsys):
+    run, data, initial, whole = trained
+    output = tmp_path / "again"
+    shutil.copytree(whole, output)
+    newer, before = manifest.place(output, 6), manifest.place(output, 4)
+    next((newer / "shards").iterdir()).write_bytes(bomb)
+    (before / "manifest.json").write_bytes(bomb)
+    assert loop.train(run, data, initial, output, {})
+    seen = capsys.readouterr().out
+    assert f"warning: a checkpoint is skipped: {newer}/shards/" in seen
+    assert f"warning: a checkpoint is skipped: {before}/manifest.json is damaged" in seen
+    assert filecmp.cmp(output / "model.safetensors", whole / "model.safetensors", shallow=False)
+    assert filecmp.cmp(output / "best.safetensors", whole / "best.safetensors", shallow=False)
+    steps = [record["step"] for record in read(output / "metrics.jsonl") if record["kind"] == "train"]
+    assert steps == list(range(6)), "every step once"
+    assert [record["step"] for record in read(output / "metrics.jsonl") if record["kind"] == "attempt"] == [0, 2]
+
+
+def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained, tmp_path):
+    run, data, initial, whole = trained
+    shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
+    other = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": 5})})
+    with pytest.raises(UserError, match=r"was written with another recipe.max_steps; set it back .* afresh=true"):
+        loop.train(other, data, initial, tmp_path, {})
+    assert len(manifest.saved(tmp_path)) == 3, "nothing was lost"
+    assert loop.train(other, data, initial, tmp_path, {}, afresh=True)
+    assert [path.name for path in manifest.saved(tmp_path)] == ["step-00000004", "step-00000002"]
+    when = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_every": 3})})
+    shutil.copytree(whole, tmp_path / "when")
+    assert loop.train(when, data, initial, tmp_path / "when", {}), "when checkpoints are written is another matter"
+
+
+@pytest.mark.parametrize(("what", "fits"), [("the second checkpoint", 1.6), ("the weights at the end", 2.2)])
+def test_a_full_disk_loses_nothing(tiny_data, tmp_path, what, fits):
+    recipe = {"max_steps": 4, "checkpoint_every": 2}
+    run, data, initial, alone = (
+        tiny_run("llama2", **recipe),
+        tiny_data / "llama2",
+        tmp_path / "i",
+        tmp_path / "a",
+    )
+    save_initial(run, initial)
+    loop.train(run, data, initial, alone, {})
+    one = sum(path.stat().st_size for path in manifest.place(alone, 4).rglob("*"))
+    output = tmp_path / "small"
+    output.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={int(fits * one)}", "tmpfs", output]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small file system needs the right to mount one")
+    try:
+        with pytest.raises(UserError, match=r"could not be written.*([Mm]ake room|Free space)"):
+            loop.train(run, data, initial, output, {})
+        last = manifest.step_of(newest((run, data, initial, alone), output))
+        assert not [path for path in output.rglob(".*") if path.name.endswith((".new", ".tmp"))]
+        subprocess.run(["mount", "-o", f"remount,size={10 * one}", output], check=True)
+        assert loop.train(run, data, initial, output, {})
+        begun = [record["step"] for record in read(output / "metrics.jsonl") if record["kind"] == "attempt"]
+        assert begun == [0, last]
+        assert filecmp.cmp(output / "model.safetensors", alone / "model.safetensors", shallow=False)
+    finally:
+        subprocess.run(["umount", "--lazy", output], check=True)
+    attempts = [{"reached": 4, "from_step": 0}, {"reached": 4, "from_step": last}]
+    survived(f"disk full at {what}", "a tmpfs that is too small, then made larger", attempts, layer="unit")

@@ -1,0 +1,192 @@
+"""Faults on one machine: kills, hangs, mistakes on one rank. A run goes on where it was, or says why it does not."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from helpers.common import ROOT
+from helpers.faults import survived
+from helpers.kills import STEPS, Trial, end_well, soak, weights
+from shardlab.launch.attempts import history
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory):
+    """A copy of the programs, to put mistakes into."""
+    folder = tmp_path_factory.mktemp("code")
+    shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def log(trial):
+    return (trial.folder / "launch.log").read_text()
+
+
+def mistake(code, name, where, what):
+    """Put a line into a file of the copy, behind a line of it and as far in."""
+    lines = (ROOT / "scripts/shardlab" / name).read_text().splitlines()
+    (number,) = [number for number, line in enumerate(lines) if line.strip().startswith(where)]
+    indent = lines[number][: -len(lines[number].lstrip())]
+    (code / "scripts/shardlab" / name).write_text(
+        "\n".join([*lines[: number + 1], indent + what, *lines[number + 1 :]]) + "\n"
+    )
+
+
+@pytest.mark.long
+def test_processes_killed_at_random(tmp_path):
+    """A short soak (make soak: a long one)."""
+    kills = soak(tmp_path, 6, seed=5)
+    assert len(kills) >= 6
+    for role in sorted({kill.role for kill in kills}):
+        signals = "/".join(sorted({kill.signal for kill in kills if kill.role == role}))
+        lost = max(kill.lost for kill in kills if kill.role == role)
+        attempts = [{"reached": lost, "from_step": 0}, {"reached": 0, "from_step": 0}]
+        survived(f"{role} killed", f"{signals} at a random time", attempts, layer="workflow")
+
+
+def test_a_rank_that_stands_still_is_named(tmp_path):
+    trial = Trial(tmp_path, "fsdp", hang_seconds=4, stop_seconds=2)
+    child = trial.start()
+    try:
+        wait_for_step(trial, 10)
+        os.kill(trial.processes()["rank 1"], signal.SIGSTOP)
+        begun = time.monotonic()
+        assert child.wait(60) == 1
+        assert time.monotonic() - begun < 55, "4 s, and 30 that torchrun gives the one that stands still"
+        assert trial.ended_within(2)
+    finally:
+        trial.end()
+    assert "rank 1 gives no sign of life since step " in log(trial)
+    assert "rank 0 waited in vain in step " in log(trial)
+    assert "Traceback" not in log(trial), "that is in the attempt's own log"
+    struck, *later = finish(trial)
+    survived("a rank that stands still", "SIGSTOP, hang_seconds 4", [struck, *later], layer="workflow")
+
+
+def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code):
+    """An exception on one of two ranks; the same call gives up, the next one tries again and goes on."""
+    mistake(code, "runs/loop.py", "read.add(step)", "if number == 17 and world.rank: raise ValueError('boom')")
+    trial = Trial(tmp_path, "fsdp", scripts=code / "scripts")
+    for attempt in (1, 2, 3):
+        assert trial.start().wait() == 1
+        seen = log(trial)
+        if attempt < 3:
+            assert seen.count("error: rank 1 failed: ValueError: boom") == attempt, seen
+        assert "Traceback" not in seen
+    assert "fsdp x llama2 is given up: further attempts of this call would come no further than step 1" in seen
+    attempts = history(trial.folder)
+    assert [(each.from_step, each.saved) for each in attempts] == [(0, 15), (15, 15)]
+    trial.scripts, trial.call = ROOT / "scripts", "another"
+    survived("an exception on one rank", "a line put into the code", finish(trial)[1:], layer="workflow")
+
+
+@pytest.mark.long
+def test_a_rank_that_just_ends(tmp_path, code):
+    mistake(code, "runs/loop.py", "read.add(step)", "if number == 17 and world.rank: __import__('os')._exit(0)")
+    trial = Trial(tmp_path, "fsdp", scripts=code / "scripts")
+    assert trial.start().wait() == 1
+    assert "ended with status 1; see" in log(trial)
+    trial.scripts = ROOT / "scripts"
+    survived("exit 0 of one rank", "a line put into the code", finish(trial), layer="workflow")
+
+
+def test_a_loss_that_is_no_number(tmp_path, code):
+    """Stops before the update, and is not tried a third time; or is left out and counted."""
+    mistake(code, "training/step.py", "loss, asked = told", "loss = math.nan if step.number == 7 else loss")
+    trial = Trial(tmp_path / "stop", "single", scripts=code / "scripts")
+    for _ in range(3):
+        assert trial.start().wait() == 1
+    assert log(trial).count("the loss of step 7 is nan") == 3
+    assert "single x llama2 is given up: further attempts of this call would come no further than step 7" in log(trial)
+    assert [(each.from_step, each.saved) for each in history(trial.folder)] == [(0, 5), (5, 5)]
+    skips = Trial(tmp_path / "skip", "single", scripts=code / "scripts", non_finite="skip")
+    assert skips.start().wait() == 0, log(skips)
+    assert skips.report()["skipped_steps"] == 1
+    assert [step["step"] for step in skips.steps() if step["loss"] is None] == [7]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+def test_the_driver_is_killed(tree, number):
+    """Snakemake alone by SIGKILL; all of a terminal by Ctrl-C. The same call goes on, with no further flag."""
+    call = ["snakemake", "--profile", "workflow/profiles/local", "results/fsdp/llama2.done"]
+    call += ["--config", "recipe={max_steps: 150, checkpoint_every: 5}"]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    driver = subprocess.Popen(
+        call, cwd=tree.path, env=environment, start_new_session=True, stdout=-3, stderr=-3, preexec_fn=hears
+    )
+    folder = tree.path / "results/fsdp/llama2"
+    until(lambda: len((folder / "metrics.jsonl").read_text().splitlines()) > 30 if folder.exists() else False)
+    if number == signal.SIGKILL:
+        driver.kill()
+    else:
+        os.killpg(driver.pid, number)
+    driver.wait()
+    until(lambda: history(folder)[0].ended is not None or number == signal.SIGKILL, 15)
+    until(lambda: steady(folder / "metrics.jsonl"), 15)
+    tree.run(*call)
+    report = tree.json("results/fsdp/llama2/train.json")
+    first, second = report["attempts"]
+    assert first["why"].startswith(("stopped", "lost")), first
+    assert second["from_step"] > 0
+    assert "Nothing to be done" in tree.run(*call).stdout
+    text = "Snakemake, SIGKILL" if number == signal.SIGKILL else "Ctrl-C, SIGINT to all"
+    survived(f"driver: {text}", "os.kill", [first, second], layer="workflow", equal="not compared")
+
+
+def test_a_finished_run_whose_driver_died_is_taken_as_it_is(tmp_path):
+    trial = Trial(tmp_path, "single")
+    assert trial.start().wait() == 0
+    before = (trial.folder / "model.safetensors").stat().st_mtime_ns
+    Path(f"{trial.folder}.done").unlink()
+    assert trial.start().wait() == 0
+    assert "had come to its end; nothing is trained again" in log(trial)
+    assert (trial.folder / "model.safetensors").stat().st_mtime_ns == before
+    (trial.folder / ".seen").touch()  # as the driver does, that knows of it: -f is meant
+    assert trial.start().wait() == 0
+    assert (trial.folder / "model.safetensors").stat().st_mtime_ns > before
+
+
+def hears():
+    """What starts in the background ignores Ctrl-C, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def finish(trial):
+    """Bring a run to its end; returns its attempts."""
+    whole = Trial(trial.folder.parents[2] / "whole", trial.strategy)
+    assert whole.start().wait() == 0
+    end_well(trial, weights(whole))
+    assert len(load_file(trial.folder / "model.safetensors")) > 0
+    return [attempt.model_dump() for attempt in history(trial.folder)]
+
+
+def wait_for_step(trial, number):
+    until(lambda: number <= trial.last() < STEPS - 10)
+
+
+def steady(path):
+    """Whether a file stays as it is for two seconds."""
+    before = path.stat().st_size
+    time.sleep(2)
+    return path.stat().st_size == before
+
+
+def until(ready, seconds=90):
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            if ready():
+                return
+        except (OSError, IndexError):
+            pass
+        assert time.monotonic() < end
+        time.sleep(0.1)
