@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,6 +45,14 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
                 "was left."
             ) from error
         raise
+
+
+def link(source: Path, target: Path) -> None:
+    """A second name for a file, or a copy where the file system has no such names."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -10,6 +10,7 @@ from fault import (
     RECIPE,
     REFERENCE,
     RESUME,
+    RESUMING,
     STEP,
     SUMMARY,
     TABLE,
@@ -139,7 +140,7 @@ FAULTS = [
     Fault("the worst weights are kept as the best", CHECKPOINT, "loss < self.best", "loss > self.best", REFERENCE),
     Fault(
         "a run goes on without the optimizer's state",
-        CHECKPOINT,
+        RESUMING,
         '        _load(folder, "optimizer", tensors, world)\n',
         "",
         RESUME,
@@ -154,7 +155,7 @@ FAULTS = [
     ),
     Fault(
         "a checkpoint of another configuration is taken",
-        CHECKPOINT,
+        RESUMING,
         "if key is None and found.identity.numbers == start.identity.numbers:",
         "if key is None:",
         CHECKPOINTS,

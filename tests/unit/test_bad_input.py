@@ -1,7 +1,6 @@
 """What people write by mistake: one sentence that names the key or file and what would work."""
 
 import json
-import pickle
 import shutil
 import subprocess
 import sys
@@ -14,12 +13,6 @@ from shardlab import models
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
-from shardlab.launch import driver
-from shardlab.launch.attempts import read_story
-from shardlab.launch.images import read_report
-from shardlab.models.weights import open_weights
-from shardlab.report import manifest, metrics
-from shardlab.report.records import TrainReport
 from shardlab.settings import deepspeed, load, resolve
 from shardlab.settings.types import read_run
 from shardlab.training import step
@@ -239,45 +232,6 @@ def test_weights_that_are_no_numbers_are_not_the_learning_rate_s_fault():
     assert "Lower recipe.optimizer.learning_rate" in sentence(step._stop_unless_finite, "loss", float("nan"), 1)
 
 
-class Bomb:
-    def __reduce__(self):
-        return (print, ("code ran",))
-
-
-READERS = {
-    "model.safetensors": lambda path: open_weights(path).__enter__(),
-    "manifest.json": lambda path: manifest.read(path.parent),
-    "train.json": lambda path: TrainReport.read(path, "train again"),
-    "run.json": read_run,
-    "train.image.json": read_report,
-    "dataset.json": lambda path: store.fingerprint_of(path.parent),
-    "site.yaml": load.read_yaml,
-    "attempts.json": lambda path: read_story(path.parent),
-    "tokenizer.json": lambda path: open_tokenizer(path),
-}
-
-
-def open_tokenizer(path):
-    (path.parent / "config.json").write_text('{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}')
-    data = tiny_run("xsum").data.model_copy(update={"tokenizer": str(path.parent)})
-    encode(data, {split: [("a", "b")] for split in ("train", "validation", "test")})
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_nothing_that_is_read_runs_code(tmp_path, capsys, name):
-    """A pickle in the place of each kind of file; YAML with a tag that would call a function."""
-    content = pickle.dumps(Bomb(), protocol=0) if name != "site.yaml" else b"!!python/object/apply:print [code ran]"
-    (tmp_path / name).write_bytes(content)
-    assert name in sentence(READERS[name], tmp_path / name) or name == "tokenizer.json"
-    assert "code ran" not in capsys.readouterr().out
-
-
-def test_metrics_that_are_a_pickle_are_no_records(tmp_path, capsys):
-    (tmp_path / "metrics.jsonl").write_bytes(pickle.dumps(Bomb()))
-    assert metrics.read(tmp_path / "metrics.jsonl") == []
-    assert "code ran" not in capsys.readouterr().out
-
-
 def test_a_manifest_that_was_edited(tiny_data, tmp_path):
     for change in ({"fingerprint": "0"}, {"files": {}}, {"files": None}):
         manifest = json.loads((tiny_data / "mlp/dataset.json").read_text()) | change
@@ -290,43 +244,3 @@ def test_settings_whose_ranks_are_not_those_of_the_mesh(tmp_path):
     for change in ({"ranks_per_node": 3}, {"mesh": {"foo": 2}}):
         (tmp_path / "run.json").write_text(json.dumps(values | change))
         assert "run.json" in sentence(read_run, tmp_path / "run.json")
-
-
-ANOTHER_DRIVER = """
-import sys
-from pathlib import Path
-from shardlab.launch import driver
-from shardlab.launch.attempts import read_story
-from shardlab.launch.images import read_report
-from shardlab.models.weights import open_weights
-from shardlab.report.records import TrainReport
-driver.PATIENCE = 0.1
-driver.take_over(Path(sys.argv[1]))
-"""
-
-
-def test_locks_of_a_killed_driver_go_and_those_of_a_living_one_stay(tmp_path):
-    locks = tmp_path / ".snakemake/locks"
-
-    def take_over():
-        locks.mkdir(parents=True, exist_ok=True)
-        (locks / "0.input.lock").touch()
-        command = [sys.executable, "-c", ANOTHER_DRIVER, str(tmp_path)]
-        subprocess.run(command, env={"PYTHONPATH": str(ROOT / "scripts")}, check=True)
-        return locks.exists()
-
-    assert not take_over()
-    driver.take_over(tmp_path)
-    assert take_over(), "this process holds them"
-    driver._held.pop().close()
-    assert not take_over()
-    (tmp_path / ".snakemake/driver.lock").write_text("another machine")
-    assert take_over(), "whether that one lives is not known here"
-
-
-@pytest.mark.parametrize(
-    ("words", "works"),
-    [(["all"], True), (["-n", "all"], False), (["-np"], False), (["--dag"], False), (["--mode", "subprocess"], False)],
-)
-def test_a_call_that_only_looks_takes_no_locks(words, works):
-    assert driver.works(words) == works

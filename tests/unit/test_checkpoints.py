@@ -17,7 +17,7 @@ from shardlab.files import sha256
 from shardlab.report import manifest
 from shardlab.report.metrics import read
 from shardlab.runs import loop
-from shardlab.training import checkpoint, distributed, tasks
+from shardlab.training import distributed, resume, tasks
 
 RECIPE = {"max_steps": 6, "checkpoint_every": 2, "checkpoints_kept": 3, "keep_best": True}
 
@@ -35,8 +35,8 @@ def trained(tiny_data, tmp_path_factory):
 def newest(trained, output):
     run, data, initial, _ = trained
     world = distributed.world(run.mesh, "cpu")
-    start = checkpoint.beginning(run, tasks.load(run.task, data, None, world.device), world, sha256(initial))
-    return checkpoint.newest(output, start, world, afresh=False)
+    start = resume.beginning(run, tasks.load(run.task, data, None, world.device), world, sha256(initial))
+    return resume.newest(output, start, world, afresh=False)
 
 
 def same(one, other):

@@ -16,14 +16,16 @@ from shardlab.measure.meter import Meter
 from shardlab.report import metrics
 from shardlab.report.records import train_report
 from shardlab.settings.types import Run
-from shardlab.training import checkpoint, distributed, tasks
+from shardlab.training import distributed, tasks
 from shardlab.training.batches import Steps
 from shardlab.training.checkpoint import Checkpointer
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
 from shardlab.training.heartbeat import Heartbeat
 from shardlab.training.metrics import MetricsLog
+from shardlab.training.resume import beginning, newest, restore
 from shardlab.training.step import Observer, Wish, train_step
+from shardlab.training.tasks import Task
 from shardlab.training.work import Work
 
 
@@ -50,27 +52,26 @@ def train(
     world = distributed.world(run.mesh, run.site.device)
     task = tasks.load(run.task, data, getattr(torch, run.recipe.dtype), world.device, fixed_shapes=run.mesh.pipelined)
     begun_with = world.gather(sha256(weights) if world.main else "")[0]
-    start = checkpoint.beginning(run, task, world, begun_with)
-    resume = resume or checkpoint.newest(output, start, world, afresh=afresh)
+    start = beginning(run, task, world, begun_with)
+    resume = resume or newest(output, start, world, afresh=afresh)
     if resume is None and world.main:
         shutil.rmtree(output / "checkpoints", ignore_errors=True)
     engine = strategies.build(run, task, world, weights)
     steps = Steps(task, engine, run.recipe, run.seed, world)
-    start = checkpoint.restore(start, engine, steps, resume, world, output)
+    start = restore(start, engine, steps, resume, world, output)
     checkpointer = Checkpointer(run, task, engine, world, output, start)
     log = MetricsLog(output / metrics.NAME if world.main else None, start.step)
     log.attempt(start.step, resume, world, origin)
     requests = processes.Requests(output / processes.REQUEST if world.main else None)
     read = Work()
     with Meter(engine, task, world, start.step, steps.count) as meter, Heartbeat(world, run.site.hang_seconds) as heart:
+        look = _look(meter, observe)
         for number in range(start.step, steps.count):
             heart.step = number
             with meter.step(number):
                 step = steps[number]
                 wish = Wish(requests.asked() is not None, checkpointer.is_old())
-                taken = train_step(
-                    engine, step, world, _look(meter, observe), wish, skip=run.recipe.non_finite == "skip"
-                )
+                taken = train_step(engine, step, world, look, wish, skip=run.recipe.non_finite == "skip")
             read.add(step)
             log.step(step, taken.loss, taken.norm, meter.seconds)
             checkpointer.skipped += not taken.finite
@@ -84,21 +85,12 @@ def train(
                 log.write("stopped", step=number, why=requests.asked() or "a signal to another rank")
                 return False
         checkpointer.close()
-    divided = read.check(task, world)
-    saved = checkpointer.save("model.safetensors")
-    measured = {
-        **{key: value for key, value in origin.items() if key != "attempt"},
-        **meter.figures(),
-        **divided,
-        "parameters": engine.parameter_count,
-        "checkpoints": checkpointer.written,
-        "skipped_steps": checkpointer.skipped,
-        "bytes_per_step_theory": _theory(run, engine, task, steps, meter, world),
-        "identity": start.identity,
-        "initial_weights": begun_with,
-        "weights": saved,
-    }
+    measured = read.check(task, world)
+    measured |= {"identity": start.identity, "initial_weights": begun_with}
+    measured |= {"weights": checkpointer.save("model.safetensors")}
+    measured |= _figures(run, engine, task, steps, meter, checkpointer, world)
     if world.main:
+        measured |= {key: value for key, value in origin.items() if key != "attempt"}
         lines = metrics.read(output / metrics.NAME)
         train_report(run, lines, measured, history(output)).write(output / "train.json")
     return True
@@ -115,7 +107,15 @@ def _look(meter: Meter, observe: Observer | None) -> Observer:
     return look
 
 
-def _theory(run: Run, engine: Engine, task: Any, steps: Steps, meter: Meter, world: World) -> float | None:
-    """Bytes that a rank should send in the step whose traffic was counted."""
+def _figures(
+    run: Run, engine: Engine, task: Task, steps: Steps, meter: Meter, checkpointer: Checkpointer, world: World
+) -> dict[str, Any]:
+    """What was measured and counted; a collective."""
     counted = min(meter.counted, steps.count - 1)
-    return world.mean(expected_traffic.bytes_per_step(run, task, steps[counted].micro_batches))
+    theory = expected_traffic.bytes_per_step(run, task, steps[counted].micro_batches)
+    return meter.figures() | {
+        "parameters": engine.parameter_count,
+        "checkpoints": checkpointer.written,
+        "skipped_steps": checkpointer.skipped,
+        "bytes_per_step_theory": world.mean(theory),
+    }

@@ -1,11 +1,10 @@
-"""Checkpoints of a running engine, written while it goes on, and independent of the strategy that wrote them.
+"""Checkpoints of a running engine, written while it goes on; resume.py reads them.
 
 A checkpoint is a folder of safetensors: each rank writes its own shards of weights and optimizer, under the
 parameters' names (torch.distributed.checkpoint, which fits shards of one strategy to those of another), and the
-manifest (manifest.py) makes it valid. Nothing in it is a pickle.
+manifest (report/manifest.py) makes it valid. Nothing in it is a pickle.
 """
 
-import os
 import shutil
 import time
 from collections import deque
@@ -19,28 +18,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.data import store
 from shardlab.errors import UserError
-from shardlab.files import sha256
+from shardlab.files import link, sha256
 from shardlab.models import weights
 from shardlab.report import manifest
 from shardlab.report.manifest import File, Manifest
-from shardlab.settings.identity import difference, flat, of
 from shardlab.settings.types import Run
-from shardlab.training.batches import Steps
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
 from shardlab.training.evaluation import mean_loss
-from shardlab.training.step import train_step
 from shardlab.training.tasks import Task
 
 BEST = "best.safetensors"
-FREE = (
-    *("epochs", "max_steps", "accumulate", "activation_checkpointing", "compile", "compile_backend", "precision"),
-    *("checkpoint_every", "checkpoint_minutes", "checkpoints_kept", "evaluation", "evaluation_batch", "keep_best"),
-    "non_finite",
-)
-"""Keys of a recipe that a run that goes on may have otherwise: how long, and what changes no number."""
 
 
 def save_whole(engine: Engine, path: Path, *, main: bool) -> str | None:
@@ -56,127 +45,6 @@ def save_whole(engine: Engine, path: Path, *, main: bool) -> str | None:
     return None
 
 
-def beginning(run: Run, task: Task, world: World, initial: str) -> Manifest:
-    """Where a training stands that has not begun; ``initial`` is the SHA-256 of its initial weights."""
-    fingerprint = store.fingerprint_of(task.folder)
-    recipe = {key: value for key, value in run.recipe.model_dump(mode="json").items() if key not in FREE}
-    return Manifest(
-        step=0,
-        best=None,
-        identity=of(run, fingerprint),
-        settings=run.model_dump(mode="json"),
-        training={
-            **{"workload": run.workload, "seed": run.seed, "data": fingerprint, "initial_weights": initial},
-            "recipe": recipe,
-        },
-        world_size=world.size,
-        files={},
-    )
-
-
-def newest(output: Path, start: Manifest, world: World, *, afresh: bool) -> Path | None:
-    """The newest valid checkpoint in a run's own folder, the same on every rank; a collective.
-
-    A damaged one is skipped for the one before, with a sentence that says what is wrong. Without one: None.
-
-    Raises:
-        UserError: it was written with other settings.
-    """
-    for folder in [] if afresh else world.gather(manifest.saved(output))[0]:
-        try:
-            found = _whole(folder, world)
-        except UserError as error:
-            if world.main:
-                print(f"warning: a checkpoint is skipped: {error}", flush=True)
-            continue
-        key = difference(start.training, found.training)
-        if key is None and found.identity.numbers == start.identity.numbers:
-            return folder
-        key = difference(start.settings, found.settings) or key
-        raise UserError(
-            f"{folder} was written with another {key}; set it back to go on from there, or train afresh, which "
-            "replaces these checkpoints, with --config afresh=true."
-        )
-    return None
-
-
-def _whole(folder: Path, world: World) -> Manifest:
-    """The manifest of a valid checkpoint; each rank hashes its part of the files. A collective.
-
-    Raises:
-        UserError: the same on every rank: what is wrong with it.
-    """
-    try:
-        found = manifest.read(folder)
-        wrong = manifest.damage(folder, found, sorted(found.files)[world.rank :: world.size])
-    except UserError as error:
-        found, wrong = None, str(error)
-    if sentence := next(filter(None, world.gather(wrong)), None):
-        raise UserError(sentence)
-    assert found is not None
-    return found
-
-
-def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, world: World, output: Path) -> Manifest:
-    """Put a checkpoint's weights and optimizer into an engine; returns where the training stands.
-
-    Without a checkpoint that is ``start``.
-
-    Raises:
-        UserError: the checkpoint is damaged, or of another workload, seed, data or recipe.
-    """
-    if folder is None:
-        return start
-    found = _whole(folder, world)
-    if key := difference(start.training, found.training):
-        ours, theirs = (dict(flat(values)).get(key) for values in (start.training, found.training))
-        raise UserError(
-            f"{folder} was written by a training with another {key}: {theirs}, and this run has {ours}; resume with "
-            "the same, or begin afresh without --resume."
-        )
-    if found.step > steps.count:
-        raise UserError(f"{folder} stands at step {found.step}, beyond the {steps.count} of this run; raise max_steps.")
-    tensors = engine.weights_state()
-    _load(folder, "weights", tensors, world)
-    engine.load_weights(tensors)
-    # A step that changes nothing makes the optimizer's tensors, whatever engine it is.
-    train_step(engine, steps.nothing(), world)
-    tensors = engine.optimizer_state()
-    if tensors:  # plain SGD has none
-        _load(folder, "optimizer", tensors, world)
-        engine.restored(tensors)
-    if world.main:
-        (output / BEST).unlink(missing_ok=True)
-        if BEST in found.files:
-            _link(folder / BEST, output / BEST)
-    return start.model_copy(update={"step": found.step, "best": found.best, "skipped": found.skipped})
-
-
-def _load(folder: Path, kind: str, tensors: dict[str, Tensor], world: World) -> None:
-    """Read one kind of a checkpoint's tensors into these; a collective.
-
-    Raises:
-        UserError: they are of another model or another optimizer.
-    """
-    # Imported here: a second that runs without checkpoints do not need.
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    reader = HuggingFaceStorageReader(str(folder / "shards"))
-    try:
-        named = {f"{kind}/{name}": value for name, value in tensors.items()}
-        load(named, storage_reader=reader, no_dist=world.size == 1)
-    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
-        first: Any = error
-        if failures := getattr(error, "failures", None):
-            first = next(iter(failures.values()))[0]
-        raise UserError(
-            f"the {kind} of {folder} cannot be read into this run ({str(first).splitlines()[0]}); continue with the "
-            "model and the optimizer that wrote it."
-        ) from error
-
-
 class Checkpointer:
     """Validates one run and writes its weights and checkpoints; every method is a collective.
 
@@ -184,7 +52,7 @@ class Checkpointer:
     """
 
     def __init__(self, run: Run, task: Task, engine: Engine, world: World, output: Path, start: Manifest) -> None:
-        """``start`` is where the training stands (see ``restore``)."""
+        """``start`` is where the training stands (see resume.restore)."""
         self.run, self.task, self.engine, self.world, self.output = run, task, engine, world, output
         self.start, self.best, self.skipped = start, start.best, start.skipped
         self.written, self._last = 0, time.monotonic()
@@ -233,7 +101,7 @@ class Checkpointer:
             shutil.rmtree(new, ignore_errors=True)
             (new / "shards").mkdir(parents=True, exist_ok=True)
             if self.run.recipe.keep_best and self.best is not None:
-                _link(self.output / BEST, new / BEST)
+                link(self.output / BEST, new / BEST)
         state = self.start.model_copy(update={"step": step, "best": self.best, "skipped": self.skipped})
         self._under_way = self._writer.submit(self._write, tensors, new, folder, state)
         self.written += 1
@@ -321,11 +189,3 @@ def _copy(value: Tensor) -> Tensor:
 
     shard: Any = value.detach()
     return DTensor(shard.to_local().to("cpu", copy=True), shard._spec, requires_grad=False)
-
-
-def _link(source: Path, target: Path) -> None:
-    """A second name for a file, or a copy where the file system has no such names."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
