@@ -1,21 +1,31 @@
-# make run: the workflow on the embedded data.  make test, make lint: for those who change it (CONTRIBUTING.md).
+.DEFAULT_GOAL := run
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run matrix setup test test-cluster test-all mutants lint docs envs bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help run matrix watch setup test test-cluster test-all mutants lint docs pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
+# What can be made.
+help:
+	@awk '/^# /{text=substr($$0,3)} /^[a-z-]+:/{split($$0,name,":"); if (text) printf "make %-14s %s\n", name[1], text; text=""}' $(firstword $(MAKEFILE_LIST))
+
+# The default matrix on the embedded data; ends with table, verdict and report.
 run: .venv/run
 	$(BIN)/python -m snakemake --profile workflow/profiles/local all
 	@cat results/summary.md
+	@echo 'Charts and all figures: results/report.html'
 	@sed -n 's/^\*\*\(.*\)\*\*$$/\n\1/p' results/summary.md
 
-# Every strategy on every workload, each held to one device; writes the matrix of docs/matrix.md.
 EVERY := --config 'strategies=[all]'
+# Every strategy on every workload, each held to one device; writes the matrix of docs/matrix.md.
 matrix: .venv/run
 	$(BIN)/python -m snakemake --profile workflow/profiles/local $(EVERY) -- all
 	$(BIN)/python scripts/summarize.py --config '{"strategies": ["all"]}' --check
 	$(BIN)/python scripts/docs.py --summary results/summary.csv
+
+# What each run does now, until q.
+watch: .venv/login
+	$(BIN)/python scripts/watch.py
 
 # For a login node: Snakemake and the data stages; PyTorch is in the image.
 setup: .venv/login
@@ -26,18 +36,19 @@ test: .venv/dev
 
 # On a cluster in a box: needs root and Debian, and says first what it installs.
 test-cluster: .venv/dev
-	$(PYTHON) tests/cluster/cluster.py announce
+	$(PYTHON) tests/cluster/cluster.py prepare
 	$(BIN)/python -m pytest tests/cluster
 
 # Both, and the tests marked long.
 test-all: .venv/dev
-	$(PYTHON) tests/cluster/cluster.py announce
+	$(PYTHON) tests/cluster/cluster.py prepare
 	$(BIN)/python -m pytest --long
 
 # Faults put into a copy of the code, one at a time: which test catches each.
 mutants: .venv/dev
 	$(BIN)/python tests/mutants
 
+# ruff, snakefmt, mypy, snakemake --lint, and that generated files are up to date.
 lint: .venv/dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
@@ -50,37 +61,45 @@ lint: .venv/dev
 docs: .venv/dev
 	$(BIN)/python scripts/docs.py
 
+# The pictures of the README, from the report that is there (make matrix), in Debian's Chromium.
+pictures: .venv/dev
+	$(BIN)/python docs/pictures.py
+
 # On a machine with GPUs: the parity suite over NCCL, then two workloads of the matrix.
 check-gpu: .venv/dev
 	$(BIN)/python benchmarks/check_gpu.py
 	$(BIN)/python benchmarks/gpu.py --workloads mnist llama2
 
-# Lock files: each is compiled within the ones before it, so that all fit into one environment.
+# Each is compiled within the ones before it, so that all fit into one environment.
 # A local build's tag (torch 2.13.0+cpu) is dropped: the host's pip settings choose the build.
 COMPILE := ../$(BIN)/python -m piptools compile --quiet --strip-extras --no-header --no-emit-index-url --no-emit-find-links --annotation-style=line
+# The lock files, from envs/*.in.
 envs: .venv/dev
 	cd envs && $(COMPILE) -o workflow.txt workflow.in
 	cd envs && $(COMPILE) -c workflow.txt -o train.txt train.in && sed -i 's/+cpu//' train.txt
 	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o dev.txt dev.in
 
-# Trainings killed at random: KILLS of them, by SEED.
 KILLS ?= 1000
 SEED ?= 1
+# Trainings killed at random: KILLS of them, by SEED.
 soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
+# How long `make run` and its parts take on this machine.
 bench: .venv/run
 	$(BIN)/python benchmarks/workflow.py
 
-# A Slurm cluster in a box, on a Debian machine, as root: NODES, GPUS (fake ones per node).
 NODES ?= 2
 GPUS ?= 4
+# A Slurm cluster in a box, on a Debian machine, as root: NODES, GPUS (fake ones per node).
 cluster-up:
 	$(PYTHON) tests/cluster/cluster.py up --nodes $(NODES) --gpus $(GPUS)
 
+# Nothing of it is left running.
 cluster-down:
 	$(PYTHON) tests/cluster/cluster.py down
 
+# A shell of its ordinary user.
 cluster-shell:
 	$(PYTHON) tests/cluster/cluster.py shell
 

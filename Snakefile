@@ -37,17 +37,19 @@ rule all:
         [f"results/{run.strategy}/{run.workload}/test.json" for run in RUNS],
         "results/summary.csv",
         "results/summary.md",
+        "results/report.html",
     message:
-        "The summary of all runs is in results/summary.md"
+        "The report of all runs is results/report.html, its table results/summary.md"
 
 
 onstart:
     check_executor()
 
 
-# With runs missing, the table still says which ones, and what the others reached.
+# With runs missing, table and report still say which ones, and what the others reached.
 onerror:
     shell(
         "python scripts/summarize.py --config {CONFIG_JSON:q} --results results"
-        " && echo 'results/summary.md shows what is there and what is missing.' || true"
+        " && python scripts/report.py --config {CONFIG_JSON:q} --results results"
+        " && echo 'results/report.html shows what is there and what is missing.' || true"
     )

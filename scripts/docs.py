@@ -129,12 +129,13 @@ def matrix(table: pd.DataFrame) -> str:
 
 def faults(path: Path) -> str:
     """Markdown table of the faults that runs of the tests survived."""
-    lines = ["| fault | injected by | steps lost | ends equal | test layer |", "| --- | --- | --- | --- | --- |"]
-    for row in json.loads(path.read_text(encoding="utf-8")):
-        lines.append(
-            "| " + " | ".join(str(row[key]) for key in ("fault", "injected", "lost_steps", "equal", "layer")) + " |"
-        )
-    return "\n".join(lines)
+    columns = {
+        **{"fault": "fault", "injected by": "injected", "steps lost": "lost_steps", "seconds to resume": "seconds"},
+        **{"ends equal": "equal", "test layer": "layer"},
+    }
+    lines = [[*columns], ["---"] * len(columns)]
+    lines += [[str(row[key]) for key in columns.values()] for row in json.loads(path.read_text(encoding="utf-8"))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def between(path: Path, name: str) -> str:

@@ -8,12 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
-from matplotlib.figure import Figure
 
 from shardlab.errors import UserError, run_program
-from shardlab.files import read_json, write_atomic, write_json, write_text
+from shardlab.files import read_json, write_json, write_text
+from shardlab.report import charts
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
 
@@ -37,10 +36,8 @@ def main() -> None:
     starter += [f"--data={args.data}", f"--weights={args.weights}", *([f"--image={args.image}"] if args.image else [])]
     table = pd.DataFrame([measure(run, count, starter, args.output.parent) for count in args.counts])
     write_text(args.output, table.to_csv(index=False))
-    figure = draw(table)
-    mpl.rcParams["svg.fonttype"] = "none"  # text stays text, to be searched and read aloud
-    picture = args.output.with_suffix(".svg")
-    write_atomic(picture, lambda path: figure.savefig(path, format="svg", bbox_inches="tight"))
+    picture = charts.load("split_size").draw(table)
+    write_text(args.output.with_suffix(".svg"), charts.svg(picture.to_dict()))
     print(table.to_string(index=False))
 
 
@@ -70,28 +67,6 @@ def measure(run: Run, count: int, starter: list[str], folder: Path) -> dict[str,
         "idle_theory": report["idle_theory"],
         "train_loss": report["train_loss"],
     }
-
-
-def draw(table: pd.DataFrame) -> Figure:
-    """Two panels over the number of micro-batches: the step's time; the bubble, measured and in theory."""
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    left, right = figure.subplots(1, 2, sharex=True)
-    left.plot(table.microbatches, table.step_seconds_median * 1000, marker="o")
-    left.set_ylabel("median step (ms)")
-    right.plot(table.microbatches, table.idle, marker="o", label="measured")
-    if table.idle_theory.notna().all():
-        right.plot(table.microbatches, table.idle_theory, marker="s", linestyle="--", label="(p - 1) / (m + p - 1)")
-    right.set_ylabel("forward and backward: part that a rank waits")
-    right.legend(frameon=False)
-    for panel in (left, right):
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(table.microbatches, labels=[str(count) for count in table.microbatches])
-        panel.set_xlabel("micro-batches")
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
-    first = table.iloc[0]
-    figure.suptitle(f"{first['workload']} under {first['strategy']} ({first['schedule']}) on {first['ranks']} ranks")
-    return figure
 
 
 if __name__ == "__main__":

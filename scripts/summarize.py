@@ -9,7 +9,7 @@ from pathlib import Path
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
 from shardlab.report import page, summary, verdict
-from shardlab.settings import load, resolve
+from shardlab.settings import load
 
 
 def main() -> None:
@@ -22,10 +22,7 @@ def main() -> None:
         "--tolerance", type=float, help="relative difference to single that counts as equal (default: by dtype)"
     )
     args = parser.parse_args()
-    planned, left_out = resolve.matrix(args.config)
-    dtypes = {run.recipe.dtype for run in planned}
-    tolerance = args.tolerance or max(verdict.TOLERANCES[dtype] for dtype in dtypes)
-    table = verdict.judge(summary.collect(planned, args.results), tolerance)
+    table, left_out, tolerance = summary.of(args.config, args.results, args.tolerance)
     write_text(args.results / "summary.csv", table.to_csv(index=False))
     write_text(args.results / "summary.md", page.markdown(table, args.config, left_out, tolerance))
     good, sentence = verdict.verdict(table, tolerance)

@@ -30,18 +30,20 @@ PACKAGES = [
     *("squashfs-tools", "squashfuse", "fuse-overlayfs", "fuse3", "uidmap", "debootstrap"),
     *("patchelf", "libseccomp2", "libsqlite3-0", "python3-venv", "make"),
 ]
+BROWSER = ["chromium", "chromium-driver"]
+"""For the tests that look at the report; the cluster itself does without."""
 
 
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["announce", "up", "down", "shell"], help="announce: what `up` will do")
+    parser.add_argument("action", choices=["prepare", "up", "down", "shell"], help="prepare: for tests")
     parser.add_argument("--nodes", type=int, default=2, help="nodes (2)")
     parser.add_argument("--gpus", type=int, default=4, help="fake GPUs of a node (4)")
     parser.add_argument("--cpus", type=int, default=8, help="CPU cores that a node claims to have (8)")
     args = parser.parse_args()
-    if args.action == "announce":
-        announce()
+    if args.action == "prepare":
+        prepare()
         return
     if reason := obstacle():
         sys.exit(f"error: no cluster here: {reason}.")
@@ -76,7 +78,7 @@ def up(nodes: int, gpus: int, cpus: int) -> None:
     if (HOME / "run").exists():
         down()
     begin = time.monotonic()
-    install()
+    install(PACKAGES)
     apptainer.install()
     try:
         start(nodes, gpus, cpus)
@@ -86,31 +88,33 @@ def up(nodes: int, gpus: int, cpus: int) -> None:
     print(f"up in {time.monotonic() - begin:.0f} s: {nodes} nodes x {gpus} fake GPUs. Log in with: make cluster-shell")
 
 
-def announce() -> None:
-    """Say what the cluster will change on this machine, before it does."""
+def prepare() -> None:
+    """Say what the tests will change on this machine, and install their packages."""
     if reason := obstacle():
         print(f"No cluster here, so its tests will be skipped: {reason}.")
         return
-    packages = ", ".join(missing_packages()) or "none, all are there"
+    wanted = [*PACKAGES, *BROWSER]
+    packages = ", ".join(missing(wanted)) or "none, all are there"
     print(f"The cluster tests will install these Debian packages: {packages};")
     there = "which is there" if shutil.which("apptainer") else f"to {apptainer.HOME}, with a link in {apptainer.LINK}"
     print(f"Apptainer, {there};")
     print(f"and use the user {USER}, {HOME}, {SLURM}/*.conf and /dev/fuse while they run.", flush=True)
+    install(wanted)
 
 
-def missing_packages() -> list[str]:
+def missing(wanted: list[str]) -> list[str]:
     """Debian packages that are not installed."""
-    query = ["dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *PACKAGES]
+    query = ["dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *wanted]
     listed = subprocess.run(query, text=True, capture_output=True).stdout.splitlines()
-    return [name for name in PACKAGES if f"{name} installed" not in listed]
+    return [name for name in wanted if f"{name} installed" not in listed]
 
 
-def install() -> None:
+def install(wanted: list[str]) -> None:
     """Install the Debian packages that are missing; their services are not started."""
-    missing = missing_packages()
-    if not missing:
+    new = missing(wanted)
+    if not new:
         return
-    print("installing", *missing, flush=True)
+    print("installing", *new, flush=True)
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
     if ours:
@@ -119,7 +123,7 @@ def install() -> None:
     try:
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
         run("apt-get", "-qq", "update")
-        run("apt-get", "-qq", "install", "--no-install-recommends", *missing, env=environment)
+        run("apt-get", "-qq", "install", "--no-install-recommends", *new, env=environment)
     finally:
         if ours:
             policy.unlink()

@@ -8,6 +8,7 @@ import shutil
 import pandas as pd
 import pytest
 
+from helpers.browser import opened
 from helpers.common import ROOT
 from login import RECIPE, gpus
 from shardlab.files import sha256
@@ -36,6 +37,15 @@ def test_every_run_is_done_and_equal(summary):
     assert set(summary.index) == {(run.strategy, run.workload) for run in planned}
     assert set(summary.status) == {"done"}
     assert summary.rel_diff.max() < 1e-5, summary.rel_diff.sort_values().tail(5)
+
+
+def test_the_report_opens_in_a_browser(finished):
+    with opened(finished.path / "results/report.html") as page:
+        page.draw_all()
+        assert page.ask("document.querySelector('.verdict').textContent").startswith("All ")
+        details = page.ask("parsed('details')")
+        assert {run["slurm"]["state"] for run in details.values()} == {"COMPLETED"}
+        assert page.complaints() == []
 
 
 def test_every_report_names_its_job_node_and_image(finished, summary):

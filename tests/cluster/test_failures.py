@@ -5,7 +5,9 @@ import json
 import pytest
 
 import cluster
+from helpers.faults import cost, survived
 from login import snakemake, steps, training_job, until
+from shardlab.report import metrics
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -83,7 +85,8 @@ def test_polling_goes_on_without_slurmdbd(trained):
 
 def test_scancel_of_one_run_by_hand(learner):
     """The others are done all the same; the next call goes on from the newest checkpoint."""
-    config = ["strategies=[single, ddp, fsdp]", "workloads=[llama2]", "recipe={checkpoint_every: 10}", "twins=0"]
+    config = ["strategies=[single, ddp, fsdp]", "workloads=[llama2]", "twins=0"]
+    config += ["recipe={epochs: 100, max_steps: 400, checkpoint_every: 10}"]
     driver = learner.start(*snakemake("all", flags=["--retries=0", "--preemptible-retries=0"], config=config))
     job = training_job(learner, "ddp/llama2", driver)
     until("some steps", lambda: steps(learner, "ddp/llama2") > 20)
@@ -99,20 +102,29 @@ def test_scancel_of_one_run_by_hand(learner):
     assert report["attempts"][0]["why"] == "stopped: SIGTERM"
     # Slurm's SIGTERM also ends the program that holds the image's file system, and saving at once may fail.
     assert report["attempts"][1]["from_step"] == report["attempts"][0]["saved"] >= 20
+    survived("Slurm: job cancelled", "scancel", *cost(report["attempts"]), layer="cluster", equal="not compared")
 
 
 def test_time_limit(too_long):
     """Last in this file: the job has its two minutes while the other tests go on."""
     learner, driver = too_long
     story = learner.path / "results/ddp/mlp/attempts.json"
-    until("the second attempt", lambda: len(json.loads(story.read_text())["attempts"]) > 1, 240)
+
+    def begun():
+        records = metrics.read(story.with_name(metrics.NAME))
+        return [record for record in records if record["kind"] == "attempt"]
+
+    until("the second attempt", lambda: len(begun()) > 1, 240)
     first, second = json.loads(story.read_text())["attempts"][:2]
     assert first["why"] == "stopped: time limit"
     assert first["slurm_job_id"] == second["slurm_job_id"], "it went back into the queue under its id"
     assert first["saved"] == first["reached"] > 0
     learner.run("scancel", first["slurm_job_id"])
-    seen = learner.finish(driver, check=False).stdout
-    assert driver.returncode != 0
-    assert "ddp x mlp was told to stop (SIGTERM)" in seen
+    log = learner.path / "results/ddp/mlp/logs/train.log"
+    until("its last words", lambda: "ddp x mlp was told to stop (SIGTERM)" in log.read_text())
+    driver.kill()  # it looks at a job that runs for long every three minutes only
+    driver.wait()
     assert not (learner.path / "results/ddp/mlp.done").exists()
     assert steps(learner, "ddp/mlp") >= first["reached"]
+    again = {"first_step_at": begun()[1]["time"], "from_step": begun()[1]["step"]}
+    survived("Slurm: time limit", "two minutes", *cost([first, again]), layer="cluster", equal="not compared")

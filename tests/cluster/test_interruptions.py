@@ -3,11 +3,15 @@
 import os
 import signal
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from login import now, queue, snakemake, steps, training_job, until
+import cluster
+from helpers.faults import cost, survived
+from login import now, queue, sacct, snakemake, steps, training_job, until
+from shardlab.launch.attach import name_of
 
 pytestmark = pytest.mark.timeout(900)
 RUN = "fsdp/llama2"
@@ -15,6 +19,16 @@ STEPS = 600
 CONFIG = ["nodes=2", "ranks_per_node=1", f"recipe={{epochs: 100, max_steps: {STEPS}, checkpoint_every: 50}}"]
 TARGET = f"results/{RUN}.done"
 FOLLOWED = "of an earlier call, which is followed"
+ENDED = {
+    "Slurm: warning before a time limit": "SIGUSR1 to launch.py",
+    "Slurm: preemption": "a job on a partition with a higher tier",
+    "Slurm: a node lost, while two new calls follow its job": "SIGKILL to all processes of a node",
+}
+"""What ended the first attempts, and how that was done."""
+ENDED_NOTHING = {
+    "driver on the login node killed": "SIGKILL to Snakemake",
+    "link between two nodes cut for 5 s": "ip link set down, up",
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +95,34 @@ def test_preemption(struck):
     assert attempts(learner)[1]["why"] == "stopped: SIGTERM"
 
 
-def test_a_new_call_follows_the_job(struck):
-    """The first driver is dead since long."""
-    learner, _, job, _ = struck
-    call = learner.start(*snakemake(TARGET, config=CONFIG))
+def test_a_node_is_lost_while_two_new_calls_follow(struck):
+    """The first driver is dead since long. All processes of one node end; both calls bring the run to its end."""
+    learner, _, job, since = struck
+    calls = [learner.start(*snakemake(TARGET, config=CONFIG, flags=["--nolock"])) for _ in range(2)]
     logs = learner.path / ".snakemake/log"
-    until("the call to follow it", lambda: any(f"{job} {FOLLOWED}" in log.read_text() for log in logs.iterdir()))
-    learner.finish(call)
+    follows = f"{job} {FOLLOWED}"
+    until("both to follow it", lambda: sum(follows in log.read_text() for log in logs.iterdir()) == len(calls))
+    for process in subprocess.run(["ip", "netns", "pids", "n2"], text=True, capture_output=True).stdout.split():
+        os.kill(int(process), signal.SIGKILL)
+    cluster.wait("Slurm to see it", lambda: "n2" in cluster.output("sinfo", "-h", "-N", "-t", "down", "-o", "%N"), 60)
+    cluster.node("n2")
+    for call in calls:
+        learner.finish(call)
     assert steps(learner, RUN) == STEPS
-    assert learner.json(f"results/{RUN}/train.json")["slurm_job_id"] == job
+    rows = [row for row in sacct("JobName", "Start", "End", since=since) if row["JobName"] == name_of(learner.path)]
+    rows.sort(key=lambda row: row["Start"])
+    assert all(one["End"] <= other["Start"] for one, other in pairwise(rows)), "two jobs at once for one run"
+
+
+def test_ends_equal(struck):
+    """To the bit as the same run that nothing happens to."""
+    learner, *_ = struck
+    report = learner.json(f"results/{RUN}/train.json")
+    learner.snakemake(TARGET, config=CONFIG, flags=["--force"])
+    alone = learner.json(f"results/{RUN}/train.json")
+    assert alone["weights"] == report["weights"]
+    assert len(alone["attempts"]) == len(report["attempts"]) + 1
+    for number, (fault, injected) in enumerate(ENDED.items()):
+        survived(fault, injected, *cost(report["attempts"], number), layer="cluster")
+    for fault, injected in ENDED_NOTHING.items():
+        survived(fault, injected, 0, 0, layer="cluster")

@@ -1,21 +1,31 @@
 """What the fault tests saw, for the table in docs/reliability.md: ``pytest --record-faults`` writes it."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 FILE = Path(__file__).parents[1] / "faults.json"
 SEEN = []
 
 
-def survived(fault, injected, attempts, *, layer, equal="to the bit"):
-    """Note a fault that a run survived.
+def cost(attempts, number=0):
+    """What it cost that an attempt was struck: steps that were taken again, and seconds until there were new ones.
 
-    ``attempts`` are the run's (report.records.Attempt, as dictionaries) from the one that was struck on.
+    Those are counted from its end, or from the start of the next one where it could not note its end. ``attempts`` are
+    the run's (report.records.Attempt, as dictionaries); some may have come to no step. Nothing, where it was struck
+    behind its last step.
     """
-    struck, *later = attempts
-    after = later[0] if later else None
-    lost = max(0, (struck["reached"] or 0) - (after["from_step"] or 0)) if after else 0
-    SEEN.append({"fault": fault, "injected": injected, "layer": layer, "lost_steps": lost, "equal": equal})
+    struck, after = attempts[number], next((each for each in attempts[number + 1 :] if each["first_step_at"]), None)
+    if after is None:
+        return 0, 0
+    ended, ready = (datetime.fromisoformat(time) for time in (struck["ended"], after["first_step_at"]))
+    return max(0, (struck["reached"] or 0) - after["from_step"]), int((ready - ended).total_seconds())
+
+
+def survived(fault, injected, lost, seconds, *, layer, equal="to the bit"):
+    """Note a fault that a run survived, and what it cost."""
+    row = {"fault": fault, "injected": injected, "layer": layer, "lost_steps": lost, "seconds": seconds}
+    SEEN.append(row | {"equal": equal})
 
 
 def write():

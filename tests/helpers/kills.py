@@ -14,6 +14,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from helpers.common import ROOT, save_initial, tiny_run
+from helpers.faults import cost
 from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
@@ -37,8 +38,12 @@ class Kill:
     signal: str
     at: str
     reached: int
+    attempt: int
+    """Which one, from 0; -1 before the first one was noted."""
     lost: int = 0
     """Steps that were taken again."""
+    seconds: float = 0
+    """From the next start to the next step."""
 
 
 class Trial:
@@ -147,7 +152,7 @@ def kill_once(trial, chance):
     assert number != signal.SIGKILL or trial.last() == step_then, "something trained on two seconds after the kill"
     child.wait()
     at = f"step {step}" if step is not None else f"{time.monotonic() - begun:.1f} s"
-    return Kill(trial.strategy, role, number.name, at, trial.last() + 1)
+    return Kill(trial.strategy, role, number.name, at, trial.last() + 1, len(attempts(trial.folder)) - 1)
 
 
 def soak(folder, kills, seed, report=print):
@@ -161,16 +166,17 @@ def soak(folder, kills, seed, report=print):
     while len(done) < kills:
         strategy = STRATEGIES[len(done) % 2]
         shutil.rmtree(folder / "trial", ignore_errors=True)
-        trial = Trial(folder / "trial", strategy)
+        trial, kills_of_it = Trial(folder / "trial", strategy), []
         try:
             for _ in range(chance.randint(1, 4)):
                 if killed := kill_once(trial, chance):
-                    done.append(killed)
-                    report(f"{len(done)}: {killed}")
+                    kills_of_it.append(killed)
             end_well(trial, expected[strategy])
-            attempts = history(trial.folder)
-            for killed, before, after in zip(done[-len(attempts) + 1 :], attempts, attempts[1:], strict=False):
-                killed.lost = max(0, (before.reached or 0) - (after.from_step or 0))
+            for killed in kills_of_it:
+                if killed.attempt >= 0:
+                    killed.lost, killed.seconds = cost(attempts(trial.folder), killed.attempt)
+                done.append(killed)
+                report(f"{len(done)}: {killed}")
         finally:
             trial.end()
     return done
@@ -187,6 +193,11 @@ def end_well(trial, expected):
     assert [step["step"] for step in trial.steps()] == list(range(STEPS)), log
     assert all((weights(trial)[name] == value).all() for name, value in expected.items()), log
     assert trial.ended_within(2)
+
+
+def attempts(folder):
+    """The attempts at a run, as dictionaries."""
+    return [attempt.model_dump() for attempt in history(folder)]
 
 
 def weights(trial):

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.common import save_initial, tiny_run
-from helpers.faults import survived
+from helpers.faults import cost, survived
 from shardlab.errors import UserError
 from shardlab.files import sha256
 from shardlab.report import manifest
-from shardlab.report.metrics import read
+from shardlab.report.metrics import now, read
 from shardlab.runs import loop
 from shardlab.training import distributed, resume, tasks
 
@@ -149,14 +149,15 @@ def test_a_full_disk_loses_nothing(tiny_data, tmp_path, what, fits):
     try:
         with pytest.raises(UserError, match=r"could not be written.*([Mm]ake room|Free space)"):
             loop.train(run, data, initial, output, {})
+        ended = now()
         last = manifest.step_of(newest((run, data, initial, alone), output))
         assert not [path for path in output.rglob(".*") if path.name.endswith((".new", ".tmp"))]
         subprocess.run(["mount", "-o", f"remount,size={10 * one}", output], check=True)
         assert loop.train(run, data, initial, output, {})
-        begun = [record["step"] for record in read(output / "metrics.jsonl") if record["kind"] == "attempt"]
-        assert begun == [0, last]
+        begun = [record for record in read(output / "metrics.jsonl") if record["kind"] == "attempt"]
+        assert [record["step"] for record in begun] == [0, last]
         assert filecmp.cmp(output / "model.safetensors", alone / "model.safetensors", shallow=False)
     finally:
         subprocess.run(["umount", "--lazy", output], check=True)
-    attempts = [{"reached": 4, "from_step": 0}, {"reached": 4, "from_step": last}]
-    survived(f"disk full at {what}", "a tmpfs that is too small, then made larger", attempts, layer="unit")
+    attempts = [{"reached": 4, "ended": ended}, {"from_step": last, "first_step_at": begun[-1]["time"]}]
+    survived(f"disk full at {what}", "a tmpfs that is too small, then made larger", *cost(attempts), layer="unit")

@@ -18,7 +18,7 @@ FOLDERS = ("scripts", "benchmarks")
 SCRIPTS = sorted(str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).glob("*.py"))
 
 LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
-LOGIN += ["plot_collectives", "split_size"]
+LOGIN += ["plot_collectives", "split_size", "report", "watch", "recover"]
 
 
 def program(name, *arguments):

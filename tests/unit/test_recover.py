@@ -3,9 +3,8 @@
 import fcntl
 import shutil
 
-import recover
-
 from helpers.common import save_initial, tiny_run
+from shardlab.launch.look import recovery
 from shardlab.report import manifest
 from shardlab.runs import loop
 
@@ -15,7 +14,7 @@ def test_what_is_there_of_a_run(tiny_data, tmp_path):
     folder = tmp_path / "single" / "mlp"
 
     def said(of=run):
-        return recover.state(of, folder)
+        return recovery(of, folder)
 
     assert said() == "not begun"
     save_initial(run, tmp_path / "initial")

@@ -58,3 +58,9 @@ def test_rooms_of_the_login_node_have_no_torch(name):
 def test_the_check_sees_torch():
     code = "import sys, shardlab.training.engine; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent).returncode == 1
+
+
+def test_test_files_have_names_of_their_own():
+    """pytest imports them by their names alone, and refuses two alike where it collects both."""
+    names = [path.name for path in (ROOT / "tests").glob("*/test_*.py")]
+    assert sorted(set(names)) == sorted(names)

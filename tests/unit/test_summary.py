@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 
 from helpers.common import tiny_run
+from helpers.reports import finished
 from shardlab.report import page, summary
-from shardlab.report.records import TestReport, TrainReport, Twin, TwinsReport, train_report
+from shardlab.report.records import TrainReport, Twin, TwinsReport
 from shardlab.report.verdict import TOLERANCES, judge, verdict
 from shardlab.settings import identity, load
 
@@ -95,39 +96,6 @@ def test_the_page_begins_with_verdict_and_call_and_says_where_single_is_missing(
         "recipe.max_steps = 3, recipe.optimizer.learning_rate = 0.5, site_settings.slurm.account = mine, container off."
     )
     assert "| ddp        | 2.000000 (no single) |" in lines
-
-
-BYTES = {"weights": 4, "gradients": 0, "optimizer": 0, "activations": 3, "gathered": 0, "other": 2}
-STEP = {"kind": "train", "step": 0, "samples": 5, "targets": 10, "loss": 1.0, "seconds": 0.1}
-VALIDATION = {"kind": "validation", "step": 0, "loss": 3.0}
-
-
-def finished(results, run, loss=2.0, data="d", initial="i", weights="w", evaluated="w"):
-    """The files of a finished run, as the stages write them."""
-    folder = results / run.strategy / run.workload
-    measured = {
-        "identity": identity.of(run, data),
-        "initial_weights": initial,
-        "weights": weights,
-        "hosts": ["here"],
-        "devices": ["cpu"],
-        "parameters": 1,
-        "samples_per_rank": [5],
-        "targets_per_rank": [10],
-        "wall_seconds": 1.0,
-        "tensor_bytes": [{"peak": 9, "at_peak": BYTES, "largest": BYTES}],
-        "peak_memory_bytes": [1],
-        "peak_memory_kind": "process RSS",
-        "bytes_per_step_theory": None,
-        "traffic": [],
-        "checkpoints": 1,
-    }
-    train_report(run, [STEP, VALIDATION], measured).write(folder / "train.json")
-    test = {"loss": loss, "metric_name": "mse", "metric_value": 1.0, "samples": 1, "targets": 2, "evaluation": "whole"}
-    TestReport(
-        workload=run.workload, **test, identity=identity.of(run, data), weights=evaluated, untrained_loss=9.0
-    ).write(folder / "test.json")
-    folder.with_suffix(".done").touch()
 
 
 def test_a_row_belongs_to_its_run(tmp_path):

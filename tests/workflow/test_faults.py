@@ -12,9 +12,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from helpers.common import ROOT
-from helpers.faults import survived
-from helpers.kills import STEPS, Trial, end_well, soak, weights
+from helpers.faults import cost, survived
+from helpers.kills import STEPS, Trial, attempts, end_well, soak, weights
 from shardlab.launch.attempts import history
+from shardlab.report import metrics
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -49,8 +50,8 @@ def test_processes_killed_at_random(tmp_path):
     for role in sorted({kill.role for kill in kills}):
         signals = "/".join(sorted({kill.signal for kill in kills if kill.role == role}))
         lost = max(kill.lost for kill in kills if kill.role == role)
-        attempts = [{"reached": lost, "from_step": 0}, {"reached": 0, "from_step": 0}]
-        survived(f"{role} killed", f"{signals} at a random time", attempts, layer="workflow")
+        seconds = max(kill.seconds for kill in kills if kill.role == role)
+        survived(f"{role} killed", f"{signals} at a random time", lost, seconds, layer="workflow")
 
 
 def test_a_rank_that_stands_still_is_named(tmp_path):
@@ -68,8 +69,7 @@ def test_a_rank_that_stands_still_is_named(tmp_path):
     assert "rank 1 gives no sign of life since step " in log(trial)
     assert "rank 0 waited in vain in step " in log(trial)
     assert "Traceback" not in log(trial), "that is in the attempt's own log"
-    struck, *later = finish(trial)
-    survived("a rank that stands still", "SIGSTOP, hang_seconds 4", [struck, *later], layer="workflow")
+    survived("a rank that stands still", "SIGSTOP, hang_seconds 4", *cost(finish(trial)), layer="workflow")
 
 
 def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code):
@@ -83,10 +83,9 @@ def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code):
             assert seen.count("error: rank 1 failed: ValueError: boom") == attempt, seen
         assert "Traceback" not in seen
     assert "fsdp x llama2 is given up: further attempts of this call would come no further than step 1" in seen
-    attempts = history(trial.folder)
-    assert [(each.from_step, each.saved) for each in attempts] == [(0, 15), (15, 15)]
+    assert [(each.from_step, each.saved) for each in history(trial.folder)] == [(0, 15), (15, 15)]
     trial.scripts, trial.call = ROOT / "scripts", "another"
-    survived("an exception on one rank", "a line put into the code", finish(trial)[1:], layer="workflow")
+    survived("an exception on one rank", "a line put into the code", *cost(finish(trial), 1), layer="workflow")
 
 
 @pytest.mark.long
@@ -96,7 +95,7 @@ def test_a_rank_that_just_ends(tmp_path, code):
     assert trial.start().wait() == 1
     assert "ended with status 1; see" in log(trial)
     trial.scripts = ROOT / "scripts"
-    survived("exit 0 of one rank", "a line put into the code", finish(trial), layer="workflow")
+    survived("exit 0 of one rank", "a line put into the code", *cost(finish(trial)), layer="workflow")
 
 
 def test_a_loss_that_is_no_number(tmp_path, code):
@@ -114,32 +113,32 @@ def test_a_loss_that_is_no_number(tmp_path, code):
     assert [step["step"] for step in skips.steps() if step["loss"] is None] == [7]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-def test_the_driver_is_killed(tree, number):
-    """Snakemake alone by SIGKILL; all of a terminal by Ctrl-C. The same call goes on, with no further flag."""
+def test_the_driver_is_killed(tree):
+    """By Ctrl-C in its terminal, then Snakemake alone by SIGKILL. The same call goes on, with no further flag."""
     call = ["snakemake", "--profile", "workflow/profiles/local", "results/fsdp/llama2.done"]
     call += ["--config", "recipe={max_steps: 150, checkpoint_every: 5}"]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    driver = subprocess.Popen(
-        call, cwd=tree.path, env=environment, start_new_session=True, stdout=-3, stderr=-3, preexec_fn=hears
-    )
     folder = tree.path / "results/fsdp/llama2"
-    until(lambda: len((folder / "metrics.jsonl").read_text().splitlines()) > 30 if folder.exists() else False)
-    if number == signal.SIGKILL:
-        driver.kill()
-    else:
-        os.killpg(driver.pid, number)
-    driver.wait()
-    until(lambda: history(folder)[0].ended is not None or number == signal.SIGKILL, 15)
-    until(lambda: steady(folder / "metrics.jsonl"), 15)
+    for number, (kill, signal_number) in enumerate([(os.killpg, signal.SIGINT), (os.kill, signal.SIGKILL)]):
+        driver = subprocess.Popen(
+            call, cwd=tree.path, env=environment, start_new_session=True, stdout=-3, stderr=-3, preexec_fn=hears
+        )
+        until(lambda number=number: len(history(folder)) > number and len(taken(folder)) > 30 * (number + 1))
+        kill(driver.pid, signal_number)
+        driver.wait()
+        until(lambda: steady(folder / "metrics.jsonl"), 15)
     tree.run(*call)
     report = tree.json("results/fsdp/llama2/train.json")
-    first, second = report["attempts"]
-    assert first["why"].startswith(("stopped", "lost")), first
-    assert second["from_step"] > 0
+    first, second, third = report["attempts"]
+    assert first["why"].startswith("stopped")
+    assert second["why"].startswith(("stopped", "lost"))
+    assert 0 < second["from_step"] < third["from_step"]
     assert "Nothing to be done" in tree.run(*call).stdout
-    text = "Snakemake, SIGKILL" if number == signal.SIGKILL else "Ctrl-C, SIGINT to all"
-    survived(f"driver: {text}", "os.kill", [first, second], layer="workflow", equal="not compared")
+    tree.run(*call, "-f")
+    assert tree.json("results/fsdp/llama2/train.json")["weights"] == report["weights"]
+    assert len(tree.json("results/fsdp/llama2/train.json")["attempts"]) == 4
+    survived("driver: Ctrl-C, SIGINT to all", "os.killpg", *cost(report["attempts"], 0), layer="workflow")
+    survived("driver: Snakemake, SIGKILL", "os.kill", *cost(report["attempts"], 1), layer="workflow")
 
 
 def test_a_finished_run_whose_driver_died_is_taken_as_it_is(tmp_path):
@@ -166,11 +165,16 @@ def finish(trial):
     assert whole.start().wait() == 0
     end_well(trial, weights(whole))
     assert len(load_file(trial.folder / "model.safetensors")) > 0
-    return [attempt.model_dump() for attempt in history(trial.folder)]
+    return attempts(trial.folder)
 
 
 def wait_for_step(trial, number):
     until(lambda: number <= trial.last() < STEPS - 10)
+
+
+def taken(folder):
+    """The training steps of a run so far."""
+    return [record for record in metrics.read(folder / metrics.NAME) if record["kind"] == "train"]
 
 
 def steady(path):

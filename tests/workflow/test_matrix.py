@@ -7,6 +7,7 @@ import re
 import pandas as pd
 import pytest
 
+from helpers.browser import opened
 from helpers.common import HARD_NAME
 
 MANY = pytest.mark.timeout(1800)
@@ -74,6 +75,21 @@ def test_reports_say_where_they_come_from(finished):
 def test_best_weights_are_kept_where_the_recipe_says_so(finished):
     assert (finished.path / "results/zero3/xsum/best.safetensors").exists()
     assert not (finished.path / "results/zero3/mlp/best.safetensors").exists()
+
+
+@MANY
+def test_the_report_opens_in_a_browser(finished):
+    """The first thing that is done with a finished call, in a folder whose name shells take apart."""
+    with opened(finished.path / "results/report.html") as page:
+        page.draw_all()
+        assert page.ask("document.querySelector('.verdict').textContent").startswith("All 6 runs are within 0.0001")
+        drawn = page.ask("[...document.querySelectorAll('.chart')].map((each) => each.dataset.spec)")
+        kinds = ("loss", "difference", "speed_and_memory", "memory", "traffic")
+        assert drawn == [f"{kind}.{workload}" for workload in WORKLOADS for kind in kinds] + ["jobs"]
+        assert page.complaints() == []
+    for name in drawn:
+        assert "<svg" in (finished.path / f"results/charts/{name}.svg").read_text()
+        assert len(pd.read_csv(finished.path / f"results/charts/{name}.csv")) > 0
 
 
 @MANY

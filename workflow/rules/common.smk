@@ -16,6 +16,10 @@ WORKS = driver.works(sys.argv[1:])
 if WORKS:
     driver.take_over(Path.cwd())
     attach.install(Path.cwd())
+    if sys.stderr.isatty():
+        from shardlab.launch import progress
+
+        progress.install(Path.cwd())
 
 # Every mistake in the configuration or the targets ends the workflow here, before any job starts. The
 # targets are read off the command line: Snakemake knows them only after it has read this file, and an

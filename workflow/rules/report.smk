@@ -1,8 +1,9 @@
-# The table of all runs.
+# The table of all runs, and the report: one page with charts, which opens offline.
 
 
 localrules:
     summarize,
+    report,
 
 
 rule summarize:
@@ -25,3 +26,23 @@ rule summarize:
         "Summarizing all runs"
     shell:
         "python scripts/summarize.py --config {params.config:q} --results results > {log} 2>&1"
+
+
+rule report:
+    input:
+        "results/summary.csv",
+    output:
+        html="results/report.html",
+        charts=directory("results/charts"),
+    log:
+        "results/logs/report.log",
+    benchmark:
+        "results/benchmarks/report.tsv"
+    conda:
+        "../../envs/workflow.yaml"
+    params:
+        config=CONFIG_JSON,
+    message:
+        "Drawing the report: results/report.html"
+    shell:
+        "python scripts/report.py --config {params.config:q} --results results > {log} 2>&1"

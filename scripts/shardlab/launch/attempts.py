@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
@@ -94,7 +93,7 @@ class Story:
     def note_done(self, done: Path | None) -> int:
         """Write the file that Snakemake waits for, if it asked for one; returns the status 0."""
         if done:
-            write_text(done, f"{now()}\n")
+            write_text(done, f"{metrics.now()}\n")
         return 0
 
     def forget_done(self, done: Path | None) -> None:
@@ -144,7 +143,7 @@ class Story:
         attempt = Attempt(
             number=len(self.attempts) + 1,
             call=os.environ.get(CALL),
-            began=now(),
+            began=metrics.now(),
             host=os.uname().nodename,
             slurm_job_id=slurm.job_id(),
         )
@@ -174,10 +173,10 @@ class Story:
         steps = [record["step"] for record in told if record["kind"] == "train"]
         saved = manifest.saved(self.folder)
         if len(begun) and begun[-1].get("number") == attempt.number:
-            attempt.from_step = begun[-1]["step"]
+            attempt.from_step, attempt.first_step_at = begun[-1]["step"], begun[-1].get("time")
             attempt.reached = max([step + 1 for step in steps], default=attempt.from_step)
         attempt.saved = manifest.step_of(saved[0]) if saved else None
-        attempt.ended, attempt.why = now(), why
+        attempt.ended, attempt.why = metrics.now(), why
         self._write()
 
     def _write(self) -> None:
@@ -195,8 +194,3 @@ def initial_size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         raise UserError(f"{path} is missing; run the rule that makes it (snakemake {path}).") from None
-
-
-def now() -> str:
-    """The time, as ISO 8601 in UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

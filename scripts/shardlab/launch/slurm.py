@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterable
 from typing import Any
 
 from shardlab.settings.sites import Site, Stage
@@ -64,6 +65,27 @@ def seconds_left() -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+ACCOUNTED = {
+    **{"State": "state", "NodeList": "nodes", "AllocTRES": "allocated", "Submit": "submitted", "Start": "started"},
+    **{"Elapsed": "elapsed", "CPUTime": "cpu time allocated", "TotalCPU": "cpu time used"},
+    "ConsumedEnergyRaw": "energy (J)",
+}
+"""sacct's fields, and what they are called here."""
+
+
+def accounting(jobs: Iterable[str]) -> dict[str, dict[str, str]]:
+    """What Slurm's accounting says of jobs, by their number; nothing without it. Empty fields are left out."""
+    listed = ",".join(sorted(set(jobs)))
+    if not listed or shutil.which("sacct") is None:
+        return {}
+    words = ["sacct", "-X", "--noheader", "--parsable2", f"--jobs={listed}", f"--format=JobID,{','.join(ACCOUNTED)}"]
+    rows = [line.split("|") for line in subprocess.run(words, capture_output=True, text=True).stdout.splitlines()]
+    return {
+        job: {name: value for name, value in zip(ACCOUNTED.values(), values, strict=True) if value}
+        for job, *values in rows
+    }
 
 
 def requeue(why: str) -> bool:

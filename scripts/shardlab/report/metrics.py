@@ -1,10 +1,16 @@
 """What metrics.jsonl says, for programs. Nothing here imports torch."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 NAME = "metrics.jsonl"
+
+
+def now() -> str:
+    """The time, as ISO 8601 in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str]
     parts += [_matrix(table, config), ""]
     parts += [MEMORY, ""]
     for workload in config.workloads:
-        parts += [f"## {workload}", "", _figures(table[table.workload == workload]), ""]
+        parts += [f"## {workload}", "", _markdown(figures(table[table.workload == workload])), ""]
     if left_out:
         parts += ["## Left out", ""] + [f"- {s} x {w}: {reason}" for (s, w), reason in left_out.items()] + [""]
     open_runs = table[table.status != "done"]
@@ -64,9 +64,14 @@ def _cell(row: dict[Hashable, Any]) -> str:
     return f"{row['test_loss']:.6f} ({difference}{judged})"
 
 
-def _figures(rows: pd.DataFrame) -> str:
+def _markdown(figures: pd.DataFrame) -> str:
+    return str(figures.to_markdown(index=False, disable_numparse=True))
+
+
+def figures(rows: pd.DataFrame) -> pd.DataFrame:
+    """The figures of one workload as text, a column each, the strategy first; empty where nothing was measured."""
     metric = next((name for name in rows.metric_name.dropna()), "metric")
-    shown = pd.DataFrame(
+    return pd.DataFrame(
         {
             "strategy": rows.strategy,
             "ranks": rows.world_size.map(lambda value: _number(value, ".0f")),
@@ -82,7 +87,6 @@ def _figures(rows: pd.DataFrame) -> str:
             "process MiB": rows.peak_memory_bytes.map(lambda value: _number(value / 2**20, ".0f")),
         }
     )
-    return str(shown.to_markdown(index=False, disable_numparse=True))
 
 
 def _mebibytes(size: Any) -> str:

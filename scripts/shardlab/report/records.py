@@ -81,6 +81,7 @@ class Attempt(Strict, frozen=False):
     host: str = Field(description="Where launch.py ran.")
     slurm_job_id: str | None = Field(description="Slurm job; null without Slurm.")
     from_step: int | None = Field(None, description="Its first step; null if it came to none.")
+    first_step_at: str | None = Field(None, description="When it was ready for that, in UTC; null if it came to none.")
     reached: int | None = Field(None, description="Steps behind the training at its end.")
     saved: int | None = Field(None, description="Steps behind the newest checkpoint at its end; null without one.")
     why: str = Field("", description="Why it ended.")
@@ -207,10 +208,12 @@ def train_report(
     run: Run, records: list[dict[str, Any]], measured: dict[str, Any], attempts: Sequence[Attempt] = ()
 ) -> TrainReport:
     """The report of a run from its settings, its metrics records, its attempts and what was ``measured`` besides."""
-    begun = max((record["step"] for record in records if record["kind"] == "attempt"), default=0)
+    told = [record for record in records if record["kind"] == "attempt"]
+    begun = told[-1]["step"] if told else 0
     attempts = [attempt.model_copy() for attempt in attempts]
     if attempts:
         attempts[-1].why, attempts[-1].from_step, attempts[-1].reached = "finished", begun, records[-1]["step"] + 1
+        attempts[-1].first_step_at = told[-1]["time"]
     steps = [record for record in records if record["kind"] == "train"]
     return TrainReport.model_validate(
         {

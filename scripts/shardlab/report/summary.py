@@ -6,8 +6,10 @@ from typing import Any
 import pandas as pd
 
 from shardlab.errors import UserError
+from shardlab.report import verdict
 from shardlab.report.records import Kind, TestReport, TrainReport, TwinsReport
-from shardlab.settings import identity
+from shardlab.settings import identity, resolve
+from shardlab.settings.config import Config
 from shardlab.settings.types import Run
 
 SHOWN: tuple[Kind, ...] = ("weights", "gradients", "optimizer", "activations")
@@ -38,6 +40,15 @@ COLUMNS = [
 ]
 MADE = ("data", "initial weights")
 """What every strategy's run must share with ``single``'s, besides its settings."""
+
+
+def of(
+    config: Config, results: Path, tolerance: float | None = None
+) -> tuple[pd.DataFrame, dict[tuple[str, str], str], float]:
+    """The judged table of a call's runs, the runs left out with the reason, and the tolerance (default: by dtype)."""
+    planned, left_out = resolve.matrix(config)
+    tolerance = tolerance or max(verdict.TOLERANCES[run.recipe.dtype] for run in planned)
+    return verdict.judge(collect(planned, results), tolerance), left_out, tolerance
 
 
 def collect(planned: list[Run], results: Path) -> pd.DataFrame:

@@ -61,7 +61,7 @@ def train(
     start = restore(start, engine, steps, resume, world, output)
     checkpointer = Checkpointer(run, task, engine, world, output, start)
     log = MetricsLog(output / metrics.NAME if world.main else None, start.step)
-    log.attempt(start.step, resume, world, origin)
+    log.attempt(start.step, steps.count, resume, world, origin)
     requests = processes.Requests(output / processes.REQUEST if world.main else None)
     read = Work()
     with Meter(engine, task, world, start.step, steps.count) as meter, Heartbeat(world, run.site.hang_seconds) as heart:

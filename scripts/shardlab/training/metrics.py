@@ -9,7 +9,7 @@ from typing import Any
 
 from shardlab.errors import UserError
 from shardlab.files import write_text
-from shardlab.report.metrics import read
+from shardlab.report.metrics import now, read
 from shardlab.training.batches import Step
 from shardlab.training.distributed import World
 
@@ -26,11 +26,11 @@ class MetricsLog:
             write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
             self._file = path.open("a", encoding="utf-8", buffering=1)
 
-    def attempt(self, start: int, resume: Path | None, world: World, origin: Mapping[str, Any]) -> None:
-        """Write where this attempt begins, and where it runs; a collective."""
+    def attempt(self, start: int, steps: int, resume: Path | None, world: World, origin: Mapping[str, Any]) -> None:
+        """Write where this attempt begins, of how many steps, and where it runs; a collective."""
         hosts = world.gather(os.uname().nodename)
         place = {"number": origin.get("attempt"), "slurm_job_id": origin.get("slurm_job_id"), "hosts": hosts}
-        self.write("attempt", step=start, checkpoint=str(resume) if resume else None, **place)
+        self.write("attempt", step=start, steps=steps, time=now(), checkpoint=str(resume) if resume else None, **place)
 
     def step(self, step: Step, loss: float, norm: float, seconds: float) -> None:
         """Write and print a training step, which took so many seconds; what is not finite is null."""

@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Draw the report of all runs: report.html, one file that opens without a network, and its charts as SVG and CSV.
+
+Example: python scripts/report.py --results results
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from shardlab.errors import run_program
+from shardlab.files import write_text
+from shardlab.launch import slurm
+from shardlab.report import charts, evidence, html, summary
+from shardlab.settings import load
+
+
+def main() -> None:
+    """Read the reports, draw, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    load.add_config_argument(parser)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
+    args = parser.parse_args()
+    table, left_out, tolerance = summary.of(args.config, args.results)
+    found = evidence.collect(table, args.results)
+    drawn = html.charts(found, args.config.workloads)
+    accounting = slurm.accounting(job for run in found.runs if (job := run.train.slurm_job_id))
+    text = html.html(found, drawn, args.config, left_out, tolerance, accounting)
+    write_text(args.results / "report.html", text)
+    new = args.results / ".charts.new"
+    shutil.rmtree(new, ignore_errors=True)
+    for name, (figures, specification) in drawn.items():
+        write_text(new / f"{name}.csv", figures.to_csv(index=False))
+        write_text(new / f"{name}.svg", charts.svg(specification))
+    shutil.rmtree(args.results / "charts", ignore_errors=True)
+    if drawn:
+        new.replace(args.results / "charts")
+    print(f"{args.results}/report.html: {len(found.runs)} runs, {len(drawn)} charts.")
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,162 @@
+"""What is there of a run, from its folder and Slurm's queue: for recover.py and watch.py. Changes nothing, no torch."""
+
+import fcntl
+import shutil
+import statistics
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardlab.errors import UserError
+from shardlab.launch import attempts, slurm
+from shardlab.launch.attach import name_of
+from shardlab.report import manifest, metrics
+from shardlab.report.records import Attempt, TrainReport
+from shardlab.settings.identity import difference
+from shardlab.settings.types import Run
+
+RECENT = 20
+"""Steps whose median time says how long the others will take."""
+
+
+@dataclass
+class Look:
+    """A run as it is now."""
+
+    name: str
+    """Strategy and workload, as in the path of its folder."""
+    state: str
+    """done, running, resumed (running, not its first attempt), queued, stopped, failed, stale, waiting."""
+    why: str = ""
+    """What the state does not say: how the last attempt ended, or which key makes it stale."""
+    step: int = 0
+    steps: int | None = None
+    losses: list[float] = field(default_factory=list)
+    """Of all its steps so far."""
+    samples_per_second: float | None = None
+    seconds_left: float | None = None
+    """Until its last step, if it runs."""
+    where: str = ""
+    """Host, or Slurm job."""
+
+
+def alive(folder: Path) -> str | None:
+    """Who holds the lock of a run; None if nobody does."""
+    lock = folder / ".lock"
+    if not lock.exists():
+        return None
+    with lock.open("a+", encoding="utf-8") as file:
+        file.seek(0)
+        holder = file.read().strip()
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return holder or "another process"
+        return holder if holder and slurm.in_queue(holder) else None
+
+
+def trained(run: Run, folder: Path) -> str | None:
+    """Which key the finished training in a folder has otherwise, or what is wrong with it.
+
+    Empty if it is that of ``run``, None if there is none.
+    """
+    if not (folder / "train.json").exists():
+        return None
+    try:
+        report = TrainReport.read(folder / "train.json", "train again")
+    except UserError as error:
+        return str(error)
+    return difference(run.model_dump(mode="json"), report.settings) or ""
+
+
+def recovery(run: Run, folder: Path) -> str:
+    """What the next call makes of a run, in a sentence."""
+    if holder := alive(folder):
+        return f"alive: {holder} trains it; the next call follows it or waits for it"
+    other = trained(run, folder)
+    if other == "" and folder.with_suffix(".done").exists():
+        return "done"
+    if other == "":
+        return "finished, and its driver does not know: the next call takes it as it is"
+    reason = f" of another {other};" if other else ""
+    skipped = ""
+    for place in manifest.saved(folder):
+        try:
+            found = manifest.read(place)
+        except UserError as error:
+            skipped += f" ({error})"
+            continue
+        if key := difference(run.model_dump(mode="json"), found.settings):
+            return f"checkpoint of another {key}: set it back, or train with --config afresh=true{skipped}"
+        return f"resumable after step {found.step}; {_last(folder)}{skipped}"
+    if not folder.exists():
+        return "not begun"
+    return f"from its first step:{reason} no checkpoint; {_last(folder)}{skipped}"
+
+
+def look(run: Run, folder: Path, queued: dict[str, str]) -> Look:
+    """A run as it is now; ``queued``: see ``queue``."""
+    found = Look(f"{run.strategy}/{run.workload}", "waiting")
+    tried = attempts.history(folder)
+    _fill(found, metrics.read(folder / metrics.NAME))
+    if tried:
+        found.where, found.why = _place(tried[-1]), tried[-1].why
+    if alive(folder) and tried:
+        found.state, found.why = "resumed" if len(tried) > 1 else "running", ""
+        return found
+    found.seconds_left = None
+    other = trained(run, folder)
+    if found.name in queued:
+        found.state, found.where, found.why = "queued", f"job {queued[found.name]}", ""
+    elif other == "":
+        found.state, found.why = "done", ""
+    elif other:
+        found.state, found.why = "stale", f"another {other}"
+    elif tried and tried[-1].ended and tried[-1].failed:
+        found.state = "failed"
+    elif tried:
+        found.state, found.why = "stopped", found.why or "ended without a word"
+    return found
+
+
+def queue(folder: Path) -> dict[str, str]:
+    """Slurm jobs of a project's folder that wait: strategy/workload to the job's number."""
+    if shutil.which("squeue") is None:
+        return {}
+    words = ["squeue", "--me", "--noheader", "--states=PENDING", f"--name={name_of(folder)}", "--format=%i|%k"]
+    listed = subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
+    prefix = "rule_train_wildcards_"
+    jobs = [line.split("|", 1) for line in listed]
+    # A strategy's name may have underscores, a workload's, too: the last one parts them, as far as a table goes.
+    return {"/".join(c.removeprefix(prefix).rsplit("_", 1)): job for job, c in jobs if c.startswith(prefix)}
+
+
+def _fill(found: Look, records: list[dict[str, Any]]) -> None:
+    """Steps, losses and speed, from the records of metrics.jsonl."""
+    steps = [record for record in records if record["kind"] == "train"]
+    found.steps = next((record.get("steps") for record in reversed(records) if record["kind"] == "attempt"), None)
+    if not steps:
+        return
+    found.step = steps[-1]["step"] + 1
+    found.losses = [record["loss"] for record in steps if record["loss"] is not None]
+    recent = steps[-RECENT:]
+    seconds = statistics.median(record["seconds"] for record in recent)
+    if seconds > 0:
+        found.samples_per_second = statistics.median(record["samples"] for record in recent) / seconds
+    if found.steps is not None:
+        found.seconds_left = (found.steps - found.step) * seconds
+
+
+def _place(attempt: Attempt) -> str:
+    return f"job {attempt.slurm_job_id}" if attempt.slurm_job_id else attempt.host
+
+
+def _last(folder: Path) -> str:
+    """How the last attempt ended."""
+    story = attempts.history(folder)
+    if not story:
+        return "never begun"
+    attempt = story[-1]
+    where = f"Slurm job {attempt.slurm_job_id}" if attempt.slurm_job_id else attempt.host
+    return f"attempt {attempt.number} ({where}) {attempt.why or 'ended without a word'}"

@@ -1,0 +1,44 @@
+"""Which strategy to take for a workload, from what was measured, beside the rule of thumb. Imports no torch."""
+
+from typing import Any
+
+import pandas as pd
+
+from shardlab.report.verdict import UNEQUAL
+
+RULE = ("ddp", "fsdp")
+"""The rule of thumb: DDP while a copy fits into each device's memory, FSDP when it does not."""
+NEAR = 0.9
+"""Part of the fastest one's speed from which on another one is as good: less is within what runs differ by."""
+
+
+def advice(rows: pd.DataFrame) -> str:
+    """A sentence or three for the rows of one workload; nothing where there is nothing to choose from."""
+    measured = rows[(rows.status == "done") & (rows.equality != UNEQUAL)]
+    measured = measured.dropna(subset=["samples_per_second", "tensor_bytes"])
+    runs: dict[str, dict[Any, Any]] = {str(row["strategy"]): row for row in measured.to_dict("records")}
+    if len(runs) < 2:
+        return ""
+    fastest = max(runs, key=lambda name: runs[name]["samples_per_second"])
+    smallest = min(runs, key=lambda name: runs[name]["tensor_bytes"])
+    parts = [f"Of {len(runs)} strategies as measured here, {fastest} is the fastest: {_figures(runs[fastest])}."]
+    if fastest == "single":
+        parts = [f"One device is the fastest here ({_figures(runs[fastest])}): for this model ranks only add waiting."]
+    if smallest != fastest:
+        part = runs[smallest]["samples_per_second"] / runs[fastest]["samples_per_second"]
+        parts.append(f"Least memory: {smallest}, {_figures(runs[smallest])}, {part:.0%} of that speed.")
+    parts += [_rule(runs, fastest)]
+    return " ".join(filter(None, parts))
+
+
+def _rule(runs: dict[str, dict[Any, Any]], fastest: str) -> str:
+    known = [name for name in RULE if name in runs]
+    if not known:
+        return ""
+    part = runs[known[0]]["samples_per_second"] / runs[fastest]["samples_per_second"]
+    held = "it holds here" if part >= NEAR else f"here that has {part:.0%} of the fastest one's speed"
+    return f"The rule of thumb (ddp while the model fits, fsdp if not) takes {known[0]}: {held}."
+
+
+def _figures(row: dict[Any, Any]) -> str:
+    return f"{row['samples_per_second']:.3g} samples/s, {row['tensor_bytes'] / 2**20:.3g} MiB of tensors a rank"

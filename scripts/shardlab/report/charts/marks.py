@@ -1,0 +1,53 @@
+"""What charts share: marks that belong to strategies, chosen by the legend. No chart of its own."""
+
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+WIDTH, HEIGHT, ROW = 460, 260, 18
+LEGEND = alt.Legend(title=None, orient="bottom", columns=4, symbolLimit=0)
+LONG = alt.Legend(title=None, orient="bottom", columns=2, symbolLimit=0)
+"""For names of two or three words."""
+NAMED = 60
+"""Strategies from which on a legend would be larger than its chart."""
+
+
+def lines(table: pd.DataFrame, **channels: Any) -> alt.Chart:
+    """One line per strategy; the legend chooses which are shown."""
+    return _chosen(table, alt.Chart(table, width=WIDTH, height=HEIGHT).mark_line(strokeWidth=1.5), channels)
+
+
+def points(table: pd.DataFrame, size: int = 90, **channels: Any) -> alt.Chart:
+    """Points of each strategy; the legend chooses which are shown."""
+    return _chosen(table, alt.Chart(table, width=WIDTH, height=HEIGHT).mark_point(filled=True, size=size), channels)
+
+
+def bars(table: pd.DataFrame, **channels: Any) -> alt.Chart:
+    """A bar per strategy, in the order of the configuration."""
+    names = table.strategy.nunique()
+    chart = alt.Chart(table, width=WIDTH, height=(ROW if names <= NAMED else 3) * max(3, names)).mark_bar()
+    return chart.encode(y=strategies(table), **channels)
+
+
+def ticks(table: pd.DataFrame, **channels: Any) -> alt.Chart:
+    """A mark across the bar of each strategy that theory has a figure for."""
+    chart = alt.Chart(table).mark_tick(thickness=3, size=16, color="grey")
+    return chart.encode(y=strategies(table), **channels)
+
+
+def strategies(table: pd.DataFrame) -> alt.Y:
+    """The strategies from top to bottom."""
+    return alt.Y("strategy:N", title=None, sort=list(dict.fromkeys(table.strategy)))
+
+
+def _chosen(table: pd.DataFrame, chart: alt.Chart, channels: dict[str, Any]) -> alt.Chart:
+    names = list(dict.fromkeys(table.strategy))
+    scale = alt.Scale(domain=names, scheme="category20" if len(names) > 10 else "category10")
+    legend = LEGEND if len(names) <= NAMED else None
+    color = alt.Color("strategy:N", scale=scale, legend=legend, sort=names)
+    chart = chart.encode(color=color, tooltip=[alt.Tooltip(str(name)) for name in table.columns], **channels)
+    if legend is None:
+        return chart
+    chosen = alt.selection_point(fields=["strategy"], bind="legend")
+    return chart.add_params(chosen).encode(opacity=alt.when(chosen).then(alt.value(0.9)).otherwise(alt.value(0.07)))

@@ -1,0 +1,41 @@
+"""Step time of a pipeline over the number of micro-batches, and its bubble."""
+
+import altair as alt
+import pandas as pd
+
+from shardlab.report.charts.marks import WIDTH
+from shardlab.report.evidence import Evidence
+
+TITLE = "Micro-batches of a pipeline"
+CAPTION = (
+    "Over the number of micro-batches that a batch is split into: the median step, and the part of the forward and "
+    "backward passes in which a rank waits, measured and as (p - 1) / (m + p - 1)."
+)
+
+
+def table(evidence: Evidence) -> pd.DataFrame:
+    """As split_size.py writes it: a row for each number of micro-batches."""
+    return evidence.study(f"split_size/{'_'.join(evidence.table.workload.unique())}.csv")
+
+
+def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
+    """Two panels over the number of micro-batches."""
+    x = alt.X("microbatches:O", title="micro-batches", axis=alt.Axis(labelAngle=0))
+    step = alt.Chart(table, width=WIDTH, height=120).mark_line(point=True)
+    step = step.encode(x, alt.Y("step_seconds_median:Q", title="median step (s)"))
+    kinds = {"idle": "measured", "idle_theory": "(p - 1) / (m + p - 1)"}
+    parts = [
+        pd.DataFrame({"microbatches": table.microbatches, "waiting": table[column], "kind": label})
+        for column, label in kinds.items()
+        if table[column].notna().all()
+    ]
+    idle = alt.Chart(pd.concat(parts), width=WIDTH, height=120).mark_line(point=True)
+    legend = alt.Legend(title=None, orient="bottom")
+    idle = idle.encode(
+        x,
+        alt.Y("waiting:Q", axis=alt.Axis(format=".0%"), scale=alt.Scale(domainMin=0)),
+        alt.Color("kind:N", legend=legend, sort=[*kinds.values()]),
+    )
+    first = table.iloc[0]
+    title = f"{first['workload']} under {first['strategy']} ({first['schedule']}) on {first['ranks']} ranks"
+    return alt.vconcat(step, idle, title=title)

@@ -1,0 +1,34 @@
+"""The pipeline's bubble: how long ranks wait for others."""
+
+import altair as alt
+import pandas as pd
+
+from shardlab.report.charts.marks import bars, ticks
+from shardlab.report.evidence import Evidence
+
+TITLE = "Waiting in pipelines"
+CAPTION = (
+    "Part of the forward and backward passes in which a rank waits for others (mean over the ranks). The grey mark is "
+    "the bubble (p - 1) / (m + p - 1) of m micro-batches on p ranks, where all stages take as long."
+)
+
+
+def table(evidence: Evidence) -> pd.DataFrame:
+    """strategy, idle, theory (parts of 1)."""
+    rows = [
+        (run.train.strategy, sum(run.train.idle) / len(run.train.idle), run.train.idle_theory)
+        for run in evidence.runs
+        if run.train.idle
+    ]
+    return pd.DataFrame(rows, columns=["strategy", "idle", "theory"])
+
+
+def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
+    """One bar per strategy, with a mark where theory is."""
+    percent = alt.Axis(format=".0%")
+    measured = bars(
+        table,
+        x=alt.X("idle:Q", title="waiting", axis=percent, scale=alt.Scale(domain=[0, 1])),
+        tooltip=["strategy", alt.Tooltip("idle:Q", format=".1%"), alt.Tooltip("theory:Q", format=".1%")],
+    )
+    return measured + ticks(table.dropna(subset=["theory"]), x="theory:Q")

@@ -1,0 +1,82 @@
+"""What the runs of a call left behind, for tables, charts and the report: those of summary.csv with figures."""
+
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from shardlab.report import metrics, notes
+from shardlab.report.records import TestReport, TrainReport
+
+POINTS, MARKS = 200, 10_000
+"""Steps of a run, and of all runs together, that a chart shows: evenly chosen where there are more."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One run that has come to its end and belongs to the call."""
+
+    train: TrainReport
+    test: TestReport | None
+    steps: pd.DataFrame
+    """step, loss, grad_norm, seconds: one row for each training step, in order."""
+
+    @property
+    def name(self) -> str:
+        """Strategy and workload, as in the path of its folder."""
+        return f"{self.train.strategy}/{self.train.workload}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All runs of a call: ``table`` as summary.csv has it, ``runs`` those of its rows that have figures."""
+
+    table: pd.DataFrame
+    runs: list[Shown]
+    results: Path
+    jobs: pd.DataFrame
+    """rule, name, start, end (seconds since the first one began) of the workflow's jobs whose files are here."""
+
+    def of(self, workload: str) -> "Evidence":
+        """The runs of one workload."""
+        rows = self.table[self.table.workload == workload]
+        return replace(self, table=rows, runs=[run for run in self.runs if run.train.workload == workload])
+
+    def study(self, pattern: str) -> pd.DataFrame:
+        """The tables of a study that was made beside the runs; empty without any."""
+        found = [pd.read_csv(path) for path in sorted(self.results.glob(pattern))]
+        return pd.concat(found) if found else pd.DataFrame()
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """strategy, step, loss, seconds, single (the loss of ``single`` in that step), chosen for drawing."""
+        single = next((run.steps.set_index("step").loss for run in self.runs if run.train.strategy == "single"), None)
+        parts = []
+        most = min(POINTS, max(10, MARKS // max(1, len(self.runs))))
+        for run in self.runs:
+            every = max(1, -(-len(run.steps) // most))
+            part = run.steps.iloc[::every].assign(strategy=run.train.strategy)
+            parts.append(part.assign(single=part.step.map(single) if single is not None else None))
+        columns = ["strategy", "step", "loss", "seconds", "single"]
+        return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+def collect(table: pd.DataFrame, results: Path) -> Evidence:
+    """Read what belongs to the rows of ``table`` (see summary.collect)."""
+    runs = []
+    for row in table[table.validation_loss.notna()].itertuples():
+        folder = results / str(row.strategy) / str(row.workload)
+        train = TrainReport.read(folder / "train.json", "train again")
+        test = TestReport.read(folder / "test.json", "evaluate again") if row.status == "done" else None
+        records = [record for record in metrics.read(folder / metrics.NAME) if record["kind"] == "train"]
+        columns = ["step", "loss", "grad_norm", "seconds"]
+        runs.append(Shown(train, test, pd.DataFrame(records, columns=columns)))
+    return Evidence(table, runs, results, _jobs(results.resolve().parent))
+
+
+def _jobs(project: Path) -> pd.DataFrame:
+    """rule, name, start, end of the workflow's jobs, in seconds since the first one began; empty without notes."""
+    table = pd.DataFrame(map(asdict, notes.jobs(project)), columns=["rule", "name", "start", "end"])
+    first = table.start.min() if len(table) else 0.0
+    return table.assign(start=table.start - first, end=table.end - first)

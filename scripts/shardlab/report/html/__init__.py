@@ -1,0 +1,146 @@
+"""report.html: all of a call on one page that opens without a network. Imports no torch."""
+
+import json
+from collections.abc import Hashable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+import vl_convert
+from markupsafe import Markup
+
+from shardlab.report import page
+from shardlab.report.advice import advice
+from shardlab.report.charts import OVERALL, PER_WORKLOAD, load
+from shardlab.report.evidence import Evidence, Shown
+from shardlab.report.verdict import EQUAL, ROUNDING, UNEQUAL, verdict
+from shardlab.settings.config import Config
+
+HERE = Path(__file__).parent
+STATES = {
+    EQUAL: "within the tolerance, or as near as rounding explains.",
+    ROUNDING: "rounding alone takes one device as far.",
+    UNEQUAL: "neither.",
+}
+Drawn = dict[str, tuple[pd.DataFrame, dict[str, Any]]]
+"""Name of a chart, ``loss.llama2``: its table and its Vega-Lite specification."""
+
+
+def charts(evidence: Evidence, workloads: list[str]) -> Drawn:
+    """All charts that the runs have figures for."""
+    parts = [(name, f"{name}.{workload}", evidence.of(workload)) for workload in workloads for name in PER_WORKLOAD]
+    drawn: Drawn = {}
+    for name, key, part in parts + [(name, name, evidence) for name in OVERALL]:
+        chart = load(name)
+        table = chart.table(part)
+        if len(table):
+            drawn[key] = table, chart.draw(table).properties(description=chart.CAPTION).to_dict()
+    return drawn
+
+
+def html(
+    evidence: Evidence,
+    drawn: Drawn,
+    config: Config,
+    left_out: dict[tuple[str, str], str],
+    tolerance: float,
+    accounting: dict[str, dict[str, str]],
+) -> str:
+    """The page. ``accounting``: what Slurm says of each job."""
+    good, sentence = verdict(evidence.table, tolerance)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["code"] = _code
+    return environment.from_string((HERE / "template.html").read_text(encoding="utf-8")).render(
+        good=good,
+        sentence=sentence,
+        call=page.call(config),
+        memory=page.MEMORY,
+        states=STATES,
+        matrix=_matrix(evidence.table, config, left_out),
+        workloads=[_workload(evidence.of(name), name, drawn) for name in config.workloads],
+        overall=[_shown(name, name) for name in OVERALL if name in drawn],
+        faults=_faults(evidence),
+        results="results",
+        made=f"Shardlab with Altair {version('altair')}",
+        style=_raw((HERE / "style.css").read_text(encoding="utf-8")),
+        script=_raw((HERE / "page.js").read_text(encoding="utf-8")),
+        vega=_raw(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")),
+        specs=_json({key: specification for key, (_, specification) in drawn.items()}),
+        details=_json({run.name: _details(run, accounting) for run in evidence.runs}),
+    )
+
+
+def _code(text: str) -> Markup:
+    """Words between backticks as code."""
+    parts = text.split("`")
+    return Markup().join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
+def _raw(text: str) -> Markup:
+    """Text of ours that is no HTML: no end of its element may stand in it."""
+    return Markup(text.replace("</script", "<\\/script"))
+
+
+def _json(value: Any) -> Markup:
+    """A value inside a script element: < cannot begin anything there."""
+    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
+
+
+def _details(run: Shown, accounting: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """All that is known of a run: both reports, and what Slurm says."""
+    slurm = accounting.get(run.train.slurm_job_id or "")
+    return run.train.model_dump() | {"test": run.test.model_dump() if run.test else None, "slurm": slurm}
+
+
+def _matrix(
+    table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]
+) -> list[tuple[str, list[dict[str, str]]]]:
+    rows = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
+    return [
+        (strategy, [_cell(rows.get((strategy, name)), left_out.get((strategy, name), "")) for name in config.workloads])
+        for strategy in config.strategies
+    ]
+
+
+def _cell(row: dict[Hashable, Any] | None, reason: str) -> dict[str, str]:
+    if row is None:
+        return {"text": "-", "state": "empty", "more": reason}
+    if pd.isna(row["test_loss"]):
+        state, _, more = str(row["status"]).partition(": ")
+        return {"text": state, "state": "missing" if state == "not evaluated" else state, "more": more}
+    text = f"{row['test_loss']:.6f}"
+    if pd.isna(row["equality"]):
+        return {"text": text, "state": "missing", "more": "no single to compare with"}
+    difference = f"{row['rel_diff']:.0e}" if row["rel_diff"] else "0"
+    text = text if row["strategy"] == "single" else f"{text} ({difference})"
+    return {"text": text, "state": str(row["equality"]), "more": ""}
+
+
+def _workload(evidence: Evidence, name: str, drawn: Drawn) -> dict[str, Any]:
+    spread = evidence.table.spread.max()
+    figures = page.figures(evidence.table)
+    return {
+        "name": name,
+        "spread": "" if pd.isna(spread) else f"{spread:.0e}",
+        "advice": advice(evidence.table),
+        "charts": [_shown(chart, f"{chart}.{name}") for chart in PER_WORKLOAD if f"{chart}.{name}" in drawn],
+        "columns": list(figures.columns),
+        "rows": figures.to_numpy().tolist(),
+    }
+
+
+def _shown(name: str, key: str) -> dict[str, str]:
+    chart = load(name)
+    return {"id": key, "title": chart.TITLE, "caption": chart.CAPTION}
+
+
+def _faults(evidence: Evidence) -> list[tuple[Any, ...]]:
+    """All attempts at the runs that took more than one."""
+    again = [run for run in evidence.runs if len(run.train.attempts) > 1]
+    return [
+        (run.name, each.number, each.host, each.from_step, each.reached, each.why)
+        for run in again
+        for each in run.train.attempts
+    ]

@@ -1,0 +1,42 @@
+"""When the workflow's jobs ran, by the notes that Snakemake keeps of the files that they made."""
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that ended, and whose files are there."""
+
+    rule: str
+    name: str
+    """Its output, the first that is found."""
+    start: float
+    end: float
+    """Both in seconds since 1970."""
+
+
+def jobs(project: Path) -> list[Job]:
+    """The jobs of a project's folder, by their start; notes that cannot be read are left out."""
+    folder = project / ".snakemake/metadata"
+    found: dict[tuple[str, float], Job] = {}
+    for path in sorted(folder.glob("*")) if folder.is_dir() else []:
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            output = base64.b64decode(path.name).decode()
+            job = Job(str(record["rule"]), output, float(record["starttime"]), float(record["endtime"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        found.setdefault((job.rule, job.start), job)
+    return sorted(found.values(), key=lambda job: job.start)
+
+
+def seconds_by_rule(project: Path) -> dict[str, float]:
+    """Mean seconds of a job of each rule."""
+    took: dict[str, list[float]] = {}
+    for job in jobs(project):
+        took.setdefault(job.rule, []).append(job.end - job.start)
+    return {rule: mean(seconds) for rule, seconds in took.items()}

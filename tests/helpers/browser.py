@@ -1,0 +1,79 @@
+"""A real browser, headless, for pages that a person will see: Debian's Chromium through its own driver."""
+
+import shutil
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.keys import Keys
+
+PROGRAMS = ("chromium", "chromedriver")
+QUIET = ("disable-background-networking", "disable-component-update", "disable-sync", "disable-quic", "no-first-run")
+"""Chromium's own calls to its maker's hosts."""
+
+
+@dataclass
+class Page:
+    """An open page."""
+
+    driver: webdriver.Chrome
+    seconds: float
+    """Until it was loaded and its script had run."""
+
+    def ask(self, expression):
+        """Value of a JavaScript expression."""
+        return self.driver.execute_script(f"return {expression}")
+
+    def until(self, expression, seconds=20):
+        """Wait for a JavaScript expression to be true."""
+        end = time.monotonic() + seconds
+        while not self.ask(expression):
+            assert time.monotonic() < end, expression
+            time.sleep(0.05)
+
+    def draw_all(self):
+        """Bring all charts into view, and wait for them."""
+        self.driver.execute_script("document.querySelectorAll('.chart').forEach((place) => draw(place))")
+        self.until("document.querySelectorAll('.chart:not([data-drawn])').length === 0", 60)
+
+    def complaints(self):
+        """What the console says, and what was asked of a network."""
+        console = [entry["message"] for entry in self.driver.get_log("browser")]
+        asked = [entry["message"] for entry in self.driver.get_log("performance")]
+        return console + [each for each in asked if "requestWillBeSent" in each and '"url":"http' in each]
+
+    def press(self, selector):
+        """Press Enter on the first element of a CSS selector, as who has no mouse does."""
+        self.driver.find_element("css selector", selector).send_keys(Keys.ENTER)
+
+    def type(self, selector, text):
+        """Type into an element."""
+        self.driver.find_element("css selector", selector).send_keys(text)
+
+
+@contextmanager
+def opened(path, width=1280, scheme="light"):
+    """A page from a file, in a window of that width that prefers that colour scheme."""
+    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
+        pytest.skip(f"no browser here: {', '.join(missing)} missing (Debian: chromium, chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for word in ("headless=new", "no-sandbox", "disable-gpu", "hide-scrollbars", *QUIET):
+        options.add_argument(f"--{word}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        prefers = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", prefers)
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        begun = time.monotonic()
+        driver.get(path.resolve().as_uri())
+        page = Page(driver, 0)
+        page.until("document.body.dataset.ready === 'yes'")
+        page.seconds = time.monotonic() - begun
+        yield page
+    finally:
+        driver.quit()

@@ -1,0 +1,40 @@
+"""Files of finished runs, as the stages write them, without any training."""
+
+import json
+
+from shardlab.report.records import TestReport, train_report
+from shardlab.settings import identity
+
+BYTES = {"weights": 4, "gradients": 0, "optimizer": 0, "activations": 3, "gathered": 0, "other": 2}
+STEP = {"kind": "train", "step": 0, "samples": 5, "targets": 10, "loss": 1.0, "grad_norm": 1.0, "seconds": 0.1}
+VALIDATION = {"kind": "validation", "step": 0, "loss": 3.0}
+
+
+def finished(results, run, loss=2.0, data="d", initial="i", weights="w", evaluated="w", steps=(STEP,), **more):
+    """The files of a finished run; ``more``: keys of its train.json."""
+    folder = results / run.strategy / run.workload
+    measured = {
+        "identity": identity.of(run, data),
+        "initial_weights": initial,
+        "weights": weights,
+        "hosts": ["here"],
+        "devices": ["cpu"],
+        "parameters": 1,
+        "samples_per_rank": [5],
+        "targets_per_rank": [10],
+        "wall_seconds": 1.0,
+        "tensor_bytes": [{"peak": 9, "at_peak": BYTES, "largest": BYTES}],
+        "peak_memory_bytes": [1],
+        "peak_memory_kind": "process RSS",
+        "bytes_per_step_theory": None,
+        "traffic": [],
+        "checkpoints": 1,
+    }
+    records = [*steps, VALIDATION]
+    train_report(run, records, measured | more).write(folder / "train.json")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    test = {"loss": loss, "metric_name": "mse", "metric_value": 1.0, "samples": 1, "targets": 2, "evaluation": "whole"}
+    TestReport(
+        workload=run.workload, **test, identity=identity.of(run, data), weights=evaluated, untrained_loss=9.0
+    ).write(folder / "test.json")
+    folder.with_suffix(".done").touch()

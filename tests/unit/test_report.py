@@ -1,0 +1,118 @@
+"""The report's page and charts, from files that no training wrote."""
+
+import json
+import re
+
+import pandas as pd
+import pytest
+
+from helpers.common import tiny_run
+from helpers.reports import STEP, finished
+from shardlab.report import charts, evidence, html, notes, page, summary
+from shardlab.report.advice import advice
+from shardlab.report.verdict import judge
+from shardlab.settings import load
+from shardlab.settings.types import WARMUP_STEPS
+
+TOLERANCE = 1e-4
+COUNT = WARMUP_STEPS + 2
+CONFIG = load.config({"strategies": ["single", "ddp", "pp", "tp_sp"], "workloads": ["mlp"]})
+
+
+@pytest.fixture
+def found(tmp_path):
+    """Evidence of three runs: one as `single`, one further away in its last step, one missing."""
+    runs = [tiny_run("mlp", name) for name in ("single", "ddp", "pp")]
+    steps = [STEP | {"step": number, "loss": 0.5} for number in range(COUNT)]
+    finished(tmp_path, runs[0], steps=steps)
+    traffic = [{"axis": "dp_replicate", "collective": "all-reduce", "bytes": 2**20}]
+    more = {"traffic": traffic, "bytes_per_step_theory": 2**20, "git_commit": "</script><b>x"}
+    finished(tmp_path, runs[1], steps=[*steps[:-1], steps[-1] | {"loss": 0.5005}], **more)
+    return evidence.collect(judge(summary.collect(runs, tmp_path), TOLERANCE), tmp_path)
+
+
+def test_each_chart_has_its_figures(found):
+    drawn = html.charts(found, ["mlp"])
+    assert list(drawn) == [f"{name}.mlp" for name in ("loss", "difference", "speed_and_memory", "memory", "traffic")]
+    difference, _ = drawn["difference.mlp"]
+    assert difference.difference.tolist() == pytest.approx([0] * (COUNT - 1) + [1e-3])
+    traffic, _ = drawn["traffic.mlp"]
+    assert traffic.to_dict("records") == [
+        {"strategy": "ddp", "collective": "all-reduce (dp_replicate)", "mib": 1.0, "theory": 1.0}
+    ]
+    for name in (*charts.PER_WORKLOAD, *charts.OVERALL):
+        assert charts.load(name).TITLE
+        assert charts.load(name).CAPTION.endswith(".")
+
+
+def test_a_chart_shows_at_most_so_many_steps_of_a_run(tmp_path):
+    run = tiny_run("mlp")
+    finished(tmp_path, run, steps=[STEP | {"step": number} for number in range(1001)])
+    steps = evidence.collect(judge(summary.collect([run], tmp_path), TOLERANCE), tmp_path).steps
+    assert 100 < len(steps) <= evidence.POINTS
+    assert steps.step.iloc[0] == 0
+
+
+def test_the_page_has_all_in_it_and_takes_no_text_for_html(found):
+    text = html.html(found, html.charts(found, ["mlp"]), CONFIG, {("tp_sp", "mlp"): "no `norm` <here>"}, TOLERANCE, {})
+    assert "Of 3 runs, 1 not finished: pp x mlp (missing)." in text
+    assert "no <code>norm</code> &lt;here&gt;" in text
+    assert "<b>x" not in text
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", text)
+    blocks = dict(re.findall(r'<script type="application/json" id="(\w+)">(.*?)</script>', text, re.DOTALL))
+    assert json.loads(blocks["details"])["ddp/mlp"]["git_commit"] == "</script><b>x"
+    assert json.loads(blocks["specs"]).keys() == html.charts(found, ["mlp"]).keys()
+
+
+def test_jobs_are_read_off_snakemake_s_notes_and_damaged_ones_left_out(tmp_path):
+    folder = tmp_path / ".snakemake/metadata"
+    assert notes.jobs(tmp_path) == []
+    folder.mkdir(parents=True)
+    for name, start in (("YQ==", 7.0), ("YWI=", 8.0)):
+        (folder / name).write_text(json.dumps({"rule": "train", "starttime": start, "endtime": 9.5}))
+    (folder / "Yg==").write_text("{")
+    (folder / "no base64").write_text("{}")
+    assert notes.jobs(tmp_path) == [notes.Job("train", "a", 7.0, 9.5), notes.Job("train", "ab", 8.0, 9.5)]
+    assert notes.seconds_by_rule(tmp_path) == {"train": 2.0}
+    table = pd.DataFrame(columns=summary.COLUMNS)
+    found = evidence.collect(table, tmp_path / "results").jobs
+    assert found.start.tolist() == [0.0, 1.0]
+
+
+def rows(**speeds):
+    """One row per strategy: samples/s and MiB."""
+    values = [
+        {
+            "strategy": name,
+            "status": "done",
+            "equality": "equal",
+            "samples_per_second": speed,
+            "tensor_bytes": size * 2**20,
+        }
+        for name, (speed, size) in speeds.items()
+    ]
+    return pd.DataFrame(values)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "words"),
+    [
+        ({"single": (1, 1)}, [""]),
+        (
+            {"single": (1, 4), "ddp": (2, 4), "fsdp": (1.5, 2)},
+            ["ddp is the fastest", "fsdp, 1.5", "75%", "it holds here"],
+        ),
+        ({"single": (9, 4), "ddp": (2, 4)}, ["One device is the fastest", "takes ddp: here that has 22%"]),
+        ({"single": (1, 4), "tp": (2, 1)}, ["tp is the fastest: 2 samples/s, 1 MiB"]),
+    ],
+)
+def test_advice_comes_from_the_figures(speeds, words):
+    assert all(word in advice(rows(**speeds)) for word in words)
+    assert not advice(rows(single=(1, 1)))
+
+
+def test_the_matrix_says_how_it_is_with_each_run(found):
+    text = html.html(found, {}, CONFIG, {}, TOLERANCE, {})
+    cells = re.findall(r'<td class="(\w+)">([^<]*)', text.partition('id="mlp"')[0])
+    assert cells == [("equal", "2.000000"), ("equal", "2.000000 (0)"), ("missing", "missing"), ("empty", "-")]
+    assert page.figures(found.table).strategy.tolist() == ["single", "ddp", "pp"]

@@ -1,0 +1,62 @@
+"""The report in a real browser: a thousand runs that no training wrote. Of real runs: test_matrix.py, tests/cluster."""
+
+import json
+
+import pytest
+
+from helpers.browser import opened
+from helpers.common import tiny_run
+from helpers.reports import STEP, finished
+from shardlab.report import evidence, html, summary
+from shardlab.report.verdict import judge
+from shardlab.settings import load
+
+RUNS = 1000
+STEPS = 50
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """The page of a thousand runs, each with a loss curve of its own."""
+    folder = tmp_path_factory.mktemp("many")
+    run = tiny_run("mlp", "ddp")
+    runs = [run.model_copy(update={"strategy": f"ddp_{number}"}) for number in range(RUNS - 1)]
+    runs.insert(0, tiny_run("mlp"))
+    for number, each in enumerate(runs):
+        steps = [STEP | {"step": step, "loss": 3 - step / 50 + number * 1e-6} for step in range(STEPS)]
+        finished(folder, each, loss=2.0 + number * 1e-9, steps=steps)
+    found = evidence.collect(judge(summary.collect(runs, folder), 1e-4), folder)
+    config = load.config({"workloads": ["mlp"]})
+    config = config.model_copy(update={"strategies": [each.strategy for each in runs]})
+    (folder / "report.html").write_text(html.html(found, html.charts(found, ["mlp"]), config, {}, 1e-4, {}))
+    return folder / "report.html"
+
+
+def test_a_thousand_runs_open_and_can_be_searched(path):
+    with opened(path) as page:
+        assert page.seconds < 3
+        table = "document.querySelector('#mlp-table tbody')"
+        assert page.ask(f"{table}.rows.length") == RUNS
+        page.type("[data-filter=mlp-table]", "ddp_99")
+        shown = f"[...{table}.rows].filter((row) => !row.hidden).length"
+        page.until(f"{shown} === 10")
+        head = "#mlp-table th:first-child"
+        for direction, first in (("ascending", "ddp_0"), ("descending", "single")):
+            page.press(f"{head} button")
+            assert page.ask(f"document.querySelector('{head}').getAttribute('aria-sort')") == direction
+            assert page.ask(f"{table}.rows[0].cells[0].textContent") == first
+        page.press("#run-list details:nth-child(2) summary")
+        page.until("document.querySelector('#run-list pre')")
+        assert json.loads(page.ask("document.querySelector('#run-list pre').textContent"))["strategy"] == "ddp_0"
+        assert page.complaints() == []
+
+
+@pytest.mark.parametrize(("width", "scheme", "ground"), [(1280, "light", 255), (400, "dark", 15)])
+def test_it_is_readable_on_any_screen(path, width, scheme, ground):
+    with opened(path, width, scheme) as page:
+        page.draw_all()
+        assert page.ask("document.documentElement.scrollWidth") <= width, "the page itself does not scroll sideways"
+        assert page.ask("getComputedStyle(document.body).backgroundColor").startswith(f"rgb({ground},")
+        assert page.ask("[...document.querySelectorAll('.chart :is(svg, canvas)')].length") == 4
+        assert page.ask("[...document.querySelectorAll('.chart')].every((each) => each.getAttribute('aria-label'))")
+        assert page.complaints() == []

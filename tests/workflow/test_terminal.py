@@ -1,0 +1,63 @@
+"""What a person at a terminal sees of a call, and what Ctrl-C says. (`script`, of util-linux, makes the terminal.)"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from helpers.common import Tree
+
+pytestmark = pytest.mark.skipif(shutil.which("script") is None, reason="util-linux's script is not here")
+CALL = ["snakemake", "--profile", "workflow/profiles/local", "--config", "twins=0", "workloads=[mlp]"]
+
+
+def on_terminal(tree: Tree, *more):
+    """Start a call on a terminal of its own; returns the process, whose input is the keyboard."""
+    words = ["script", "--quiet", "--return", "--command", shlex.join([*CALL, *more, "--", "all"]), "/dev/null"]
+    environment = tree._environment() | {"TERM": "xterm-256color"}
+    return subprocess.Popen(
+        words, cwd=tree.path, env=environment, text=True, stdin=-1, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def lines(seen, bar=False):
+    """What was written, without colours: the states of the bar, or all else."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen).replace("\r", "\n")
+    return [line.strip() for line in plain.splitlines() if line.strip() and ("━━" in line) == bar]
+
+
+def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
+    child = on_terminal(tree, "strategies=[single, ddp]")
+    seen, _ = child.communicate(timeout=300)
+    assert child.returncode == 0, seen
+    assert any(re.search(r" \d+/13 about \d+ s left$", line) for line in lines(seen, bar=True))
+    shown = [line for line in lines(seen) if " x mlp" in line]
+    assert [re.sub(r"[\d.]+ s$", "", line).split() for line in shown] == [
+        ["single", "x", "mlp", "loss", "2.017323"],
+        ["ddp", "x", "mlp", "loss", "2.017323", "(2e-08)"],
+    ]
+    assert not any("Jobid" in line or line.startswith("Reason") for line in lines(seen)), "that is in the log"
+    log = next((tree.path / ".snakemake/log").iterdir()).read_text()
+    assert "Training mlp under ddp" in log
+
+    child = on_terminal(tree, "strategies=[single]", "recipe={optimizer: {learning_rate: 1000000.0}}")
+    seen, _ = child.communicate(timeout=300)
+    assert child.returncode == 1
+    (sentence,) = [line for line in lines(seen) if line.startswith("train of single x mlp: error: the loss of step ")]
+    assert sentence
+    assert "RuleException" not in seen
+
+    child = on_terminal(tree, "strategies=[single]", "recipe={epochs: 1000000, max_steps: 1000000}")
+    metrics = tree.path / "results/single/mlp/metrics.jsonl"
+    end = time.monotonic() + 90
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 200):
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    child.stdin.write("\x03")
+    child.stdin.flush()
+    seen, _ = child.communicate(timeout=60)
+    assert child.returncode != 0
+    assert "stopped; the same call goes on where each run was" in lines(seen)
