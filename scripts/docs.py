@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write what is generated in this repository: the JSON schemas, the tables of config/README.md, docs/matrix.md."""
+"""Write what is generated in this repository: the JSON schemas, the tables of config/README.md and of docs."""
 
 import argparse
 import json
@@ -13,6 +13,7 @@ from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.launch import images
 from shardlab.report import records
+from shardlab.report.summary import SHOWN
 from shardlab.settings import config, learning_rate, load, recipe, resolve, sites, types
 
 SCHEMAS: dict[str, type[BaseModel]] = {
@@ -25,6 +26,8 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "test": records.TestReport,
 }
 
+SHOWN_WORKLOAD = "llama2"
+"""Whose figures stand in docs/strategies."""
 SITE_GROUPS: dict[str, type[BaseModel]] = {
     "slurm": sites.Slurm,
     "srun": sites.Srun,
@@ -37,7 +40,9 @@ def main() -> None:
     """Write, or with --check say what is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
-    parser.add_argument("--summary", type=Path, help="summary.csv of all strategies, for docs/matrix.md")
+    parser.add_argument(
+        "--summary", type=Path, help="summary.csv of all strategies, for docs/matrix.md, docs/strategies"
+    )
     args = parser.parse_args()
     for path, text in generated(args.summary, whole=args.check).items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
@@ -82,7 +87,30 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     if whole or summary:
         check_matrix(shown)
     files[page] = fill(page, {"matrix": shown})
+    if summary:
+        files |= {page: fill(page, {"figures": figures(page, pd.read_csv(summary))}) for page in strategy_pages()}
     return files
+
+
+def strategy_pages() -> list[Path]:
+    """The pages of docs/strategies that say which strategies they are about."""
+    return [path for path in sorted((ROOT / "docs/strategies").glob("*.md")) if path.name != "README.md"]
+
+
+def strategies_of(page: Path) -> list[str]:
+    """The strategies that a page of docs/strategies is about."""
+    (line,) = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("Strategies: ")]
+    return line.split("`")[1::2]
+
+
+def figures(page: Path, table: pd.DataFrame) -> str:
+    """Markdown table of what a rank holds and sends under a page's strategies, beside ``single``."""
+    rows = table[table.workload == SHOWN_WORKLOAD].set_index("strategy").loc[["single", *strategies_of(page)]]
+    columns = {kind: rows[f"{kind}_bytes"] for kind in SHOWN} | {"all tensors": rows.tensor_bytes}
+    shown = {"strategy": [f"`{name}`" for name in rows.index], "ranks": rows.world_size.astype(int)}
+    shown |= {name: (sizes / 2**20).map("{:.2f}".format) for name, sizes in columns.items()}
+    shown |= {"sent": (rows.bytes_per_step / 2**20).map("{:.2f}".format)}
+    return str(pd.DataFrame(shown).to_markdown(index=False, disable_numparse=True))
 
 
 def fill(path: Path, blocks: dict[str, str]) -> str:
