@@ -20,7 +20,10 @@ from typing import Any
 from shardlab.errors import run_program
 from shardlab.files import ROOT, read_json, write_json
 from shardlab.launch import container
+from shardlab.launch.policy import policy
 from shardlab.launch.script import RENDEZVOUS
+from shardlab.settings import load
+from shardlab.settings.sites import Site
 from shardlab.settings.types import Run, read_run
 
 PACKAGES = ("torch", "deepspeed", "numpy", "safetensors", "tokenizers", "pydantic")
@@ -39,6 +42,7 @@ def main() -> int:
         "what", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports"
     )
     parser.add_argument("--settings", type=Path, required=True, help="run.json of a run on the nodes to look at")
+    load.add_config_argument(parser)
     parser.add_argument("--output", type=Path, help="report to write")
     parser.add_argument("--reports", type=Path, nargs="*", default=[], help="show: reports to print")
     args = parser.parse_args()
@@ -48,7 +52,7 @@ def main() -> int:
         return 0
     if args.what == "ranks":
         return ranks(run, args.output)
-    found = login(run) if args.what == "login" else nodes(run)
+    found = login(run, load.site(args.config)) if args.what == "login" else nodes(run)
     return report(found, args.output) if found else 0
 
 
@@ -62,16 +66,19 @@ def report(found: Findings, output: Path) -> int:
     return 0
 
 
-def login(run: Run) -> Findings:
-    """The machine where Snakemake runs."""
+def login(run: Run, site: Site) -> Findings:
+    """The machine where Snakemake runs, and what its Slurm says of limits and preemption."""
     problems = storage(ROOT / "results")
     for program in ("sbatch", "squeue", "srun") if run.site.srun else ():
         if shutil.which(program) is None:
             problems.append(f"there is no {program} on {socket.gethostname()}; load its module, then try again")
     if run.site.container and (reason := container.missing(run.site.container.command)):
         problems.append(reason)
+    said, wrong = policy(site)
+    problems += wrong
     return {
         "where": "login node",
+        "policy": said,
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "problems": problems,
@@ -207,6 +214,8 @@ def ranks(run: Run, output: Path) -> int:
 def show(run: Run, reports: list[Findings]) -> None:
     """Print what was found, for people."""
     for report in reports:
+        for sentence in report.get("policy", []):
+            print(sentence)
         for node in report.get("nodes", []):
             print(
                 f"node {node['host']}: Python {node['python']}, {node['cores']} cores, GPUs {node['gpus'] or 'none'} "

@@ -16,10 +16,12 @@ rule preflight_login:
         "results/logs/preflight/login.log",
     conda:
         "../../envs/workflow.yaml"
+    params:
+        config=CONFIG_JSON,
     message:
         "Looking at the login node"
     shell:
-        "python scripts/preflight.py login --settings {input} --output {output} > {log} 2>&1"
+        "python scripts/preflight.py login --config {params.config:q} --settings {input} --output {output} > {log} 2>&1"
 
 
 rule preflight_nodes:

@@ -1,0 +1,44 @@
+"""What a cluster's limits and preemption mean for a training, from what Slurm shows of them."""
+
+import pytest
+
+from shardlab.launch.policy import means, minutes
+from shardlab.settings.sites import Site
+
+BATCH = {"PartitionName": "batch", "MaxTime": "02:00:00", "PreemptMode": "REQUEUE", "GraceTime": "10"}
+CONFIG = {"JobRequeue": "1", "PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE", "KillWait": "30 sec"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("02:00:00", 120), ("1-00:00:00", 1440), ("30:00", 30), ("UNLIMITED", None), ("", None)],
+)
+def test_slurm_s_times(text, expected):
+    assert minutes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("slurm", "partition", "config", "words"),
+    [
+        ({}, {}, {}, ["asks for 60 min of at most 120; 120 s before", "goes back into the queue", "told 10 s before"]),
+        ({}, {"GraceTime": "0"}, {}, ["killed without a word", "recipe.checkpoint_minutes", "then it goes back"]),
+        ({}, {"PreemptMode": "CANCEL"}, {}, ["(CANCEL)", "then it ends, and Snakemake submits it again"]),
+        ({}, {"PreemptMode": "SUSPEND"}, {}, ["suspended and goes on later"]),
+        ({}, {"PreemptMode": "OFF"}, {}, ["preemption: none on batch"]),
+        ({}, {}, {"PreemptType": "preempt/none"}, ["preemption: none on batch"]),
+        ({"requeue": False}, {}, {}, ["it saves and ends, and Snakemake submits it again"]),
+        ({}, {}, {"JobRequeue": "0"}, ["it saves and ends, and Snakemake submits it again"]),
+        ({}, {"MaxTime": "UNLIMITED"}, {}, ["without a limit of the partition"]),
+        ({}, {}, {"KillWait": "5 sec"}, ["does not end after 5 s", "stop_seconds, now 30"]),
+    ],
+)
+def test_what_it_means(slurm, partition, config, words):
+    said, wrong = means(Site(slurm=slurm), BATCH | partition, CONFIG | config)
+    assert all(word in " ".join(said) for word in words), said
+    assert wrong == []
+    assert ("scancel" in " ".join(said)) == ("KillWait" in config)
+
+
+def test_a_time_limit_that_the_partition_does_not_give():
+    _, wrong = means(Site(slurm={"runtime": 121}), BATCH, CONFIG)
+    assert wrong == ["partition batch gives a job 120 min and slurm.runtime is 121; lower it to 120"]
