@@ -1,6 +1,8 @@
 """A real browser, headless, for pages that a person will see: Debian's Chromium through its own driver."""
 
+import os
 import shutil
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +65,10 @@ def opened(path, width=1280, scheme="light"):
     for word in ("headless=new", "no-sandbox", "disable-gpu", "hide-scrollbars", *QUIET):
         options.add_argument(f"--{word}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    home = tempfile.mkdtemp()  # Chromium writes into the user's own, whatever profile it is given
+    places = dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"), home)
+    service = webdriver.ChromeService(shutil.which("chromedriver"), env=os.environ | places)
+    driver = webdriver.Chrome(options=options, service=service)
     try:
         prefers = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", prefers)
@@ -77,3 +82,4 @@ def opened(path, width=1280, scheme="light"):
         yield page
     finally:
         driver.quit()
+        shutil.rmtree(home, ignore_errors=True)
