@@ -29,7 +29,7 @@ def test_slurm_s_times(text, expected):
         ({"requeue": False}, {}, {}, ["it saves and ends, and Snakemake submits it again"]),
         ({}, {}, {"JobRequeue": "0"}, ["it saves and ends, and Snakemake submits it again"]),
         ({}, {"MaxTime": "UNLIMITED"}, {}, ["without a limit of the partition"]),
-        ({}, {}, {"KillWait": "5 sec"}, ["does not end after 5 s", "stop_seconds, now 30"]),
+        ({}, {}, {"KillWait": "25 sec"}, ["does not end after 25 s", "stop_seconds, now 25"]),
     ],
 )
 def test_what_it_means(slurm, partition, config, words):

@@ -58,7 +58,7 @@ def means(site: Site, partition: dict[str, str], config: dict[str, str]) -> tupl
         then = again if mode.startswith("REQUEUE") else "ends, and Snakemake submits it again (preemptible-retries)"
         said.append(f"preemption: a job on {name} may be taken away ({mode}); {told}; then it {then}")
     wait = re.match(r"\d+", config.get("KillWait", ""))
-    if wait and site.stop_seconds > int(wait[0]):
+    if wait and site.stop_seconds >= int(wait[0]):
         said.append(
             f"scancel: Slurm kills what does not end after {wait[0]} s; "
             f"stop_seconds, now {site.stop_seconds}, should be less"

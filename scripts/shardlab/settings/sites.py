@@ -157,7 +157,9 @@ class SiteRuntime(Strict):
         600, description="After how long a collective that does not end ends the run (seconds)."
     )
     stop_seconds: PositiveInt = Field(
-        30, description="How long ranks that are asked to stop, or whose run failed, have before they are killed."
+        25,
+        description="How long ranks that are asked to stop, or whose run failed, have before they are killed "
+        "(seconds): less than Slurm's KillWait, which is 30 if nothing is said.",
     )
     warning: int = Field(
         120, ge=10, description="A training is told to save and stop when its Slurm job has so many seconds left."
