@@ -83,12 +83,15 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     reliability = ROOT / "docs/reliability.md"
     files[reliability] = fill(reliability, {"faults": faults(ROOT / "tests/faults.json")})
     page = ROOT / "docs/matrix.md"
-    shown = matrix(pd.read_csv(summary)) if summary else between(page, "matrix")
+    if summary:
+        table = pd.read_csv(summary)
+        shown = matrix(table)
+        files |= {each: fill(each, {"figures": figures(each, table)}) for each in strategy_pages()}
+    else:
+        shown = between(page, "matrix")
     if whole or summary:
         check_matrix(shown)
     files[page] = fill(page, {"matrix": shown})
-    if summary:
-        files |= {page: fill(page, {"figures": figures(page, pd.read_csv(summary))}) for page in strategy_pages()}
     return files
 
 

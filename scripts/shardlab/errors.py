@@ -1,8 +1,12 @@
 """Errors that are the user's to mend: one sentence, no traceback."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+
+IN_LOG = re.compile(r"^(?:\[\w+\]:)?(error: .*)$", re.MULTILINE)
+"""The sentence that ``run_program`` ends with, in a log of one or several ranks."""
 
 
 class UserError(Exception):

@@ -103,7 +103,7 @@ def lock(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
-        free = _flock(file.fileno(), patience)
+        free = flock(file.fileno(), patience)
         file.seek(0)
         holder = file.read().strip()
         if not free or (holder and still(holder)):
@@ -117,7 +117,8 @@ def lock(
             file.truncate(0)
 
 
-def _flock(descriptor: int, patience: float) -> bool:
+def flock(descriptor: int, patience: float = 0) -> bool:
+    """Whether an open file could be locked, at once or within ``patience`` seconds."""
     until = time.monotonic() + patience
     while True:
         try:

@@ -87,10 +87,10 @@ class Tree:
     def start(self, *command):
         """Start a command there, without its output; returns the process."""
         return subprocess.Popen(
-            command, cwd=self.path, env=self._environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command, cwd=self.path, env=self.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
-    def _environment(self):
+    def environment(self):
         """With the tests' Python first on the PATH."""
         return os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
@@ -99,7 +99,7 @@ class Tree:
         done = subprocess.run(
             command,
             cwd=self.path,
-            env=self._environment() | environment,
+            env=self.environment() | environment,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

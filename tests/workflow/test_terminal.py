@@ -17,7 +17,7 @@ CALL = ["snakemake", "--profile", "workflow/profiles/local", "--config", "twins=
 def on_terminal(tree: Tree, *more):
     """Start a call on a terminal of its own; returns the process, whose input is the keyboard."""
     words = ["script", "--quiet", "--return", "--command", shlex.join([*CALL, *more, "--", "all"]), "/dev/null"]
-    environment = tree._environment() | {"TERM": "xterm-256color"}
+    environment = tree.environment() | {"TERM": "xterm-256color"}
     return subprocess.Popen(
         words, cwd=tree.path, env=environment, text=True, stdin=-1, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

@@ -1,7 +1,6 @@
 """The attempts at a run: what a start finds, and why each one ended. Nothing here imports torch."""
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from shardlab.errors import UserError
+from shardlab.errors import IN_LOG, UserError
 from shardlab.files import read_json, sha256, write_json, write_text
 from shardlab.launch import slurm
 from shardlab.report import manifest, metrics
@@ -164,7 +163,7 @@ class Story:
     def sentence(self, attempt: Attempt, status: int) -> str:
         """The one line that says why an attempt failed, out of all that its ranks printed."""
         text = self.log(attempt).read_text(encoding="utf-8", errors="replace")
-        found = re.search(r"^(?:\[\w+\]:)?(error: .*)$", text, re.MULTILINE)
+        found = IN_LOG.search(text)
         return found[1] if found else f"it ended with status {status}; see {self.log(attempt)}"
 
     def _end(self, attempt: Attempt, why: str) -> None:

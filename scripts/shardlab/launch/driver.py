@@ -1,16 +1,15 @@
 """Snakemake after a kill: its lock, and what it does not know of. Nothing here imports torch."""
 
 import base64
-import fcntl
 import os
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
+from shardlab.files import flock
 from shardlab.launch.attempts import CALL, SEEN
 
 PATIENCE = 5.0
@@ -52,15 +51,8 @@ def take_over(folder: Path) -> None:
     place = folder / ".snakemake"
     place.mkdir(exist_ok=True)
     file = (place / "driver.lock").open("a+", encoding="utf-8")
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError:
-            if time.monotonic() > until:
-                return
-            time.sleep(0.1)
+    if not flock(file.fileno(), PATIENCE):
+        return
     file.seek(0)
     if (last := file.read().strip()) and last != os.uname().nodename and any((place / "locks").glob("*")):
         return

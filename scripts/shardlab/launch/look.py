@@ -1,6 +1,5 @@
 """What is there of a run, from its folder and Slurm's queue: for recover.py and watch.py. Changes nothing, no torch."""
 
-import fcntl
 import shutil
 import statistics
 import subprocess
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError
+from shardlab.files import flock
 from shardlab.launch import attempts, slurm
 from shardlab.launch.attach import name_of
 from shardlab.report import manifest, metrics
@@ -49,9 +49,7 @@ def alive(folder: Path) -> str | None:
     with lock.open("a+", encoding="utf-8") as file:
         file.seek(0)
         holder = file.read().strip()
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not flock(file.fileno()):
             return holder or "another process"
         return holder if holder and slurm.in_queue(holder) else None
 
@@ -158,5 +156,4 @@ def _last(folder: Path) -> str:
     if not story:
         return "never begun"
     attempt = story[-1]
-    where = f"Slurm job {attempt.slurm_job_id}" if attempt.slurm_job_id else attempt.host
-    return f"attempt {attempt.number} ({where}) {attempt.why or 'ended without a word'}"
+    return f"attempt {attempt.number} ({_place(attempt)}) {attempt.why or 'ended without a word'}"

@@ -9,6 +9,7 @@ from shardlab.settings.sites import Site
 NO_WORD = (
     "it is killed without a word, so what came after the last checkpoint is taken again: set recipe.checkpoint_minutes"
 )
+ENDS = "ends, and Snakemake submits it again (preemptible-retries)"
 
 
 def policy(site: Site) -> tuple[list[str], list[str]]:
@@ -37,11 +38,7 @@ def means(site: Site, partition: dict[str, str], config: dict[str, str]) -> tupl
             f"partition {name} gives a job {most} min and slurm.runtime is {slurm.runtime}; lower it to {most}"
         )
     back = slurm.requeue and config.get("JobRequeue", "1") != "0"
-    again = (
-        "goes back into the queue under its id, as often as it takes"
-        if back
-        else "ends, and Snakemake submits it again (preemptible-retries)"
-    )
+    again = "goes back into the queue under its id, as often as it takes" if back else ENDS
     limit = f"of at most {most}" if most is not None else "without a limit of the partition"
     said.append(
         f"time: a training on {name} asks for {slurm.runtime} min {limit}; {site.warning} s before their end it saves "
@@ -55,7 +52,7 @@ def means(site: Site, partition: dict[str, str], config: dict[str, str]) -> tupl
         said.append(f"preemption: a job on {name} is suspended and goes on later; nothing is lost")
     else:
         told = f"it is told {grace} s before, and saves" if grace else NO_WORD
-        then = again if mode.startswith("REQUEUE") else "ends, and Snakemake submits it again (preemptible-retries)"
+        then = again if mode.startswith("REQUEUE") else ENDS
         said.append(f"preemption: a job on {name} may be taken away ({mode}); {told}; then it {then}")
     wait = re.match(r"\d+", config.get("KillWait", ""))
     if wait and site.stop_seconds >= int(wait[0]):

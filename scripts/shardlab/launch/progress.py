@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from shardlab.errors import UserError
+from shardlab.errors import IN_LOG, UserError
 from shardlab.files import read_json
 from shardlab.report.notes import seconds_by_rule
 
@@ -30,7 +30,6 @@ OTHERS = 2.0
 SHOWN = ("Nothing to be done", "Complete log", "of an earlier call", "Shutting down", "Will exit")
 """What is shown of the sentences that belong to no job."""
 RUN = re.compile(r"results/([^/]+)/([^/]+?)(?:\.done|/test\.json)$")
-IN_LOG = re.compile(r"^(?:\[\w+\]:)?(error: .*)$", re.MULTILINE)
 
 
 def install(project: Path) -> None:
