@@ -26,6 +26,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder for weights, metrics and train.json")
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from, of any strategy on any ranks")
     parser.add_argument("--afresh", action="store_true", help="begin at the first step, whatever checkpoints there are")
+    parser.add_argument("--usage-seconds", type=float, help="sample what the ranks use every so many seconds")
+    parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard's event files")
     parser.add_argument("--attempt", type=int, help="number of this attempt at the run")
     parser.add_argument("--commit", help="commit of the working tree, for train.json")
     parser.add_argument("--image", type=Path, help="report of the image that this runs in, for train.json")
@@ -41,7 +43,9 @@ def main() -> int:
         origin |= {"image_digest": image.sha256, "image_labels": image.labels}
     distributed.start(run.site.device, run.site.hang_seconds)
     try:
-        ended = loop.train(run, args.data, args.weights, args.output, origin, resume=args.resume, afresh=args.afresh)
+        files = args.data, args.weights, args.output
+        watched = loop.Watched(args.usage_seconds, args.tensorboard)
+        ended = loop.train(run, *files, origin, resume=args.resume, afresh=args.afresh, watched=watched)
     except UserError:
         raise
     except Exception as error:

@@ -76,14 +76,15 @@ rule train:
         image=[f"--image {path}" for path in IMAGE],
         data=subpath(input.data, parent=True),
         output=subpath(input.settings, parent=True),
-        # As a function of the input it is no reason to train again.
+        # As functions of the input they are no reason to train again.
         afresh=lambda wildcards, input: ["--afresh"] if CONFIG.afresh else [],
+        watched=lambda wildcards, input: CONFIG.watched,
     message:
         "Training {wildcards.workload} under {wildcards.strategy}"
     shell:
         "python scripts/launch.py train --settings {input.settings} {params.image}"
         " --data {params.data} --weights {input.weights} --output {params.output}"
-        " --done {output} {params.afresh} > {log} 2>&1"
+        " --done {output} {params.afresh} {params.watched} > {log} 2>&1"
 
 
 rule twins:

@@ -157,7 +157,8 @@ class Story:
 
     def stopped(self) -> str | None:
         """Why the last attempt saved and ended, if that is how it did."""
-        last = next(iter(reversed(metrics.read(self.folder / metrics.NAME))), None)
+        told = reversed(metrics.read(self.folder / metrics.NAME))
+        last = next((record for record in told if record["kind"] != "usage"), None)
         return last["why"] if last and last["kind"] == "stopped" else None
 
     def sentence(self, attempt: Attempt, status: int) -> str:

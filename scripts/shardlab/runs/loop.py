@@ -2,8 +2,9 @@
 
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +27,17 @@ from shardlab.training.metrics import MetricsLog
 from shardlab.training.resume import beginning, newest, restore
 from shardlab.training.step import Observer, Wish, train_step
 from shardlab.training.tasks import Task
+from shardlab.training.usage import Usage
 from shardlab.training.work import Work
+
+
+class Watched(NamedTuple):
+    """What a training says of itself besides its metrics. It changes nothing of what comes out."""
+
+    usage_seconds: float | None = None
+    """Seconds from one sample of what the ranks use to the next; None: no samples."""
+    tensorboard: bool = False
+    """Whether event files are written."""
 
 
 def train(
@@ -39,6 +50,7 @@ def train(
     resume: Path | None = None,
     *,
     afresh: bool = False,
+    watched: Watched = Watched(),  # noqa: B008
 ) -> bool:
     """Train ``run`` on this rank and write its files to ``output`` (rank 0); whether it came to its end.
 
@@ -60,11 +72,16 @@ def train(
     steps = Steps(task, engine, run.recipe, run.seed, world)
     start = restore(start, engine, steps, resume, world, output)
     checkpointer = Checkpointer(run, task, engine, world, output, start)
-    log = MetricsLog(output / metrics.NAME if world.main else None, start.step)
+    log = MetricsLog(output / metrics.NAME if world.main else None, start.step, tensorboard=watched.tensorboard)
     log.attempt(start.step, steps.count, resume, world, origin)
     requests = processes.Requests(output / processes.REQUEST if world.main else None)
     read = Work()
-    with Meter(engine, task, world, start.step, steps.count) as meter, Heartbeat(world, run.site.hang_seconds) as heart:
+    with (
+        Meter(engine, task, world, start.step, steps.count) as meter,
+        Heartbeat(world, run.site.hang_seconds) as heart,
+        Usage(world, log, watched.usage_seconds, lambda: heart.step),
+        closing(log),
+    ):
         look = _look(meter, observe)
         for number in range(start.step, steps.count):
             heart.step = number
@@ -76,13 +93,13 @@ def train(
             log.step(step, taken.loss, taken.norm, meter.seconds)
             checkpointer.skipped += not taken.finite
             if step.validates:
-                log.write("validation", step=number, epoch=step.epoch, loss=checkpointer.validate())
+                log.validation(step, checkpointer.validate())
             stops = taken.wish.stop and number + 1 < steps.count
             if stops or taken.wish.checkpoint or checkpointer.is_due(number + 1):
                 checkpointer.checkpoint(number + 1)
             if stops:
                 checkpointer.close()
-                log.write("stopped", step=number, why=requests.asked() or "a signal to another rank")
+                log.stopped(number, requests.asked() or "a signal to another rank")
                 return False
         checkpointer.close()
     measured = read.check(task, world)

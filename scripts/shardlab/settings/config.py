@@ -50,12 +50,26 @@ class Config(Strict):
         "be expected to be; in float32, for workloads that one device evaluates. Each costs a training of `single`; "
         "0: none.",
     )
-
+    usage_seconds: float | None = Field(
+        10,
+        gt=0,
+        description="Sample what each rank uses (CPU cores, memory, its GPU, watts) every so many seconds, into "
+        "metrics.jsonl; null: never.",
+    )
+    tensorboard: bool = Field(
+        False, description="Also write TensorBoard's event files, into `results/STRATEGY/WORKLOAD/tensorboard`."
+    )
     afresh: bool = Field(
         False,
         description="Begin trainings at their first step where there are checkpoints of another configuration, which "
         "are then replaced; without it such a run is refused.",
     )
+
+    @property
+    def watched(self) -> list[str]:
+        """Options of train.py: what a training says of itself, which changes nothing of what comes out."""
+        sampled = [] if self.usage_seconds is None else [f"--usage-seconds {self.usage_seconds:g}"]
+        return sampled + ["--tensorboard"] * self.tensorboard
 
     @field_validator("workloads", "strategies")
     @classmethod

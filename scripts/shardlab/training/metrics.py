@@ -1,11 +1,20 @@
-"""metrics.jsonl for programs and one line per step for people; only rank 0 writes."""
+"""metrics.jsonl for programs, TensorBoard's event files where asked for, and one line per step for people.
+
+Only rank 0 writes.
+"""
 
 import json
 import math
 import os
+import resource
+import shutil
+import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+import torch
 
 from shardlab.errors import UserError
 from shardlab.files import write_text
@@ -13,24 +22,49 @@ from shardlab.report.metrics import now, read
 from shardlab.training.batches import Step
 from shardlab.training.distributed import World
 
+EVENTS = "tensorboard"
+"""Folder of the event files, beside metrics.jsonl."""
+SCALARS = {
+    "train": {"loss", "grad_norm", "learning_rate", "seconds"},
+    "validation": {"loss"},
+    "usage": {"cpu_cores", "memory_bytes", "device_use", "device_memory_bytes", "watts"},
+}
+"""What of each kind of record TensorBoard shows."""
+DIM, BOLD, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+
 
 class MetricsLog:
     """Appends one JSON object per line; the file is there to read while the run goes on."""
 
-    def __init__(self, path: Path | None, start: int = 0) -> None:
+    def __init__(self, path: Path | None, start: int = 0, *, tensorboard: bool = False) -> None:
         """``path`` is None on ranks that do not write; records of steps from ``start`` on will be written again."""
-        self._file = None
+        self._file: TextIO | None = None
+        self._events: Any = None
+        self._lock = threading.Lock()
+        self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._steps = 0
         if path:
             records = read(path) if start else []
             kept = [record for record in records if record["kind"] == "attempt" or record["step"] < start]
             write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
             self._file = path.open("a", encoding="utf-8", buffering=1)
+        if path and start == 0:
+            shutil.rmtree(path.parent / EVENTS, ignore_errors=True)
+        if path and tensorboard:
+            from tensorboardX import SummaryWriter
+
+            # Events of steps that are taken again are hidden from there on.
+            self._events = SummaryWriter(str(path.parent / EVENTS), purge_step=start, flush_secs=10)
 
     def attempt(self, start: int, steps: int, resume: Path | None, world: World, origin: Mapping[str, Any]) -> None:
         """Write where this attempt begins, of how many steps, and where it runs; a collective."""
+        self._steps = steps
         hosts = world.gather(os.uname().nodename)
         place = {"number": origin.get("attempt"), "slurm_job_id": origin.get("slurm_job_id"), "hosts": hosts}
         self.write("attempt", step=start, steps=steps, time=now(), checkpoint=str(resume) if resume else None, **place)
+        self._say(
+            f"attempt    of {steps} steps from {start}, {resume or 'no checkpoint'}, on {', '.join(sorted({*hosts}))}"
+        )
 
     def step(self, step: Step, loss: float, norm: float, seconds: float) -> None:
         """Write and print a training step, which took so many seconds; what is not finite is null."""
@@ -38,18 +72,75 @@ class MetricsLog:
         finite = {"loss": loss, "grad_norm": norm}
         values = {key: value if math.isfinite(value) else None for key, value in finite.items()}
         self.write("train", **where, **values, learning_rate=step.learning_rate, seconds=seconds)
+        if self._file:
+            self._say(_line(step, self._steps, loss, norm, seconds, self._colour))
+
+    def validation(self, step: Step, loss: float) -> None:
+        """Write and print the loss on the validation split."""
+        self.write("validation", step=step.number, epoch=step.epoch, loss=loss)
+        self._say(f"validation loss {loss:.6f} after epoch {step.epoch}")
+
+    def stopped(self, step: int, why: str) -> None:
+        """Write and print that the training ended early after a step, and why."""
+        self.write("stopped", step=step, why=why)
+        self._say(f"stopped    after step {step}: {why}")
 
     def write(self, kind: str, **values: Any) -> None:
-        """Write and print ``values`` as a record of that kind (train or validation)."""
+        """Write ``values`` as a record of that kind; any thread may.
+
+        Raises:
+            UserError: there is no room for it.
+        """
         if not self._file:
             return
-        try:
-            self._file.write(json.dumps({"kind": kind, **values}) + "\n")
-        except OSError as error:
-            raise UserError(
-                f"{self._file.name} could not be written: {error.strerror}; make room and call again."
-            ) from None
-        shown = (
-            f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
-        )
-        print(f"{kind:<10} " + "  ".join(shown), flush=True)
+        with self._lock:
+            try:
+                self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+                self._draw(kind, values)
+            except OSError as error:
+                raise UserError(
+                    f"{self._file.name} could not be written: {error.strerror}; make room and call again."
+                ) from None
+
+    def _draw(self, kind: str, values: dict[str, Any]) -> None:
+        """The same for TensorBoard: numbers, and the means of lists over the ranks."""
+        for name in values.keys() & SCALARS.get(kind, set()) if self._events else ():
+            known = [
+                each
+                for each in (values[name] if isinstance(values[name], list) else [values[name]])
+                if each is not None
+            ]
+            if known:
+                self._events.add_scalar(f"{kind}/{name}", sum(known) / len(known), values["step"])
+
+    def close(self) -> None:
+        """End the event files, which are written a few seconds late."""
+        if self._events:
+            self._events.close()
+
+    def _say(self, line: str) -> None:
+        if self._file:
+            print(line, flush=True)
+
+
+def _line(step: Step, steps: int, loss: float, norm: float, seconds: float, colour: bool) -> str:
+    """A training step in aligned columns; the targets of language models are tokens."""
+    width = len(str(steps))
+    speed = f"{_short(step.samples / seconds):>9} samples/s"
+    if step.targets != step.samples:
+        speed += f"  {_short(step.targets / seconds):>9} targets/s"
+    cells = f"epoch {step.epoch:>3}", f"grad norm {norm:9.4g}", f"lr {step.learning_rate:8.2e}", speed, _memory()
+    dim, bold, plain = (DIM, BOLD, PLAIN) if colour else ("", "", "")
+    first = f"step {step.number + 1:>{width}}/{steps}  loss {bold}{loss:10.6f}{plain}  "
+    return first + dim + "  ".join(cells) + plain
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _memory() -> str:
+    """The most that this rank's tensors took of its GPU until now, or its process of the machine's memory."""
+    on_gpu = torch.cuda.is_initialized()
+    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return f"{peak / 2**20:8.0f} MiB"

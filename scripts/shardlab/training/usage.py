@@ -1,0 +1,95 @@
+"""What the ranks use of their machines while they train: sampled beside the training, which never waits for it."""
+
+import json
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from shardlab.training.distributed import World
+from shardlab.training.metrics import MetricsLog
+
+FIRST = 1.0
+"""Seconds until the first sample, so that short runs have one."""
+LATER = 0.25
+"""Seconds by which rank 0, which writes what all have told, is behind them."""
+NAMES = ("cpu_cores", "memory_bytes", "device_use", "device_memory_bytes", "watts")
+
+
+class Usage:
+    """A thread on each rank that samples its process and its device, and tells rank 0 through the job's store.
+
+    A record of metrics.jsonl (kind ``usage``) has one value per rank of each: ``cpu_cores`` (cores busy, mean since the
+    sample before), ``memory_bytes`` (resident), ``device_use`` (part of the time that a kernel ran),
+    ``device_memory_bytes`` (taken on the device, by all processes), ``watts`` (of the device); null where there is no
+    device or its driver does not tell.
+    """
+
+    def __init__(self, world: World, log: MetricsLog, seconds: float | None, step: Callable[[], int]) -> None:
+        """A sample every so many ``seconds`` (None: none at all); ``step`` says where the training is."""
+        self.world, self.log, self.seconds, self.step = world, log, seconds, step
+        self._end = threading.Event()
+        self._store: Any = dist.distributed_c10d._get_default_store() if world.size > 1 else None  # type: ignore[no-untyped-call]
+        self._process = psutil.Process()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start."""
+        if self.seconds is not None:
+            self._process.cpu_percent()  # the first call only begins to count
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=FIRST)
+
+    def _watch(self) -> None:
+        assert self.seconds is not None
+        wait = min(FIRST, self.seconds) + LATER * self.world.main
+        while not self._end.wait(wait):
+            wait = self.seconds
+            try:
+                told = self._exchange(self.sample())
+            except (RuntimeError, ValueError, OSError, psutil.Error):
+                return  # the job ends
+            if self.world.main and not self._end.is_set():
+                values = {name: [each.get(name) for each in told] for name in NAMES}
+                self.log.write("usage", step=self.step(), **values)
+
+    def sample(self) -> dict[str, float | int | None]:
+        """This rank's use now, under the names of a record."""
+        device: dict[str, float | int | None] = {}
+        if self.world.device.type == "cuda":
+            free, whole = torch.cuda.mem_get_info()
+            device = {"device_memory_bytes": whole - free}
+            device["device_use"] = _asked(lambda: torch.cuda.utilization() / 100)
+            device["watts"] = _asked(lambda: torch.cuda.power_draw() / 1000)
+        cores = round(self._process.cpu_percent() / 100, 2)
+        return {"cpu_cores": cores, "memory_bytes": self._process.memory_info().rss, **device}
+
+    def _exchange(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        """What each rank told last, on rank 0; an empty one for a rank that told nothing yet."""
+        if self._store is None:
+            return [mine]
+        self._store.set(f"usage/{self.world.rank}", json.dumps(mine))
+        if not self.world.main:
+            return []
+        keys = [f"usage/{rank}" for rank in range(self.world.size)]
+        return [json.loads(self._store.get(key)) if self._store.check([key]) else {} for key in keys]
+
+
+def _asked(value: Callable[[], float]) -> float | None:
+    """A figure of the device's driver; None where its library is missing or does not know."""
+    try:
+        return round(value(), 3)
+    except Exception:
+        return None

@@ -1,0 +1,98 @@
+"""What a training says of itself while it runs: its line per step, TensorBoard's events, what its ranks use."""
+
+import re
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from tensorboardX.proto.event_pb2 import Event
+
+from helpers.common import save_initial, tiny_run
+from shardlab.report import metrics
+from shardlab.runs import loop
+from shardlab.training.distributed import World
+from shardlab.training.metrics import EVENTS, MetricsLog
+from shardlab.training.usage import NAMES, Usage
+
+CPU = torch.device("cpu")
+
+
+def events(folder):
+    """tag: {step: value} of the event files of a folder, in the format of TensorBoard: length, CRC, Event, CRC."""
+    found = {}
+    for path in sorted(folder.glob("events.*")):
+        content = path.read_bytes()
+        while content:
+            length = int.from_bytes(content[:8], "little")
+            event, content = Event.FromString(content[12 : 12 + length]), content[12 + length + 4 :]
+            for value in event.summary.value:
+                found.setdefault(value.tag, {})[event.step] = value.simple_value
+    return found
+
+
+@pytest.fixture(scope="module")
+def watched(tiny_data, tmp_path_factory):
+    """Folder of a run that wrote event files."""
+    folder = tmp_path_factory.mktemp("watched")
+    run = tiny_run("llama2", max_steps=3)
+    save_initial(run, folder / "initial")
+    assert loop.train(
+        run, tiny_data / "llama2", folder / "initial", folder, {}, watched=loop.Watched(None, tensorboard=True)
+    )
+    return folder
+
+
+def test_the_events_are_the_metrics(watched):
+    lines = [line for line in metrics.read(watched / metrics.NAME) if line["kind"] == "train"]
+    drawn = events(watched / EVENTS)
+    for name in ("loss", "grad_norm", "learning_rate", "seconds"):
+        assert drawn[f"train/{name}"] == pytest.approx({line["step"]: line[name] for line in lines}, rel=1e-6)
+    assert drawn.keys() >= {"validation/loss"}
+
+
+def test_a_run_from_its_beginning_has_no_events_of_before(watched, tmp_path):
+    (tmp_path / EVENTS).mkdir()
+    (tmp_path / EVENTS / "events.old").write_bytes(b"of another run")
+    MetricsLog(tmp_path / metrics.NAME, 3).close()
+    assert (tmp_path / EVENTS).exists(), "one that goes on keeps them"
+    MetricsLog(tmp_path / metrics.NAME).close()
+    assert not (tmp_path / EVENTS).exists()
+
+
+def test_a_step_is_one_aligned_line_without_colour_in_a_file(tiny_data, tmp_path, capfd):
+    run = tiny_run("llama2", max_steps=3)
+    save_initial(run, tmp_path / "initial")
+    assert loop.train(run, tiny_data / "llama2", tmp_path / "initial", tmp_path, {})
+    said = capfd.readouterr().out
+    steps = [line for line in said.splitlines() if line.startswith("step ")]
+    assert [line[:8] for line in steps] == ["step 1/3", "step 2/3", "step 3/3"]
+    assert len({len(line) for line in steps}) == 1
+    assert all(re.search(r"loss +\d.* grad norm .* lr .* samples/s .* targets/s +\d+ MiB$", line) for line in steps)
+    assert "\x1b" not in said
+
+
+def test_two_ranks_tell_what_they_use_and_rank_0_writes_it(tmp_path):
+    store = dist.HashStore()
+    log = MetricsLog(tmp_path / metrics.NAME)
+    ranks = [Usage(World(rank, 1, CPU), log, 0.05, lambda: 7) for rank in range(2)]
+    for usage in ranks:
+        usage._store, usage.world = store, World(usage.world.rank, 2, CPU)
+    with ranks[1], ranks[0]:
+        written = threading.Event()
+        for _ in range(100):
+            if len(records := metrics.read(tmp_path / metrics.NAME)) > 1:
+                break
+            written.wait(0.05)
+    for record in records:
+        assert (record["kind"], record["step"]) == ("usage", 7)
+        assert all(len(record[name]) == 2 for name in NAMES)
+        assert min(record["memory_bytes"]) > 2**20
+        assert record["watts"] == [None, None], "a CPU does not tell"
+    assert not any(usage._thread.is_alive() for usage in ranks)
+
+
+def test_without_an_interval_nothing_is_sampled(tmp_path):
+    log = MetricsLog(tmp_path / metrics.NAME)
+    with Usage(World(0, 1, CPU), log, None, lambda: 0) as usage:
+        assert not usage._thread.is_alive()
