@@ -17,7 +17,7 @@ from shardlab.settings.types import read_run
 
 def main() -> int:
     """Read the frozen settings, train, save."""
-    processes.listen()
+    processes.listen(processes.WARNINGS)
     processes.die_with_parent(signal.SIGKILL, "torch.distributed.run" if "TORCHELASTIC_RUN_ID" in os.environ else "")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
@@ -45,7 +45,8 @@ def main() -> int:
     try:
         files = args.data, args.weights, args.output
         watched = loop.Watched(args.usage_seconds, args.tensorboard)
-        ended = loop.train(run, *files, origin, resume=args.resume, afresh=args.afresh, watched=watched)
+        options = {"resume": args.resume, "afresh": args.afresh, "watched": watched, "ready": processes.listen}
+        ended = loop.train(run, *files, origin, **options)
     except UserError:
         raise
     except Exception as error:

@@ -72,6 +72,31 @@ def test_a_rank_that_stands_still_is_named(tmp_path):
     survived("a rank that stands still", "SIGSTOP, hang_seconds 4", *cost(finish(trial)), layer="workflow")
 
 
+def test_a_rank_that_dies_in_start_up_is_not_waited_for(tmp_path):
+    """The other one waits for it where Python hears of no signal: SIGTERM ends it, before there is a step to save."""
+    trial = Trial(tmp_path, "fsdp")
+    child = trial.start()
+    try:
+        while not heeds(trial.processes().get("rank 0"), signal.SIGUSR1):
+            assert child.poll() is None
+            time.sleep(0.05)
+        os.kill(trial.processes()["rank 1"], signal.SIGKILL)
+        assert trial.ended_within(15), trial.processes()
+    finally:
+        trial.end()
+    assert trial.start().wait() == 0, log(trial)
+
+
+def heeds(process, number):
+    """Whether a process has a handler for a signal by now."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code):
     """An exception on one of two ranks; the same call gives up, the next one tries again and goes on."""
     mistake(code, "runs/loop.py", "read.add(step)", "if number == 17 and world.rank: raise ValueError('boom')")

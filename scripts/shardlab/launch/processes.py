@@ -6,19 +6,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Signals that ask a training to save and end: the end of a job, Ctrl-C, a closed terminal, Slurm's warning."""
+WARNINGS = STOP[1:]
+"""Those of them that a process notes which has nothing to save yet. SIGTERM ends it at once: a rank that waits for one
+that died in start-up hears of no signal otherwise, and torchrun gives it 30 s."""
 REQUEST = ".stop"
 """File in a run's folder that asks its ranks to save and end, and says why."""
 _asked: list[int] = []
 
 
-def listen() -> None:
-    """From here on, note requests to stop instead of dying of them."""
-    for number in STOP:
+def listen(numbers: Iterable[signal.Signals] = STOP) -> None:
+    """From here on, note these requests to stop instead of dying of them."""
+    for number in numbers:
         signal.signal(number, lambda number, _: _asked.append(number))
 
 
