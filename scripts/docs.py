@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.launch import images
-from shardlab.report import records
+from shardlab.report import pages, records
 from shardlab.report.summary import SHOWN
 from shardlab.settings import config, learning_rate, load, recipe, resolve, sites, types
 
@@ -23,6 +23,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "image": images.ImageReport,
     "run": types.Run,
     "train": records.TrainReport,
+    "timeline": records.Timeline,
     "test": records.TestReport,
 }
 
@@ -86,7 +87,7 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     if summary:
         table = pd.read_csv(summary)
         shown = matrix(table)
-        files |= {each: fill(each, {"figures": figures(each, table)}) for each in strategy_pages()}
+        files |= {each: fill(each, {"figures": figures(each, table)}) for each in pages.all_pages()}
     else:
         shown = between(page, "matrix")
     if whole or summary:
@@ -95,20 +96,9 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     return files
 
 
-def strategy_pages() -> list[Path]:
-    """The pages of docs/strategies that say which strategies they are about."""
-    return [path for path in sorted((ROOT / "docs/strategies").glob("*.md")) if path.name != "README.md"]
-
-
-def strategies_of(page: Path) -> list[str]:
-    """The strategies that a page of docs/strategies is about."""
-    (line,) = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("Strategies: ")]
-    return line.split("`")[1::2]
-
-
 def figures(page: Path, table: pd.DataFrame) -> str:
     """Markdown table of what a rank holds and sends under a page's strategies, beside ``single``."""
-    rows = table[table.workload == SHOWN_WORKLOAD].set_index("strategy").loc[["single", *strategies_of(page)]]
+    rows = table[table.workload == SHOWN_WORKLOAD].set_index("strategy").loc[["single", *pages.strategies_of(page)]]
     columns = {kind: rows[f"{kind}_bytes"] for kind in SHOWN} | {"all tensors": rows.tensor_bytes}
     shown = {"strategy": [f"`{name}`" for name in rows.index], "ranks": rows.world_size.astype(int)}
     shown |= {name: (sizes / 2**20).map("{:.2f}".format) for name, sizes in columns.items()}

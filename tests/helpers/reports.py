@@ -2,7 +2,7 @@
 
 import json
 
-from shardlab.report.records import TestReport, train_report
+from shardlab.report.records import TestReport, Timeline, train_report
 from shardlab.settings import identity
 
 BYTES = {"weights": 4, "gradients": 0, "optimizer": 0, "activations": 3, "gathered": 0, "other": 2}
@@ -10,8 +10,10 @@ STEP = {"kind": "train", "step": 0, "samples": 5, "targets": 10, "loss": 1.0, "g
 VALIDATION = {"kind": "validation", "step": 0, "loss": 3.0}
 
 
-def finished(results, run, loss=2.0, data="d", initial="i", weights="w", evaluated="w", steps=(STEP,), **more):
-    """The files of a finished run; ``more``: keys of its train.json."""
+def finished(
+    results, run, loss=2.0, data="d", initial="i", weights="w", evaluated="w", steps=(STEP,), timeline=None, **more
+):
+    """The files of a finished run; ``more``: keys of its train.json; ``timeline``: of its timeline.json."""
     folder = results / run.strategy / run.workload
     measured = {
         "identity": identity.of(run, data),
@@ -32,6 +34,8 @@ def finished(results, run, loss=2.0, data="d", initial="i", weights="w", evaluat
     }
     records = [*steps, VALIDATION]
     train_report(run, records, measured | more).write(folder / "train.json")
+    if timeline:
+        Timeline(identity=identity.of(run, data), step=2, **timeline).write(folder / "timeline.json")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     test = {"loss": loss, "metric_name": "mse", "metric_value": 1.0, "samples": 1, "targets": 2, "evaluation": "whole"}
     TestReport(

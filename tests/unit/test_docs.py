@@ -7,6 +7,7 @@ import pytest
 
 import docs
 from helpers.common import ROOT
+from shardlab.report import pages
 from shardlab.settings import load
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -15,18 +16,18 @@ DOCS += [ROOT / "config/README.md", ROOT / "results/README.md"]
 
 
 def test_each_strategy_has_one_page_with_its_figures():
-    pages = docs.strategy_pages()
-    named = [name for page in pages for name in docs.strategies_of(page)]
+    found = pages.all_pages()
+    named = [name for page in found for name in pages.strategies_of(page)]
     assert sorted([*named, "single"]) == sorted(load.config({"strategies": ["all"]}).strategies)
-    for page in pages:
+    for page in found:
         rows = [line.split("`")[1] for line in docs.between(page, "figures").splitlines() if line.startswith("| `")]
-        assert rows == ["single", *docs.strategies_of(page)]
+        assert rows == ["single", *pages.strategies_of(page)]
         index = (page.parent / "README.md").read_text()
-        assert f"]({page.name}) | {', '.join(f'`{name}`' for name in docs.strategies_of(page))} |" in index
+        assert f"]({page.name}) | {', '.join(f'`{name}`' for name in pages.strategies_of(page))} |" in index
 
 
 def test_figures_come_from_the_summary():
-    page = next(page for page in docs.strategy_pages() if page.name == "data-parallel.md")
+    page = next(page for page in pages.all_pages() if page.name == "data-parallel.md")
     columns = [f"{kind}_bytes" for kind in docs.SHOWN] + ["tensor_bytes", "bytes_per_step"]
     table = pd.DataFrame({"strategy": ["ddp", "single", "dp"], "workload": "llama2", "world_size": [2.0, 1.0, 1.0]})
     table = table.assign(**dict.fromkeys(columns, 2**19))

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from helpers.common import tiny_run
-from helpers.reports import STEP, finished
+from helpers.reports import BYTES, STEP, finished
 from shardlab.report import charts, evidence, html, notes, page, summary
 from shardlab.report.advice import advice
 from shardlab.report.verdict import judge
@@ -33,16 +33,41 @@ def found(tmp_path):
 
 def test_each_chart_has_its_figures(found):
     drawn = html.charts(found, ["mlp"])
-    assert list(drawn) == [f"{name}.mlp" for name in ("loss", "difference", "speed_and_memory", "memory", "traffic")]
+    names = [f"{name}.mlp" for name in ("loss", "difference", "speed_and_memory", "memory", "traffic")]
+    assert list(drawn) == [*names, "held.single", "held.ddp"]
     difference, _ = drawn["difference.mlp"]
     assert difference.difference.tolist() == pytest.approx([0] * (COUNT - 1) + [1e-3])
     traffic, _ = drawn["traffic.mlp"]
     assert traffic.to_dict("records") == [
         {"strategy": "ddp", "collective": "all-reduce (dp_replicate)", "mib": 1.0, "theory": 1.0}
     ]
-    for name in (*charts.PER_WORKLOAD, *charts.OVERALL):
+    for name in (*charts.PER_WORKLOAD, *charts.PER_STRATEGY, *charts.OVERALL):
         assert charts.load(name).TITLE
         assert charts.load(name).CAPTION.endswith(".")
+
+
+def test_a_strategy_is_drawn_beside_one_device_and_theory(tmp_path):
+    runs = [tiny_run("mlp"), tiny_run("mlp", "pp")]
+    span = {"name": "forward", "start": 0.0, "end": 0.001}
+    sent = {"start": 0.0005, "end": 0.001, "axis": "pp", "collective": "send", "bytes": 2048}
+    timeline = {"phases": [[span], [span]], "sent": [[sent], []], "computed": [[span | {"piece": 3}], []]}
+    held = {"peak": 9, "at_peak": BYTES, "largest": BYTES | {"weights": 2**20}}
+    finished(tmp_path, runs[0])
+    usage = {"kind": "usage", "step": 0, "cpu_cores": [1.0, 3.0], "watts": [None, None]}
+    finished(tmp_path, runs[1], timeline=timeline, steps=[STEP, usage], tensor_bytes=[held, held], parameters=2**18)
+    drawn = html.charts(evidence.collect(judge(summary.collect(runs, tmp_path), TOLERANCE), tmp_path), ["mlp"])
+    weights = drawn["held.pp"][0].query("kind == 'weights'")
+    assert weights["rank"].tolist() == ["single", "rank 0", "rank 1"]
+    assert weights.mib.tolist() == [4 / 2**20, 1, 1]
+    assert weights.theory.tolist()[1:] == [0.5, 0.5], "float32, over two stages"
+    step = drawn["step.pp"][0]
+    assert step.phase.dropna().tolist() == ["forward", "forward"]
+    assert step.dropna(subset="collective")[["rank", "collective", "kib"]].to_numpy().tolist() == [
+        ["rank 0", "send (pp)", 2]
+    ]
+    assert drawn["schedule.pp"][0][["place", "piece", "end"]].to_numpy().tolist() == [["0", 3, 1]]
+    assert drawn["usage.mlp"][0].to_numpy().tolist() == [["pp", "CPU cores busy", 2.0]]
+    assert "step.single" not in drawn, "nothing was kept of it"
 
 
 def test_a_chart_shows_at_most_so_many_steps_of_a_run(tmp_path):
@@ -58,7 +83,7 @@ def test_the_page_has_all_in_it_and_takes_no_text_for_html(found):
     assert "Of 3 runs, 1 not finished: pp x mlp (missing)." in text
     assert "no <code>norm</code> &lt;here&gt;" in text
     assert "<b>x" not in text
-    assert not re.search(r"""(src|href)=["'](https?:)?//""", text)
+    assert not re.search(r"""src=["'](https?:)?//|<link[^>]*href=["'](?!data:)""", text), "links are for people"
     blocks = dict(re.findall(r'<script type="application/json" id="(\w+)">(.*?)</script>', text, re.DOTALL))
     assert json.loads(blocks["details"])["ddp/mlp"]["git_commit"] == "</script><b>x"
     assert json.loads(blocks["specs"]).keys() == html.charts(found, ["mlp"]).keys()

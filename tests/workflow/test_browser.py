@@ -57,6 +57,6 @@ def test_it_is_readable_on_any_screen(path, width, scheme, ground):
         page.draw_all()
         assert page.ask("document.documentElement.scrollWidth") <= width, "the page itself does not scroll sideways"
         assert page.ask("getComputedStyle(document.body).backgroundColor").startswith(f"rgb({ground},")
-        assert page.ask("[...document.querySelectorAll('.chart :is(svg, canvas)')].length") == 4
+        assert page.ask("[...document.querySelectorAll('.chart :is(svg, canvas)')].length") == 4 + html.PAGES
         assert page.ask("[...document.querySelectorAll('.chart')].every((each) => each.getAttribute('aria-label'))")
         assert page.complaints() == []

@@ -11,7 +11,9 @@ from typing import Any, Self
 import torch
 
 from shardlab.measure.memory import Memory
+from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import Traffic
+from shardlab.report.records import RANKS_SHOWN
 from shardlab.settings.types import WARMUP_STEPS
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
@@ -27,7 +29,8 @@ class Meter:
         self.memory = Memory(world.device, without=task.tensors)
         self.counted = min(first + WARMUP_STEPS, steps) - 1
         """The step whose traffic and memory are counted: the last one of the warm-up, whose time is no figure."""
-        self.traffic = Traffic(world)
+        self.timeline = Timeline()
+        self.traffic = Traffic(world, self.timeline)
         self.seconds = 0.0
         """Of the last step."""
         self.wall_seconds = 0.0
@@ -51,8 +54,10 @@ class Meter:
             if number == self.counted:
                 stack.enter_context(self.memory)
                 stack.enter_context(self.traffic)
+                self.timeline.begin()
             yield
             if number == self.counted:
+                self.timeline.end()
                 self.look(number)
         if number == self.counted:
             self.engine.idle()  # the steps before also set things up: what is measured begins here
@@ -61,8 +66,15 @@ class Meter:
     def look(self, number: int) -> None:
         """Name the tensors that the engine holds; also between backward and update, when it has gradients."""
         if number == self.counted:
+            self.timeline.update()
             for kind, tensors in self.engine.held().items():
                 self.memory.name(kind, tensors)
+
+    def drawn(self) -> dict[str, Any]:
+        """Under the names of records.Timeline; a collective."""
+        mine = self.engine.computed() if self.world.rank < RANKS_SHOWN else None
+        computed = [spans for devices in self.world.gather(mine) for spans in devices or []]
+        return {"step": self.counted, "computed": computed} | self.timeline.report(self.world)
 
     def figures(self) -> dict[str, Any]:
         """What was measured, under the names of TrainReport; a collective, as every rank's memory is in it."""

@@ -1,5 +1,6 @@
 """What the ranks send each other in a step, counted at the operators that PyTorch's collectives are made of."""
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardlab.measure.timeline import Timeline
 from shardlab.training.distributed import OWN, World
 
 # Operator: collective, and which argument holds the data whose size the collective is known by.
@@ -49,10 +51,12 @@ class Traffic(TorchDispatchMode):
     no strategy's.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, timeline: Timeline) -> None:
+        """What it sees is also noted in ``timeline``, by its time."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes: defaultdict[tuple[str, str], float] = defaultdict(float)
         """(mesh axis, collective): bytes that this rank sends."""
+        self.timeline = timeline
         self.axes: dict[tuple[int, ...], str] = {tuple(range(world.size)): "world"}
         mesh = world.mesh
         for axis in mesh.mesh_dim_names or () if mesh is not None else ():
@@ -61,13 +65,15 @@ class Traffic(TorchDispatchMode):
                 self.axes[tuple(ranks)] = axis
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count a collective, then run it."""
+        """Run an operator, and count it if it is a collective."""
         if any("DTensor" in kind.__name__ for kind in types):
             return NotImplemented  # it comes back as the operators that it is made of
-        name = str(func).rpartition(".")[0]
+        self.timeline.operator()
+        name, began = str(func).rpartition(".")[0], time.perf_counter()
+        made = func(*args, **(kwargs or {}))
         if name in OPERATORS:
-            self._count(name, args)
-        return func(*args, **(kwargs or {}))
+            self._count(name, args, began)
+        return made
 
     def report(self, world: World) -> list[dict[str, Any]]:
         """Bytes that a rank sent, by mesh axis and collective: mean over the ranks; a collective."""
@@ -76,7 +82,7 @@ class Traffic(TorchDispatchMode):
         means = {key: sum(counted.get(key, 0) for counted in ranks) / len(ranks) for key in keys}
         return [{"axis": axis, "collective": name, "bytes": mean} for (axis, name), mean in means.items()]
 
-    def _count(self, name: str, args: Any) -> None:
+    def _count(self, name: str, args: Any, began: float) -> None:
         collective, argument = OPERATORS[name]
         tensors = list(_tensors(args[argument]))
         group = _group(args)
@@ -86,7 +92,9 @@ class Traffic(TorchDispatchMode):
             size *= ranks  # here the input is given, elsewhere the output
         if size:
             axis = self.axes.get(tuple(dist.get_process_group_ranks(group)), "other")
-            self.bytes[axis, collective] += fraction_sent(collective, ranks) * size
+            sent = fraction_sent(collective, ranks) * size
+            self.bytes[axis, collective] += sent
+            self.timeline.send(began, axis, collective, sent)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

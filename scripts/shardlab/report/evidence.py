@@ -1,13 +1,15 @@
 """What the runs of a call left behind, for tables, charts and the report: those of summary.csv with figures."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from shardlab.errors import UserError
 from shardlab.report import metrics, notes
-from shardlab.report.records import TestReport, TrainReport
+from shardlab.report.records import TestReport, Timeline, TrainReport
 
 POINTS, MARKS = 200, 10_000
 """Steps of a run, and of all runs together, that a chart shows: evenly chosen where there are more."""
@@ -21,6 +23,10 @@ class Shown:
     test: TestReport | None
     steps: pd.DataFrame
     """step, loss, grad_norm, seconds: one row for each training step, in order."""
+    usage: list[dict[str, Any]] = field(default_factory=list)
+    """Records of what the ranks used."""
+    timeline: Timeline | None = None
+    """One step; None where none was kept, or that of another training."""
 
     @property
     def name(self) -> str:
@@ -37,11 +43,26 @@ class Evidence:
     results: Path
     jobs: pd.DataFrame
     """rule, name, start, end (seconds since the first one began) of the workflow's jobs whose files are here."""
+    singles: list[Shown] = field(default_factory=list)
+    """The runs of ``single``, to compare with."""
+    events: int = MARKS
+    """Messages, or micro-batches, of each rank that a chart shows."""
 
     def of(self, workload: str) -> "Evidence":
         """The runs of one workload."""
         rows = self.table[self.table.workload == workload]
         return replace(self, table=rows, runs=[run for run in self.runs if run.train.workload == workload])
+
+    def under(self, strategy: str) -> "Evidence":
+        """The runs of one strategy, the one with the most parameters first."""
+        runs = [run for run in self.runs if run.train.strategy == strategy]
+        return replace(
+            self,
+            table=self.table[self.table.strategy == strategy],
+            runs=sorted(runs, key=lambda run: -run.train.parameters),
+            singles=[run for run in self.runs if run.train.strategy == "single"],
+            events=max(20, 3 * MARKS // max(1, sum(run.train.world_size for run in self.runs))),
+        )
 
     def study(self, pattern: str) -> pd.DataFrame:
         """The tables of a study that was made beside the runs; empty without any."""
@@ -69,10 +90,21 @@ def collect(table: pd.DataFrame, results: Path) -> Evidence:
         folder = results / str(row.strategy) / str(row.workload)
         train = TrainReport.read(folder / "train.json", "train again")
         test = TestReport.read(folder / "test.json", "evaluate again") if row.status == "done" else None
-        records = [record for record in metrics.read(folder / metrics.NAME) if record["kind"] == "train"]
+        records = metrics.read(folder / metrics.NAME)
+        steps, usage = ([record for record in records if record["kind"] == kind] for kind in ("train", "usage"))
         columns = ["step", "loss", "grad_norm", "seconds"]
-        runs.append(Shown(train, test, pd.DataFrame(records, columns=columns)))
+        timeline = _timeline(folder / "timeline.json", train)
+        runs.append(Shown(train, test, pd.DataFrame(steps, columns=columns), usage, timeline))
     return Evidence(table, runs, results, _jobs(results.resolve().parent))
+
+
+def _timeline(path: Path, train: TrainReport) -> Timeline | None:
+    """The run's timeline; a drawing is no reason to refuse a report."""
+    try:
+        timeline = Timeline.read(path, "train again")
+    except UserError:
+        return None
+    return timeline if timeline.identity == train.identity else None
 
 
 def _jobs(project: Path) -> pd.DataFrame:

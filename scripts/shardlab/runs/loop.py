@@ -1,7 +1,7 @@
 """A training on one rank, from its first step or from a checkpoint, to its files."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from shardlab.launch.attempts import history
 from shardlab.measure import expected_traffic
 from shardlab.measure.meter import Meter
 from shardlab.report import metrics
-from shardlab.report.records import train_report
+from shardlab.report.records import Timeline, train_report
 from shardlab.settings.types import Run
 from shardlab.training import distributed, tasks
 from shardlab.training.batches import Steps
@@ -51,12 +51,14 @@ def train(
     *,
     afresh: bool = False,
     watched: Watched = Watched(),  # noqa: B008
+    ready: Callable[[], None] | None = None,
 ) -> bool:
     """Train ``run`` on this rank and write its files to ``output`` (rank 0); whether it came to its end.
 
     ``origin`` is what the report says of the code and the image that this runs from. Where ``output`` has checkpoints
     of this run, the training goes on from the newest valid one, unless it begins ``afresh``; with ``resume`` from that
-    checkpoint, of any strategy on any ranks. It ends early where it is asked to stop (see launch/processes.py).
+    checkpoint, of any strategy on any ranks. ``ready`` is called before the first step. It ends early where it is asked
+    to stop (see launch/processes.py).
 
     Raises:
         UserError: the loss or the gradient norm is not finite, or a file cannot be read or written.
@@ -74,6 +76,8 @@ def train(
     checkpointer = Checkpointer(run, task, engine, world, output, start)
     log = MetricsLog(output / metrics.NAME if world.main else None, start.step, tensorboard=watched.tensorboard)
     log.attempt(start.step, steps.count, resume, world, origin)
+    if ready:
+        ready()
     requests = processes.Requests(output / processes.REQUEST if world.main else None)
     read = Work()
     with (
@@ -106,7 +110,9 @@ def train(
     measured |= {"identity": start.identity, "initial_weights": begun_with}
     measured |= {"weights": checkpointer.save("model.safetensors")}
     measured |= _figures(run, engine, task, steps, meter, checkpointer, world)
+    drawn = meter.drawn()
     if world.main:
+        Timeline(identity=start.identity, **drawn).write(output / "timeline.json")
         measured |= {key: value for key, value in origin.items() if key != "attempt"}
         lines = metrics.read(output / metrics.NAME)
         train_report(run, lines, measured, history(output)).write(output / "train.json")

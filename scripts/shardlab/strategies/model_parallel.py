@@ -18,7 +18,9 @@ class ModelParallelEngine(NativeEngine):
 
     def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
         self.busy, self.elapsed = [0.0] * run.devices_per_rank, 0.0
-        self.forward, self.marks = [0.0] * run.devices_per_rank, [0.0] * run.devices_per_rank
+        self.forward = [(0.0, 0.0)] * run.devices_per_rank
+        self.marks = [0.0] * run.devices_per_rank
+        self.spans: list[list[dict[str, Any]]] = []
         super().__init__(run, task, world, weights)
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
@@ -47,7 +49,7 @@ class ModelParallelEngine(NativeEngine):
                 if value.requires_grad:
                     # The last gradient to arrive is the moment at which this part's backward pass begins.
                     value.register_hook(lambda _, number=number, device=device: self._mark(number, device))
-            self.forward[number] = self._now(device) - started
+            self.forward[number] = started, self._now(device)
         return state[-1].to(self.world.device)
 
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
@@ -55,10 +57,22 @@ class ModelParallelEngine(NativeEngine):
         started = time.perf_counter()
         loss = super().add_gradients(micro, scale, last=last)
         ends = [self._now(self.world.device), *self.marks[:-1]]
-        spans = zip(self.busy, self.forward, self.marks, ends, strict=True)
-        self.busy = [busy + forward + end - mark for busy, forward, mark, end in spans]
+        passes = [
+            [("forward", *forward), ("backward", mark, end)]
+            for forward, mark, end in zip(self.forward, self.marks, ends, strict=True)
+        ]
+        self.spans = [
+            [{"name": name, "piece": 0, "start": start - started, "end": end - started} for name, start, end in device]
+            for device in passes
+        ]
+        taken = [sum(end - start for _, start, end in device) for device in passes]
+        self.busy = [busy + more for busy, more in zip(self.busy, taken, strict=True)]
         self.elapsed += time.perf_counter() - started
         return loss
+
+    def computed(self) -> list[list[dict[str, Any]]]:
+        """See Engine."""
+        return self.spans
 
     def idle(self) -> list[float] | None:
         """See Engine: one number for each device, since the last call."""

@@ -24,22 +24,31 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.spans: list[tuple[Any, Any]] = []
+        self.spans: list[tuple[str, int, Any, Any]] = []
+        """What ran, for which micro-batch, from when to when."""
+        self.begun = self._mark()
+
+    def begin(self) -> None:
+        """From here on times are counted."""
+        self.begun = self._mark()
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self, name: str, piece: int) -> Iterator[None]:
         """Measure what runs inside."""
         start = self._mark()
         yield
-        self.spans.append((start, self._mark()))
+        self.spans.append((name, piece, start, self._mark()))
 
-    def seconds(self) -> float:
-        """Sum of what was measured since the last call."""
+    def take(self) -> list[dict[str, Any]]:
+        """What was measured since the last call (see records.Span)."""
         spans, self.spans = self.spans, []
-        if self.device.type != "cuda":
-            return sum(stop - start for start, stop in spans)
-        torch.cuda.synchronize(self.device)
-        return sum(start.elapsed_time(stop) for start, stop in spans) / 1000
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        since = [(name, piece, self._since(start), self._since(stop)) for name, piece, start, stop in spans]
+        return [dict(zip(("name", "piece", "start", "end"), span, strict=True)) for span in since]
+
+    def _since(self, mark: Any) -> float:
+        return mark - self.begun if self.device.type != "cuda" else self.begun.elapsed_time(mark) / 1000
 
     def _mark(self) -> Any:
         if self.device.type != "cuda":
@@ -54,20 +63,20 @@ class TimedStage(PipelineStage):
 
     watch: Stopwatch
 
-    def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         """One micro-batch forward."""
-        with self.watch.running():
-            return super().forward_one_chunk(*args, **options)
+        with self.watch.running("forward", fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **options)
 
-    def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         """One micro-batch backward, whole or for the inputs alone."""
-        with self.watch.running():
-            return super().backward_one_chunk(*args, **options)
+        with self.watch.running("backward", bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **options)
 
-    def backward_weight_one_chunk(self, *args: Any, **options: Any) -> Any:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         """The weights' part of a backward pass that was taken apart."""
-        with self.watch.running():
-            return super().backward_weight_one_chunk(*args, **options)
+        with self.watch.running("backward of weights", bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **options)
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         """Gradients for the stage before, on this rank; none in evaluation, where PyTorch 2.13 would raise."""
@@ -94,6 +103,7 @@ class PipelineEngine(NativeEngine):
         dist.all_gather_object(names, own, group=self.group)
         self.owner = {name: rank for rank, owned in enumerate(names) for name in owned}
         self.watch, self.busy, self.elapsed = Stopwatch(world.device), 0.0, 0.0
+        self.spans: list[dict[str, Any]] = []
         self.schedules: dict[Any, Any] = {}
         self.loss_of: Callable[[Tensor, Tensor], Tensor]
 
@@ -108,16 +118,22 @@ class PipelineEngine(NativeEngine):
     def loss(self, micro: MicroBatch) -> Tensor:
         """See Engine."""
         loss = self._run(micro, 1.0, backward=False)
-        self.watch.seconds()  # only training counts
+        self.watch.take()  # only training counts
         return loss
 
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         """See Engine."""
         started = time.perf_counter()
+        self.watch.begin()
         loss = self._run(micro, scale, backward=True)
-        self.busy += self.watch.seconds()
+        self.spans = self.watch.take()
+        self.busy += sum(span["end"] - span["start"] for span in self.spans)
         self.elapsed += time.perf_counter() - started
         return loss
+
+    def computed(self) -> list[list[dict[str, Any]]]:
+        """See Engine."""
+        return [self.spans]
 
     def idle(self) -> list[float] | None:
         """See Engine: this rank's bubble since the last call."""

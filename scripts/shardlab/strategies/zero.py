@@ -174,6 +174,10 @@ class ZeroEngine:
             "optimizer": [value for value in state if isinstance(value, Tensor)],
         }
 
+    def computed(self) -> list[list[dict[str, Any]]]:
+        """See Engine."""
+        return []
+
     def idle(self) -> list[float] | None:
         """See Engine."""
         return None

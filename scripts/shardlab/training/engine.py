@@ -1,7 +1,7 @@
 """The contract between a training run and a strategy: one step, whatever is inside."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -65,6 +65,12 @@ class Engine(Protocol):
 
     def held(self) -> dict[str, list[Tensor]]:
         """What this rank holds now of ``weights``, ``gradients`` and ``optimizer``, as plain tensors."""
+
+    def computed(self) -> list[list[dict[str, Any]]]:
+        """For each device of this rank, when it computed in the last ``add_gradients`` (see records.Span).
+
+        Empty where the strategy does not measure it.
+        """
 
     def idle(self) -> list[float] | None:
         """Part of the forward and backward passes, since the last call, in which each device of this rank waited.

@@ -1,6 +1,6 @@
 """The charts of the report, one file each: what it shows (TITLE, CAPTION), its table, and how that is drawn.
 
-A further chart is a further file, named in PER_WORKLOAD or OVERALL. Imports no torch.
+A further chart is a further file, named in PER_WORKLOAD, PER_STRATEGY or OVERALL. Imports no torch.
 """
 
 from importlib import import_module
@@ -15,7 +15,8 @@ from shardlab.report.evidence import Evidence
 # Altair refuses more than 5,000 rows, for the sake of notebooks; evidence.MARKS keeps the page small.
 alt.data_transformers.disable_max_rows()
 
-PER_WORKLOAD = ("loss", "difference", "speed_and_memory", "memory", "traffic", "waiting", "split_size")
+PER_WORKLOAD = ("loss", "difference", "speed_and_memory", "memory", "traffic", "waiting", "split_size", "usage")
+PER_STRATEGY = ("held", "step", "schedule")
 OVERALL = ("jobs", "collectives")
 
 

@@ -41,6 +41,15 @@ def strategies(table: pd.DataFrame) -> alt.Y:
     return alt.Y("strategy:N", title=None, sort=list(dict.fromkeys(table.strategy)))
 
 
+def chosen_workload(chart: Any, table: pd.DataFrame) -> Any:
+    """The chart of one workload, which is chosen below it where there are several; the first one at the beginning."""
+    names = list(dict.fromkeys(table.workload))
+    if len(names) < 2:
+        return chart
+    chosen = alt.param(name="workload", value=names[0], bind=alt.binding_select(options=names, name="workload "))
+    return chart.transform_filter("datum.workload == workload").add_params(chosen)
+
+
 def _chosen(table: pd.DataFrame, chart: alt.Chart, channels: dict[str, Any]) -> alt.Chart:
     names = list(dict.fromkeys(table.strategy))
     scale = alt.Scale(domain=names, scheme="category20" if len(names) > 10 else "category10")

@@ -13,12 +13,17 @@ from markupsafe import Markup
 
 from shardlab.report import page
 from shardlab.report.advice import advice
-from shardlab.report.charts import OVERALL, PER_WORKLOAD, load
+from shardlab.report.charts import OVERALL, PER_STRATEGY, PER_WORKLOAD, load
 from shardlab.report.evidence import Evidence, Shown
+from shardlab.report.pages import explained
+from shardlab.report.records import TrainReport
+from shardlab.report.summary import SHOWN
 from shardlab.report.verdict import EQUAL, ROUNDING, UNEQUAL, verdict
 from shardlab.settings.config import Config
 
 HERE = Path(__file__).parent
+PAGES = 40
+"""Strategies that have drawings of their own; more would make the page slow, and there are not as many names."""
 STATES = {
     EQUAL: "within the tolerance, or as near as rounding explains.",
     ROUNDING: "rounding alone takes one device as far.",
@@ -31,6 +36,11 @@ Drawn = dict[str, tuple[pd.DataFrame, dict[str, Any]]]
 def charts(evidence: Evidence, workloads: list[str]) -> Drawn:
     """All charts that the runs have figures for."""
     parts = [(name, f"{name}.{workload}", evidence.of(workload)) for workload in workloads for name in PER_WORKLOAD]
+    parts += [
+        (name, f"{name}.{strategy}", evidence.under(strategy))
+        for strategy in strategies(evidence)
+        for name in PER_STRATEGY
+    ]
     drawn: Drawn = {}
     for name, key, part in parts + [(name, name, evidence) for name in OVERALL]:
         chart = load(name)
@@ -38,6 +48,12 @@ def charts(evidence: Evidence, workloads: list[str]) -> Drawn:
         if len(table):
             drawn[key] = table, chart.draw(table).properties(description=chart.CAPTION).to_dict()
     return drawn
+
+
+def strategies(evidence: Evidence) -> list[str]:
+    """The first strategies that have runs, in the order of the configuration: those that get a page."""
+    there = {run.train.strategy for run in evidence.runs}
+    return [name for name in dict.fromkeys(evidence.table.strategy) if name in there][:PAGES]
 
 
 def html(
@@ -60,6 +76,8 @@ def html(
         states=STATES,
         matrix=_matrix(evidence.table, config, left_out),
         workloads=[_workload(evidence.of(name), name, drawn) for name in config.workloads],
+        pages=PAGES,
+        strategies=[_strategy(evidence.under(name), name, drawn) for name in strategies(evidence)],
         overall=[_shown(name, name) for name in OVERALL if name in drawn],
         faults=_faults(evidence),
         results="results",
@@ -129,6 +147,32 @@ def _workload(evidence: Evidence, name: str, drawn: Drawn) -> dict[str, Any]:
         "columns": list(figures.columns),
         "rows": figures.to_numpy().tolist(),
     }
+
+
+def _strategy(evidence: Evidence, name: str, drawn: Drawn) -> dict[str, Any]:
+    columns = ["workload", "ranks", "mesh", "what the fullest rank held", "at once", "sent per step", "theory"]
+    return {
+        "name": name,
+        "text": Markup(explained(name)),
+        "charts": [_shown(chart, f"{chart}.{name}") for chart in PER_STRATEGY if f"{chart}.{name}" in drawn],
+        "columns": columns,
+        "rows": [_holdings(run.train) for run in evidence.runs],
+    }
+
+
+def _holdings(train: TrainReport) -> list[str]:
+    """A run's mesh, what its fullest rank held of each kind, and what a rank sent, in MiB."""
+    held = ", ".join(f"{kind} {max(rank.largest[kind] for rank in train.tensor_bytes) / 2**20:.3g}" for kind in SHOWN)
+    theory = train.bytes_per_step_theory
+    return [
+        train.workload,
+        str(train.world_size),
+        " x ".join(f"{axis} {degree}" for axis, degree in train.mesh.items()) or "one rank",
+        f"{held} MiB",
+        f"{max(rank.peak for rank in train.tensor_bytes) / 2**20:.3g} MiB",
+        f"{train.bytes_per_step / 2**20:.3g} MiB",
+        "no formula" if theory is None else f"{theory / 2**20:.3g} MiB",
+    ]
 
 
 def _shown(name: str, key: str) -> dict[str, str]:

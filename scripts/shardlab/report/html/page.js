@@ -10,7 +10,7 @@ function draw(place) {
   const spec = specs[place.dataset.spec];
   // Panels under each other are as wide as they are.
   const fit = { width: place.clientWidth, autosize: { type: "fit-x", contains: "padding" } };
-  const size = spec.vconcat ? {} : fit;
+  const size = spec.vconcat || spec.facet ? {} : fit;
   const many = Object.values(spec.datasets).flat().length > 5000;
   const theme = { ...(dark.matches ? { theme: "dark" } : {}), renderer: many ? "canvas" : "svg", actions: false };
   const config = { background: "transparent", font: "system-ui, sans-serif" };
@@ -80,4 +80,8 @@ for (const input of document.querySelectorAll("input[data-filter]")) {
     }
   });
 }
+// A link to a strategy opens it.
+const open = () => { const place = document.getElementById(location.hash.slice(1)); if (place) place.open = true; };
+addEventListener("hashchange", open);
+open();
 document.body.dataset.ready = "yes";

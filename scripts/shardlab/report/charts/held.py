@@ -1,0 +1,53 @@
+"""What each rank of a strategy holds, drawn to the scale of one device."""
+
+import altair as alt
+import pandas as pd
+
+from shardlab.report.charts.marks import chosen_workload
+from shardlab.report.evidence import Evidence
+from shardlab.report.expected import held
+from shardlab.report.records import TensorBytes
+
+KINDS = ["weights", "gradients", "optimizer", "activations", "gathered"]
+TITLE = "What each rank holds"
+CAPTION = (
+    "The most of each kind that a rank held in a step (MiB), all to one scale, with one device (`single`) above. The "
+    "grey mark is theory: what a part of weights, gradients and optimizer comes to where they are divided evenly."
+)
+
+
+def table(evidence: Evidence) -> pd.DataFrame:
+    """workload, rank (or single), kind, mib, theory (MiB)."""
+    rows = []
+    for run in evidence.runs:
+        train = run.train
+        singles = [one for one in evidence.singles if one.train.workload == train.workload]
+        for one in singles if train.strategy != "single" else []:
+            rows += _rows(train.workload, "single", one.train.tensor_bytes[0], {})
+        for number, rank in enumerate(train.tensor_bytes):
+            rows += _rows(train.workload, f"rank {number}", rank, held(train))
+    return pd.DataFrame(rows, columns=["workload", "rank", "kind", "mib", "theory"])
+
+
+def _rows(workload: str, name: str, rank: TensorBytes, theory: dict[str, float]) -> list[tuple[object, ...]]:
+    sizes = rank.largest.items()
+    return [
+        (workload, name, kind, size / 2**20, theory[kind] / 2**20 if kind in theory else None)
+        for kind, size in sizes
+        if kind in KINDS
+    ]
+
+
+def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
+    """A panel for each kind, a bar for each rank."""
+    ranks = alt.Y("rank:N", title=None, sort=list(dict.fromkeys(table["rank"])))
+    color = alt.Color("kind:N", legend=None, scale=alt.Scale(domain=KINDS, scheme="tableau10"))
+    tips = ["workload", "rank", "kind", alt.Tooltip("mib:Q", format=".3g"), alt.Tooltip("theory:Q", format=".3g")]
+    bars = (
+        alt.Chart()
+        .mark_bar()
+        .encode(alt.X("mib:Q", title="MiB", axis=alt.Axis(tickCount=3)), ranks, color, tooltip=tips)
+    )
+    ticks = alt.Chart().mark_tick(thickness=3, size=16, color="grey").encode(alt.X("theory:Q"), ranks)
+    panels = alt.layer(bars, ticks, data=table).properties(width=150, height=alt.Step(18))
+    return chosen_workload(panels.facet(column=alt.Column("kind:N", title=None, sort=KINDS), spacing=8), table)

@@ -1,0 +1,56 @@
+"""One step of a strategy: its phases, and what each rank sent when."""
+
+import altair as alt
+import pandas as pd
+
+from shardlab.report.charts.marks import LONG, chosen_workload
+from shardlab.report.evidence import Evidence
+
+TITLE = "One step"
+CAPTION = (
+    "What each rank did when, in milliseconds from the step's begin: forward pass, backward pass, update as bands, and "
+    "each collective where the host started it, larger for more bytes. Counting slows this step: read the order, not "
+    "the times."
+)
+PHASES = ["forward", "backward", "losses", "update"]
+
+
+def table(evidence: Evidence) -> pd.DataFrame:
+    """workload, rank, phase or collective (with its mesh axis), start, end (ms), kib sent."""
+    rows: list[tuple[object, ...]] = []
+    for run in evidence.runs:
+        drawn = run.timeline
+        if drawn is None:
+            continue
+        for number, (phases, sent) in enumerate(zip(drawn.phases, drawn.sent, strict=True)):
+            key = (run.train.workload, f"rank {number}")
+            rows += [(*key, span.name, None, span.start * 1e3, span.end * 1e3, None) for span in phases]
+            rows += [
+                (*key, None, f"{each.collective} ({each.axis})", each.start * 1e3, each.end * 1e3, each.bytes / 2**10)
+                for each in sent[: evidence.events]
+            ]
+    return pd.DataFrame(rows, columns=["workload", "rank", "phase", "collective", "start", "end", "kib"])
+
+
+def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
+    """One row per rank."""
+    order = list(dict.fromkeys(table["rank"]))
+    rank = alt.Y("rank:N", title=None, sort=order)
+    start = alt.X("start:Q", title="milliseconds")
+    tips = [alt.Tooltip("start:Q", format=".1f"), alt.Tooltip("end:Q", format=".1f")]
+    phases = alt.Chart().mark_bar(opacity=0.35, height=26).transform_filter("isValid(datum.phase)")
+    colors = alt.Scale(domain=PHASES, range=["#4c78a8", "#f58518", "#888888", "#54a24b"])
+    phases = phases.encode(
+        start, alt.X2("end:Q"), rank, alt.Color("phase:N", scale=colors, legend=LONG), tooltip=["rank", "phase", *tips]
+    )
+    sent = alt.Chart().mark_point(filled=True, opacity=0.9).transform_filter("isValid(datum.collective)")
+    sent = sent.encode(
+        start,
+        rank,
+        alt.Size("kib:Q", title="KiB", scale=alt.Scale(range=[30, 400]), legend=None),
+        alt.Color("collective:N", scale=alt.Scale(scheme="dark2"), legend=LONG),
+        tooltip=["rank", "collective", alt.Tooltip("kib:Q", format=",.1f"), *tips],
+    )
+    size = {"width": 520, "height": 34 * max(2, len(order))}
+    layers = alt.layer(phases, sent, data=table).resolve_scale(color="independent").properties(**size)
+    return chosen_workload(layers, table)
