@@ -70,7 +70,7 @@ check-gpu: .venv/dev
 	$(BIN)/python benchmarks/check_gpu.py
 	$(BIN)/python benchmarks/gpu.py --workloads mnist llama2
 
-# Each is compiled within the ones before it, so that all fit into one environment.
+# Each but the last (of one test) is compiled within the ones before it, so that all fit into one environment.
 # A local build's tag (torch 2.13.0+cpu) is dropped: the host's pip settings choose the build.
 COMPILE := ../$(BIN)/python -m piptools compile --quiet --strip-extras --no-header --no-emit-index-url --no-emit-find-links --annotation-style=line
 # The lock files, from envs/*.in.
@@ -78,6 +78,7 @@ envs: .venv/dev
 	cd envs && $(COMPILE) -o workflow.txt workflow.in
 	cd envs && $(COMPILE) -c workflow.txt -o train.txt train.in && sed -i 's/+cpu//' train.txt
 	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o dev.txt dev.in
+	cd envs && $(COMPILE) -o validator.txt validator.in
 
 KILLS ?= 1000
 SEED ?= 1

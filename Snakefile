@@ -7,12 +7,17 @@ min_version("9.27")
 configfile: "config/config.yaml"
 
 
+report: "workflow/report/workflow.rst"
+
+
+include: "workflow/rules/here.smk"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/image.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/report.smk"
+include: "workflow/rules/export.smk"
 include: "workflow/rules/preflight.smk"
 include: "workflow/rules/collectives.smk"
 include: "workflow/rules/split_size.smk"
@@ -49,7 +54,9 @@ onstart:
 # With runs missing, table and report still say which ones, and what the others reached.
 onerror:
     shell(
-        "python scripts/summarize.py --config {CONFIG_JSON:q} --results results"
-        " && python scripts/report.py --config {CONFIG_JSON:q} --results results"
+        f"python {SCRIPTS}/summarize.py"
+        " --config {CONFIG_JSON:q} --results results"
+        f" && python {SCRIPTS}/report.py"
+        " --config {CONFIG_JSON:q} --results results"
         " && echo 'results/report.html shows what is there and what is missing.' || true"
     )

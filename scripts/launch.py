@@ -5,6 +5,7 @@ The options that launch.py does not know are the program's own.
 """
 
 import argparse
+import re
 import signal
 import subprocess
 import time
@@ -153,6 +154,8 @@ def check_place(run: Run, image: Path | None) -> None:
 
 def commit() -> list[str]:
     """Option of train.py with the commit of the working tree: there need not be a git inside the image."""
+    if not (ROOT / ".git").exists():  # a copy of a commit, named by it, for who uses this workflow as a module
+        return [f"--commit={ROOT.name}"] if re.fullmatch(r"[0-9a-f]{40}", ROOT.name) else []
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True)

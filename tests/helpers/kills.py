@@ -26,6 +26,8 @@ MARK = "SHARDLAB_TRIAL"
 ROLES = ("launch", "torchrun", "rank 0", "rank 1")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 STEPS = 60
+GIVEN = 40
+"""Seconds: torchrun gives a rank 30 that waits where it hears of no signal. That none trains on is held to 2 s."""
 STRATEGIES = ("fsdp", "zero2")
 
 
@@ -148,7 +150,7 @@ def kill_once(trial, chance):
     if number == signal.SIGKILL:
         time.sleep(2)
         step_then = trial.last()
-    assert trial.ended_within(trial.run.site.stop_seconds + 10), trial.processes()
+    assert trial.ended_within(trial.run.site.stop_seconds + GIVEN), trial.processes()
     assert number != signal.SIGKILL or trial.last() == step_then, "something trained on two seconds after the kill"
     child.wait()
     at = f"step {step}" if step is not None else f"{time.monotonic() - begun:.1f} s"

@@ -66,7 +66,7 @@ def lines(name):
             text.append(" ".join(submit.split()))
         image = Path("IMAGE.sif") if site.container.enabled else None
         # Names instead of this machine's paths, which may need quotes.
-        project = mock.patch.object(container, "ROOT", Path("PROJECT"))
+        project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
         with project, mock.patch.object(sys, "executable", "python"):
             started = script.lines(run, [f"PROJECT/scripts/{stage}.py", "--settings=run.json"], image, spread)
         text.append(f"{started}\n")

@@ -16,7 +16,8 @@ rule collectives:
     message:
         "Measuring the collectives at site {CONFIG.site}"
     shell:
-        "python scripts/launch.py collectives --settings {input.settings} {params.image}"
+        f"python {SCRIPTS}/launch.py"
+        " collectives --settings {input.settings} {params.image}"
         " --output {output} > {log} 2>&1"
 
 
@@ -28,7 +29,12 @@ rule plot_collectives:
     input:
         f"results/collectives/{CONFIG.site}.csv",
     output:
-        f"results/collectives/{CONFIG.site}.svg",
+        report(
+            f"results/collectives/{CONFIG.site}.svg",
+            caption="../report/collectives.rst",
+            category="Studies",
+            labels={"what": "collectives", "of": CONFIG.site},
+        ),
     log:
         f"results/logs/collectives/{CONFIG.site}.plot.log",
     conda:
@@ -36,4 +42,5 @@ rule plot_collectives:
     message:
         "Drawing the collectives at site {CONFIG.site}"
     shell:
-        "python scripts/plot_collectives.py --figures {input} --output {output} > {log} 2>&1"
+        f"python {SCRIPTS}/plot_collectives.py"
+        " --figures {input} --output {output} > {log} 2>&1"

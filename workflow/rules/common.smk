@@ -4,7 +4,7 @@ import shlex
 import sys
 from pathlib import Path
 
-sys.path.insert(0, f"{workflow.basedir}/scripts")
+sys.path.insert(0, str(SCRIPTS.resolve()))
 
 from shardlab.errors import UserError
 from shardlab.launch import attach, driver, slurm, stages

@@ -22,7 +22,8 @@ rule download:
     message:
         "Downloading data set {wildcards.dataset}"
     shell:
-        "python scripts/download.py --data {params.data:q} --output {params.folder} > {log} 2>&1"
+        f"python {SCRIPTS}/download.py"
+        " --data {params.data:q} --output {params.folder} > {log} 2>&1"
 
 
 rule download_model:
@@ -42,7 +43,8 @@ rule download_model:
     message:
         "Downloading model {wildcards.model}"
     shell:
-        "python scripts/download.py --model {params.model:q} --output {params.folder} > {log} 2>&1"
+        f"python {SCRIPTS}/download.py"
+        " --model {params.model:q} --output {params.folder} > {log} 2>&1"
 
 
 rule prepare:
@@ -69,5 +71,6 @@ rule prepare:
     message:
         "Preparing data set {wildcards.dataset}"
     shell:
-        "python scripts/prepare.py --data {params.data:q} --raw data/raw/{wildcards.dataset}"
+        f"python {SCRIPTS}/prepare.py"
+        " --data {params.data:q} --raw data/raw/{wildcards.dataset}"
         " --output {params.folder} > {log} 2>&1"

@@ -25,7 +25,8 @@ rule evaluate_untrained:
     message:
         "Evaluating the initial weights of {wildcards.workload}"
     shell:
-        "python scripts/launch.py evaluate --settings {input.settings} {params.image} --data {params.data}"
+        f"python {SCRIPTS}/launch.py"
+        " evaluate --settings {input.settings} {params.image} --data {params.data}"
         " --weights {input.weights} --output {output} > {log} 2>&1"
 
 
@@ -64,6 +65,7 @@ rule evaluate:
     message:
         "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
-        "python scripts/launch.py evaluate --settings {input.settings} {params.image} --data {params.data}"
+        f"python {SCRIPTS}/launch.py"
+        " evaluate --settings {input.settings} {params.image} --data {params.data}"
         " --weights {params.weights} {params.untrained} --output {output}"
         " > {log} 2>&1"

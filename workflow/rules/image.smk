@@ -9,7 +9,7 @@ localrules:
 
 rule wheelhouse:
     input:
-        "envs/train.txt",
+        HERE / "envs/train.txt",
     output:
         "containers/wheelhouse/wheels.json",
     log:
@@ -21,13 +21,14 @@ rule wheelhouse:
     message:
         "Collecting the wheels of {input}"
     shell:
-        "python scripts/wheelhouse.py --lock {input} --output {output} > {log} 2>&1"
+        f"python {SCRIPTS}/wheelhouse.py"
+        " --lock {input} --output {output} > {log} 2>&1"
 
 
 rule image:
     input:
-        definition="containers/train.def",
-        lock="envs/train.txt",
+        definition=HERE / "containers/train.def",
+        lock=HERE / "envs/train.txt",
         wheels="containers/wheelhouse/wheels.json",
     output:
         "containers/train.image.json",
@@ -44,7 +45,8 @@ rule image:
     message:
         "Building the image containers/train.sif"
     shell:
-        "python scripts/image.py --container {params.container:q} --definition {input.definition}"
+        f"python {SCRIPTS}/image.py"
+        " --container {params.container:q} --definition {input.definition}"
         " --lock {input.lock} --wheelhouse {params.wheelhouse} --clear {params.variables}"
         " --output {output} > {log} 2>&1"
 
@@ -65,4 +67,5 @@ rule named_image:
     message:
         "Reading the image that the site names"
     shell:
-        "python scripts/image.py --container {params.container:q} --output {output} > {log} 2>&1"
+        f"python {SCRIPTS}/image.py"
+        " --container {params.container:q} --output {output} > {log} 2>&1"

@@ -21,7 +21,8 @@ rule preflight_login:
     message:
         "Looking at the login node"
     shell:
-        "python scripts/preflight.py login --config {params.config:q} --settings {input} --output {output} > {log} 2>&1"
+        f"python {SCRIPTS}/preflight.py"
+        " login --config {params.config:q} --settings {input} --output {output} > {log} 2>&1"
 
 
 rule preflight_nodes:
@@ -43,7 +44,8 @@ rule preflight_nodes:
     message:
         "Looking at the nodes"
     shell:
-        "python scripts/launch.py preflight_nodes --settings {input.settings} {params.image}"
+        f"python {SCRIPTS}/launch.py"
+        " preflight_nodes --settings {input.settings} {params.image}"
         " --output {output} > {log} 2>&1"
 
 
@@ -66,7 +68,8 @@ rule preflight_ranks:
     message:
         "Trying the collectives over all ranks"
     shell:
-        "python scripts/launch.py preflight_ranks --settings {input.settings} {params.image}"
+        f"python {SCRIPTS}/launch.py"
+        " preflight_ranks --settings {input.settings} {params.image}"
         " --output {output} > {log} 2>&1"
 
 
@@ -85,4 +88,5 @@ rule preflight:
     message:
         "Looking at site {CONFIG.site} is complete"
     shell:
-        "python scripts/preflight.py show --settings {input.settings} --reports {input.reports} | tee {log}"
+        f"python {SCRIPTS}/preflight.py"
+        " show --settings {input.settings} --reports {input.reports} | tee {log}"

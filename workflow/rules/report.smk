@@ -4,6 +4,7 @@
 localrules:
     summarize,
     report,
+    crate,
 
 
 rule summarize:
@@ -12,7 +13,12 @@ rule summarize:
         [f"results/{run.strategy}/{run.workload}/test.json" for run in RUNS],
         [f"results/twins/{workload}.json" for workload in TWINNED],
     output:
-        csv="results/summary.csv",
+        csv=report(
+            "results/summary.csv",
+            caption="../report/summary.rst",
+            category="Results",
+            labels={"what": "figures of all runs"},
+        ),
         md="results/summary.md",
     log:
         "results/logs/summarize.log",
@@ -25,15 +31,27 @@ rule summarize:
     message:
         "Summarizing all runs"
     shell:
-        "python scripts/summarize.py --config {params.config:q} --results results > {log} 2>&1"
+        f"python {SCRIPTS}/summarize.py"
+        " --config {params.config:q} --results results > {log} 2>&1"
 
 
 rule report:
     input:
         "results/summary.csv",
     output:
-        html="results/report.html",
-        charts=directory("results/charts"),
+        html=report(
+            "results/report.html",
+            caption="../report/page.rst",
+            category="Results",
+            labels={"what": "report of all runs"},
+        ),
+        charts=report(
+            directory("results/charts"),
+            patterns=["{chart}.svg"],
+            caption="../report/chart.rst",
+            category="Charts",
+            labels={"chart": "{chart}"},
+        ),
     log:
         "results/logs/report.log",
     benchmark:
@@ -45,4 +63,25 @@ rule report:
     message:
         "Drawing the report: results/report.html"
     shell:
-        "python scripts/report.py --config {params.config:q} --results results > {log} 2>&1"
+        f"python {SCRIPTS}/report.py"
+        " --config {params.config:q} --results results > {log} 2>&1"
+
+
+# What to keep or to publish: settings, code, fingerprints, figures, as a Workflow Run RO-Crate.
+rule crate:
+    input:
+        "results/summary.csv",
+        "results/report.html",
+    output:
+        directory("results/crate"),
+    log:
+        "results/logs/crate.log",
+    conda:
+        "../../envs/workflow.yaml"
+    params:
+        config=CONFIG_JSON,
+    message:
+        "Describing the call and its results: results/crate"
+    shell:
+        f"python {SCRIPTS}/crate.py"
+        " --config {params.config:q} --results results --output {output} > {log} 2>&1"

@@ -7,7 +7,12 @@ rule split_size:
         image=IMAGE,
     output:
         table="results/split_size/{workload}.csv",
-        picture="results/split_size/{workload}.svg",
+        picture=report(
+            "results/split_size/{workload}.svg",
+            caption="../report/split_size.rst",
+            category="Studies",
+            labels={"what": "micro-batches", "of": "{workload}"},
+        ),
     log:
         "results/logs/split_size/{workload}.log",
     conda:
@@ -21,5 +26,6 @@ rule split_size:
     message:
         "Splitting the batches of {wildcards.workload}"
     shell:
-        "python scripts/split_size.py --config {params.config:q} --workload {wildcards.workload} {params.image}"
+        f"python {SCRIPTS}/split_size.py"
+        " --config {params.config:q} --workload {wildcards.workload} {params.image}"
         " --data {params.data} --weights {input.weights} --output {output.table} > {log} 2>&1"

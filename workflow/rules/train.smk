@@ -25,7 +25,8 @@ rule resolve:
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
-        "python scripts/resolve.py --config {params.config:q} --strategy {wildcards.strategy}"
+        f"python {SCRIPTS}/resolve.py"
+        " --config {params.config:q} --strategy {wildcards.strategy}"
         " --workload {wildcards.workload} --output {output} > {log} 2>&1"
 
 
@@ -49,7 +50,8 @@ rule init:
     message:
         "Drawing the initial weights of {wildcards.workload}"
     shell:
-        "python scripts/launch.py init --settings {input.settings} {params.image}"
+        f"python {SCRIPTS}/launch.py"
+        " init --settings {input.settings} {params.image}"
         " --output {output} > {log} 2>&1"
 
 
@@ -82,7 +84,8 @@ rule train:
     message:
         "Training {wildcards.workload} under {wildcards.strategy}"
     shell:
-        "python scripts/launch.py train --settings {input.settings} {params.image}"
+        f"python {SCRIPTS}/launch.py"
+        " train --settings {input.settings} {params.image}"
         " --data {params.data} --weights {input.weights} --output {params.output}"
         " --done {output} {params.afresh} {params.watched} > {log} 2>&1"
 
@@ -111,5 +114,6 @@ rule twins:
     message:
         "Training {params.draws} twins of single x {wildcards.workload}"
     shell:
-        "python scripts/launch.py twins --settings {input.settings} {params.image} --data {params.data}"
+        f"python {SCRIPTS}/launch.py"
+        " twins --settings {input.settings} {params.image} --data {params.data}"
         " --weights {input.weights} --draws {params.draws} --output {output} > {log} 2>&1"

@@ -8,11 +8,15 @@ from shardlab.errors import UserError
 from shardlab.files import ROOT
 from shardlab.settings.sites import ContainerExec
 
+PROJECT = Path.cwd()
+"""Where the call's relative paths begin: the repository, or the folder of who uses it as a module."""
+
 
 def words(container: ContainerExec, image: Path) -> list[str]:
     """The words before a command inside the image: ``container.words``, with what stands in braces filled in."""
-    binds = ",".join([str(ROOT), *container.binds])
-    values = {"command": container.command, "project": str(ROOT), "binds": binds, "image": str(image)}
+    folders = dict.fromkeys([str(PROJECT), str(ROOT)])
+    binds = ",".join([*folders, *container.binds])
+    values = {"command": container.command, "project": str(PROJECT), "binds": binds, "image": str(image)}
     filled = []
     for word in container.words:
         filled += container.flags if word == "{flags}" else [word.format_map(values)]

@@ -16,7 +16,18 @@ from shardlab.settings.pipeline_schedules import SCHEDULES, Schedule
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
 
-RESERVED = ("init", "twins", "logs", "benchmarks", "charts", "collectives", "split_size", "preflight")
+RESERVED = (
+    "init",
+    "twins",
+    "logs",
+    "benchmarks",
+    "charts",
+    "collectives",
+    "split_size",
+    "preflight",
+    "crate",
+    "export",
+)
 """Folders of results/ that belong to no run, so no strategy can have their names."""
 WARMUP_STEPS = 3
 """The first steps after a start, which also set things up: times, throughput and waiting leave them out."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from shardlab import models
 from shardlab.data import order
@@ -38,6 +39,12 @@ def evaluate(run: Run, data: Path, weights: Path) -> Evaluated:
     task = tasks.load(run.task, data, dtype, device)
     model = models.build(run.model, run.task, dtype)
     materialize(model, weights, device)
+    return evaluate_model(run, task, model)
+
+
+@torch.no_grad()
+def evaluate_model(run: Run, task: Task, model: nn.Module) -> Evaluated:
+    """The same of a model that has its weights."""
     model.eval()
     loss = score = 0.0
     targets = 0

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Write a run's weights as a folder that the transformers library opens, with a model card; then have it open it.
+
+Example: snakemake --profile workflow/profiles/local results/export/fsdp/llama2
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+
+from shardlab.data import store
+from shardlab.errors import UserError, run_program
+from shardlab.files import sha256, write_text
+from shardlab.models import _transformers, export
+from shardlab.report.records import TestReport, TrainReport
+from shardlab.settings.types import Run, read_run
+from shardlab.training import evaluation, tasks
+
+TOLERANCE = 1e-5
+"""Relative difference of the test loss; the library computes in another order."""
+LIBRARY = {"language_modelling": "text-generation", "summarization": "summarization"}
+"""Task: its name on the hub; of others: image-classification."""
+
+
+def main() -> None:
+    """Write, read again with transformers, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--weights", type=Path, required=True, help="model.safetensors of the run")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write; one that is there is replaced")
+    args = parser.parse_args()
+    run = read_run(args.settings)
+    store.verify(args.data, run.data)
+    train = TrainReport.read(args.weights.with_name("train.json"), "train again")
+    test = TestReport.read(args.weights.with_name("test.json"), "evaluate again")
+    if not train.weights == test.weights == sha256(args.weights):
+        raise UserError(f"{args.weights} is not what the training wrote; train again with -f.")
+    new = args.output.with_name(f"{args.output.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    export.write(run, args.weights, args.data, new)
+    loss = opened(run, args.data, new)
+    if abs(loss - test.loss) > TOLERANCE * abs(test.loss):
+        shutil.rmtree(new)
+        raise UserError(
+            f"transformers reaches test loss {loss:.8g} with these weights, and test.json says {test.loss}."
+        )
+    write_text(new / "README.md", card(run, train, test, loss))
+    shutil.rmtree(args.output, ignore_errors=True)
+    new.replace(args.output)
+    print(f"{args.output}: transformers opens it; test loss {loss:.8g}, in test.json {test.loss:.8g}.")
+
+
+def opened(run: Run, data: Path, folder: Path) -> float:
+    """Test loss of the folder's model, as the library opens it."""
+    device = torch.device(run.site.device)
+    task = tasks.load(run.task, data, torch.float32, device)
+    model = _transformers.create(run.task, str(folder), {}, pretrained=True)
+    return evaluation.evaluate_model(run, task, model.to(device)).loss
+
+
+def card(run: Run, train: TrainReport, test: TestReport, loss: float) -> str:
+    """The model card: what it was trained on and how, and its figures (huggingface.co/docs/hub/model-cards)."""
+    source = run.data.hub.repo if run.data.hub else f"embedded ({run.data.name})"
+    metric = "" if test.metric_value is None else f"| {test.metric_name} | {test.metric_value:.6g} |\n"
+    return f"""---
+library_name: transformers
+pipeline_tag: {LIBRARY.get(run.task, "image-classification")}
+---
+
+# {run.workload}, trained under {run.strategy}
+
+| | |
+| --- | --- |
+| test loss | {test.loss:.8g} (as transformers computes it: {loss:.8g}) |
+{metric}| before training | {test.untrained_loss} |
+| validation loss | {train.validation_loss:.8g} |
+| parameters | {train.parameters:,} |
+| data | {source}, fingerprint {train.identity.data} |
+| steps, samples | {train.steps}, {train.samples} |
+| strategy | {run.strategy} on {train.world_size} rank(s), {train.nodes} node(s) |
+| wall time | {train.wall_seconds:.1f} s |
+| seed | {run.seed} |
+| optimizer | {run.recipe.optimizer.name}, learning rate {run.recipe.optimizer.learning_rate:g} |
+| code | {train.git_commit or "unknown commit"} |
+| image | {train.image_digest or "none"} |
+
+Trained by Shardlab, which trains one model under every parallel strategy and holds all of them to the test loss of one.
+The licence of the weights is what the data's licence allows.
+"""
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,122 @@
+"""Trained weights as a folder of the transformers library: config, weights under its names, tokenizer."""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from shardlab.errors import UserError, choices
+from shardlab.settings.types import Run
+
+LLAMA = {
+    r"embedding\.": "model.embed_tokens.",
+    r"layers\.(\d+)\.attention_norm\.": r"model.layers.\1.input_layernorm.",
+    r"layers\.(\d+)\.attention\.query\.": r"model.layers.\1.self_attn.q_proj.",
+    r"layers\.(\d+)\.attention\.key\.": r"model.layers.\1.self_attn.k_proj.",
+    r"layers\.(\d+)\.attention\.value\.": r"model.layers.\1.self_attn.v_proj.",
+    r"layers\.(\d+)\.attention\.output\.": r"model.layers.\1.self_attn.o_proj.",
+    r"layers\.(\d+)\.mlp_norm\.": r"model.layers.\1.post_attention_layernorm.",
+    r"layers\.(\d+)\.(gate|up|down)\.": r"model.layers.\1.mlp.\2_proj.",
+    r"norm\.": "model.norm.",
+    r"output\.": "lm_head.",
+}
+VIT = {
+    r"class_token": "vit.embeddings.cls_token",
+    r"positions": "vit.embeddings.position_embeddings",
+    r"patches\.": "vit.embeddings.patch_embeddings.projection.",
+    r"layers\.(\d+)\.attention_norm\.": r"vit.encoder.layer.\1.layernorm_before.",
+    r"layers\.(\d+)\.attention\.(query|key|value)\.": r"vit.encoder.layer.\1.attention.attention.\2.",
+    r"layers\.(\d+)\.attention\.output\.": r"vit.encoder.layer.\1.attention.output.dense.",
+    r"layers\.(\d+)\.mlp_norm\.": r"vit.encoder.layer.\1.layernorm_after.",
+    r"layers\.(\d+)\.up\.": r"vit.encoder.layer.\1.intermediate.dense.",
+    r"layers\.(\d+)\.down\.": r"vit.encoder.layer.\1.output.dense.",
+    r"norm\.": "vit.layernorm.",
+    r"head\.": "classifier.",
+}
+"""Pattern of our names: those of the library's class; each name matches one from its beginning."""
+OURS: dict[str, dict[str, str]] = {"llama": LLAMA, "vit": VIT}
+
+
+def write(run: Run, weights: Path, data: Path, folder: Path) -> None:
+    """Write ``weights`` of a run into ``folder``, as the library's ``save_pretrained`` would.
+
+    ``data`` is the prepared data set, whose tokenizer it was trained with.
+
+    Raises:
+        UserError: the model has no counterpart in the library.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    values = load_file(weights)
+    if run.model.folder:
+        source = Path(run.model.folder)
+        for path in [*source.glob("*.json"), *source.glob("*.model")]:
+            if "index" not in path.name:
+                shutil.copy(path, folder)
+        from shardlab import models
+
+        models.construct(run.model, run.task).config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+    elif run.model.name in OURS:
+        values = {renamed(name, OURS[run.model.name]): value for name, value in values.items()}
+        CONFIGS[run.model.name](run).save_pretrained(folder)
+        if (data / "tokenizer.json").exists():
+            shutil.copy(data / "tokenizer.json", folder)
+            about = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
+            (folder / "tokenizer_config.json").write_text(json.dumps(about | {"pad_token": "<pad>"}, indent=2) + "\n")
+    else:
+        raise UserError(
+            f"model {run.model.name} has no counterpart in transformers; those that have one: {choices(OURS)}, hf:."
+        )
+    save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def renamed(name: str, patterns: Mapping[str, str]) -> str:
+    """A weight's name in the library."""
+    for pattern, other in patterns.items():
+        if re.match(pattern, name):
+            return re.sub(f"^{pattern}", other, name)
+    raise ValueError(f"{name} has no name in transformers")
+
+
+def _llama(run: Run) -> Any:
+    from transformers import LlamaConfig
+
+    args = run.model.args
+    return LlamaConfig(
+        vocab_size=args["vocab_size"],
+        hidden_size=args["dim"],
+        intermediate_size=args["hidden"],
+        num_hidden_layers=args["layers"],
+        num_attention_heads=args["heads"],
+        num_key_value_heads=args["kv_heads"],
+        rms_norm_eps=1e-5,
+        max_position_embeddings=run.data.options["sequence_length"],
+        tie_word_embeddings=False,
+        architectures=["LlamaForCausalLM"],
+    )
+
+
+def _vit(run: Run) -> Any:
+    from transformers import ViTConfig
+
+    args = run.model.args
+    return ViTConfig(
+        image_size=args["image_size"],
+        patch_size=args["patch"],
+        num_channels=args["channels"],
+        id2label={number: str(number) for number in range(args["classes"])},
+        hidden_size=args["dim"],
+        num_hidden_layers=args["layers"],
+        num_attention_heads=args["heads"],
+        intermediate_size=args["hidden"],
+        layer_norm_eps=1e-5,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        architectures=["ViTForImageClassification"],
+    )
+
+
+CONFIGS = {"llama": _llama, "vit": _vit}

@@ -1,0 +1,104 @@
+"""The workflow as a module of another one, by github(...); and what others take from it: a crate, weights, a report."""
+
+import json
+import subprocess
+
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from helpers.common import ROOT, Tree
+from helpers.crates import complaints
+
+SNAKEFILE = """
+configfile: "config.yaml"
+
+
+module shardlab:
+    snakefile:
+        github("someone/shardlab", path="Snakefile", tag="v1")
+    config:
+        config
+
+
+use rule * from shardlab
+"""
+
+
+@pytest.fixture(scope="module")
+def deployed(make_tree, tmp_path_factory):
+    """A folder with two files, whose call has made results; git finds someone/shardlab in a copy of this project."""
+    origin = make_tree(tmp_path_factory.mktemp("origin"))
+    git = ["git", "-c", "user.name=Someone", "-c", "user.email=someone@example.org"]
+    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message=all"], ["tag", "v1"]):
+        subprocess.run([*git, *words], cwd=origin.path, check=True)
+    user = Tree(tmp_path_factory.mktemp("user"))
+    (user.path / "Snakefile").write_text(SNAKEFILE)
+    config = {"strategies": ["single", "ddp"], "workloads": ["llama2"], "twins": 0, "recipe": {"max_steps": 3}}
+    (user.path / "config.yaml").write_text(yaml.safe_dump(config))
+    instead = {"KEY": f"url.file://{origin.path}.insteadOf", "VALUE": "https://github.com/someone/shardlab"}
+    environment = {f"GIT_CONFIG_{key}_0": value for key, value in instead.items()} | {"GIT_CONFIG_COUNT": "1"}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    user.run("snakemake", "--cores=2", "all", "results/crate", "results/export/ddp/llama2", **environment)
+    user.run("snakemake", "--cores=2", "--report=report.html", "all", **environment)
+    return user
+
+
+def test_a_module_runs_with_its_own_programs_and_the_users_configuration(deployed):
+    assert (deployed.path / "results/summary.md").read_text().startswith("# Summary\n\n**All 2 runs are within")
+    assert not (deployed.path / "scripts").exists()
+    (copy,) = (deployed.path / ".snakemake/shardlab").iterdir()
+    assert deployed.json("results/ddp/llama2/train.json")["git_commit"] == copy.name
+    assert deployed.json("results/ddp/llama2/run.json")["recipe"]["max_steps"] == 3
+
+
+def test_the_crate_names_code_data_and_results_with_their_digests(deployed):
+    graph = {each["@id"]: each for each in deployed.json("results/crate/ro-crate-metadata.json")["@graph"]}
+    (action,) = [each for each in graph.values() if each["@type"] == "CreateAction"]
+    assert action["instrument"] == {"@id": "Snakefile"}
+    assert {"@id": "data/prepared/package_source/dataset.json"} in action["object"]
+    assert {"@id": "results/ddp/llama2/train.json"} in action["result"]
+    assert json.loads((deployed.path / "results/crate/call.json").read_text())["strategies"] == ["single", "ddp"]
+    assert len(graph["results/summary.csv"]["sha256"]) == 64
+    for name, entity in graph.items():
+        if "File" in entity["@type"]:
+            assert (deployed.path / "results/crate" / name).is_file(), name
+    assert not list((deployed.path / "results/crate").rglob("*.safetensors")), "weights are named, not copied"
+
+
+@pytest.mark.long
+def test_the_crate_is_valid(deployed, tmp_path):
+    crate = deployed.path / "results/crate"
+    assert complaints(crate, tmp_path / "validator") == []
+    broken = json.loads((crate / "ro-crate-metadata.json").read_text())
+    broken["@graph"] = [each for each in broken["@graph"] if each["@type"] != "CreateAction"]
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/ro-crate-metadata.json").write_text(json.dumps(broken))
+    assert complaints(tmp_path / "broken", tmp_path / "validator"), "the validator would see it"
+
+
+def test_transformers_opens_the_weights_to_the_same_test_loss(deployed):
+    transformers = pytest.importorskip("transformers")
+    folder = deployed.path / "results/export/ddp/llama2"
+    loss = deployed.json("results/ddp/llama2/test.json")["loss"]
+    log = (deployed.path / "results/logs/export/ddp/llama2.log").read_text()
+    assert f"transformers opens it; test loss {loss:.6f}"[:-2] in log
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load_file(deployed.path / "results/ddp/llama2/model.safetensors")
+    assert sum(each.numel() for each in model.parameters()) == sum(each.size for each in ours.values())
+    text = "def f(x):\n    return x"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert f"| {loss:.8g} (as transformers" in (folder / "README.md").read_text()
+
+
+def test_snakemakes_own_report_has_the_page_and_the_charts(deployed):
+    text = (deployed.path / "report.html").read_text()
+    for words in ("figures of all runs", "report of all runs", "loss.llama2", "Shardlab trains one model"):
+        assert words in text
+
+
+def test_the_catalog_finds_what_it_looks_for():
+    usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    assert {"mandatory-flags", "software-stack-deployment", "report"} <= usage.keys()
+    assert all((ROOT / name).exists() for name in ("config/README.md", "Snakefile", "LICENSE"))

@@ -1,0 +1,29 @@
+# A run's weights for other programs: a folder that transformers opens, to the same test loss.
+rule export:
+    input:
+        settings="results/{strategy}/{workload}/run.json",
+        data=manifest,
+        splits=splits,
+        done="results/{strategy}/{workload}.done",
+        test="results/{strategy}/{workload}/test.json",
+        image=IMAGE,
+    output:
+        directory("results/export/{strategy}/{workload}"),
+    log:
+        "results/logs/export/{strategy}/{workload}.log",
+    conda:
+        "../../envs/train.yaml"
+    resources:
+        **job_resources("init", runtime=30, job="evaluate"),
+    params:
+        image=[f"--image {path}" for path in IMAGE],
+        data=subpath(input.data, parent=True),
+        weights=lambda wildcards, input: str(
+            Path(input.settings).with_name("model.safetensors")
+        ),
+    message:
+        "Exporting {wildcards.workload} trained under {wildcards.strategy}"
+    shell:
+        f"python {SCRIPTS}/launch.py"
+        " export --settings {input.settings} {params.image} --data {params.data}"
+        " --weights {params.weights} --output {output} > {log} 2>&1"
