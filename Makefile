@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run matrix watch setup test test-cluster test-all mutants lint docs pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help run matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # What can be made.
@@ -60,6 +60,11 @@ lint: .venv/dev
 # What is generated: schemas, tables of config/README.md and docs/matrix.md (its figures: make matrix).
 docs: .venv/dev
 	$(BIN)/python scripts/docs.py
+
+# The documents as a site in site/, every link of it checked; they read as plain files, too.
+site: .venv/dev
+	rm -rf .site && mkdir .site && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --no-dereference -t .site
+	$(BIN)/python -m mkdocs build --strict
 
 # The pictures of the README, from the report that is there (make matrix), in Debian's Chromium.
 pictures: .venv/dev

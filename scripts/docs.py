@@ -9,6 +9,8 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel, TypeAdapter
 
+from shardlab.documents import messages
+from shardlab.documents import sites as site_pages
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.launch import images
@@ -83,6 +85,9 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     files[config_readme] = fill(config_readme, blocks)
     reliability = ROOT / "docs/reliability.md"
     files[reliability] = fill(reliability, {"faults": faults(ROOT / "tests/faults.json")})
+    trouble = ROOT / "docs/troubleshooting.md"
+    files[trouble] = fill(trouble, {"messages": messages.table()})
+    files |= {ROOT / "docs/sites" / f"{name}.md": text for name, text in site_pages.pages().items()}
     page = ROOT / "docs/matrix.md"
     if summary:
         table = pd.read_csv(summary)

@@ -45,7 +45,8 @@ def main() -> None:
     if abs(loss - test.loss) > TOLERANCE * abs(test.loss):
         shutil.rmtree(new)
         raise UserError(
-            f"transformers reaches test loss {loss:.8g} with these weights, and test.json says {test.loss}."
+            f"transformers reaches test loss {loss:.8g} with these weights, and test.json says {test.loss:.8g}; "
+            "do not use them."
         )
     write_text(new / "README.md", card(run, train, test, loss))
     shutil.rmtree(args.output, ignore_errors=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import cluster
-from login import Learner, end_all, home, now, own
+from helpers.common import ROOT
+from helpers.documents import commit, readme
+from login import Learner, clone, end_all, here, home, now, own
 
-PYTHON = "/usr/bin/python3"
-"""Debian's own: the one that the ordinary user and both nodes can reach."""
 INIT = ("mlp", "llama2")
 """Workloads whose initial weights are drawn once for all tests."""
 TRAINED = "results/single/mlp.done"
@@ -37,13 +37,14 @@ def box(started):
 
 @pytest.fixture(scope="session")
 def base(box, make_tree):
-    """The project in the user's home, set up as the README says, with the image that the workflow built."""
+    """The project in the user's home by the README's own lines: clone, setup, preflight, which builds the image."""
     shutil.rmtree(home(), ignore_errors=True)
-    folder = home() / "first"
-    make_tree(folder)
+    origin = commit(make_tree(home() / "origin"))
     own(home())
-    learner = Learner(folder)
-    learner.run("make", "setup", f"PYTHON={PYTHON}")
+    first, setup, preflight, _ = readme(ROOT, "On your cluster")
+    first = first.replace("URL-OF-THIS-REPOSITORY", str(origin))
+    Learner(home()).run("bash", "-c", f"{first} && {setup} && {here(preflight)}", timeout=1200)
+    learner = Learner(clone())
     learner.snakemake(
         "containers/train.image.json", *(f"results/init/{name}.safetensors" for name in INIT), TRAINED, timeout=1200
     )

@@ -86,12 +86,23 @@ def home():
     return Path(pwd.getpwnam(cluster.USER).pw_dir) / "shardlab-tests"
 
 
+def clone():
+    """The user's clone there."""
+    return home() / "shardlab"
+
+
+def here(call):
+    """A call of the README, on this cluster; asking for its jobs sooner than for those of a large one."""
+    soon = "--profile slurm --slurm-init-seconds-before-status-checks=4"
+    return call.replace("--profile slurm", soon).replace("site=engaging", "site=test")
+
+
 def login_environment():
     """What the user's shell has: the project's Python on the PATH, and this machine's pip settings."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], text=True, capture_output=True, check=True)
     settings = re.findall(r"^(?:global|install|wheel|:env:)\.([\w-]+)='(.*)'$", listed.stdout, flags=re.MULTILINE)
     pip = {f"PIP_{key.replace('-', '_').upper()}": value for key, value in settings}
-    path = f"{home()}/first/.venv/bin:/usr/local/bin:/usr/bin:/bin"
+    path = f"{clone()}/.venv/bin:/usr/local/bin:/usr/bin:/bin"
     return pip | {"HOME": str(home()), "USER": cluster.USER, "LOGNAME": cluster.USER, "PATH": path, "LANG": "C.UTF-8"}
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from helpers.browser import opened
 from helpers.common import ROOT
-from login import RECIPE, gpus
+from helpers.documents import readme
+from login import RECIPE, gpus, here
 from shardlab.files import sha256
 from shardlab.settings import load, resolve
 
@@ -20,9 +21,10 @@ WORKLOADS = ["mlp", "llama2"]
 
 @pytest.fixture(scope="module")
 def finished(base):
-    """The project after `all`."""
-    config = ["site=test", f"workloads=[{','.join(WORKLOADS)}]", RECIPE]
-    base.run("snakemake", "--profile", "slurm", "--config", *config, "--", "all", timeout=1700)
+    """The project after `all`, as the README says it."""
+    *_, call = readme(ROOT, "On your cluster")
+    words = here(call).replace(" -- all", f" 'workloads=[{','.join(WORKLOADS)}]' '{RECIPE}' -- all")
+    base.run("bash", "-c", f"source .venv/bin/activate && {words}", timeout=1700)
     return base
 
 

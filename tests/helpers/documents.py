@@ -1,6 +1,7 @@
 """Documents that are followed to the letter: their blocks, and what a reader would do with each."""
 
 import re
+import subprocess
 
 
 def follow(text, tree):
@@ -26,3 +27,18 @@ def follow(text, tree):
                 assert not path.exists(), name
                 path.write_text(rest if name.endswith(".json") else block)  # JSON has no comments
     return commands
+
+
+def readme(root, heading):
+    """The commands of the first console block below a heading of README.md, without their comments."""
+    text = (root / "README.md").read_text().partition(f"\n## {heading}\n")[2]
+    block = re.search(r"```console\n(.*?)```", text, re.DOTALL)[1]
+    return [re.sub(r"\s+#\s.*", "", line) for line in block.splitlines()]
+
+
+def commit(tree):
+    """Make a copy of the project a repository whose only commit is tagged v1; returns its folder."""
+    git = ["git", "-c", "user.name=Someone", "-c", "user.email=someone@example.org"]
+    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message=all"], ["tag", "v1"]):
+        subprocess.run([*git, *words], cwd=tree.path, check=True)
+    return tree.path

@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "data": {"ground", "settings"},
     "report": {"ground", "settings"},
     "launch": {"ground", "settings", "report"},
+    "documents": {"ground", "settings"},
     "models": {"ground", "settings"},
     "training": {"ground", "settings", "data", "models", "report"},
     "strategies": {"ground", "settings", "models", "training"},
@@ -23,7 +24,7 @@ MAY_IMPORT = {
     "runs": {"ground", "settings", "report", "launch", "training", "strategies", "measure"},
 }
 """Room: the rooms below it. Ground is what lies in no room: errors, files, schema."""
-NO_TORCH = ("ground", "settings", "data", "report", "launch")
+NO_TORCH = ("ground", "settings", "data", "report", "launch", "documents")
 
 
 def room(path):

@@ -1,7 +1,6 @@
 """The workflow as a module of another one, by github(...); and what others take from it: a crate, weights, a report."""
 
 import json
-import subprocess
 
 import pytest
 import yaml
@@ -9,6 +8,7 @@ from safetensors.numpy import load_file
 
 from helpers.common import ROOT, Tree
 from helpers.crates import complaints
+from helpers.documents import commit
 
 SNAKEFILE = """
 configfile: "config.yaml"
@@ -28,15 +28,12 @@ use rule * from shardlab
 @pytest.fixture(scope="module")
 def deployed(make_tree, tmp_path_factory):
     """A folder with two files, whose call has made results; git finds someone/shardlab in a copy of this project."""
-    origin = make_tree(tmp_path_factory.mktemp("origin"))
-    git = ["git", "-c", "user.name=Someone", "-c", "user.email=someone@example.org"]
-    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message=all"], ["tag", "v1"]):
-        subprocess.run([*git, *words], cwd=origin.path, check=True)
+    origin = commit(make_tree(tmp_path_factory.mktemp("origin")))
     user = Tree(tmp_path_factory.mktemp("user"))
     (user.path / "Snakefile").write_text(SNAKEFILE)
     config = {"strategies": ["single", "ddp"], "workloads": ["llama2"], "twins": 0, "recipe": {"max_steps": 3}}
     (user.path / "config.yaml").write_text(yaml.safe_dump(config))
-    instead = {"KEY": f"url.file://{origin.path}.insteadOf", "VALUE": "https://github.com/someone/shardlab"}
+    instead = {"KEY": f"url.file://{origin}.insteadOf", "VALUE": "https://github.com/someone/shardlab"}
     environment = {f"GIT_CONFIG_{key}_0": value for key, value in instead.items()} | {"GIT_CONFIG_COUNT": "1"}
     environment |= {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
     user.run("snakemake", "--cores=2", "all", "results/crate", "results/export/ddp/llama2", **environment)

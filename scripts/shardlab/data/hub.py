@@ -160,7 +160,7 @@ def _snapshot(raw: Path, commit: str) -> Path:
 
 def _hub(data: DataSet) -> HubSource:
     if data.hub is None:
-        raise UserError(f"data set {data.name}: the reader hub needs a `hub:` entry in the workload's file.")
+        raise UserError(f"data set {data.name}: the reader hub needs a `hub:` entry in the workload's file; write one.")
     return data.hub
 
 

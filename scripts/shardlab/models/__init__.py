@@ -92,7 +92,9 @@ def create(name: str, args: dict[str, Any]) -> nn.Module:
     try:
         model: nn.Module = import_module(f"shardlab.models.{name}").Model(**args)
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise UserError(f"model {name} cannot be built with {args}: {error}.") from error
+        raise UserError(
+            f"model {name} cannot be built with {args}: {error}; correct them in the workload's file."
+        ) from error
     return model
 
 

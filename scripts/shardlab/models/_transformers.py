@@ -41,7 +41,10 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             folder, local_files_only=True, trust_remote_code=False, return_unused_kwargs=True, **args
         )
         if unknown:
-            raise UserError(f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}.")
+            raise UserError(
+                f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}; "
+                "take it out of the workload's file."
+            )
         config.use_cache = False
         auto = getattr(transformers, name)
         if pretrained:
@@ -62,7 +65,9 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             reason = (
                 "it brings code of its own, which is never run; write the model as a file in scripts/shardlab/models"
             )
-        raise UserError(f"{folder} cannot be read as a model for {task} ({name}): {reason}") from error
+        raise UserError(
+            f"{folder} cannot be read as a model for {task} ({name}): {reason}; name one that save_pretrained wrote."
+        ) from error
     # A class of its own, not a wrapper: the weights keep the names that the library knows.
     model.__class__ = type(type(model).__name__, (_Logits, type(model)), {"input_names": inputs})
     return model  # type: ignore[no-any-return]

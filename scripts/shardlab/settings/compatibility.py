@@ -76,7 +76,9 @@ def check_pipeline(strategy: Strategy, name: str, mesh: ParallelDims, workload: 
             f"config/workloads/{workload}.yaml."
         )
     if stages > pieces:
-        raise Unsupported(f"{workload} can be cut into {pieces} pieces, and {name} needs {stages}.")
+        raise Unsupported(
+            f"{workload} can be cut into {pieces} pieces, and {name} needs {stages}; take fewer ranks, or more layers."
+        )
     if not mesh.pipelined:
         return
     if strategy.sequence_parallel:

@@ -27,7 +27,9 @@ def settings(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> di
     except ValueError as error:
         raise UserError(f"{strategy.config} is not strict JSON ({error}); no comments, no trailing commas.") from None
     if not isinstance(given, dict):
-        raise UserError(f"{strategy.config} is a {type(given).__name__}, not DeepSpeed's keys and values: {{...}}.")
+        raise UserError(
+            f"{strategy.config} is a {type(given).__name__}, not DeepSpeed's keys and values; write {{...}}."
+        )
     decided: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": -(-recipe.global_batch // (replicas * recipe.accumulate)),
         "gradient_accumulation_steps": recipe.accumulate,

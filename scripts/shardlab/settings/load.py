@@ -36,7 +36,7 @@ def read_yaml(path: Path) -> Any:
     except (IsADirectoryError, UnicodeDecodeError):
         raise UserError(f"{name} is no text in UTF-8; write it as one.") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}.") from None
+        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}; correct it there.") from None
     if not isinstance(content, dict):
         raise UserError(f"{name} is {type(content).__name__}, not keys and values; write key: value.")
     return content

@@ -135,7 +135,7 @@ def multiply_out(degrees: Mapping[str, int], nodes: int, ranks_per_node: int, wh
         raise UserError(f"{where}: a degree is a number from 1, or -1 for what is left; got {dict(degrees)}.")
     open_axes = [axis for axis, degree in degrees.items() if degree == -1]
     if len(open_axes) > 1:
-        raise UserError(f"{where}: only one degree can be -1, not {choices(open_axes)}.")
+        raise UserError(f"{where}: only one degree can be -1, not {choices(open_axes)}; write numbers for the others.")
     fixed = prod(degree for degree in degrees.values() if degree != -1)
     if world % fixed or (not open_axes and degrees and fixed != world):
         raise UserError(

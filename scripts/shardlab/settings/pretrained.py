@@ -44,7 +44,9 @@ def settings(model: Model, where: str) -> Model:
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", place):
         found |= {"repo": place, "revision": revision}
     else:
-        raise UserError(f"{where}: model: {model.name} is no hf:owner/name, and a folder begins with / or a dot.")
+        raise UserError(
+            f"{where}: model: {model.name} is no hf:owner/name, and a folder begins with / or a dot; write one of them."
+        )
     return model.model_copy(update={**found, "args": args})
 
 

@@ -68,7 +68,7 @@ def _tree(path: Path) -> ast.Module:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"{path.relative_to(ROOT)} is not Python: {error}.") from None
+        raise UserError(f"{path.relative_to(ROOT)} is not Python: {error}; correct it there.") from None
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None

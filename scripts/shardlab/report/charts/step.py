@@ -52,5 +52,10 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
         tooltip=["rank", "collective", alt.Tooltip("kib:Q", format=",.1f"), *tips],
     )
     size = {"width": 520, "height": 34 * max(2, len(order))}
-    layers = alt.layer(phases, sent, data=table).resolve_scale(color="independent").properties(**size)
+    # A layer without any point has no extent, which Vega complains of.
+    layers = (
+        alt.layer(*[phases, sent][: 2 if table.collective.notna().any() else 1], data=table)
+        .resolve_scale(color="independent")
+        .properties(**size)
+    )
     return chosen_workload(layers, table)

@@ -1,0 +1,82 @@
+"""Every sentence that a program of this project ends with, read off its source. Imports no torch."""
+
+import ast
+import re
+from dataclasses import dataclass
+
+from shardlab.files import ROOT
+
+RAISED = ("UserError", "Unsupported", "Stopped", "WorkflowError", "ValueError")
+"""What ends a program with a sentence. ValueError: of settings alone, where pydantic makes it one."""
+SHORTEST = 12
+"""Letters of a sentence's own that make it one: others only hand on what another one says."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A sentence, with ``{names}`` for what is filled in."""
+
+    text: str
+    room: str
+    """Folder of scripts/shardlab, or the program."""
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """(what is wrong, what to do)."""
+        found = re.match(r"(.*?)(?:; |\. (?=[A-Z])|, so (?=\w))(.*)", self.text, re.DOTALL)
+        return (found[1], found[2]) if found else (self.text, "")
+
+
+def messages() -> list[Message]:
+    """All of them, by room, each once, in the order of the alphabet."""
+    found = set()
+    for path in sorted((ROOT / "scripts").rglob("*.py")):
+        inside = path.relative_to(ROOT / "scripts").parts
+        room = inside[1] if inside[0] == "shardlab" and len(inside) > 2 else path.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RAISED and node.args:
+                if node.func.id == "ValueError" and room != "settings":
+                    continue
+                text = " ".join(_text(node.args[0]).split())
+                if len(re.sub(r"{[^}]*}", "", text)) >= SHORTEST:
+                    found.add(Message(text.rstrip("."), room))
+    return sorted(found, key=lambda message: (message.room, message.text.strip("{"), message.text))
+
+
+def table() -> str:
+    """Markdown: a heading for each room, a row for each sentence."""
+    lines: list[str] = []
+    for room in dict.fromkeys(message.room for message in messages()):
+        lines += ["", f"### {room}", "", "| it says | and to do |", "| --- | --- |"]
+        for message in messages():
+            if message.room == room:
+                wrong, cure = (part.replace("|", "\\|").replace("<", "&lt;") for part in message.parts)
+                lines.append(f"| {wrong} | {cure} |")
+    return "\n".join(lines).strip()
+
+
+def _text(node: ast.expr) -> str:
+    """A string expression as a person would see it."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return "{" + _name(node.value) + "}".replace("_", " ")
+    if isinstance(node, ast.BinOp):
+        return _text(node.left) + _text(node.right)
+    return "{...}"
+
+
+def _name(node: ast.AST) -> str:
+    """A word for what is filled in: that of the first thing that the expression is made of."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        if node.attr == "__name__":
+            return "kind"
+        return _name(node.value) if node.attr in ("name", "value", "root") else node.attr
+    if isinstance(node, ast.Call) and not node.args:
+        return _name(node.func)
+    inner = node.args if isinstance(node, ast.Call) else list(ast.iter_child_nodes(node))
+    return next((word for part in inner if (word := _name(part)) != "..."), "...")

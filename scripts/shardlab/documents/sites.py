@@ -1,0 +1,61 @@
+"""A page for each site, from its file and from the lines that start a run there. Imports no torch."""
+
+import re
+
+from shardlab.files import ROOT
+from shardlab.settings import load
+
+APPROVED = ROOT / "tests/unit/approved"
+"""What is submitted and started at each site, as a test holds it."""
+KEY = re.compile(r"( *)([A-Za-z_]+):(?: (.*))?$")
+
+
+def pages() -> dict[str, str]:
+    """Name and page of every site that has approved lines."""
+    return {path.stem: page(path.stem) for path in sorted(APPROVED.glob("*.txt"))}
+
+
+def page(name: str) -> str:
+    """Markdown of one site."""
+    source = (load.CONFIG / "sites" / f"{name}.yaml").read_text(encoding="utf-8")
+    about, rows = _read(source)
+    title, _, rest = about.partition(":")
+    lines = (APPROVED / f"{name}.txt").read_text(encoding="utf-8").rstrip()
+    profile = "slurm" if "\nslurm:" in source else "workflow/profiles/local"
+    call = f"snakemake --profile {profile} --config site={name} --"
+    text = [f"# {title.strip()} (`site={name}`)", "", f"{rest.strip()}\n" if rest else ""]
+    text += ["```console", f"{call} preflight   # what is wrong here, and what to change", f"{call} all", "```", ""]
+    text += [f"What [config/sites/{name}.yaml](../../config/sites/{name}.yaml) says, and what would be without it:", ""]
+    text += ["| key | value | why |", "| --- | --- | --- |", *rows, ""]
+    text += ["What a run is submitted and started with (`tests/unit/test_sites.py` holds these lines):", ""]
+    text += [
+        "```text",
+        lines,
+        "```",
+        "",
+        "Time limits and preemption: [reliability](../reliability.md); `preflight` asks",
+    ]
+    text += ["the cluster's own Slurm for them. All keys: [config/README.md](../../config/README.md#sitesnameyaml)."]
+    return "\n".join(text).replace("\n\n\n", "\n\n") + "\n"
+
+
+def _read(source: str) -> tuple[str, list[str]]:
+    """(the comment at the top of a site's file, a table row for each key with its value and comment)."""
+    about: list[str] = []
+    rows: list[str] = []
+    comment: list[str] = []
+    group = ""
+    for line in source.splitlines()[1:]:
+        if line.strip().startswith("#"):
+            comment.append(line.strip("# "))
+        elif not line.strip():
+            about, comment = about or comment, [] if not about else comment
+        elif (found := KEY.match(line)) is None:
+            comment = []
+        elif found[3] is None:
+            group, comment = found[2], []
+        else:
+            name = f"{group}.{found[2]}" if found[1] else found[2]
+            rows.append(f"| `{name}` | `{found[3]}` | {' '.join(comment)} |".replace("||", "\\|\\|"))
+            comment = []
+    return " ".join(about), rows

@@ -1,0 +1,46 @@
+"""Documents that a reader works through: the course's commands, and the site that they are built into."""
+
+import re
+import shutil
+
+import pandas as pd
+import pytest
+
+from helpers.common import ROOT
+from helpers.documents import follow
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_course_can_be_worked_through(make_tree, tmp_path):
+    """Every command in its order; and what the answers say of figures."""
+    tree = make_tree(tmp_path / "course")
+    for command in follow((ROOT / "docs/course.md").read_text(), tree):
+        tree.run("bash", "-c", command, timeout=900)
+        if command.startswith("head"):
+            first = tree.run("bash", "-c", "grep '\"train\"' results/single/llama2/metrics.jsonl").stdout
+            assert float(re.search(r'"loss": ([\d.]+)', first)[1]) == pytest.approx(6.93, abs=0.02)
+        if "zero1" in command:
+            of_three = pd.read_csv(tree.path / "results/summary.csv").set_index("strategy")
+    assert of_three.bytes_per_step.fsdp / of_three.bytes_per_step.ddp == pytest.approx(1.2, abs=0.1), "less than 3 / 2"
+    assert of_three.weights_bytes.fsdp == of_three.weights_bytes.ddp / 2
+    assert of_three.activations_bytes.fsdp == of_three.activations_bytes.ddp == of_three.activations_bytes.single / 2
+    sent = of_three.bytes_per_step.drop("single")
+    assert (sent.idxmin(), sent.idxmax()) == ("pp", "tp")
+    exact = pd.read_csv(tree.path / "results/summary.csv")
+    assert exact.rel_diff.max() < 1e-13
+    attempts = tree.json("results/zero2/llama2/attempts.json")["attempts"]
+    assert attempts[-1]["why"] == "finished"
+    assert attempts[-1]["from_step"] == (attempts[-2]["reached"] if len(attempts) > 1 else 0)
+
+
+def test_the_site_is_built_and_its_links_lead_somewhere(make_tree, tmp_path):
+    make_tree(tmp_path / ".site")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    tree = type(make_tree(tmp_path / "unused"))(tmp_path)
+    tree.run("python", "-m", "mkdocs", "build", "--strict")
+    page = (tmp_path / "site/docs/troubleshooting/index.html").read_text()
+    assert "there is no finished run to describe" in page
+    assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', page), "nothing is loaded from elsewhere"
+    (tmp_path / ".site/docs/glossary.md").write_text("[nowhere](nothing.md)\n")
+    assert "nothing.md" in tree.run("python", "-m", "mkdocs", "build", "--strict", check=False).stdout
