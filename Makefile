@@ -1,6 +1,9 @@
 .DEFAULT_GOAL := run
 PYTHON ?= python3
 BIN := .venv/bin
+# On a terminal pip shows what it loads and how much is left.
+PIP := $(BIN)/python -m pip install $(shell [ -t 2 ] || echo --quiet)
+packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
 .PHONY: help run matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
@@ -125,13 +128,16 @@ distclean:
 	$(PYTHON) -m venv .venv
 
 .venv/login: envs/workflow.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet -r envs/workflow.txt
+	@echo 'Installing Snakemake, the data stages and the report: $(call packages,envs/workflow.txt) packages.'
+	$(PIP) -r envs/workflow.txt
 	@touch $@
 
 .venv/run: envs/train.txt .venv/login
-	$(BIN)/python -m pip install --quiet -r envs/workflow.txt -r envs/train.txt
+	@echo 'Installing PyTorch, DeepSpeed and what they need: $(call packages,envs/train.txt) packages, the largest by far.'
+	$(PIP) -r envs/workflow.txt -r envs/train.txt
 	@touch $@
 
 .venv/dev: envs/dev.txt .venv/run
-	$(BIN)/python -m pip install --quiet -r envs/dev.txt
+	@echo 'Installing what tests, lint and documents need: $(call packages,envs/dev.txt) packages.'
+	$(PIP) -r envs/dev.txt
 	@touch $@
