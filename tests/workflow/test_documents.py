@@ -31,7 +31,7 @@ def test_the_course_can_be_worked_through(make_tree, tmp_path):
     assert exact.rel_diff.max() < 1e-13
     attempts = tree.json("results/zero2/llama2/attempts.json")["attempts"]
     assert attempts[-1]["why"] == "finished"
-    assert attempts[-1]["from_step"] == (attempts[-2]["reached"] if len(attempts) > 1 else 0)
+    assert attempts[-1]["from_step"] == (attempts[-2]["reached"] or 0 if len(attempts) > 1 else 0)
 
 
 def test_the_site_is_built_and_its_links_lead_somewhere(make_tree, tmp_path):
