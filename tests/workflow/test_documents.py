@@ -24,7 +24,8 @@ def test_the_course_can_be_worked_through(make_tree, tmp_path):
             of_three = pd.read_csv(tree.path / "results/summary.csv").set_index("strategy")
     assert of_three.bytes_per_step.fsdp / of_three.bytes_per_step.ddp == pytest.approx(1.2, abs=0.1), "less than 3 / 2"
     assert of_three.weights_bytes.fsdp == of_three.weights_bytes.ddp / 2
-    assert of_three.activations_bytes.fsdp == of_three.activations_bytes.ddp == of_three.activations_bytes.single / 2
+    half = pytest.approx(of_three.activations_bytes.single / 2, rel=1e-3)
+    assert of_three.activations_bytes.fsdp == of_three.activations_bytes.ddp == half
     sent = of_three.bytes_per_step.drop("single")
     assert (sent.idxmin(), sent.idxmax()) == ("pp", "tp")
     exact = pd.read_csv(tree.path / "results/summary.csv")
