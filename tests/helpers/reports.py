@@ -2,7 +2,8 @@
 
 import json
 
-from shardlab.report.records import TestReport, Timeline, train_report
+from shardlab.report.records import TestReport, train_report
+from shardlab.report.timeline import Timeline
 from shardlab.settings import identity
 
 BYTES = {"weights": 4, "gradients": 0, "optimizer": 0, "activations": 3, "gathered": 0, "other": 2}

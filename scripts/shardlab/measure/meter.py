@@ -13,7 +13,7 @@ import torch
 from shardlab.measure.memory import Memory
 from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import Traffic
-from shardlab.report.records import RANKS_SHOWN
+from shardlab.report.timeline import RANKS_SHOWN
 from shardlab.settings.types import WARMUP_STEPS
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
@@ -71,7 +71,7 @@ class Meter:
                 self.memory.name(kind, tensors)
 
     def drawn(self) -> dict[str, Any]:
-        """Under the names of records.Timeline; a collective."""
+        """Under the names of report/timeline.py; a collective."""
         mine = self.engine.computed() if self.world.rank < RANKS_SHOWN else None
         computed = [spans for devices in self.world.gather(mine) for spans in devices or []]
         return {"step": self.counted, "computed": computed} | self.timeline.report(self.world)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from shardlab.report.records import EVENTS_SHOWN, RANKS_SHOWN
+from shardlab.report.timeline import EVENTS_SHOWN, RANKS_SHOWN
 from shardlab.training.distributed import World
 
 
@@ -55,7 +55,7 @@ class Timeline:
         self._close(self._now())
 
     def report(self, world: World) -> dict[str, Any]:
-        """Under the names of records.Timeline, of the ranks that are shown; a collective."""
+        """Under the names of report/timeline.py, of the ranks that are shown; a collective."""
         mine = (self.phases, self.sent) if world.rank < RANKS_SHOWN else ([], [])
         phases, sent = zip(*world.gather(mine)[:RANKS_SHOWN], strict=True)
         return {"phases": phases, "sent": sent}

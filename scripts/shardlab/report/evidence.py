@@ -9,7 +9,8 @@ import pandas as pd
 
 from shardlab.errors import UserError
 from shardlab.report import metrics, notes
-from shardlab.report.records import TestReport, Timeline, TrainReport
+from shardlab.report.records import TestReport, TrainReport
+from shardlab.report.timeline import Timeline
 
 POINTS, MARKS = 200, 10_000
 """Steps of a run, and of all runs together, that a chart shows: evenly chosen where there are more."""

@@ -15,7 +15,8 @@ from shardlab.launch.attempts import history
 from shardlab.measure import expected_traffic
 from shardlab.measure.meter import Meter
 from shardlab.report import metrics
-from shardlab.report.records import Timeline, train_report
+from shardlab.report.records import train_report
+from shardlab.report.timeline import Timeline
 from shardlab.settings.types import Run
 from shardlab.training import distributed, tasks
 from shardlab.training.batches import Steps

@@ -40,7 +40,7 @@ class Stopwatch:
         self.spans.append((name, piece, start, self._mark()))
 
     def take(self) -> list[dict[str, Any]]:
-        """What was measured since the last call (see records.Span)."""
+        """What was measured since the last call (see report/timeline.py)."""
         spans, self.spans = self.spans, []
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

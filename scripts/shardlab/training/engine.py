@@ -67,7 +67,7 @@ class Engine(Protocol):
         """What this rank holds now of ``weights``, ``gradients`` and ``optimizer``, as plain tensors."""
 
     def computed(self) -> list[list[dict[str, Any]]]:
-        """For each device of this rank, when it computed in the last ``add_gradients`` (see records.Span).
+        """For each device of this rank, when it computed in the last ``add_gradients`` (see report/timeline.py).
 
         Empty where the strategy does not measure it.
         """
