@@ -57,6 +57,7 @@ class Lines(logging.Handler):
             TextColumn("{task.fields[left]}"),
         ]
         self.bar = Progress(*columns, console=console, transient=True)
+        self.stopped = False
         self.task = self.bar.add_task("", total=None, left="")
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -79,8 +80,8 @@ class Lines(logging.Handler):
     def _message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if text.startswith("Terminating processes on user request"):
-            self.console.print("stopped; the same call goes on where each run was")
-        elif text.startswith("RuleException:") or not text.strip():
+            self._stopped()
+        elif text.startswith("RuleException:") or not text.strip() or (self.stopped and text.startswith("Exiting")):
             return  # the sentence of the job that failed says it
         elif record.levelno >= logging.WARNING:
             self.console.print(Text(text, "red" if record.levelno >= logging.ERROR else "yellow"))
@@ -88,6 +89,12 @@ class Lines(logging.Handler):
             self.console.print(text)
 
     _error = _message
+
+    def _stopped(self) -> None:
+        """Say once that all is well after Ctrl-C, whether a job hears of it first or Snakemake."""
+        if not self.stopped:
+            self.console.print("stopped; the same call goes on where each run was")
+        self.stopped = True
 
     def _run_info(self, record: logging.LogRecord) -> None:
         stats = dict(getattr(record, "stats", {}))
@@ -112,7 +119,11 @@ class Lines(logging.Handler):
         self.bar.update(self.task, left=self.estimate.left())
 
     def _job_error(self, record: logging.LogRecord) -> None:
-        self.console.print(Text(failed(record), "red"))
+        sentence = failed(record)
+        if "was told to stop (SIGINT)" in sentence:
+            self._stopped()
+        else:
+            self.console.print(Text(sentence, "red"))
 
 
 def finished(wildcards: dict[str, str], results: Path = Path("results")) -> str:

@@ -1,0 +1,32 @@
+"""What a call says on a terminal, event by event; on a real one: tests/workflow/test_terminal.py."""
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from shardlab.launch.progress import Lines
+
+
+def event(kind, message="", level=logging.INFO, **more):
+    return logging.makeLogRecord({"event": kind, "msg": message, "levelno": level, **more})
+
+
+@pytest.mark.parametrize("first", ["job", "snakemake"])
+def test_ctrl_c_is_answered_once_whoever_hears_of_it_first(first, tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("error: single x mlp was told to stop (SIGINT): steps saved: 7.\n")
+    said = io.StringIO()
+    shown = Lines(Console(file=said, width=200), {}, logging.StreamHandler(io.StringIO()))
+    events = {
+        "job": event("job_error", rule_name="train", log=[str(log)], output=["results/single/mlp.done"]),
+        "snakemake": event(None, "Terminating processes on user request, this might take some time."),
+    }
+    for each in sorted(events, key=lambda name: name != first):
+        shown.emit(events[each])
+    shown.emit(event("error", "Exiting because a job execution failed. Look above for error messages", logging.ERROR))
+    shown.close()
+    assert [line for line in said.getvalue().splitlines() if line.strip()] == [
+        "stopped; the same call goes on where each run was"
+    ]
