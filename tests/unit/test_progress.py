@@ -6,7 +6,8 @@ import logging
 import pytest
 from rich.console import Console
 
-from shardlab.launch.progress import Lines
+from shardlab.files import write_json
+from shardlab.launch.progress import Lines, finished
 
 
 def event(kind, message="", level=logging.INFO, **more):
@@ -30,3 +31,12 @@ def test_ctrl_c_is_answered_once_whoever_hears_of_it_first(first, tmp_path):
     assert [line for line in said.getvalue().splitlines() if line.strip()] == [
         "stopped; the same call goes on where each run was"
     ]
+
+
+def test_a_finished_run_says_how_far_it_is_from_one_device_once_that_is_known(tmp_path):
+    write_json(tmp_path / "ddp/mlp/test.json", {"loss": 2.0002})
+    write_json(tmp_path / "ddp/mlp/train.json", {"wall_seconds": 1.5})
+    run = {"strategy": "ddp", "workload": "mlp"}
+    assert finished(run, tmp_path).split() == ["ddp", "x", "mlp", "loss", "2.000200", "1.5", "s"]
+    write_json(tmp_path / "single/mlp/test.json", {"loss": 2.0})
+    assert finished(run, tmp_path).split() == ["ddp", "x", "mlp", "loss", "2.000200", "(1e-04)", "1.5", "s"]

@@ -12,8 +12,8 @@ from helpers.common import save_initial, tiny_run
 from shardlab.report import metrics
 from shardlab.runs import loop
 from shardlab.training.distributed import World
-from shardlab.training.metrics import EVENTS, MetricsLog
-from shardlab.training.usage import NAMES, Usage
+from shardlab.training.metrics import EVENTS, USED, MetricsLog
+from shardlab.training.usage import Usage
 
 CPU = torch.device("cpu")
 
@@ -86,7 +86,7 @@ def test_two_ranks_tell_what_they_use_and_rank_0_writes_it(tmp_path):
             written.wait(0.05)
     for record in records:
         assert (record["kind"], record["step"]) == ("usage", 7)
-        assert all(len(record[name]) == 2 for name in NAMES)
+        assert all(len(record[name]) == 2 for name in USED)
         assert min(record["memory_bytes"]) > 2**20
         assert record["watts"] == [None, None], "a CPU does not tell"
     assert not any(usage._thread.is_alive() for usage in ranks)

@@ -46,9 +46,10 @@ def messages() -> list[Message]:
 def table() -> str:
     """Markdown: a heading for each room, a row for each sentence."""
     lines: list[str] = []
-    for room in dict.fromkeys(message.room for message in messages()):
+    found = messages()
+    for room in dict.fromkeys(message.room for message in found):
         lines += ["", f"### {room}", "", "| it says | and to do |", "| --- | --- |"]
-        for message in messages():
+        for message in found:
             if message.room == room:
                 wrong, cure = (part.replace("|", "\\|").replace("<", "&lt;") for part in message.parts)
                 lines.append(f"| {wrong} | {cure} |")

@@ -24,10 +24,12 @@ from shardlab.training.distributed import World
 
 EVENTS = "tensorboard"
 """Folder of the event files, beside metrics.jsonl."""
+USED = ("cpu_cores", "memory_bytes", "device_use", "device_memory_bytes", "watts")
+"""What a record of kind ``usage`` has of each rank: see usage.py."""
 SCALARS = {
     "train": {"loss", "grad_norm", "learning_rate", "seconds"},
     "validation": {"loss"},
-    "usage": {"cpu_cores", "memory_bytes", "device_use", "device_memory_bytes", "watts"},
+    "usage": set(USED),
 }
 """What of each kind of record TensorBoard shows."""
 DIM, BOLD, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"

@@ -11,13 +11,12 @@ import torch
 import torch.distributed as dist
 
 from shardlab.training.distributed import World
-from shardlab.training.metrics import MetricsLog
+from shardlab.training.metrics import USED, MetricsLog
 
 FIRST = 1.0
 """Seconds until the first sample, so that short runs have one."""
 LATER = 0.25
 """Seconds by which rank 0, which writes what all have told, is behind them."""
-NAMES = ("cpu_cores", "memory_bytes", "device_use", "device_memory_bytes", "watts")
 
 
 class Usage:
@@ -62,7 +61,7 @@ class Usage:
             except (RuntimeError, ValueError, OSError, psutil.Error):
                 return  # the job ends
             if self.world.main and not self._end.is_set():
-                values = {name: [each.get(name) for each in told] for name in NAMES}
+                values = {name: [each.get(name) for each in told] for name in USED}
                 self.log.write("usage", step=self.step(), **values)
 
     def sample(self) -> dict[str, float | int | None]:

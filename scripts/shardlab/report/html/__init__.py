@@ -35,12 +35,11 @@ Drawn = dict[str, tuple[pd.DataFrame, dict[str, Any]]]
 
 def charts(evidence: Evidence, workloads: list[str]) -> Drawn:
     """All charts that the runs have figures for."""
-    parts = [(name, f"{name}.{workload}", evidence.of(workload)) for workload in workloads for name in PER_WORKLOAD]
-    parts += [
-        (name, f"{name}.{strategy}", evidence.under(strategy))
-        for strategy in strategies(evidence)
-        for name in PER_STRATEGY
+    scopes: list[tuple[str, Evidence, tuple[str, ...]]] = [
+        (name, evidence.of(name), PER_WORKLOAD) for name in workloads
     ]
+    scopes += [(name, evidence.under(name), PER_STRATEGY) for name in strategies(evidence)]
+    parts = [(name, f"{name}.{scope}", part) for scope, part, names in scopes for name in names]
     drawn: Drawn = {}
     for name, key, part in parts + [(name, name, evidence) for name in OVERALL]:
         chart = load(name)
