@@ -91,8 +91,9 @@ class Tree:
         )
 
     def environment(self):
-        """With the tests' Python first on the PATH."""
-        return os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        """With the tests' Python first on the PATH; a make that started the tests is none of a call's business."""
+        own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+        return own | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
     def run(self, *command, check=True, timeout=600, **environment):
         """Run a command there; returns it with its output."""
