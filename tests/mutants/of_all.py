@@ -70,16 +70,16 @@ FAULTS = [
     Fault(
         "micro-batches averaged, whatever their size",
         STEP,
-        "return Taken(loss, norm",
-        "return Taken(loss / 1.0001, norm",
+        "Figures(loss / self.step.targets,",
+        "Figures(loss / self.step.targets / 1.0001,",
         REFERENCE,
     ),
     # How the optimizer is driven.
     Fault(
         "weight decay ignored",
         f"{S}training/optimizers.py",
-        "weight_decay=settings.weight_decay",
-        "weight_decay=0.0",
+        '"weight_decay": settings.weight_decay',
+        '"weight_decay": 0.0',
         REFERENCE,
     ),
     Fault("betas ignored", RECIPE, '("betas", "momentum") if', '("momentum",) if', REFERENCE),

@@ -146,7 +146,7 @@ FAULTS = [
     Fault(
         "rows that fill a pipeline's batch counted as samples",
         PIPELINE,
-        "int((rows < micro.count).sum())",
+        "max(0, min(last, micro.count) - first)",
         "len(rows)",
         parity("pp-mnist"),
     ),
@@ -160,7 +160,7 @@ FAULTS = [
     Fault(
         "a pipeline's ranks clip each by their own norm",
         PIPELINE,
-        "dist.all_reduce(total, group=self.group)",
+        "dist.all_reduce(value, group=self.group)",
         "pass",
         parity("pp-mnist"),
     ),

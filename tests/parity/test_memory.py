@@ -114,7 +114,7 @@ def test_activations_are_what_autograd_saves(tiny_data, tmp_path):
     expected = sum(size for size, _ in saved.values())
     del loss, outputs
     saved.clear()
-    memory = Memory(device, without=lambda: [])
+    memory = Memory(device)
     with memory:
         loss = task.loss(task.outputs(model, batch), batch)
         held = memory.figures()["at_peak"]["activations"]
@@ -123,7 +123,7 @@ def test_activations_are_what_autograd_saves(tiny_data, tmp_path):
 
 
 def test_storages_are_counted_when_made_freed_and_resized():
-    memory = Memory(torch.device("cpu"), without=lambda: [])
+    memory = Memory(torch.device("cpu"))
     with memory:
         before = memory.figures()["peak"]
         x = torch.ones(1000)

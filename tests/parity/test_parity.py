@@ -158,6 +158,15 @@ def test_equals_one_device(results, case, record_property):
     assert outside(found, native=case.native) == {}
 
 
+@parametrized([case for case in (*MATRIX, *HARD, *SELECTIVE, *MORE) if case.native])
+def test_no_rank_reads_from_its_device_in_a_step(results, case):
+    """The host would wait for the device there, and the device then for the host."""
+    if case not in CASES:
+        pytest.skip("not a run")
+    reads = [json.loads(path.read_text()) for path in (results / case.name).glob("reads-*.json")]
+    assert reads == [{}] * case.run().world_size
+
+
 @parametrized(MATRIX)
 def test_evaluation_under_the_own_strategy_equals_one_device(results, case):
     """And no rank holds more than its part, where the strategy splits the weights."""

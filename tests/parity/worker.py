@@ -4,6 +4,8 @@ Each case names its run, data, weights, output folder and, to show that the suit
 """
 
 import json
+from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -14,6 +16,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab import strategies
 from shardlab.runs import loop
@@ -39,10 +42,41 @@ def main(cases):
         try:
             resume = case["resume"] and Path(case["resume"])
             observe = keep_first_gradients(output)
-            loop.train(run, Path(case["data"]), Path(case["weights"]), output, {}, observe=observe, resume=resume)
+            with mock.patch.object(loop, "train_step", watched(loop.train_step, output)):
+                loop.train(run, Path(case["data"]), Path(case["weights"]), output, {}, observe=observe, resume=resume)
         finally:
             strategies.build = build
     distributed.finish()
+
+
+class Reads(TorchDispatchMode):
+    """Counts the operators that make the host wait for a device's values."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        from_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
+        to_cpu = from_gpu and isinstance(made, torch.Tensor) and made.device.type == "cpu" and not made.is_pinned()
+        if name in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal") or to_cpu:
+            self.counts[name] += 1
+        return made
+
+
+def watched(train_step, output):
+    """``train_step`` that writes, on each rank, what the second step read back to the host."""
+
+    def watching(engine, step, world, *args, **options):
+        with Reads() if step.number == 1 else nullcontext() as reads:
+            taken = train_step(engine, step, world, *args, **options)
+        if reads:
+            (output / f"reads-{world.rank}.json").write_text(json.dumps(reads.counts))
+        return taken
+
+    return watching
 
 
 def evaluate_and_weigh(run, data, weights, output):

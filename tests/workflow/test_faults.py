@@ -124,8 +124,8 @@ def test_a_rank_that_just_ends(tmp_path, code):
 
 
 def test_a_loss_that_is_no_number(tmp_path, code):
-    """Stops before the update, and is not tried a third time; or is left out and counted."""
-    mistake(code, "training/step.py", "loss, asked = told", "loss = math.nan if step.number == 7 else loss")
+    """Stops, keeps nothing from it on, and is not tried a third time; or is left out and counted."""
+    mistake(code, "training/step.py", "told = world.sum", "told = told * (math.nan if step.number == 7 else 1)")
     trial = Trial(tmp_path / "stop", "single", scripts=code / "scripts")
     for _ in range(3):
         assert trial.start().wait() == 1

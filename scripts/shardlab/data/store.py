@@ -1,11 +1,13 @@
 """The prepared data set: one safetensors file per split, and dataset.json, written last."""
 
 import hashlib
+import json
 import platform
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.numpy import save_file
 
 from shardlab.data import SPLITS
@@ -15,6 +17,8 @@ from shardlab.files import read_json, sha256, write_atomic, write_json
 from shardlab.settings.identity import difference
 from shardlab.settings.types import DataSet
 
+DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1"}
+"""Name in the safetensors format: NumPy's."""
 REMEDY = "make it again with: snakemake --cores 1 --force {folder}/dataset.json, and the --config of your call"
 
 
@@ -45,6 +49,24 @@ def write(folder: Path, data: DataSet, splits: dict[str, Arrays], text: Text | N
     }
     write_json(folder / "dataset.json", manifest)
     return manifest
+
+
+def open_arrays(path: Path) -> Arrays:
+    """The arrays of a safetensors file, mapped into memory: only what is indexed is read, however large the file is.
+
+    PyTorch's own reader maps it as if it were to be written, for which the system wants as much memory as the file has.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    arrays = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            kind, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
+            place = 8 + length + entry["data_offsets"][0]
+            # An empty part of a file cannot be mapped.
+            arrays[name] = np.memmap(path, kind, "r", place, shape) if 0 not in shape else np.empty(shape, kind)
+    return arrays
 
 
 def samples(arrays: Arrays) -> int:

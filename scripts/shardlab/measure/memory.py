@@ -21,10 +21,9 @@ KINDS: tuple[str, ...] = get_args(Kind)
 class Memory(TorchDispatchMode):
     """Counts the storages on a device: those that are there when it is entered, and those of the operators inside."""
 
-    def __init__(self, device: torch.device, without: Callable[[], Iterable[Tensor]]) -> None:
-        """``without`` names tensors that are no part of the training, such as the data set's."""
+    def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device, self.without = device, without
+        self.device = device
         self.events: list[tuple[int, int]] = []
         """(number of a storage, bytes more or less)"""
         self.kinds: dict[int, str] = {}
@@ -35,10 +34,8 @@ class Memory(TorchDispatchMode):
 
     def __enter__(self) -> "Memory":
         """Take stock of what is there, and count from now on."""
-        ignored = {tensor.untyped_storage()._cdata for tensor in self.without()}
         for tensor in _tensors_there():
-            if tensor.untyped_storage()._cdata not in ignored:
-                self._see(tensor, "other")
+            self._see(tensor, "other")
         self._resize = torch.UntypedStorage.resize_
         torch.UntypedStorage.resize_ = self._resized(self._resize)  # type: ignore[method-assign, assignment]
         super().__enter__()  # type: ignore[no-untyped-call]

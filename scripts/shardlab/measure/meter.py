@@ -17,16 +17,15 @@ from shardlab.report.timeline import RANKS_SHOWN
 from shardlab.settings.types import WARMUP_STEPS
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
-from shardlab.training.tasks import Task
 
 
 class Meter:
     """Measures a training loop: ``with Meter(...) as meter``, and in it each step ``with meter.step(number)``."""
 
-    def __init__(self, engine: Engine, task: Task, world: World, first: int, steps: int) -> None:
+    def __init__(self, engine: Engine, world: World, first: int, steps: int) -> None:
         """The loop takes the steps ``first`` to before ``steps``."""
         self.engine, self.world = engine, world
-        self.memory = Memory(world.device, without=task.tensors)
+        self.memory = Memory(world.device)
         self.counted = min(first + WARMUP_STEPS, steps) - 1
         """The step whose traffic and memory are counted: the last one of the warm-up, whose time is no figure."""
         self.timeline = Timeline()

@@ -19,7 +19,8 @@ from shardlab.report.records import train_report
 from shardlab.report.timeline import Timeline
 from shardlab.settings.types import Run
 from shardlab.training import distributed, tasks
-from shardlab.training.batches import Steps
+from shardlab.training.batches import Ahead, Steps
+from shardlab.training.behind import Behind
 from shardlab.training.checkpoint import Checkpointer
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
@@ -82,30 +83,36 @@ def train(
     requests = processes.Requests(output / processes.REQUEST if world.main else None)
     read = Work()
     with (
-        Meter(engine, task, world, start.step, steps.count) as meter,
+        Meter(engine, world, start.step, steps.count) as meter,
         Heartbeat(world, run.site.hang_seconds) as heart,
         Usage(world, log, watched.usage_seconds, lambda: heart.step),
         closing(log),
+        Ahead(steps, world.device) as ahead,
     ):
         look = _look(meter, observe)
+        behind = Behind(log, checkpointer, skip=run.recipe.non_finite == "skip")
         for number in range(start.step, steps.count):
             heart.step = number
             with meter.step(number):
-                step = steps[number]
+                step = ahead[number]
                 wish = Wish(requests.asked() is not None, checkpointer.is_old())
-                taken = train_step(engine, step, world, look, wish, skip=run.recipe.non_finite == "skip")
+                taken = train_step(engine, step, world, look, wish, skip=behind.skip)
+                behind.wait()
             read.add(step)
-            log.step(step, taken.loss, taken.norm, meter.seconds)
-            checkpointer.skipped += not taken.finite
+            behind.add(taken, meter.seconds)
             if step.validates:
+                behind.catch_up()
                 log.validation(step, checkpointer.validate())
-            stops = taken.wish.stop and number + 1 < steps.count
-            if stops or taken.wish.checkpoint or checkpointer.is_due(number + 1):
+            stops = behind.wish.stop and number + 1 < steps.count
+            if stops or behind.wish.checkpoint or checkpointer.is_due(number + 1):
+                behind.catch_up()
                 checkpointer.checkpoint(number + 1)
+                behind.granted()
             if stops:
                 checkpointer.close()
                 log.stopped(number, requests.asked() or "a signal to another rank")
                 return False
+        behind.catch_up()
         checkpointer.close()
     measured = read.check(task, world)
     measured |= {"identity": start.identity, "initial_weights": begun_with}

@@ -17,6 +17,8 @@ class OptimizerClass(NamedTuple):
     """Its arguments besides learning rate and weight decay, of those that ``Optimizer`` has."""
     moments: int = 2
     """Tensors of a parameter's size in its state."""
+    fused: bool = False
+    """Whether PyTorch has a kernel for the whole update, of DTensors, too; it reads and writes each value once."""
 
     def states(self, settings: "Optimizer") -> int:
         """Tensors of a parameter's size that it keeps with these settings."""
@@ -25,8 +27,8 @@ class OptimizerClass(NamedTuple):
 
 OPTIMIZERS = {
     "sgd": OptimizerClass("torch.optim.SGD", ("momentum",), 1),
-    "adam": OptimizerClass("torch.optim.Adam", ("betas",)),
-    "adamw": OptimizerClass("torch.optim.AdamW", ("betas",)),
+    "adam": OptimizerClass("torch.optim.Adam", ("betas",), fused=True),
+    "adamw": OptimizerClass("torch.optim.AdamW", ("betas",), fused=True),
     "adadelta": OptimizerClass("torch.optim.Adadelta"),
 }
 """Name: class. Each works on every parameter by itself, so that shards can be updated apart."""
@@ -98,8 +100,9 @@ class Recipe(Strict):
     checkpoints_kept: int = Field(2, ge=2, description="Checkpoints to keep, the newest ones.")
     non_finite: Literal["stop", "skip"] = Field(
         "stop",
-        description="What to do with a step whose loss or gradient norm is not finite: stop before the update, or "
-        "leave the update out, count the step and go on (not with DeepSpeed).",
+        description="What to do with a step whose loss or gradient norm is not finite: stop, and keep nothing from "
+        "that step on; or leave the update out, count the step and go on (not with DeepSpeed), for which each step "
+        "waits for its own figures.",
     )
     evaluation: Literal["whole", "sharded"] = Field(
         "whole",

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -79,28 +79,27 @@ class NativeEngine:
             (loss * scale).backward()
         return plain(loss.detach())
 
-    def step(self, learning_rate: float) -> float:
+    def step(self, learning_rate: float) -> Tensor:
         """See Engine."""
         self._reduce_partial_gradients()
-        norm = math.sqrt(self.sum_over_parts(_square(self.groups)))
-        if not math.isfinite(norm):
+        norm = self.sum_over_parts(_square(self.groups, self.world.device)).sqrt()
+        if self.run.recipe.non_finite == "skip" and not math.isfinite(float(norm)):
             self.drop_gradients()
             return norm
         if self.run.recipe.clip_norm is not None:
-            self._scale(min(1.0, self.run.recipe.clip_norm / (norm + 1e-6)))
+            self._scale((self.run.recipe.clip_norm / (norm + 1e-6)).clamp(max=1.0))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad()
         return norm
 
-    def drop_gradients(self) -> float:
+    def drop_gradients(self) -> None:
         """See Engine."""
         self.optimizer.zero_grad()
-        return math.nan
 
-    def sum_over_parts(self, value: float) -> float:
-        """Sum of a number over the ranks that hold the other parts of the model."""
+    def sum_over_parts(self, value: Tensor) -> Tensor:
+        """Sum of a scalar over the ranks that hold the other parts of the model."""
         return value
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -175,9 +174,10 @@ class NativeEngine:
             if placements and gradient is not None and gradient.placements != placements:
                 parameter.grad = gradient.redistribute(placements=placements)
 
-    def _scale(self, factor: float) -> None:
+    def _scale(self, factor: Tensor) -> None:
         for group in self.groups.values():
-            torch._foreach_mul_([p.grad for p in group if p.grad is not None], factor)
+            if gradients := [local(p.grad) for p in group if p.grad is not None]:
+                torch._foreach_mul_(gradients, factor.to(gradients[0].device))
 
 
 def plain(value: Tensor) -> Tensor:
@@ -201,26 +201,22 @@ def _by_placement(parameters: dict[str, nn.Parameter]) -> Groups:
     return dict(groups)
 
 
-def _square(groups: Groups) -> float:
-    """Squared L2 norm of the gradients; one reduction for each mesh axis over which a group is sharded.
+def _square(groups: Groups, device: torch.device) -> Tensor:
+    """Squared L2 norm of the gradients, a scalar; one reduction for each mesh axis over which a group is sharded.
 
-    Squares are summed in float64: a float32 norm of a million values is off in the fifth digit on a CPU.
+    On a CPU squares are summed in float64: a float32 norm of a million values is off in the fifth digit there. A GPU's
+    reductions are trees, and its float64 is slow: there the gradients' own type.
     """
-    total = 0.0
+    dtype = torch.float64 if device.type == "cpu" else None
+    total = torch.zeros((), dtype=dtype or torch.float32, device=device)
     for (_, mesh, placements), parameters in groups.items():
-        local = _local(parameters, sharded=mesh is not None)
-        if not local:
+        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        if not gradients:
             continue
-        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in local]
-        square = torch.stack(norms).square().sum()
+        # Offloaded gradients are on the CPU, nccl is not.
+        square = torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)).square().sum().to(device)
         for axis, placement in enumerate(placements):
             if not placement.is_replicate():
-                square = square.to(mesh.device_type)  # offloaded gradients are on the CPU, nccl is not
                 torch.distributed.all_reduce(square, group=mesh.get_group(axis))
-        total += float(square)
+        total = total + square
     return total
-
-
-def _local(parameters: Iterable[nn.Parameter], *, sharded: bool) -> list[Tensor]:
-    gradients = [cast(Any, p.grad) for p in parameters if p.grad is not None]
-    return [gradient.to_local() for gradient in gradients] if sharded else gradients

@@ -144,11 +144,10 @@ class PipelineEngine(NativeEngine):
         self.busy = self.elapsed = 0.0
         return fractions
 
-    def sum_over_parts(self, value: float) -> float:
+    def sum_over_parts(self, value: Tensor) -> Tensor:
         """See NativeEngine."""
-        total = torch.tensor(value, dtype=torch.float64, device=self.world.device)
-        dist.all_reduce(total, group=self.group)
-        return float(total)
+        dist.all_reduce(value, group=self.group)
+        return value
 
     def whole(self, name: str, value: Tensor | None) -> Tensor:
         """See NativeEngine."""
@@ -167,10 +166,12 @@ class PipelineEngine(NativeEngine):
         rows = torch.arange(micro.rows, device=self.world.device)
 
         def loss_of(outputs: Tensor, rows: Tensor) -> Tensor:
-            # The samples that do not count are the last ones.
-            piece = {name: values[rows] for name, values in micro.batch.items()}
-            count = int((rows < micro.count).sum())
-            part = MicroBatch(piece, count, len(rows))
+            # Which rows these are is known from where in `rows` they begin, without reading them off the device; the
+            # samples that do not count are the last ones.
+            first = int(rows.storage_offset())
+            last = first + len(rows)
+            piece = {name: values[first:last] for name, values in micro.batch.items()}
+            part = MicroBatch(piece, max(0, min(last, micro.count) - first), len(rows))
             if backward and self.watch.spans:  # before a stage has computed anything, PyTorch asks for shapes
                 self.task.count(outputs, part)
             return self.task.counted_loss(outputs, part) * scale

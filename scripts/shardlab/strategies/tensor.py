@@ -114,7 +114,7 @@ class _Dropout(ParallelStyle):
         def own_masks(x: Tensor) -> Tensor:
             if not module.training:
                 return cast(Tensor, forward(x))
-            common = int(torch.randint(2**31, ()))
+            common = int(torch.randint(2**31, (), device="cpu").numpy())  # the host's own: no device is waited for
             with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
                 torch.manual_seed(common + rank)
                 return cast(Tensor, forward(x))

@@ -97,14 +97,14 @@ class ZeroEngine:
             self.model.step()  # counts the micro-batch
         return loss.detach()
 
-    def step(self, learning_rate: float) -> float:
+    def step(self, learning_rate: float) -> Tensor:
         """See Engine."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.model.step()
-        return float(self.model.get_global_grad_norm())
+        return torch.as_tensor(self.model.get_global_grad_norm(), device=self.world.device)
 
-    def drop_gradients(self) -> float:
+    def drop_gradients(self) -> None:
         """See Engine: with DeepSpeed a training stops instead (see compatibility.py)."""
         raise NotImplementedError
 

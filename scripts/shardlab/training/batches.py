@@ -1,8 +1,12 @@
 """The batches of a training run: what each step trains on, and a rank's share of it."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
+import torch
 
 from shardlab.data import order
 from shardlab.settings.recipe import Recipe
@@ -70,6 +74,58 @@ class Steps:
     def _mine(self, batch: order.Indices) -> list[MicroBatch]:
         recipe = self.recipe
         return micro_batches(self.task, self.engine, "train", batch, recipe.global_batch, recipe.accumulate, self.world)
+
+
+class Ahead:
+    """The steps in their order, the next one prepared by a thread while the device is at this one.
+
+    On a GPU it is copied there on a stream of its own. On a CPU, whose cores the training itself uses, a step is
+    prepared when it is asked for.
+    """
+
+    def __init__(self, steps: Steps, device: torch.device, *, prepare: bool | None = None) -> None:
+        """``prepare`` says whether there is such a thread (None: on a GPU)."""
+        self.steps, self.device = steps, device
+        self.prepare = device.type == "cuda" if prepare is None else prepare
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._next: dict[int, Future[tuple[Step, Any]]] = {}
+
+    def __getitem__(self, number: int) -> Step:
+        """The step of that number, ready for the device's current stream."""
+        if not self.prepare:
+            return self.steps[number]
+        waiting = self._next.pop(number, None)
+        step, copied = waiting.result() if waiting else self._prepared(number)
+        if number + 1 < self.steps.count:
+            self._next = {number + 1: self._thread.submit(self._prepared, number + 1)}
+        if copied is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(copied)
+            for micro in step.micro_batches:
+                for tensor in micro.batch.values():
+                    tensor.record_stream(current)
+        return step
+
+    def __enter__(self) -> Self:
+        """For ``with``."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _prepared(self, number: int) -> tuple[Step, Any]:
+        if self._stream is None:
+            return self.steps[number], None
+        torch.cuda.set_device(self.device)  # of this thread
+        with torch.cuda.stream(self._stream):
+            step = self.steps[number]
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        return step, copied
 
 
 def micro_batches(

@@ -30,14 +30,14 @@ class Engine(Protocol):
         The engine averages over the data-parallel ranks, at the latest with the ``last`` micro-batch of a step.
         """
 
-    def step(self, learning_rate: float) -> float:
-        """Clip, update, clear the gradients; returns the global L2 gradient norm before clipping.
+    def step(self, learning_rate: float) -> Tensor:
+        """Clip, update, clear the gradients; returns the global L2 gradient norm before clipping, a scalar.
 
-        If that is not finite, PyTorch's own optimizers are not stepped.
+        Nothing waits for it, but with recipe.non_finite ``skip``: then there is no update where it is not finite.
         """
 
-    def drop_gradients(self) -> float:
-        """Clear the gradients without an update; returns NaN for their norm."""
+    def drop_gradients(self) -> None:
+        """Clear the gradients without an update."""
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """(parameter name, whole gradient) before ``step``; a collective, same order on all ranks."""

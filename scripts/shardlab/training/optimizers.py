@@ -11,11 +11,9 @@ from shardlab.settings import recipe
 
 def build(settings: recipe.Optimizer, parameters: Iterable[Any]) -> Optimizer:
     """The optimizer over parameters or parameter groups; each step sets its learning rate (Recipe.learning_rate)."""
-    module, _, name = recipe.OPTIMIZERS[settings.name].path.rpartition(".")
+    chosen = recipe.OPTIMIZERS[settings.name]
+    module, _, name = chosen.path.rpartition(".")
     kind: type[Optimizer] = getattr(import_module(module), name)
-    return kind(
-        parameters,
-        lr=settings.learning_rate,  # type: ignore[call-arg]
-        weight_decay=settings.weight_decay,
-        **settings.arguments,
-    )
+    arguments: dict[str, Any] = settings.arguments | ({"fused": True} if chosen.fused else {})
+    arguments |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    return kind(parameters, **arguments)

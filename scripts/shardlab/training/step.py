@@ -1,10 +1,11 @@
-"""One optimizer step over all ranks, the same for every strategy."""
+"""One optimizer step over all ranks, the same for every strategy. Nothing in it waits for the device."""
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from shardlab.errors import UserError
 from shardlab.training.batches import Step
@@ -24,8 +25,8 @@ class Wish(NamedTuple):
     """To save a checkpoint."""
 
 
-class Taken(NamedTuple):
-    """A step over all ranks."""
+class Figures(NamedTuple):
+    """What a step came to, over all ranks."""
 
     loss: float
     """Loss per target of the whole global batch."""
@@ -36,8 +37,38 @@ class Taken(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradient norm are numbers; if not, nothing was updated."""
+        """Whether loss and gradient norm are numbers."""
         return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+class Taken:
+    """A step that was handed to the device, which may still be at it; its figures are on their way to the host."""
+
+    def __init__(self, step: Step, values: Tensor) -> None:
+        """``values``: (4,) loss summed over the global batch, ranks that want each wish, gradient norm."""
+        self.step, self._values = step, values
+        self._arrived: Any = None
+        if values.device.type == "cuda":
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def figures(self, *, skip: bool = False) -> Figures:
+        """Its figures; waits for the step to end. ``skip``: see ``train_step``.
+
+        Raises:
+            UserError: loss or gradient norm is not finite: the weights are spoilt from this step on.
+        """
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        loss, *wishes, norm = self._values.tolist()
+        figures = Figures(loss / self.step.targets, norm, Wish(*(ranks > 0 for ranks in wishes)))
+        if not skip:
+            # Every rank has the same values, so all of them stop.
+            _stop_unless_finite("loss", figures.loss, self.step.number)
+            _stop_unless_finite("gradient norm", figures.norm, self.step.number)
+        return figures
 
 
 NOTHING = Wish()
@@ -52,11 +83,7 @@ def train_step(
     *,
     skip: bool = False,
 ) -> Taken:
-    """Take a step. With ``skip`` one whose loss or gradient is not finite is left out.
-
-    Raises:
-        UserError: the loss or the gradient norm is not finite; the weights are those of before.
-    """
+    """Hand a step to the device. With ``skip`` it waits for its figures; if one is not finite nothing is updated."""
     torch.manual_seed(step.seed)
     losses = [
         # Engines average over the data-parallel ranks; the loss is a sum over all of them.
@@ -64,20 +91,19 @@ def train_step(
         for number, micro in enumerate(step.micro_batches, 1)
     ]
     mine = torch.stack(losses).sum()
-    told = world.sum(torch.stack([mine, *(mine.new_tensor(float(value)) for value in wish)])).tolist()
-    loss, asked = told[0] / step.targets, Wish(*(value > 0 for value in told[1:]))
-    if not skip:
-        _stop_unless_finite("loss", loss, step.number)
+    told = world.sum(torch.stack([mine, *(mine.new_full((), float(value)) for value in wish)]))
     if observe:
         observe(step.number, engine)
-    norm = engine.step(step.learning_rate) if math.isfinite(loss) else engine.drop_gradients()
-    if not skip:
-        _stop_unless_finite("gradient norm", norm, step.number)
-    return Taken(loss, norm, asked)
+    if skip and not math.isfinite(float(told[0])):
+        engine.drop_gradients()
+        norm = told.new_full((), math.nan)
+    else:
+        norm = engine.step(step.learning_rate)
+    return Taken(step, torch.cat([told, norm.reshape(1)]))
 
 
 def _stop_unless_finite(what: str, value: float, step: int) -> None:
-    """Raise a UserError that names the step; every rank has the same value, so all of them stop."""
+    """Raise a UserError that names the step."""
     if not math.isfinite(value):
         remedy = "Lower recipe.optimizer.learning_rate, set recipe.clip_norm, or recipe.non_finite to skip."
         if step == 0:

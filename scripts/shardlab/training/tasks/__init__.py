@@ -6,12 +6,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from shardlab.data import store
+from shardlab.data.encoders import Arrays
 from shardlab.data.order import Indices
 from shardlab.settings import catalogue
 
@@ -46,21 +49,17 @@ class Task(ABC):
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, *, fixed_shapes: bool = False) -> None:
         """``fixed_shapes``: pad all batches of a split to the same lengths."""
         self.folder, self.dtype, self.device, self.fixed_shapes = folder, dtype, device, fixed_shapes
-        self._splits: dict[str, dict[str, Tensor]] = {}
+        self._splits: dict[str, Arrays] = {}
         self.trained_samples = 0
         """Samples whose outputs of the model this rank has computed a training loss of."""
         self.trained_targets: Tensor | int = 0
         """Targets of these samples."""
 
-    def arrays(self, split: str) -> dict[str, Tensor]:
-        """The prepared arrays of a split, loaded once."""
+    def arrays(self, split: str) -> Arrays:
+        """The prepared arrays of a split: what is indexed is read from the file then."""
         if split not in self._splits:
-            self._splits[split] = load_file(self.folder / f"{split}.safetensors")
+            self._splits[split] = store.open_arrays(self.folder / f"{split}.safetensors")
         return self._splits[split]
-
-    def tensors(self) -> list[Tensor]:
-        """The arrays that were loaded."""
-        return [array for arrays in self._splits.values() for array in arrays.values()]
 
     def samples(self, split: str) -> int:
         """Number of samples in a split."""
@@ -119,9 +118,13 @@ class Task(ABC):
         """The metric from the mean loss, the summed score and the number of samples."""
         return score / samples
 
-    def to_device(self, tensor: Tensor) -> Tensor:
+    def to_device(self, values: NDArray[Any] | Tensor) -> Tensor:
         """Onto the device; floats in the run's dtype."""
-        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+        tensor = torch.as_tensor(values)
+        tensor = tensor.to(self.dtype if tensor.is_floating_point() else None)
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()  # from there it is copied while the host goes on
+        return tensor.to(self.device, non_blocking=True)
 
 
 def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, *, fixed_shapes: bool = False) -> Task:

@@ -1,5 +1,6 @@
 """Images to classes: cross-entropy, accuracy."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ class Task(tasks.Task):
     def batch(self, split: str, indices: Indices) -> Batch:
         arrays = self.arrays(split)
         # Bytes to about [-1, 1]: one fixed scale, so no statistic of the data set is needed.
-        images = arrays["images"][indices].to(self.dtype) / 127.5 - 1
+        images = torch.from_numpy(arrays["images"][indices]).to(self.dtype) / 127.5 - 1
         return {"images": self.to_device(images), "labels": self.to_device(arrays["labels"][indices])}
 
     def inputs(self, batch: Batch) -> Inputs:

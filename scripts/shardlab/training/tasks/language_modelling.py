@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,7 +21,7 @@ class Task(tasks.Task):
         return len(indices) * (self.arrays(split)["tokens"].shape[1] - 1)
 
     def batch(self, split: str, indices: Indices) -> Batch:
-        return {"tokens": self.to_device(self.arrays(split)["tokens"][indices].long())}
+        return {"tokens": self.to_device(self.arrays(split)["tokens"][indices].astype(np.int64))}
 
     def inputs(self, batch: Batch) -> Inputs:
         return (batch["tokens"][:, :-1],), {}

@@ -3,6 +3,7 @@
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ class Task(tasks.Task):
     def _rows(self, split: str, name: str, indices: Indices) -> list[Tensor]:
         arrays = self.arrays(split)
         flat, offsets = arrays[name], arrays[f"{name}_offsets"]
-        return [flat[offsets[i] : offsets[i + 1]].long() for i in indices]
+        return [torch.from_numpy(flat[offsets[i] : offsets[i + 1]].astype(np.int64)) for i in indices]
 
     def targets(self, split: str, indices: Indices) -> int:
         offsets = self.arrays(split)["summary_offsets"]
@@ -58,7 +59,7 @@ class Task(tasks.Task):
         return {name: self.to_device(tensor) for name, tensor in batch.items()}
 
     def _longest(self, split: str, name: str) -> int:
-        return int(self.arrays(split)[f"{name}_offsets"].diff().max())
+        return int(np.diff(self.arrays(split)[f"{name}_offsets"]).max())
 
     def inputs(self, batch: Batch) -> Inputs:
         return (batch["document"], batch["inputs"]), {"mask": batch["mask"]}

@@ -1,0 +1,69 @@
+"""Batches: prepared beside the training as they are without, and read from files larger than the memory."""
+
+import json
+import resource
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.common import tiny_run
+from shardlab.training import tasks
+from shardlab.training.batches import Ahead, Steps
+from shardlab.training.distributed import World
+
+CPU = torch.device("cpu")
+WINDOWS, LENGTH = 6_000_000, 2048
+"""Of a token file of 49 GB."""
+
+
+class Engine:
+    chunks = None
+
+
+def steps_of(workload, folder):
+    run = tiny_run(workload)
+    task = tasks.load(run.task, folder, torch.float32, CPU)
+    return Steps(task, Engine(), run.recipe, run.seed, World(0, 1, CPU))
+
+
+def test_a_step_that_was_prepared_ahead_is_the_same(tiny_data):
+    steps = steps_of("xsum", tiny_data / "xsum")
+    with Ahead(steps, CPU, prepare=True) as ahead, Ahead(steps, CPU) as plain:
+        for number in (0, 1, 3, 2):  # a training that goes on begins anywhere
+            for ours, theirs in zip(ahead[number].micro_batches, plain[number].micro_batches, strict=True):
+                assert all(torch.equal(ours.batch[name], theirs.batch[name]) for name in theirs.batch)
+
+
+def test_what_goes_wrong_ahead_is_raised_where_the_step_is_asked_for(tiny_data):
+    class Broken(Steps):
+        def __getitem__(self, number):
+            if number:
+                raise OSError("the disk is gone")
+            return super().__getitem__(number)
+
+    whole = steps_of("mlp", tiny_data / "mlp")
+    broken = Broken(whole.task, Engine(), whole.recipe, 1, whole.world)
+    with Ahead(broken, CPU, prepare=True) as ahead:
+        ahead[0]
+        with pytest.raises(OSError, match="the disk is gone"):
+            ahead[1]
+
+
+def test_a_token_file_larger_than_the_memory_is_read_where_it_is_asked_for(tmp_path):
+    """A sparse file, of which the disk holds next to nothing."""
+    path = tmp_path / "train.safetensors"
+    size = 4 * WINDOWS * LENGTH
+    entry = {"dtype": "I32", "shape": [WINDOWS, LENGTH], "data_offsets": [0, size]}
+    header = json.dumps({"__metadata__": {}, "tokens": entry}).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.seek(8 + len(header) + size - 4)
+        file.write((77).to_bytes(4, "little"))
+    assert path.stat().st_size > 49e9
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    steps = steps_of("llama2", tmp_path)
+    batch = steps[steps.count - 1].micro_batches[0].batch["tokens"]
+    assert batch.shape == (5, LENGTH)
+    assert steps.task.batch("train", np.array([WINDOWS - 1]))["tokens"][0, -1] == 77
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024  # KiB
