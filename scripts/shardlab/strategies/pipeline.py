@@ -26,11 +26,22 @@ class Stopwatch:
         self.device = device
         self.spans: list[tuple[str, int, Any, Any]] = []
         """What ran, for which micro-batch, from when to when."""
-        self.begun = self._mark()
+        self._begun = self._mark()
+        self._last: tuple[Any, list[tuple[str, int, Any, Any]]] = (self._begun, [])
+        self._measured: list[tuple[Any, list[tuple[str, int, Any, Any]], Any]] = []
+        """Begin, spans and end of what was measured and not added up yet."""
+        self._busy = self._elapsed = 0.0
 
     def begin(self) -> None:
         """From here on times are counted."""
-        self.begun = self._mark()
+        self.spans, self._begun = [], self._mark()
+
+    def end(self) -> None:
+        """Until here. What the device has behind it is added up."""
+        self._last = self._begun, self.spans
+        self._measured.append((*self._last, self._mark()))
+        while len(self._measured) > 1 and self._is_over(self._measured[0][2]):
+            self._add_up()
 
     @contextmanager
     def running(self, name: str, piece: int) -> Iterator[None]:
@@ -39,16 +50,35 @@ class Stopwatch:
         yield
         self.spans.append((name, piece, start, self._mark()))
 
-    def take(self) -> list[dict[str, Any]]:
-        """What was measured since the last call (see report/timeline.py)."""
-        spans, self.spans = self.spans, []
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        since = [(name, piece, self._since(start), self._since(stop)) for name, piece, start, stop in spans]
+    def last(self) -> list[dict[str, Any]]:
+        """What was measured last (see report/timeline.py); waits for the device."""
+        self._wait()
+        begun, spans = self._last
+        since = [(name, piece, self._between(begun, a), self._between(begun, b)) for name, piece, a, b in spans]
         return [dict(zip(("name", "piece", "start", "end"), span, strict=True)) for span in since]
 
-    def _since(self, mark: Any) -> float:
-        return mark - self.begun if self.device.type != "cuda" else self.begun.elapsed_time(mark) / 1000
+    def take(self) -> tuple[float, float]:
+        """Seconds that the device computed, and those that passed, since the last call; waits for the device."""
+        self._wait()
+        while self._measured:
+            self._add_up()
+        taken, self._busy, self._elapsed = (self._busy, self._elapsed), 0.0, 0.0
+        return taken
+
+    def _add_up(self) -> None:
+        begun, spans, ended = self._measured.pop(0)
+        self._busy += sum(self._between(start, stop) for _, _, start, stop in spans)
+        self._elapsed += self._between(begun, ended)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _is_over(self, mark: Any) -> bool:
+        return self.device.type != "cuda" or bool(mark.query())
+
+    def _between(self, start: Any, stop: Any) -> float:
+        return float(stop - start if self.device.type != "cuda" else start.elapsed_time(stop) / 1000)
 
     def _mark(self) -> Any:
         if self.device.type != "cuda":
@@ -102,8 +132,7 @@ class PipelineEngine(NativeEngine):
         own = [name for part in self.parts for name in models.state(part)]
         dist.all_gather_object(names, own, group=self.group)
         self.owner = {name: rank for rank, owned in enumerate(names) for name in owned}
-        self.watch, self.busy, self.elapsed = Stopwatch(world.device), 0.0, 0.0
-        self.spans: list[dict[str, Any]] = []
+        self.watch = Stopwatch(world.device)
         self.schedules: dict[Any, Any] = {}
         self.loss_of: Callable[[Tensor, Tensor], Tensor]
 
@@ -117,32 +146,26 @@ class PipelineEngine(NativeEngine):
 
     def loss(self, micro: MicroBatch) -> Tensor:
         """See Engine."""
-        loss = self._run(micro, 1.0, backward=False)
-        self.watch.take()  # only training counts
-        return loss
+        return self._run(micro, 1.0, backward=False)
 
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         """See Engine."""
-        started = time.perf_counter()
         self.watch.begin()
         loss = self._run(micro, scale, backward=True)
-        self.spans = self.watch.take()
-        self.busy += sum(span["end"] - span["start"] for span in self.spans)
-        self.elapsed += time.perf_counter() - started
+        self.watch.end()
         return loss
 
     def computed(self) -> list[list[dict[str, Any]]]:
         """See Engine."""
-        return [self.spans]
+        return [self.watch.last()]
 
     def idle(self) -> list[float] | None:
         """See Engine: this rank's bubble since the last call."""
         # A rank that is done early waits for the others behind add_gradients: the longest time counts for all of them.
-        elapsed = torch.tensor(self.elapsed, dtype=torch.float64, device=self.world.device)
+        busy, own = self.watch.take()
+        elapsed = torch.tensor(own, dtype=torch.float64, device=self.world.device)
         dist.all_reduce(elapsed, op=dist.ReduceOp.MAX, group=self.group)
-        fractions = [1 - self.busy / float(elapsed)] if elapsed else None
-        self.busy = self.elapsed = 0.0
-        return fractions
+        return [1 - busy / float(elapsed)] if elapsed else None
 
     def sum_over_parts(self, value: Tensor) -> Tensor:
         """See NativeEngine."""
