@@ -14,7 +14,7 @@ from shardlab.documents import sites as site_pages
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.launch import images
-from shardlab.report import pages, records, timeline
+from shardlab.report import pages, plan, records, timeline
 from shardlab.report.summary import SHOWN
 from shardlab.settings import config, learning_rate, load, recipe, resolve, sites, types
 
@@ -26,6 +26,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "run": types.Run,
     "train": records.TrainReport,
     "timeline": timeline.Timeline,
+    "plan": plan.Plan,
     "test": records.TestReport,
 }
 

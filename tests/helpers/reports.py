@@ -30,6 +30,10 @@ def finished(
         "peak_memory_bytes": [1],
         "peak_memory_kind": "process RSS",
         "bytes_per_step_theory": None,
+        "flops_per_step": 60,
+        "flops_per_step_causal": 50,
+        "flops_formula": "six times ten",
+        "device_peak_flops": None,
         "traffic": [],
         "checkpoints": 1,
     }

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "training": {"ground", "settings", "data", "models", "report"},
     "strategies": {"ground", "settings", "models", "training"},
     "measure": {"ground", "settings", "data", "models", "report", "training", "strategies"},
-    "runs": {"ground", "settings", "report", "launch", "training", "strategies", "measure"},
+    "runs": {"ground", "settings", "data", "report", "launch", "models", "training", "strategies", "measure"},
 }
 """Room: the rooms below it. Ground is what lies in no room: errors, files, schema."""
 NO_TORCH = ("ground", "settings", "data", "report", "launch", "documents")

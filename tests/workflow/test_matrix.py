@@ -65,7 +65,10 @@ def test_all_strategies_start_from_the_same_weights(summary):
 
 @MANY
 def test_figures_that_were_not_measured_are_empty_cells(finished, summary):
-    assert summary.predicted_memory_bytes.isna().all()
+    # mlp has 38 parameters: a scalar more or less is a percent of all that it holds.
+    off = (summary.predicted_memory_bytes - summary.tensor_bytes).abs()
+    assert (off < 0.1 * summary.tensor_bytes + 1024).all()
+    assert (summary.memory_error == summary.predicted_memory_bytes / summary.tensor_bytes - 1).all()
     assert ((summary.bytes_per_step > 0) == (summary.world_size > 1)).all()
     measured = ["wall_seconds", "samples_per_second", "peak_memory_bytes", "steps", "world_size"]
     assert (summary[measured] > 0).all().all()

@@ -39,6 +39,10 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
+# What all runs of the call are made of.
+DATA_SETS = sorted({run.data.name for run in RUNS})
+MODEL_FOLDERS = sorted({run.model.folder for run in RUNS if run.model.folder})
+
 # Workloads whose `single` gets twins, for the table.
 TWINNED = resolve.twinned(CONFIG, RUNS)
 CONFIG_JSON = CONFIG.model_dump_json()

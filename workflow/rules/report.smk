@@ -12,6 +12,7 @@ rule summarize:
         [f"results/{run.strategy}/{run.workload}.done" for run in RUNS],
         [f"results/{run.strategy}/{run.workload}/test.json" for run in RUNS],
         [f"results/twins/{workload}.json" for workload in TWINNED],
+        "results/plan.md",
     output:
         csv=report(
             "results/summary.csv",

@@ -113,6 +113,14 @@ def verify(folder: Path, data: DataSet) -> str:
     return str(manifest["fingerprint"])
 
 
+def is_prepared(folder: Path, data: DataSet) -> bool:
+    """Whether this data set was prepared there; its files are not looked at."""
+    try:
+        return bool(_manifest(folder)["data"] == data.model_dump(mode="json"))
+    except UserError:
+        return False
+
+
 def _manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a prepared data set, if it is what ``write`` wrote."""
     path, remedy = folder / "dataset.json", REMEDY.format(folder=folder)

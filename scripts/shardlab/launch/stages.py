@@ -23,6 +23,7 @@ STAGES = {
     "twins": (["twins.py"], Scope.ONE),
     "evaluate": (["evaluate.py"], Scope.ONE),
     "export": (["export.py"], Scope.ONE),
+    "plan": (["plan.py"], Scope.ONE),
     "collectives": (["collectives.py"], Scope.RANKS),
     "preflight_nodes": (["preflight.py", "nodes"], Scope.NODES),
     "preflight_ranks": (["preflight.py", "ranks"], Scope.RANKS),

@@ -37,26 +37,25 @@ def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> flo
         return 0.0
     model = models.build(run.model, run.task, getattr(torch, recipe.dtype)).to("meta")
     if run.zero_stage is not None:
-        return _zero(run.zero_stage, run.world_size, model, recipe.accumulate)
-    total = _replicas(run, model, recipe.accumulate)
+        return of_zero(run.zero_stage, run.world_size, sum(p.nbytes for p in model.parameters()), recipe.accumulate)
+    total = of_replicas(run, model, recipe.accumulate)
     if run.mesh.pipelined or run.mesh.tensor_parallel:
         for micro in micro_batches:
             total += _activations(run, task, model, micro)
     return total
 
 
-def _zero(stage: int, ranks: int, model: nn.Module, accumulate: int) -> float:
-    """ZeRO 1 and 2: gradients scattered, weights gathered; 3: weights gathered twice, gradients scattered.
+def of_zero(stage: int, ranks: int, size: int, accumulate: int) -> float:
+    """ZeRO with ``size`` bytes of weights. 1 and 2: gradients scattered, weights gathered; 3: weights gathered twice.
 
     This is the paper's volume. DeepSpeed 0.19 sends 3/2 of it at stages 1 and 2, where it all-reduces gradients, and
     less at stage 3 if weights that were gathered for the forward pass are still there for the backward pass.
     """
-    size = sum(parameter.nbytes for parameter in model.parameters())
     one = fraction_sent("all_gather", ranks) * size
     return 3 * one * accumulate if stage == 3 else 2 * one
 
 
-def _replicas(run: Run, model: nn.Module, accumulate: int) -> float:
+def of_replicas(run: Run, model: nn.Module, accumulate: int) -> float:
     """Gradients and weights, over dp_replicate and dp_shard."""
     dims = run.mesh
     shard, replicate, tp = dims.shards, dims.replicas, dims.tensor_parts
@@ -154,16 +153,38 @@ def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen
         model(*state, **keywords)
         return 0.0
     ranks, schedule = run.mesh.stages, run.options.pipeline
-    where = boundaries(run.model.pieces, ranks * schedule.stages_per_rank)
-    crossed = {stop: number for number, (_, stop) in enumerate(where[:-1])}
     total = 0.0
+    for stage, (values, parts) in enumerate(_states(run, model, state, keywords, seen)[:-1]):
+        # In a V, the two middle stages are on one rank.
+        if schedule.rank_of(ranks, stage) != schedule.rank_of(ranks, stage + 1):
+            total += sum(value.nbytes for value in values) / parts
+    return total
+
+
+def boundary_states(run: Run, task: Task, batch: dict[str, Tensor]) -> list[tuple[Tensor, ...]]:
+    """What each stage of a pipeline gives to the next one for a batch on the meta device, as one rank holds it."""
+    model: Any = models.build(run.model, run.task, getattr(torch, run.recipe.dtype)).to("meta")
+    seen: Seen = []
+    for pattern, style in run.model.tensor.items():
+        for module in matching(model, pattern):
+            module.register_forward_hook(partial(_see, seen, style))
+    state, keywords = task.inputs(batch)
+    return [
+        tuple(value[..., : value.shape[-1] // parts] for value in values)
+        for values, parts in _states(run, model, state, keywords, seen)
+    ]
+
+
+def _states(run: Run, model: Any, state: Any, keywords: Any, seen: Seen) -> list[tuple[tuple[Tensor, ...], int]]:
+    """The state behind each stage, and into how many parts tensor parallelism leaves it split there."""
+    where = boundaries(run.model.pieces, run.mesh.stages * run.options.pipeline.stages_per_rank)
+    last = {stop for _, stop in where}
+    states = []
     for number, piece in enumerate(model.pieces(), 1):
         result = piece.run(*state, **keywords)
         state = result if isinstance(result, tuple) else (result,)
-        stage = crossed.get(number)
-        # In a V, the two middle stages are on one rank.
-        if stage is not None and schedule.rank_of(ranks, stage) != schedule.rank_of(ranks, stage + 1):
+        if number in last:
             # Behind a column layer the state stays split over the tensor-parallel ranks.
-            parts = run.mesh.tensor_parts if seen and seen[-1][0] == "column" else 1
-            total += sum(value.nbytes for value in state) / parts
-    return total
+            split = run.mesh.tensor_parallel and seen and seen[-1][0] == "column"
+            states.append((state, run.mesh.tensor_parts if split else 1))
+    return states

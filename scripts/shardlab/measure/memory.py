@@ -21,9 +21,10 @@ KINDS: tuple[str, ...] = get_args(Kind)
 class Memory(TorchDispatchMode):
     """Counts the storages on a device: those that are there when it is entered, and those of the operators inside."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, fake: bool = False) -> None:
+        """``fake``: also count fake tensors, which have sizes and no content."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
+        self.device, self.fake = device, fake
         self.events: list[tuple[int, int]] = []
         """(number of a storage, bytes more or less)"""
         self.kinds: dict[int, str] = {}
@@ -83,7 +84,7 @@ class Memory(TorchDispatchMode):
 
     def _see(self, tensor: Tensor, kind: str) -> int | None:
         """Count a tensor's storage, unless it is known, elsewhere or has no memory of its own; returns its number."""
-        if tensor.device.type != self.device.type or tensor.layout is not torch.strided or _is_fake(tensor):
+        if tensor.device.type != self.device.type or tensor.layout is not torch.strided or self._is_left_out(tensor):
             return None
         storage = tensor.untyped_storage()
         if (number := self._numbers.get(storage._cdata)) is not None:
@@ -95,6 +96,11 @@ class Memory(TorchDispatchMode):
         self._change(number, storage.nbytes())
         self._references[number] = weakref.ref(storage, self._freed(number, storage._cdata))
         return number
+
+    def _is_left_out(self, tensor: Tensor) -> bool:
+        if type(tensor).__name__ == "FakeTensor":
+            return not self.fake
+        return tensor.is_meta
 
     def _change(self, number: int, size: int) -> None:
         self.events.append((number, size - self._sizes[number]))
@@ -123,10 +129,6 @@ def _tensors_there() -> Iterable[Tensor]:
     for thing in gc.get_objects():
         if issubclass(type(thing), Tensor):
             yield getattr(thing, "_local_tensor", thing)
-
-
-def _is_fake(tensor: Tensor) -> bool:
-    return tensor.is_meta or type(tensor).__name__ == "FakeTensor"
 
 
 def _flat(value: Any) -> Iterable[Tensor]:

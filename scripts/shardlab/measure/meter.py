@@ -4,7 +4,7 @@ import os
 import resource
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,7 +20,7 @@ from shardlab.training.engine import Engine
 
 
 class Meter:
-    """Measures a training loop: ``with Meter(...) as meter``, and in it each step ``with meter.step(number)``."""
+    """Measures a training loop: ``with Meter(...) as meter``, and in it each step ``with meter.step()``."""
 
     def __init__(self, engine: Engine, world: World, first: int, steps: int) -> None:
         """The loop takes the steps ``first`` to before ``steps``."""
@@ -46,21 +46,24 @@ class Meter:
         self.wall_seconds = time.perf_counter() - self._begin
 
     @contextmanager
-    def step(self, number: int) -> Iterator[None]:
-        """Measure one step."""
+    def step(self) -> Iterator[None]:
+        """Time one step, with all that it takes."""
         begin = time.perf_counter()
-        with ExitStack() as stack:
-            if number == self.counted:
-                stack.enter_context(self.memory)
-                stack.enter_context(self.traffic)
-                self.timeline.begin()
-            yield
-            if number == self.counted:
-                self.timeline.end()
-                self.look(number)
-        if number == self.counted:
-            self.engine.idle()  # the steps before also set things up: what is measured begins here
+        yield
         self.seconds = time.perf_counter() - begin
+
+    @contextmanager
+    def count(self, number: int) -> Iterator[None]:
+        """Count what one step holds and sends, its batch being there, if it is the one to be counted."""
+        if number != self.counted:
+            yield
+            return
+        with self.memory, self.traffic:
+            self.timeline.begin()
+            yield
+            self.timeline.end()
+            self.look(number)
+        self.engine.idle()  # the steps before also set things up: what is measured begins here
 
     def look(self, number: int) -> None:
         """Name the tensors that the engine holds; also between backward and update, when it has gradients."""

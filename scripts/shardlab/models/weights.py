@@ -73,7 +73,7 @@ def materialize(model: nn.Module, path: Path, device: torch.device, *, whole: bo
     Raises:
         UserError: the file is missing, damaged or of another model.
     """
-    _allocate(model, device)
+    allocate(model, device)
     own = models.state(model)
     with open_weights(path) as file, torch.no_grad():
         check_weights(file, own, path, whole=whole)
@@ -81,7 +81,7 @@ def materialize(model: nn.Module, path: Path, device: torch.device, *, whole: bo
             assign(value, file.get_tensor(name))
 
 
-def _allocate(model: nn.Module, device: torch.device) -> None:
+def allocate(model: nn.Module, device: torch.device) -> None:
     """Give a model's meta parameters memory; buffers keep their values, tied parameters stay tied."""
     buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
     names: dict[int, list[str]] = defaultdict(list)

@@ -83,6 +83,8 @@ def figures(rows: pd.DataFrame) -> pd.DataFrame:
             "wall s": rows.wall_seconds.map(lambda value: _number(value, ".2f")),
             "samples/s": rows.samples_per_second.map(lambda value: _number(value, ".0f")),
             "tensors MiB": rows.tensor_bytes.map(_mebibytes),
+            "planned MiB": rows.predicted_memory_bytes.map(_mebibytes),
+            "error": rows.memory_error.map(lambda value: _number(value, "+.1%")),
             **{str(kind): rows[f"{kind}_bytes"].map(_mebibytes) for kind in SHOWN},
             "process MiB": rows.peak_memory_bytes.map(lambda value: _number(value / 2**20, ".0f")),
         }

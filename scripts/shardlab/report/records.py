@@ -139,12 +139,20 @@ class TrainReport(Report):
         description="pp: the bubble (p - 1) / (m + p - 1) with m micro-batches (times the stages of a rank) on p "
         "ranks; null for zero bubble.",
     )
-    mfu: float | None = Field(None, description="Model FLOP utilization; null where the peak is not known.")
-    mfu_formula: str | None = Field(None, description="How mfu was computed.")
+    flops_per_step: int = Field(description="Floating-point operations of a step over all ranks, by flops_formula.")
+    flops_per_step_causal: int = Field(description="The same without what causal attention masks.")
+    flops_formula: str = Field(description="How they were counted.")
+    device_peak_flops: float | None = Field(
+        description="Peak of a device in the run's arithmetic, from its data sheet (FLOP/s); null where not known."
+    )
+    mfu: float | None = Field(
+        None,
+        description="Model FLOP utilization: flops_per_step, over the median step and the peak of all devices; null "
+        "where that is not known.",
+    )
     tensor_bytes: list[TensorBytes] = Field(description="Tensors of each rank in a step.")
     peak_memory_bytes: list[int] = Field(description="Peak memory of each rank.")
     peak_memory_kind: Literal["process RSS", "CUDA allocated"] = Field(description="What was measured.")
-    predicted_memory_bytes: int | None = Field(None, description="Predicted peak of a rank.")
     bytes_per_step: float = Field(description="Bytes that a rank sends in a step (mean over the ranks).")
     bytes_per_step_theory: float | None = Field(
         description="The same from sizes and shapes alone; null where no formula is known."
@@ -231,7 +239,8 @@ def train_report(
             "validation_loss": [record["loss"] for record in records if record["kind"] == "validation"][-1],
         }
         | {"idle_theory": _bubble(run)}
-        | _step_statistics(steps[WARMUP_STEPS:])
+        | (times := _step_statistics(steps[WARMUP_STEPS:]))
+        | {"mfu": _utilization(run, measured, times["step_seconds_median"])}
         | _provenance()
         | measured
         | {
@@ -240,6 +249,14 @@ def train_report(
             "lost_steps": _lost(attempts),
         }
     )
+
+
+def _utilization(run: Run, measured: dict[str, Any], seconds: float | None) -> float | None:
+    """Chowdhery et al., 2022, arXiv:2204.02311, appendix B."""
+    peak = measured["device_peak_flops"]
+    if peak is None or seconds is None:
+        return None
+    return float(measured["flops_per_step"] / seconds / (peak * run.world_size * run.devices_per_rank))
 
 
 def _lost(attempts: Sequence[Attempt]) -> int:

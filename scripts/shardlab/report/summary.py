@@ -7,6 +7,7 @@ import pandas as pd
 
 from shardlab.errors import UserError
 from shardlab.report import verdict
+from shardlab.report.plan import FILE, Plan
 from shardlab.report.records import Kind, TestReport, TrainReport, TwinsReport
 from shardlab.settings import identity, resolve
 from shardlab.settings.config import Config
@@ -36,6 +37,7 @@ COLUMNS = [
     *(f"{kind}_bytes" for kind in SHOWN),
     "peak_memory_bytes",
     "predicted_memory_bytes",
+    "memory_error",
     "bytes_per_step",
 ]
 MADE = ("data", "initial weights")
@@ -103,7 +105,7 @@ def _row(run: Run, results: Path, shared: dict[str, dict[str, str]]) -> dict[str
         "tensor_bytes": max(rank.peak for rank in train.tensor_bytes),
         **{f"{kind}_bytes": max(rank.largest[kind] for rank in train.tensor_bytes) for kind in SHOWN},
         "peak_memory_bytes": max(train.peak_memory_bytes),
-        "predicted_memory_bytes": train.predicted_memory_bytes,
+        **_foreseen(run, folder, train),
         "bytes_per_step": train.bytes_per_step,
     }
     if test:
@@ -115,6 +117,21 @@ def _row(run: Run, results: Path, shared: dict[str, dict[str, str]]) -> dict[str
             "metric_value": test.metric_value,
         }
     return row
+
+
+def _foreseen(run: Run, folder: Path, train: TrainReport) -> dict[str, Any]:
+    """What the plan of just this run said of its memory, and by which part of what was measured it is off."""
+    try:
+        plan = Plan.read(folder / FILE, "plan again")
+    except UserError:
+        return {}
+    if plan.run != identity.of(run, "").run:
+        return {}
+    measured = max(rank.peak for rank in train.tensor_bytes)
+    return {
+        "predicted_memory_bytes": plan.predicted_memory_bytes,
+        "memory_error": plan.predicted_memory_bytes / measured - 1,
+    }
 
 
 def _differs(

@@ -12,12 +12,13 @@ from shardlab import strategies
 from shardlab.files import sha256
 from shardlab.launch import processes
 from shardlab.launch.attempts import history
-from shardlab.measure import expected_traffic
+from shardlab.measure import expected_traffic, flops
 from shardlab.measure.meter import Meter
 from shardlab.report import metrics
 from shardlab.report.records import train_report
 from shardlab.report.timeline import Timeline
-from shardlab.settings.types import Run
+from shardlab.settings.devices import peak
+from shardlab.settings.types import WARMUP_STEPS, Run
 from shardlab.training import distributed, tasks
 from shardlab.training.batches import Ahead, Steps
 from shardlab.training.behind import Behind
@@ -78,6 +79,7 @@ def train(
     checkpointer = Checkpointer(run, task, engine, world, output, start)
     log = MetricsLog(output / metrics.NAME if world.main else None, start.step, tensorboard=watched.tensorboard)
     log.attempt(start.step, steps.count, resume, world, origin)
+    operations = _operations(run, task, steps, start.step, log)
     if ready:
         ready()
     requests = processes.Requests(output / processes.REQUEST if world.main else None)
@@ -93,10 +95,11 @@ def train(
         behind = Behind(log, checkpointer, skip=run.recipe.non_finite == "skip")
         for number in range(start.step, steps.count):
             heart.step = number
-            with meter.step(number):
+            with meter.step():
                 step = ahead[number]
                 wish = Wish(requests.asked() is not None, checkpointer.is_old())
-                taken = train_step(engine, step, world, look, wish, skip=behind.skip)
+                with meter.count(number):
+                    taken = train_step(engine, step, world, look, wish, skip=behind.skip)
                 behind.wait()
             read.add(step)
             behind.add(taken, meter.seconds)
@@ -117,7 +120,7 @@ def train(
     measured = read.check(task, world)
     measured |= {"identity": start.identity, "initial_weights": begun_with}
     measured |= {"weights": checkpointer.save("model.safetensors")}
-    measured |= _figures(run, engine, task, steps, meter, checkpointer, world)
+    measured |= operations | _figures(run, engine, task, steps, meter, checkpointer, world)
     drawn = meter.drawn()
     if world.main:
         Timeline(identity=start.identity, **drawn).write(output / "timeline.json")
@@ -125,6 +128,22 @@ def train(
         lines = metrics.read(output / metrics.NAME)
         train_report(run, lines, measured, history(output)).write(output / "train.json")
     return True
+
+
+def _operations(run: Run, task: Task, steps: Steps, first: int, log: MetricsLog) -> dict[str, Any]:
+    """What a step computes, from the shapes of the one that is counted, and the device's peak in its arithmetic."""
+    indices = steps.order.batch(min(first + WARMUP_STEPS, steps.count) - 1)
+    counted = flops.of_step(run, task, task.micro_batch("train", indices))
+    device = torch.cuda.get_device_name() if task.device.type == "cuda" else "cpu"
+    of_device = peak(device, run.recipe.dtype, run.recipe.precision)
+    log.flops_per_sample = counted.step / len(indices)
+    log.peak_flops = (of_device or 0.0) * run.world_size * run.devices_per_rank
+    return {
+        "flops_per_step": counted.step,
+        "flops_per_step_causal": counted.causal,
+        "flops_formula": flops.FORMULA,
+        "device_peak_flops": of_device,
+    }
 
 
 def _look(meter: Meter, observe: Observer | None) -> Observer:

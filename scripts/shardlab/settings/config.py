@@ -59,6 +59,11 @@ class Config(Strict):
     tensorboard: bool = Field(
         False, description="Also write TensorBoard's event files, into `results/STRATEGY/WORKLOAD/tensorboard`."
     )
+    unfit: Literal["warn", "refuse"] = Field(
+        "warn",
+        description="What to do with a run whose plan (results/STRATEGY/WORKLOAD/plan.json, where there is one) says "
+        "that it does not fit into the site's devices.",
+    )
     afresh: bool = Field(
         False,
         description="Begin trainings at their first step where there are checkpoints of another configuration, which "

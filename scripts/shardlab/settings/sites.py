@@ -3,9 +3,10 @@
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt, StringConstraints, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, field_validator, model_validator
 
 from shardlab.schema import Strict
+from shardlab.settings.devices import Arithmetic
 
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 """Name of an environment variable: letters, digits and _, no digit first."""
@@ -13,7 +14,7 @@ Host = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$")]
 """Part of a host's name, or of a network interface's."""
 
 
-Stage = Literal["init", "train", "twins", "evaluate", "preflight", "collectives", "split_size"]
+Stage = Literal["init", "plan", "train", "twins", "evaluate", "preflight", "collectives", "split_size"]
 """Stages with jobs of their own."""
 
 
@@ -170,11 +171,34 @@ class SiteRuntime(Strict):
     )
 
 
+class Figures(Strict):
+    """What its hardware can do, for plans; null: not known, and what follows from it is not planned."""
+
+    device_memory_gib: float | None = Field(
+        None, gt=0, description="Memory of a device that tensors can have (GiB), without the driver's part."
+    )
+    matrix_tflops: dict[Arithmetic, PositiveFloat] = Field(
+        default={},
+        description="TFLOP/s that a device reaches in matrix products, by arithmetic: float64, float32, bf16, fp16 "
+        "(preflight measures it).",
+    )
+    memory_gb_per_second: float | None = Field(None, gt=0, description="Bandwidth of a device's memory (GB/s).")
+    node_gb_per_second: float | None = Field(
+        None,
+        gt=0,
+        description="Bus bandwidth between the devices of a node (GB/s; the target collectives measures it).",
+    )
+    network_gb_per_second: float | None = Field(
+        None, gt=0, description="The same between nodes, each device's share (GB/s)."
+    )
+
+
 class Site(SiteRuntime):
     """One file in config/sites."""
 
     slurm: Slurm | None = Field(None, description="How to ask Slurm for nodes (null: no Slurm here).")
     container: Container = Field(default=Container(), description="The image.")
+    figures: Figures = Field(default=Figures(), description="What its hardware can do, for plans.")
 
     @model_validator(mode="after")
     def _leaves_time_to_train(self) -> Self:

@@ -17,8 +17,10 @@ ENGINES = {
 """File: its engine (see Run.engine_file)."""
 
 
-def build(run: Run, task: Task, world: World, weights: Path) -> Engine:
+def build(run: Run, task: Task, world: World, weights: Path | None) -> Engine:
     """The engine of a run's strategy, with the weights in a file, the same on every rank.
+
+    Without a file the parts of a model have no memory yet (PyTorch's own engines alone; see NativeEngine).
 
     Raises:
         UserError: the file is missing, damaged or of another model.

@@ -27,7 +27,8 @@ class NativeEngine:
     chunks: int | None = None
     """See Engine."""
 
-    def __init__(self, run: Run, task: Task, world: World, weights: Path) -> None:
+    def __init__(self, run: Run, task: Task, world: World, weights: Path | None) -> None:
+        """See strategies.build. Without ``weights`` the caller gives the parts memory, and then calls ``ready``."""
         self.run, self.task, self.world = run, task, world
         # On no device: a model that is sharded is never whole on a rank.
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
@@ -37,10 +38,18 @@ class NativeEngine:
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
             parallelize.apply(run, part, world)
-            materialize(part, weights, device, whole=len(self.layout) == len(models.state(part)))
-        self.models = [parallelize.wrap(run, part, world) for part in self.parts]
+            if weights:
+                materialize(part, weights, device, whole=len(self.layout) == len(models.state(part)))
+        if weights:
+            self.ready([parallelize.wrap(run, part, world) for part in self.parts])
+
+    def ready(self, wrapped: list[nn.Module]) -> None:
+        """The parts have their weights; ``wrapped``: what to call instead of each."""
+        self.models = wrapped
         self.groups = _by_placement(self.parameters())
-        self.optimizer = optimizers.build(run.recipe.optimizer, [{"params": group} for group in self.groups.values()])
+        self.optimizer = optimizers.build(
+            self.run.recipe.optimizer, [{"params": group} for group in self.groups.values()]
+        )
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         """The parts of the model that this rank holds."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
-from shardlab import models
 from shardlab.models._chain import Chain
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.strategies.native import NativeEngine, plain
@@ -121,25 +120,31 @@ class TimedStage(PipelineStage):
 class PipelineEngine(NativeEngine):
     """Stages over the ranks of the mesh axis ``pp``; in each, whatever other axes the mesh has."""
 
+    stage = TimedStage
+    """What runs a stage's part of the model."""
+
     def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
         mesh = world.pipeline_mesh
         self.group, self.rank, self.ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
         self.chunks = run.options.microbatches
         self.plan = run.options.pipeline
         self.stages = self.plan.stages(self.ranks, self.rank)
+        self.owner: dict[str, int] = {}
         super().__init__(run, task, world, weights)
-        names: list[Any] = [None] * self.ranks
-        own = [name for part in self.parts for name in models.state(part)]
-        dist.all_gather_object(names, own, group=self.group)
-        self.owner = {name: rank for rank, owned in enumerate(names) for name in owned}
         self.watch = Stopwatch(world.device)
         self.schedules: dict[Any, Any] = {}
         self.loss_of: Callable[[Tensor, Tensor], Tensor]
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         """See NativeEngine."""
+        chain = cast(Chain, model)
         where = boundaries(self.run.model.pieces, self.ranks * self.plan.stages_per_rank)
-        parts = [copy.deepcopy(cast(Chain, model)) for _ in self.stages]
+        pieces = chain.pieces()
+        for rank in range(self.ranks):
+            held = [pieces[number] for stage in self.plan.stages(self.ranks, rank) for number in range(*where[stage])]
+            owned = tuple(f"{name}." for piece in held for name in piece.names)
+            self.owner |= {name: rank for name in self.layout if f"{name}.".startswith(owned)}
+        parts = [copy.deepcopy(chain) for _ in self.stages]
         for part, stage in zip(parts, self.stages, strict=True):
             part.cut(*where[stage])
         return list(parts)
@@ -217,7 +222,7 @@ class PipelineEngine(NativeEngine):
             count = self.ranks * self.plan.stages_per_rank
             stages = []
             for model, number in zip(self.models, self.stages, strict=True):
-                stage = TimedStage(model, number, count, self.world.device, group=self.group)
+                stage = self.stage(model, number, count, self.world.device, group=self.group)
                 stage.watch = self.watch
                 stages.append(stage)
             self.schedules[key] = getattr(pipelining, self.plan.torch_class)(

@@ -114,13 +114,18 @@ class _Dropout(ParallelStyle):
         def own_masks(x: Tensor) -> Tensor:
             if not module.training:
                 return cast(Tensor, forward(x))
-            common = int(torch.randint(2**31, (), device="cpu").numpy())  # the host's own: no device is waited for
+            common = drawn()
             with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
                 torch.manual_seed(common + rank)
                 return cast(Tensor, forward(x))
 
         module.forward = own_masks
         return module
+
+
+def drawn() -> int:
+    """A number from the host's own generator: no device is waited for."""
+    return int(torch.randint(2**31, (), device="cpu").numpy())
 
 
 def _split(x: Tensor, mesh: DeviceMesh, layout: Placement) -> DTensor:

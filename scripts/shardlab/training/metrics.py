@@ -45,6 +45,8 @@ class MetricsLog:
         self._lock = threading.Lock()
         self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._steps = 0
+        self.flops_per_sample = self.peak_flops = 0.0
+        """Floating-point operations of a sample, and what all devices can do in a second; 0: not known."""
         if path:
             records = read(path) if start else []
             kept = [record for record in records if record["kind"] == "attempt" or record["step"] < start]
@@ -75,7 +77,8 @@ class MetricsLog:
         values = {key: value if math.isfinite(value) else None for key, value in finite.items()}
         self.write("train", **where, **values, learning_rate=step.learning_rate, seconds=seconds)
         if self._file:
-            self._say(_line(step, self._steps, loss, norm, seconds, self._colour))
+            used = self.flops_per_sample * step.samples / seconds / self.peak_flops if self.peak_flops else None
+            self._say(_line(step, self._steps, loss, norm, seconds, used, self._colour))
 
     def validation(self, step: Step, loss: float) -> None:
         """Write and print the loss on the validation split."""
@@ -125,13 +128,14 @@ class MetricsLog:
             print(line, flush=True)
 
 
-def _line(step: Step, steps: int, loss: float, norm: float, seconds: float, colour: bool) -> str:
-    """A training step in aligned columns; the targets of language models are tokens."""
+def _line(step: Step, steps: int, loss: float, norm: float, seconds: float, used: float | None, colour: bool) -> str:
+    """A training step in aligned columns; the targets of language models are tokens, ``used`` is the MFU."""
     width = len(str(steps))
     speed = f"{_short(step.samples / seconds):>9} samples/s"
     if step.targets != step.samples:
         speed += f"  {_short(step.targets / seconds):>9} targets/s"
-    cells = f"epoch {step.epoch:>3}", f"grad norm {norm:9.4g}", f"lr {step.learning_rate:8.2e}", speed, _memory()
+    cells = [f"epoch {step.epoch:>3}", f"grad norm {norm:9.4g}", f"lr {step.learning_rate:8.2e}", speed, _memory()]
+    cells += [] if used is None else [f"MFU {used:6.1%}"]
     dim, bold, plain = (DIM, BOLD, PLAIN) if colour else ("", "", "")
     first = f"step {step.number + 1:>{width}}/{steps}  loss {bold}{loss:10.6f}{plain}  "
     return first + dim + "  ".join(cells) + plain

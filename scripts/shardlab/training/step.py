@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +47,7 @@ class Taken:
 
     def __init__(self, step: Step, values: Tensor) -> None:
         """``values``: (4,) loss summed over the global batch, ranks that want each wish, gradient norm."""
-        self.step, self._values = step, values
+        self.step, self._values = replace(step, micro_batches=[]), values  # which can go
         self._arrived: Any = None
         if values.device.type == "cuda":
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -1,5 +1,6 @@
 """Samples to arrays, what ``prepare`` stores: one file per task, with ``TEXT`` (whether it needs a tokenizer),
-``SAMPLE`` (what a sample is, in words) and ``encode(data, samples, text)``, which raises ValueError for others.
+``SAMPLE`` (what a sample is, in words), ``encode(data, samples, text)``, which raises ValueError for others, and
+``blank(options, rows)``: arrays of as many samples without content, each as large as they can be.
 """
 
 from collections.abc import Iterable
@@ -39,6 +40,13 @@ def encode(data: DataSet, splits: dict[str, Samples]) -> tuple[dict[str, Arrays]
     encoder: Any = import_module(f"shardlab.data.encoders.{data.task}")
     text = _text(data, splits["train"]) if encoder.TEXT else None
     return {name: _encoded(encoder, data, name, samples, text) for name, samples in splits.items()}, text
+
+
+def blank(data: DataSet, rows: int) -> Arrays:
+    """Arrays of a data set that is not prepared yet: as many samples as large as they can be, without content."""
+    catalogue.require("encoder", data.task)
+    arrays: Arrays = import_module(f"shardlab.data.encoders.{data.task}").blank(data.options, rows)
+    return arrays
 
 
 def _encoded(encoder: Any, data: DataSet, split: str, samples: Samples, text: Text | None) -> Arrays:

@@ -34,6 +34,12 @@ def encode(data: DataSet, samples: Samples, text: Text | None) -> Arrays:
     return {"images": images, "labels": labels}
 
 
+def blank(options: dict[str, Any], rows: int) -> Arrays:
+    """The same without content."""
+    images = np.zeros((rows, options["channels"], options["image_size"], options["image_size"]), np.uint8)
+    return {"images": images, "labels": np.zeros(rows, np.int64)}
+
+
 def _image(image: Any, channels: int, size: int) -> NDArray[np.uint8]:
     """uint8 (channels, size, size) of a PIL image or of such an array."""
     if not isinstance(image, np.ndarray):

@@ -1,5 +1,7 @@
 """A text: tokens (windows, sequence_length + 1) int32; each window begins with the last token of the one before."""
 
+from typing import Any
+
 import numpy as np
 
 from shardlab.data.encoders import Arrays, Samples, Text
@@ -26,3 +28,8 @@ def encode(data: DataSet, samples: Samples, text: Text) -> Arrays:
         raise UserError(f"data set {data.name}: a split has fewer than sequence_length {length} tokens; shorten it.")
     starts = np.arange(windows)[:, None] * length
     return {"tokens": np.array(stream, dtype=np.int32)[starts + np.arange(length + 1)]}
+
+
+def blank(options: dict[str, Any], rows: int) -> Arrays:
+    """The same without content."""
+    return {"tokens": np.zeros((rows, options["sequence_length"] + 1), np.int32)}

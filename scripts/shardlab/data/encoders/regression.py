@@ -1,5 +1,7 @@
 """Two vectors: x and y (samples, values), float64."""
 
+from typing import Any
+
 import numpy as np
 
 from shardlab.data.encoders import Arrays, Samples, Text
@@ -18,3 +20,8 @@ def encode(data: DataSet, samples: Samples, text: Text | None) -> Arrays:
         if not np.isfinite(array).all():
             raise ValueError(f"{name} has values that are not finite")
     return {"x": x, "y": y}
+
+
+def blank(options: dict[str, Any], rows: int) -> Arrays:
+    """The same without content."""
+    return {"x": np.zeros((rows, options["inputs"])), "y": np.zeros((rows, options["outputs"]))}

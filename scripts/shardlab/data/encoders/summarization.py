@@ -3,6 +3,8 @@
 document: prefix ... end, cut to document_tokens; summary: start ... end, to summary_tokens. int32, offsets int64.
 """
 
+from typing import Any
+
 import numpy as np
 
 from shardlab.data.encoders import Arrays, Samples, Text
@@ -26,4 +28,13 @@ def encode(data: DataSet, samples: Samples, text: Text) -> Arrays:
             rows = [[start, *row] for row in rows]
         arrays[name] = np.concatenate([np.array(row, dtype=np.int32) for row in rows])
         arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return arrays
+
+
+def blank(options: dict[str, Any], rows: int) -> Arrays:
+    """The same without content: each row as long as it can be."""
+    arrays: Arrays = {}
+    for name, length in (("document", options["document_tokens"]), ("summary", options["summary_tokens"] + 1)):
+        arrays[name] = np.zeros(rows * length, np.int32)
+        arrays[f"{name}_offsets"] = np.arange(0, rows * length + 1, length)
     return arrays

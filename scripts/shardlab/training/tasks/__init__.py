@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shardlab.data import store
-from shardlab.data.encoders import Arrays
+from shardlab.data.encoders import SPECIAL, Arrays
 from shardlab.data.order import Indices
 from shardlab.settings import catalogue
 
@@ -46,8 +46,11 @@ class Task(ABC):
     scores = True
     """Whether the metric needs ``score``, and not the loss alone."""
 
+    special_tokens: dict[str, int]
+    """Ids of the tokens ``pad``, ``start`` and ``end``, where the task is about text."""
+
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, *, fixed_shapes: bool = False) -> None:
-        """``fixed_shapes``: pad all batches of a split to the same lengths."""
+        """``folder`` has the prepared data; ``fixed_shapes``: pad all batches of a split to the same lengths."""
         self.folder, self.dtype, self.device, self.fixed_shapes = folder, dtype, device, fixed_shapes
         self._splits: dict[str, Arrays] = {}
         self.trained_samples = 0
@@ -60,6 +63,11 @@ class Task(ABC):
         if split not in self._splits:
             self._splits[split] = store.open_arrays(self.folder / f"{split}.safetensors")
         return self._splits[split]
+
+    def pretend(self, arrays: Arrays) -> None:
+        """Take these for the training split, where no data is prepared."""
+        self._splits["train"] = arrays
+        self.special_tokens = SPECIAL
 
     def samples(self, split: str) -> int:
         """Number of samples in a split."""

@@ -24,8 +24,8 @@ class Task(tasks.Task):
         return len(self.arrays(split)["summary_offsets"]) - 1
 
     @cached_property
-    def _special(self) -> dict[str, int]:
-        """Ids of the tokens ``pad``, ``start`` and ``end``."""
+    def special_tokens(self) -> dict[str, int]:  # type: ignore[override]
+        """See Task."""
         manifest = read_json(self.folder / "dataset.json", "data set", "prepare it")
         return dict(manifest["special_tokens"])
 
@@ -42,7 +42,7 @@ class Task(tasks.Task):
     def batch(self, split: str, indices: Indices) -> Batch:
         documents = self._rows(split, "document", indices)
         summaries = self._rows(split, "summary", indices)
-        pad = self._special["pad"]
+        pad = self.special_tokens["pad"]
         batch = {
             "document": pad_sequence(documents, batch_first=True, padding_value=pad),
             "mask": pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in documents], batch_first=True),
@@ -82,7 +82,7 @@ class Task(tasks.Task):
         tokenizer, scorer = self._rouge
         # The longest summary of the train split: the reference's own length would be a hint.
         decoded = self._greedy(model, batch, length=self._longest("train", "summary") - 1)
-        total, end = 0.0, self._special["end"]
+        total, end = 0.0, self.special_tokens["end"]
         for row, target in zip(decoded.tolist(), batch["targets"].tolist(), strict=True):
             guess = tokenizer.decode(row[: row.index(end)] if end in row else row)
             truth = tokenizer.decode([token for token in target if token not in (IGNORE, end)])
@@ -91,10 +91,10 @@ class Task(tasks.Task):
 
     def _greedy(self, model: nn.Module, batch: Batch, length: int) -> Tensor:
         """The most likely next token, up to ``length`` times or until every row has ended: (batch, steps)."""
-        summary = torch.full((len(batch["document"]), 1), self._special["start"], device=batch["document"].device)
+        summary = torch.full((len(batch["document"]), 1), self.special_tokens["start"], device=batch["document"].device)
         for _ in range(length):
             logits = model(batch["document"], summary, mask=batch["mask"])
             summary = torch.cat((summary, logits[:, -1:].argmax(-1)), dim=1)
-            if bool((summary[:, 1:] == self._special["end"]).any(dim=1).all()):
+            if bool((summary[:, 1:] == self.special_tokens["end"]).any(dim=1).all()):
                 break
         return summary[:, 1:]

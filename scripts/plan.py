@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Plan runs: their memory, operations, traffic and time, from the engines' own steps on fake tensors; nothing is
+trained. Writes a plan.json for each run and, with --table, plan.md.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from shardlab.data import store
+from shardlab.errors import UserError, run_program
+from shardlab.files import write_text
+from shardlab.report import plan, plan_table
+from shardlab.report.plan import Plan
+from shardlab.settings import load, resolve
+from shardlab.settings.sites import Site
+from shardlab.settings.types import Run
+
+MODES = ("none", "selective", "full")
+"""Recomputation, the least first."""
+
+
+def main() -> None:
+    """Simulate, write, say what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    load.add_config_argument(parser)
+    parser.add_argument("--settings", type=Path, help="not read: launch.py starts this program by it")
+    parser.add_argument("--strategy", help="plan this run alone (with --workload)")
+    parser.add_argument("--workload", help="its workload")
+    parser.add_argument("--data", type=Path, default=Path("data/prepared"), help="folder of the prepared data sets")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder to write to")
+    parser.add_argument("--table", type=Path, help="also write a table of all plans")
+    parser.add_argument("--cores", type=int, default=1, help="ranks to simulate at a time")
+    args = parser.parse_args()
+    runs, _ = resolve.matrix(args.config)
+    if args.strategy and args.workload:
+        runs = [resolve.run(args.config, args.strategy, args.workload)]
+    plans, refused = made(runs, load.site(args.config), args.data, args.cores)
+    for each in plans:
+        each.write(args.results / each.strategy / each.workload / plan.FILE)
+    text = plan_table.markdown(plans, refused, args.config)
+    if args.table:
+        write_text(args.table, text)
+    print(text)
+    if refused and not plans:
+        raise UserError(next(iter(refused.values())))
+
+
+def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan], dict[tuple[str, str], str]]:
+    """The plans, and for (strategy, workload) without one the sentence that says why.
+
+    A run that does not fit is planned again with the least recomputation with which it does.
+    """
+    from shardlab.runs.simulate import simulate  # torch, after the configuration was checked
+
+    folders = {run.data.name: data / run.data.name for run in runs}
+    there = {run.data.name: store.is_prepared(folders[run.data.name], run.data) for run in runs}
+    plans: dict[int, Plan] = {}
+    refused: dict[tuple[str, str], str] = {}
+    left = dict(enumerate(runs))
+    for mode in MODES:
+        asked = {
+            number: run if run.recipe.activation_checkpointing == mode else _recomputing(run, mode)
+            for number, run in left.items()
+            if MODES.index(mode) >= MODES.index(run.recipe.activation_checkpointing)
+        }
+        with_data = [(run, folders[run.data.name] if there[run.data.name] else None) for run in asked.values()]
+        for number, told in zip(asked, simulate(with_data, cores), strict=True):
+            run = runs[number]
+            if isinstance(told, str):
+                refused[run.strategy, run.workload] = told
+                del left[number]
+                continue
+            fits = plan.fits(told, site.figures)
+            made = plan.make(run, site.figures, told, mode, fits=fits, prepared=there[run.data.name])
+            plans[number] = made
+            if fits is not False:
+                del left[number]
+            print(f"{run.strategy} x {run.workload}", file=sys.stderr, flush=True)
+    return [plans[number] for number in sorted(plans)], refused
+
+
+def _recomputing(run: Run, mode: str) -> Run:
+    return run.model_copy(update={"recipe": run.recipe.model_copy(update={"activation_checkpointing": mode})})
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,55 @@
+"""Floating-point operations of a step, from shapes alone: what the model needs, whatever a strategy repeats."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from shardlab import models
+from shardlab.settings.types import Run
+from shardlab.training.tasks import MicroBatch, Task
+
+FORMULA = (
+    "3 x the matrix products, convolutions and attention of a forward pass over the batch, padding included: for a "
+    "decoder 6 N + 12 L d s per token, N its parameters in matrices (PaLM, arXiv:2204.02311, appendix B)"
+)
+
+
+class Flops(NamedTuple):
+    """Of one step over all ranks."""
+
+    step: int
+    """By FORMULA: attention counts every pair of positions."""
+    causal: int
+    """The same without the pairs that causal attention masks, which are about half."""
+
+
+class _Attention(TorchFunctionMode):
+    """Adds up what causal attention masks."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.masked = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention and kwargs.get("is_causal"):
+            query, key = args[:2]
+            positions = query.shape[-2] * (key.shape[-2] - 1) // 2
+            self.masked += 4 * query.shape[:-2].numel() * positions * query.shape[-1]
+        return func(*args, **kwargs)
+
+
+@torch.no_grad()
+def of_step(run: Run, task: Task, micro: MicroBatch) -> Flops:
+    """Of a step on this batch, which can be one of ``global_batch`` samples or a part of it."""
+    model = models.build(run.model, run.task, torch.float32).to("meta")
+    batch = {name: values.to("meta") for name, values in micro.batch.items()}
+    batch = {name: values.float() if values.is_floating_point() else values for name, values in batch.items()}
+    attention, counter = _Attention(), FlopCounterMode(display=False)
+    with counter, attention:
+        task.outputs(model, batch)
+    forward = counter.get_total_flops()
+    return Flops(3 * forward, 3 * (forward - attention.masked))

@@ -1,0 +1,122 @@
+"""plan.json: what a run will cost, known before it is paid for. Imports no torch.
+
+Bytes and floating-point operations come from runs/simulate.py. The time follows from them and the site's figures: a
+step is the longer one of its matrix products and of what data-parallel ranks send beside them, then what tensor and
+pipeline parallelism send, for which the devices wait, then the update, which reads and writes the model's state.
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from shardlab.report.records import Report, TensorBytes, Traffic
+from shardlab.settings import identity
+from shardlab.settings.mesh import AXES, DATA
+from shardlab.settings.sites import Figures
+from shardlab.settings.types import Run
+
+FILE = "plan.json"
+RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
+"""Recomputation: how often the matrix products are computed, of which a forward pass is a third."""
+
+
+class Plan(Report):
+    """plan.json. What is not known is null."""
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    run: str = Field(description="Which run this belongs to: SHA-256 of all of run.json.")
+    strategy: str = Field(description="Strategy.")
+    workload: str = Field(description="Workload.")
+    world_size: int = Field(description="Ranks.")
+    mesh: dict[str, int] = Field(description="Mesh axis: degree; empty for one rank.")
+    method: Literal["simulated", "formula"] = Field(
+        description="simulated: the engine's own step on fake tensors; formula: DeepSpeed's states, which it cannot "
+        "have on these, the rest simulated."
+    )
+    data: Literal["prepared", "blank"] = Field(
+        description="prepared: the shapes of a real batch; blank: samples as large as they can be."
+    )
+    parameters: int = Field(description="Trainable values of the whole model.")
+    ranks: list[int] = Field(description="The ranks that were simulated: the first one of each pipeline stage.")
+    tensor_bytes: list[TensorBytes] = Field(description="Tensors of each of them in a step.")
+    predicted_memory_bytes: int = Field(description="Most that one of them holds at a time.")
+    activation_checkpointing: str | None = Field(
+        description="The least recomputation with which it fits; null if it fits with none, or if that is not known."
+    )
+    fits: bool | None = Field(description="Whether it fits, with that; null where the site names no device's memory.")
+    flops_per_step: int = Field(description="Of the model, over all ranks (see flops_formula in train.json).")
+    flops_per_step_causal: int = Field(description="The same without what causal attention masks.")
+    traffic: list[Traffic] = Field(description="Bytes that a rank sends in a step, by mesh axis and collective.")
+    step_seconds: float | None = Field(description="Step time to expect.")
+    missing: list[str] = Field(description="Keys of the site's figures that the time would need.")
+
+
+def make(
+    run: Run, figures: Figures, told: dict[str, Any], recomputation: str, *, fits: bool | None, prepared: bool
+) -> Plan:
+    """The plan of a run from what was simulated of it with that recomputation."""
+    seconds, missing = step_time(run, figures, told, recomputation)
+    return Plan.model_validate(
+        {
+            **told,
+            "run": identity.of(run, "").run,
+            "strategy": run.strategy,
+            "workload": run.workload,
+            "world_size": run.world_size,
+            "mesh": run.mesh.root,
+            "method": "simulated" if run.zero_stage is None else "formula",
+            "data": "prepared" if prepared else "blank",
+            "predicted_memory_bytes": peak(told),
+            "activation_checkpointing": recomputation if fits is not None else None,
+            "fits": fits,
+            "step_seconds": seconds,
+            "missing": missing,
+        }
+    )
+
+
+def peak(told: dict[str, Any]) -> int:
+    """Most bytes that a simulated rank holds at a time."""
+    return max(int(rank["peak"]) for rank in told["tensor_bytes"])
+
+
+def fits(told: dict[str, Any], figures: Figures) -> bool | None:
+    """Whether what was simulated fits into a device; None where its memory is not known."""
+    if figures.device_memory_gib is None:
+        return None
+    return peak(told) <= figures.device_memory_gib * 2**30
+
+
+def step_time(run: Run, figures: Figures, told: dict[str, Any], recomputation: str) -> tuple[float | None, list[str]]:
+    """Seconds of a step to expect, and the figures that are missing for it."""
+    arithmetic = run.recipe.dtype if run.recipe.precision == "full" else run.recipe.precision
+    matrix, memory = figures.matrix_tflops.get(arithmetic), figures.memory_gb_per_second  # type: ignore[call-overload]
+    missing = [] if matrix else [f"matrix_tflops.{arithmetic}"]
+    missing += [] if memory else ["memory_gb_per_second"]
+    beside = waiting = 0.0
+    for entry in told["traffic"]:
+        key = "node_gb_per_second" if _inside_a_node(run, entry["axis"]) else "network_gb_per_second"
+        if (bandwidth := getattr(figures, key)) is None:
+            missing.append(key)
+            continue
+        if entry["axis"] in DATA:
+            beside += entry["bytes"] / bandwidth / 1e9
+        else:
+            waiting += entry["bytes"] / bandwidth / 1e9
+    if missing or not matrix or not memory:
+        return None, sorted(set(missing))
+    # With mp one device works at a time.
+    devices = run.world_size * (1 if run.options.one_process == "mp" else run.devices_per_rank)
+    products = RECOMPUTED[recomputation] * told["flops_per_step"] / (devices * matrix * 1e12)
+    bubble = run.options.pipeline.bubble(run.mesh.stages, run.options.microbatches) if run.mesh.pipelined else None
+    products /= 1 - (bubble or 0.0)
+    held = max((rank["largest"] for rank in told["tensor_bytes"]), key=lambda held: held["weights"])
+    update = (2 * held["weights"] + held["gradients"] + 2 * held["optimizer"]) / memory / 1e9
+    return max(products, beside) + waiting + update, []
+
+
+def _inside_a_node(run: Run, axis: str) -> bool:
+    """Whether the ranks of an axis are on one node: outer axes stride over the inner ones."""
+    if axis not in AXES:
+        return run.nodes == 1
+    return run.mesh.degree(*AXES[AXES.index(axis) :]) <= run.ranks_per_node

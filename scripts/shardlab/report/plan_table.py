@@ -1,0 +1,77 @@
+"""plan.md: the plans of a call for people, and what follows from them. Imports no torch."""
+
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from shardlab.report.plan import Plan
+from shardlab.settings.config import Config
+
+HEADERS = ("strategy", "ranks", "memory a rank", "fits", "recompute", "TFLOP a step", "sent a rank", "step s")
+RULE = ("ddp", "fsdp")
+"""The rule of thumb, where no time is known: the first of these that fits."""
+
+
+def markdown(plans: Sequence[Plan], refused: dict[tuple[str, str], str], config: Config) -> str:
+    """Tables by workload, a sentence on which strategy to take, what is missing, and what could not be planned."""
+    parts = ["# Plan", "", f"Site {config.site}. Memory is the most that the tensors of one rank take at a time.", ""]
+    for workload in config.workloads:
+        mine = [plan for plan in plans if plan.workload == workload]
+        if mine:
+            parts += [f"## {workload}", "", _table(mine), "", choice(mine), ""]
+    if missing := sorted({key for plan in plans for key in plan.missing}):
+        keys = ", ".join(f"figures.{key}" for key in missing)
+        parts += [f"No times: config/sites/{config.site}.yaml does not name {keys}.", ""]
+    if refused:
+        parts += ["## Not planned", ""] + [f"- {s} x {w}: {why}" for (s, w), why in refused.items()] + [""]
+    return "\n".join(parts)
+
+
+def _table(plans: Sequence[Plan]) -> str:
+    rows = []
+    for plan in plans:
+        sent = [f"{entry.axis} {entry.collective} {_size(entry.bytes)}" for entry in plan.traffic]
+        rows.append(
+            [
+                plan.strategy,
+                plan.world_size,
+                _size(plan.predicted_memory_bytes),
+                {None: "", True: "yes", False: "no"}[plan.fits],
+                plan.activation_checkpointing or "",
+                f"{plan.flops_per_step / 1e12:.3g}",
+                ", ".join(sent) or "0",
+                "" if plan.step_seconds is None else f"{plan.step_seconds:.3g}",
+            ]
+        )
+    return tabulate(rows, headers=HEADERS, tablefmt="pipe", disable_numparse=True)
+
+
+def choice(plans: Sequence[Plan]) -> str:
+    """Which strategy to take for one workload, and why."""
+    fitting = [plan for plan in plans if plan.fits is not False]
+    if not fitting:
+        least = min(plans, key=lambda plan: plan.predicted_memory_bytes)
+        return (
+            f"Nothing fits: {least.strategy} needs least, {_size(least.predicted_memory_bytes)} a rank; take "
+            "more ranks, a smaller global batch, or more recomputation."
+        )
+    timed = [plan for plan in fitting if plan.step_seconds is not None]
+    if timed:
+        best = min(timed, key=lambda plan: (plan.step_seconds or 0.0, plan.predicted_memory_bytes))
+        return f"Take {best.strategy}: expected to be the fastest of those that fit, {best.step_seconds:.3g} s a step."
+    by_name = {plan.strategy: plan for plan in fitting}
+    known = next((name for name in RULE if name in by_name), next(iter(by_name)))
+    least = min(fitting, key=lambda plan: plan.predicted_memory_bytes)
+    why = "if that fits" if by_name[known].fits is None else "which fits"
+    sentence = f"By the rule of thumb take {known}, {why} ({_size(by_name[known].predicted_memory_bytes)} a rank)"
+    if least.strategy != known:
+        sentence += f"; {least.strategy} needs least memory, {_size(least.predicted_memory_bytes)}"
+    return sentence + "."
+
+
+def _size(value: float) -> str:
+    """Bytes in the largest unit that leaves a number of at least 1."""
+    for name, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= size:
+            return f"{value / size:.3g} {name}"
+    return f"{value:.3g} B"

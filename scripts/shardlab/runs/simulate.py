@@ -1,0 +1,263 @@
+"""A step of the real engine on fake tensors, over a fake process group: what a rank will hold and send, in seconds and
+without a device, a cluster or data.
+
+Fake tensors (torch.compile's) have shapes and no content; the collectives of the fake group do nothing. Sizes are
+those of a CPU's tensors, which are those of any device's.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import stage
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from shardlab import models, strategies
+from shardlab.data import encoders
+from shardlab.errors import UserError
+from shardlab.measure import flops
+from shardlab.measure.expected_traffic import boundary_states, of_replicas
+from shardlab.measure.memory import Memory
+from shardlab.measure.timeline import Timeline
+from shardlab.measure.traffic import Traffic, fraction_sent
+from shardlab.models.weights import allocate
+from shardlab.settings.types import Run
+from shardlab.strategies.pipeline import TimedStage
+from shardlab.training import distributed, tasks
+from shardlab.training.batches import Steps
+from shardlab.training.distributed import World
+from shardlab.training.step import train_step
+from shardlab.training.tasks import MicroBatch, Task
+
+PARTS: Any = stage
+"""What a stage tells the others has no public names."""
+COUNTED = 2
+"""The step that a training counts, too: its batch has that one's shapes."""
+
+
+def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterator[dict[str, Any] | str]:
+    """What each run will cost, under the names of report/plan.py, or the sentence that says why that cannot be known.
+
+    With each run comes the folder of its prepared data set, None for one without: its samples are then as large as they
+    can be. One rank of each pipeline stage is simulated: the first one, which has the largest part of batches and
+    shards. Each in a process of its own, forked from this one, as PyTorch keeps the groups of one in many places.
+    """
+    with get_context("fork").Pool(cores, maxtasksperchild=1) as pool:
+        under_way = [
+            [pool.apply_async(_simulate_rank, (_stand_in(run), data, rank)) for rank in ranks_of(run)]
+            for run, data in runs
+        ]
+        for (run, _), waited in zip(runs, under_way, strict=True):
+            yield _together(run, [rank.get() for rank in waited])
+
+
+def ranks_of(run: Run) -> list[int]:
+    """The ranks that are simulated."""
+    return [number * run.mesh.degree("dp_shard", "tp") for number in range(run.mesh.stages)]
+
+
+def _together(run: Run, seen: list[dict[str, Any] | str]) -> dict[str, Any] | str:
+    """What the ranks of a run told."""
+    told = [each for each in seen if not isinstance(each, str)]
+    if len(told) < len(seen):
+        return next(each for each in seen if isinstance(each, str))
+    keys = {(entry["axis"], entry["collective"]) for each in told for entry in each["traffic"]}
+    traffic = [
+        {"axis": axis, "collective": name, "bytes": _mean(axis, name, [each["traffic"] for each in told])}
+        for axis, name in sorted(keys)
+    ]
+    whole = {"ranks": ranks_of(run), "tensor_bytes": [each["tensor_bytes"] for each in told], "traffic": traffic}
+    return _zero(run, told[0] | whole) if run.zero_stage else told[0] | whole
+
+
+def _mean(axis: str, name: str, told: list[list[dict[str, Any]]]) -> float:
+    found = [entry["bytes"] for one in told for entry in one if (entry["axis"], entry["collective"]) == (axis, name)]
+    return float(sum(found)) / len(told)
+
+
+def _simulate_rank(run: Run, data: Path | None, rank: int) -> dict[str, Any] | str:
+    """What one rank holds and sends in one step, or why that is not known."""
+    try:
+        return _counted(run, data, rank)
+    except UserError as error:
+        return str(error)
+    except Exception as error:
+        return f"PyTorch cannot simulate it ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]})"
+
+
+def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
+    with ExitStack() as stack:
+        if run.mesh:
+            stack.enter_context(_fake_group(run.world_size, rank))
+        world = distributed.world(run.mesh, "cpu")
+        task = _task(run, data, world)
+        fake = FakeTensorMode(
+            allow_non_fake_inputs=True,
+            shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True),
+        )
+        # Each rank draws its masks from a number that it reads, and a fake tensor has none to read.
+        stack.enter_context(mock.patch("shardlab.strategies.tensor.drawn", return_value=0))
+        engine: Any = strategies.build(run, task, world, None)
+        steps = Steps(task, engine, run.recipe, run.seed, world)
+        step = steps[min(COUNTED, steps.count - 1)]
+        counted = flops.of_step(run, task, task.micro_batch("train", steps.order.batch(step.number)))
+        if run.mesh.pipelined:
+            rows = step.micro_batches[0].rows // engine.chunks
+            meta = {name: values[:rows].to("meta") for name, values in step.micro_batches[0].batch.items()}
+            engine.stage = _alone(boundary_states(run, task, meta))
+        with fake:
+            for part, device in zip(engine.parts, engine.devices(), strict=True):
+                allocate(part, device)
+            engine.ready(engine.parts)  # without DDP, whose C++ reads the gradients
+            step = replace(step, micro_batches=[_faked(micro) for micro in step.micro_batches])
+            if run.mesh.pipelined or run.mesh.tensor_parallel:
+                # The stages tell each other their shapes, and DTensor asks each operator for those of its result.
+                train_step(engine, step, world)
+            else:
+                _make_optimizer_state(engine)
+            gc.collect()
+            memory, traffic = Memory(world.device, fake=True), Traffic(world, Timeline())
+            with memory, traffic:
+                train_step(engine, step, world, lambda _, engine: _name(memory, engine))
+                _name(memory, engine)
+        figures = memory.figures()
+        sent = [{"axis": a, "collective": name, "bytes": size} for (a, name), size in traffic.bytes.items()]
+        if run.mesh.replicated and not run.mesh.sharded:
+            model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
+            theory = of_replicas(run, model, run.recipe.accumulate)
+            sent.append({"axis": "dp_replicate", "collective": "all_reduce", "bytes": theory})
+            _hold_buckets(figures, run)
+        return {
+            "tensor_bytes": figures,
+            "traffic": sent,
+            "flops_per_step": counted.step,
+            "flops_per_step_causal": counted.causal,
+            "parameters": engine.parameter_count,
+        }
+
+
+def _hold_buckets(figures: dict[str, Any], run: Run) -> None:
+    """DDP's gradients lie in buckets, which are there all the time."""
+    size = 0 if run.engine_config else figures["largest"]["weights"]
+    more = max(0, size - figures["at_peak"]["gradients"])
+    figures["at_peak"]["gradients"] += more
+    figures["largest"]["gradients"] = max(size, figures["largest"]["gradients"])
+    figures["peak"] += more
+
+
+@contextmanager
+def _fake_group(size: int, rank: int) -> Iterator[None]:
+    """A process group of that size whose collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _task(run: Run, data: Path | None, world: World) -> Task:
+    """The task over the prepared data, or over none."""
+    folder = data or Path()
+    task = tasks.load(run.task, folder, getattr(torch, run.recipe.dtype), world.device, fixed_shapes=run.mesh.pipelined)
+    if data is None:
+        task.pretend(encoders.blank(run.data, (COUNTED + 1) * run.recipe.global_batch))
+    return task
+
+
+def _faked(micro: MicroBatch) -> MicroBatch:
+    batch = {name: torch.empty(values.shape, dtype=values.dtype) for name, values in micro.batch.items()}
+    return replace(micro, batch=batch)
+
+
+def _name(memory: Memory, engine: Any) -> None:
+    for kind, tensors in engine.held().items():
+        memory.name(kind, tensors)
+
+
+def _make_optimizer_state(engine: Any) -> None:
+    """What the first step of an optimizer makes, without a forward and a backward pass."""
+    for parameter in engine.parameters().values():
+        parameter.grad = torch.zeros_like(parameter)
+    engine.optimizer.step()
+    engine.optimizer.zero_grad()
+
+
+def _alone(states: list[tuple[Tensor, ...]]) -> type[TimedStage]:
+    """A stage that knows what the others would tell it: the state behind each of them, by shape."""
+
+    class Alone(TimedStage):
+        def _recv_meta(self, src_stage: int) -> Any:
+            if src_stage < self.stage_index:
+                values = tuple(
+                    torch.empty(value.shape, dtype=value.dtype, requires_grad=value.is_floating_point())
+                    for value in states[src_stage]
+                )
+                return PARTS._StageForwardMeta(forward_metas=PARTS.extract_tensor_metas(values))
+            return PARTS._StageBackwardMeta(backward_metas=PARTS._derive_grad_metas(self._stage_meta.outputs))
+
+        def _send_meta(self, meta: Any, dst_stage: int) -> None:
+            pass
+
+        def _warmup_forward_vote(self, has_backward: bool, received_acc: Any = None) -> Any:
+            return None
+
+        def _warmup_backward_result(self, received_result: Any = None) -> Any:
+            return SimpleNamespace(item=lambda: 0)  # no stage knows its shapes beforehand
+
+    return Alone
+
+
+def _stand_in(run: Run) -> Run:
+    """The run itself; for DeepSpeed's the same batches on the same ranks with whole replicas."""
+    if run.zero_stage is None:
+        return run
+    mesh = type(run.mesh)({"dp_replicate": run.world_size})
+    return run.model_copy(update={"engine": "torch", "mesh": mesh})
+
+
+def _zero(run: Run, plain: dict[str, Any]) -> dict[str, Any]:
+    """DeepSpeed does not run on fake tensors: its own states by formula, the rest as with whole replicas.
+
+    Stages 1 and 2 keep a flat copy of their part of the weights, which the optimizer updates; each has a bucket of
+    ``reduce_bucket_size`` values through which gradients pass (deepspeed.readthedocs.io, "ZeRO").
+    """
+    level, ranks = run.zero_stage or 0, run.world_size
+    (bytes_,) = plain["tensor_bytes"]
+    at_peak, largest = dict(bytes_["at_peak"]), dict(bytes_["largest"])
+    weights = largest["weights"]
+    bucket = (run.engine_config or {}).get("zero_optimization", {}).get("reduce_bucket_size", 500_000_000)
+    for held in (at_peak, largest):
+        held["weights"] = weights // ranks if level == 3 else weights + weights // ranks
+        held["optimizer"] //= ranks
+        held["gradients"] //= 1 if level == 1 else ranks
+        held["other"] += bucket * weights // plain["parameters"]
+    sent = [{"axis": "world", "collective": "all", "bytes": _zero_bytes(run, weights, plain["parameters"])}]
+    return plain | {
+        "tensor_bytes": [{"peak": sum(at_peak.values()), "at_peak": at_peak, "largest": largest}],
+        "traffic": sent if ranks > 1 else [],
+    }
+
+
+def _zero_bytes(run: Run, weights: int, parameters: int) -> float:
+    """What DeepSpeed 0.19 sends, which is not the paper's volume.
+
+    Stages 1 and 2 all-reduce gradients and gather weights; stage 3 gathers weights a second time only if there are more
+    than ``stage3_max_live_parameters``.
+    """
+    one = fraction_sent("all_gather", run.world_size) * weights
+    if run.zero_stage != 3:
+        return 3 * one
+    live = (run.engine_config or {}).get("zero_optimization", {}).get("stage3_max_live_parameters", 10**9)
+    return (3 if parameters > live else 2) * one * run.recipe.accumulate

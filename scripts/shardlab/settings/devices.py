@@ -1,0 +1,29 @@
+"""Peaks of known devices: dense FLOP/s by arithmetic, from their makers' data sheets. Nothing here imports torch."""
+
+from typing import Literal
+
+Arithmetic = Literal["float64", "float32", "bf16", "fp16"]
+
+H100 = {"float64": 33.5e12, "float32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12}
+A100 = {"float64": 9.7e12, "float32": 19.5e12, "bf16": 312e12, "fp16": 312e12}
+PEAKS: dict[str, dict[str, float]] = {
+    "H100 PCIe": {"float64": 25.6e12, "float32": 51.2e12, "bf16": 756e12, "fp16": 756e12},
+    "H100": H100,
+    "H200": H100,
+    "GH200": H100,
+    "A100": A100,
+    "L40S": {"float32": 91.6e12, "bf16": 362e12, "fp16": 362e12},
+    "V100": {"float64": 7.8e12, "float32": 15.7e12, "fp16": 125e12},
+    "MI300X": {"float64": 81.7e12, "float32": 163.4e12, "bf16": 1307.4e12, "fp16": 1307.4e12},
+    # One of the two dies of a module, which is what PyTorch calls a device.
+    "MI250X": {"float64": 23.9e12, "float32": 23.9e12, "bf16": 191.5e12, "fp16": 191.5e12},
+}
+"""Part of a device's name, the longer one before the shorter: its peaks. float32 and float64 without tensor cores, as
+PyTorch computes them unless told otherwise; without sparsity.
+"""
+
+
+def peak(device: str, dtype: str, precision: str) -> float | None:
+    """Peak FLOP/s of a device of that name, in a recipe's ``dtype`` and ``precision``; None where it is not known."""
+    arithmetic = dtype if precision == "full" else precision
+    return next((peaks.get(arithmetic) for name, peaks in PEAKS.items() if name in device), None)

@@ -1,0 +1,118 @@
+"""Plans: the time from the site's figures, what fits, what to take; the sentences about what is not known."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from helpers.common import ROOT
+from shardlab.report import plan, plan_table
+from shardlab.report.plan import Plan
+from shardlab.settings import load, resolve
+from shardlab.settings.sites import Figures
+
+GIB = 2**30
+KNOWN = {
+    "device_memory_gib": 80,
+    "matrix_tflops": {"float32": 10.0},
+    "memory_gb_per_second": 1000,
+    "node_gb_per_second": 100,
+    "network_gb_per_second": 10,
+}
+
+
+def run_of(strategy, **config):
+    return resolve.run(load.config(config), strategy, "llama2")
+
+
+def told(peak=40 * GIB, weights=10 * GIB, traffic=(), flops=10**14):
+    kinds = dict.fromkeys(("weights", "gradients", "optimizer", "activations", "gathered", "other"), 0)
+    held = kinds | {"weights": weights}
+    return {
+        "ranks": [0],
+        "tensor_bytes": [{"peak": peak, "at_peak": held, "largest": held}],
+        "traffic": [{"axis": axis, "collective": "all_reduce", "bytes": size} for axis, size in traffic],
+        "flops_per_step": flops,
+        "flops_per_step_causal": flops,
+        "parameters": 1,
+    }
+
+
+def made(strategy="ddp", figures=KNOWN, recomputation="none", **what):
+    figures = Figures(**figures)
+    seen = told(**what)
+    return plan.make(run_of(strategy), figures, seen, recomputation, fits=plan.fits(seen, figures), prepared=True)
+
+
+def test_the_time_is_the_longer_of_products_and_traffic_then_the_update():
+    update = 2 * 10 * GIB / 1e12
+    products = 1e14 / (2 * 1e13)
+    assert made().step_seconds == pytest.approx(products + update)
+    assert made(recomputation="full").step_seconds == pytest.approx(products * 4 / 3 + update)
+    assert made(traffic=[("dp_replicate", 100e9)]).step_seconds == pytest.approx(products + update), "sent beside them"
+    assert made(traffic=[("dp_replicate", 900e9)]).step_seconds == pytest.approx(9 + update), "longer than they take"
+    assert made("tp", traffic=[("tp", 100e9)]).step_seconds == pytest.approx(products + 1 + update), "waited for"
+
+
+def test_between_nodes_the_network_counts():
+    figures = Figures(**KNOWN)
+    values = {"nodes": 2, "ranks_per_node": 4, "site_settings": {"nodes_max": 2, "srun": {}}}
+    fsdp_tp = run_of("fsdp_tp", **values)
+    for axis, gb_per_second in (("tp", 100), ("dp_shard", 10)):
+        # More bytes than the products hide.
+        seconds, _ = plan.step_time(fsdp_tp, figures, told(traffic=[(axis, 1e13)], weights=0, flops=0), "none")
+        assert seconds == pytest.approx(1e13 / gb_per_second / 1e9)
+
+
+def test_a_site_without_figures_has_no_time_and_says_which_are_missing():
+    bare = made(figures={}, traffic=[("dp_replicate", 1e9)])
+    assert (bare.step_seconds, bare.fits) == (None, None)
+    assert bare.missing == ["matrix_tflops.float32", "memory_gb_per_second", "node_gb_per_second"]
+    text = plan_table.markdown([bare], {("zero1", "llama2"): "no float64"}, load.config({"workloads": ["llama2"]}))
+    assert "No times: config/sites/local.yaml does not name figures.matrix_tflops.float32, figures.memory_gb" in text
+    assert "take ddp, if that fits (40 GiB a rank)." in text
+    assert "- zero1 x llama2: no float64" in text
+
+
+def test_what_to_take():
+    ddp, fsdp = made(peak=90 * GIB), made("fsdp", peak=50 * GIB)
+    assert (ddp.fits, fsdp.fits) == (False, True)
+    assert plan_table.choice([ddp, fsdp]).startswith("Take fsdp: expected to be the fastest of those that fit")
+    assert plan_table.choice([ddp]).startswith("Nothing fits: ddp needs least, 90 GiB a rank")
+    no_time = {key: value for key, value in KNOWN.items() if key == "device_memory_gib"}
+    plans = [made(name, figures=no_time, peak=size * GIB) for name, size in (("ddp", 60), ("fsdp", 50))]
+    assert plan_table.choice(plans) == (
+        "By the rule of thumb take ddp, which fits (60 GiB a rank); fsdp needs least memory, 50 GiB."
+    )
+
+
+@pytest.mark.parametrize(
+    ("peak", "mode", "sentence"),
+    [
+        (90, "full", "its plan says 90 GiB a rank at best; take more ranks"),
+        (70, "full", "as it is; set recipe.activation_checkpointing to full (70 GiB)"),
+        (70, "none", None),
+    ],
+)
+def test_resolve_warns_or_refuses_what_does_not_fit(tmp_path, peak, mode, sentence):
+    config = {"site_settings": {"figures": {"device_memory_gib": 80}}}
+    run = run_of("ddp", **config)
+    seen = told(peak=peak * GIB)
+    figures = Figures(device_memory_gib=80)
+    each = plan.make(run, figures, seen, mode, fits=plan.fits(seen, figures), prepared=False)
+    each.write(tmp_path / "plan.json")
+    assert Plan.read(tmp_path / "plan.json", "").fits is (peak < 80)
+
+    def resolved(**more):
+        words = [f"--config={json.dumps(config | more)}", "--strategy=ddp", "--workload=llama2"]
+        program = [sys.executable, ROOT / "scripts/resolve.py", *words, f"--output={tmp_path}/run.json"]
+        return subprocess.run(program, capture_output=True, text=True)
+
+    warned, refused = resolved(), resolved(unfit="refuse")
+    assert warned.returncode == 0
+    assert refused.returncode == (1 if sentence else 0)
+    if sentence:
+        assert "ddp x llama2 does not fit into a device's 80 GiB" in refused.stderr
+        assert sentence in refused.stderr
+        assert sentence in warned.stdout

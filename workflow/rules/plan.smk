@@ -1,0 +1,52 @@
+# What the runs will cost, from their engines' steps on fake tensors: memory, operations, traffic, time. Trains nothing.
+
+
+rule plan:
+    input:
+        settings=f"results/init/{CONFIG.workloads[0]}/run.json",
+        manifests=[f"data/prepared/{name}/dataset.json" for name in DATA_SETS],
+        models=[file for folder in MODEL_FOLDERS for file in model_files(folder)],
+        image=IMAGE,
+    output:
+        "results/plan.md",
+    log:
+        "results/logs/plan.log",
+    benchmark:
+        "results/benchmarks/plan.tsv"
+    conda:
+        "../../envs/train.yaml"
+    resources:
+        **slurm.resources(SITE, "plan", 1, 1, runtime=60),
+    params:
+        config=CONFIG_JSON,
+        image=[f"--image {path}" for path in IMAGE],
+    message:
+        "Planning all runs"
+    shell:
+        f"python {SCRIPTS}/launch.py"
+        " plan --settings {input.settings} {params.image} --config {params.config:q}"
+        " --table {output} > {log} 2>&1"
+
+
+rule plan_run:
+    input:
+        settings="results/init/{workload}/run.json",
+        models=lambda wildcards: model_files(run_of(wildcards).model.folder),
+        image=IMAGE,
+    output:
+        "results/{strategy}/{workload}/plan.json",
+    log:
+        "results/{strategy}/{workload}/logs/plan.log",
+    conda:
+        "../../envs/train.yaml"
+    resources:
+        **slurm.resources(SITE, "plan", 1, 1, runtime=60),
+    params:
+        config=lambda wildcards, input: CONFIG_JSON,
+        image=[f"--image {path}" for path in IMAGE],
+    message:
+        "Planning {wildcards.workload} under {wildcards.strategy}"
+    shell:
+        f"python {SCRIPTS}/launch.py"
+        " plan --settings {input.settings} {params.image} --config {params.config:q}"
+        " --strategy {wildcards.strategy} --workload {wildcards.workload} > {log} 2>&1"
