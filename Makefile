@@ -87,6 +87,7 @@ envs: .venv/dev
 	cd envs && $(COMPILE) -c workflow.txt -o train.txt train.in && sed -i 's/+cpu//' train.txt
 	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o dev.txt dev.in
 	cd envs && $(COMPILE) -o validator.txt validator.in
+	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o peers.txt peers.in && sed -i 's/+cpu//' peers.txt
 
 KILLS ?= 1000
 SEED ?= 1
@@ -135,6 +136,14 @@ distclean:
 .venv/run: envs/train.txt .venv/login
 	@echo 'Installing PyTorch, DeepSpeed and what they need: $(call packages,envs/train.txt) packages, the largest by far.'
 	$(PIP) -r envs/workflow.txt -r envs/train.txt
+	@touch $@
+
+# Other trainers, to be measured beside: on top of what is there, in an environment of their own.
+.venv/peers/made: envs/peers.txt .venv/run
+	@echo 'Installing the trainers that ours is measured beside: up to $(call packages,envs/peers.txt) packages.'
+	$(BIN)/python -m venv .venv/peers
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$(.venv/peers/bin/python -c 'import site; print(site.getsitepackages()[0])')/below.pth
+	.venv/peers/bin/python -m pip install --quiet -r envs/peers.txt
 	@touch $@
 
 .venv/dev: envs/dev.txt .venv/run

@@ -42,7 +42,7 @@ def main() -> None:
     if args.table:
         write_text(args.table, text)
     print(text)
-    if refused and not plans:
+    if refused and args.strategy:
         raise UserError(next(iter(refused.values())))
 
 

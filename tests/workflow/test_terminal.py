@@ -33,7 +33,7 @@ def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
     child = on_terminal(tree, "strategies=[single, ddp]")
     seen, _ = child.communicate(timeout=300)
     assert child.returncode == 0, seen
-    assert any(re.search(r" \d+/13 about \d+ s left$", line) for line in lines(seen, bar=True))
+    assert any(re.search(r" \d+/14 about \d+ s left$", line) for line in lines(seen, bar=True))
     shown = [line for line in lines(seen) if " x mlp" in line]
     words = [re.sub(r"[\d.]+ s$", "", line).split() for line in shown]
     of_ddp, of_single = sorted(words)

@@ -18,7 +18,7 @@ def test_slurm_profile_lists_the_jobs_without_slurm(tree):
 
 
 def test_dry_run_needs_no_profile(tree):
-    assert re.search(r"^total +147$", tree.run("snakemake", "-n", "all").stdout, re.MULTILINE)
+    assert re.search(r"^total +148$", tree.run("snakemake", "-n", "all").stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("graph", ["--rulegraph", "--dag"])

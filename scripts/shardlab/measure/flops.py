@@ -43,13 +43,16 @@ class _Attention(TorchFunctionMode):
 
 
 @torch.no_grad()
-def of_step(run: Run, task: Task, micro: MicroBatch) -> Flops:
-    """Of a step on this batch, which can be one of ``global_batch`` samples or a part of it."""
+def of_step(run: Run, task: Task, micro: MicroBatch) -> Flops | None:
+    """Of a step on this batch; None for a model whose forward pass asks for values, which shapes do not have."""
     model = models.build(run.model, run.task, torch.float32).to("meta")
     batch = {name: values.to("meta") for name, values in micro.batch.items()}
     batch = {name: values.float() if values.is_floating_point() else values for name, values in batch.items()}
     attention, counter = _Attention(), FlopCounterMode(display=False)
-    with counter, attention:
-        task.outputs(model, batch)
+    try:
+        with counter, attention:
+            task.outputs(model, batch)
+    except (RuntimeError, NotImplementedError):
+        return None
     forward = counter.get_total_flops()
     return Flops(3 * forward, 3 * (forward - attention.masked))

@@ -44,8 +44,8 @@ class Plan(Report):
         description="The least recomputation with which it fits; null if it fits with none, or if that is not known."
     )
     fits: bool | None = Field(description="Whether it fits, with that; null where the site names no device's memory.")
-    flops_per_step: int = Field(description="Of the model, over all ranks (see flops_formula in train.json).")
-    flops_per_step_causal: int = Field(description="The same without what causal attention masks.")
+    flops_per_step: int | None = Field(description="Of the model, over all ranks (see flops_formula in train.json).")
+    flops_per_step_causal: int | None = Field(description="The same without what causal attention masks.")
     traffic: list[Traffic] = Field(description="Bytes that a rank sends in a step, by mesh axis and collective.")
     step_seconds: float | None = Field(description="Step time to expect.")
     missing: list[str] = Field(description="Keys of the site's figures that the time would need.")
@@ -103,7 +103,7 @@ def step_time(run: Run, figures: Figures, told: dict[str, Any], recomputation: s
             beside += entry["bytes"] / bandwidth / 1e9
         else:
             waiting += entry["bytes"] / bandwidth / 1e9
-    if missing or not matrix or not memory:
+    if missing or not matrix or not memory or told["flops_per_step"] is None:
         return None, sorted(set(missing))
     # With mp one device works at a time.
     devices = run.world_size * (1 if run.options.one_process == "mp" else run.devices_per_rank)

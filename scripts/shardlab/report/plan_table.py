@@ -38,7 +38,7 @@ def _table(plans: Sequence[Plan]) -> str:
                 _size(plan.predicted_memory_bytes),
                 {None: "", True: "yes", False: "no"}[plan.fits],
                 plan.activation_checkpointing or "",
-                f"{plan.flops_per_step / 1e12:.3g}",
+                "" if plan.flops_per_step is None else f"{plan.flops_per_step / 1e12:.3g}",
                 ", ".join(sent) or "0",
                 "" if plan.step_seconds is None else f"{plan.step_seconds:.3g}",
             ]

@@ -139,8 +139,11 @@ class TrainReport(Report):
         description="pp: the bubble (p - 1) / (m + p - 1) with m micro-batches (times the stages of a rank) on p "
         "ranks; null for zero bubble.",
     )
-    flops_per_step: int = Field(description="Floating-point operations of a step over all ranks, by flops_formula.")
-    flops_per_step_causal: int = Field(description="The same without what causal attention masks.")
+    flops_per_step: int | None = Field(
+        description="Floating-point operations of a step over all ranks, by flops_formula; null for a model that "
+        "cannot be run over shapes alone."
+    )
+    flops_per_step_causal: int | None = Field(description="The same without what causal attention masks.")
     flops_formula: str = Field(description="How they were counted.")
     device_peak_flops: float | None = Field(
         description="Peak of a device in the run's arithmetic, from its data sheet (FLOP/s); null where not known."
@@ -254,7 +257,7 @@ def train_report(
 def _utilization(run: Run, measured: dict[str, Any], seconds: float | None) -> float | None:
     """Chowdhery et al., 2022, arXiv:2204.02311, appendix B."""
     peak = measured["device_peak_flops"]
-    if peak is None or seconds is None:
+    if peak is None or seconds is None or measured["flops_per_step"] is None:
         return None
     return float(measured["flops_per_step"] / seconds / (peak * run.world_size * run.devices_per_rank))
 

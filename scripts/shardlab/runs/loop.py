@@ -136,11 +136,12 @@ def _operations(run: Run, task: Task, steps: Steps, first: int, log: MetricsLog)
     counted = flops.of_step(run, task, task.micro_batch("train", indices))
     device = torch.cuda.get_device_name() if task.device.type == "cuda" else "cpu"
     of_device = peak(device, run.recipe.dtype, run.recipe.precision)
-    log.flops_per_sample = counted.step / len(indices)
-    log.peak_flops = (of_device or 0.0) * run.world_size * run.devices_per_rank
+    if counted:
+        log.flops_per_sample = counted.step / len(indices)
+        log.peak_flops = (of_device or 0.0) * run.world_size * run.devices_per_rank
     return {
-        "flops_per_step": counted.step,
-        "flops_per_step_causal": counted.causal,
+        "flops_per_step": counted and counted.step,
+        "flops_per_step_causal": counted and counted.causal,
         "flops_formula": flops.FORMULA,
         "device_peak_flops": of_device,
     }

@@ -140,8 +140,8 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
         return {
             "tensor_bytes": figures,
             "traffic": sent,
-            "flops_per_step": counted.step,
-            "flops_per_step_causal": counted.causal,
+            "flops_per_step": counted and counted.step,
+            "flops_per_step_causal": counted and counted.causal,
             "parameters": engine.parameter_count,
         }
 

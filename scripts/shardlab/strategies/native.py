@@ -18,6 +18,8 @@ from shardlab.training import optimizers
 from shardlab.training.distributed import World
 from shardlab.training.tasks import MicroBatch, Task
 
+LONGEST_ROW = 2**16
+"""Values whose float32 norm is good to seven digits."""
 Groups = dict[tuple[Any, ...], list[nn.Parameter]]
 
 
@@ -47,6 +49,9 @@ class NativeEngine:
         """The parts have their weights; ``wrapped``: what to call instead of each."""
         self.models = wrapped
         self.groups = _by_placement(self.parameters())
+        self.split: list[Any] = [
+            parameter for parameter in self.parameters().values() if hasattr(parameter, "placements")
+        ]
         self.optimizer = optimizers.build(
             self.run.recipe.optimizer, [{"params": group} for group in self.groups.values()]
         )
@@ -177,10 +182,10 @@ class NativeEngine:
 
     def _reduce_partial_gradients(self) -> None:
         # A norm's weights under sequence parallelism: each rank has the gradient of its part of the sequence.
-        for parameter in self.parameters().values():
+        for parameter in self.split:
             gradient: Any = parameter.grad
-            placements = getattr(parameter, "placements", None)
-            if placements and gradient is not None and gradient.placements != placements:
+            placements = parameter.placements
+            if gradient is not None and gradient.placements != placements:
                 parameter.grad = gradient.redistribute(placements=placements)
 
     def _scale(self, factor: Tensor) -> None:
@@ -213,19 +218,28 @@ def _by_placement(parameters: dict[str, nn.Parameter]) -> Groups:
 def _square(groups: Groups, device: torch.device) -> Tensor:
     """Squared L2 norm of the gradients, a scalar; one reduction for each mesh axis over which a group is sharded.
 
-    On a CPU squares are summed in float64: a float32 norm of a million values is off in the fifth digit there. A GPU's
+    On a CPU rows are summed in float64: a float32 norm of a million values is off in the fifth digit there. A GPU's
     reductions are trees, and its float64 is slow: there the gradients' own type.
     """
-    dtype = torch.float64 if device.type == "cpu" else None
-    total = torch.zeros((), dtype=dtype or torch.float32, device=device)
+    total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
     for (_, mesh, placements), parameters in groups.items():
         gradients = [local(p.grad) for p in parameters if p.grad is not None]
         if not gradients:
             continue
-        # Offloaded gradients are on the CPU, nccl is not.
-        square = torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)).square().sum().to(device)
+        if gradients[0].device.type == "cpu":
+            norms = torch.cat([_row_norms(gradient) for gradient in gradients]).double()
+        else:
+            norms = torch.stack(torch._foreach_norm(gradients, 2))
+        square = norms.square().sum().to(device)  # offloaded gradients are on the CPU, nccl is not
         for axis, placement in enumerate(placements):
             if not placement.is_replicate():
                 torch.distributed.all_reduce(square, group=mesh.get_group(axis))
         total = total + square
     return total
+
+
+def _row_norms(gradient: Tensor) -> Tensor:
+    """Norms of the parts along the first dimension; of all in float64 where these are long: (parts,) or (1,)."""
+    if gradient.dim() > 1 and 0 < gradient.numel() <= LONGEST_ROW * gradient.shape[0]:
+        return torch.linalg.vector_norm(gradient, dim=tuple(range(1, gradient.dim())))
+    return torch.linalg.vector_norm(gradient, dtype=torch.float64).reshape(1)

@@ -39,6 +39,7 @@ class Stopwatch:
         """Until here. What the device has behind it is added up."""
         self._last = self._begun, self.spans
         self._measured.append((*self._last, self._mark()))
+        self.spans = []  # what follows is not measured
         while len(self._measured) > 1 and self._is_over(self._measured[0][2]):
             self._add_up()
 

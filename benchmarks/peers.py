@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Our trainer beside a bare PyTorch loop, Hugging Face's Trainer and Lightning: one step each in turn, in one process.
+
+On a shared machine nothing else tells a few percent apart. Each trainer runs in a thread and waits at the start of each
+step for its turn; the ratio is that of a step to the bare loop's of the same round. Start-up and memory are those of
+processes of their own. With several ranks (--strategies ddp fsdp zero2) beside DDP, fully_shard and deepspeed by hand.
+Run it by `make bench`, which makes the environment that it needs (.venv/peers).
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from shardlab.errors import UserError, run_program
+from shardlab.files import write_json, write_text
+from shardlab.settings import load, resolve
+from shardlab.settings.types import Run
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 4, "hidden": 176, "vocab_size": 1024},
+    "middle": {"dim": 192, "layers": 3, "heads": 6, "kv_heads": 6, "hidden": 512, "vocab_size": 1024},
+    "large": {"dim": 256, "layers": 4, "heads": 8, "kv_heads": 8, "hidden": 688, "vocab_size": 2048},
+}
+"""Name: arguments of the llama model; with the samples below a step takes some 5, 50 and 150 ms on one core."""
+SHAPES = {"tiny": (4, 32), "middle": (8, 64), "large": (8, 128)}
+"""Name: samples and tokens of each in a batch."""
+ALONE = 10
+"""Steps of the processes whose start-up and memory are measured."""
+
+
+def main() -> None:
+    """Race, print and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--strategies", nargs="+", choices=["single", "ddp", "fsdp", "zero2"], default=["single"])
+    parser.add_argument("--rounds", type=int, default=120, help="steps of each; the first tenth is not counted")
+    parser.add_argument("--repeats", type=int, default=3, help="processes of each for start-up and memory; 0: none")
+    parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV files")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--alone", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.inside:
+        inside(args.inside, args.alone)
+        return
+    steps, starts = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for strategy in args.strategies:
+            for size in args.sizes:
+                place = Path(folder) / f"{strategy}-{size}"
+                ranks = prepare(place, strategy, size, args.rounds)
+                names = ["bare", "shardlab", *(["hugging_face", "lightning"] if ranks == 1 else [])]
+                table = pd.DataFrame(started(place, ranks, names))
+                steps += rows(table, strategy, size, names, args.rounds // 10)
+                if ranks == 1 and args.repeats:
+                    prepare(place / "alone", strategy, size, ALONE)
+                    starts += startups(place / "alone", size, names, args.repeats)
+    for name, found in (("peers", steps), ("peers_start", starts)):
+        if found:
+            write_text(args.output / f"{name}.csv", pd.DataFrame(found).to_csv(index=False))
+            print(pd.DataFrame(found).to_markdown(index=False, floatfmt=".4g"), end="\n\n")
+
+
+def prepare(place: Path, strategy: str, size: str, steps: int) -> int:
+    """Write run.json, random tokens and initial weights; returns the number of ranks."""
+    import torch
+    from safetensors.numpy import save_file
+
+    from shardlab.data import store
+    from shardlab.models import initial_weights
+
+    samples, length = SHAPES[size]
+    recipe = {"global_batch": samples, "max_steps": steps, "clip_norm": 1.0, "epochs": 1, "checkpoint_minutes": None}
+    recipe |= {"evaluation_batch": samples, "optimizer": {"name": "adamw", "learning_rate": 1e-4}}
+    run = resolve.run(load.config({"recipe": recipe}), strategy, "llama2")
+    model = run.model.model_copy(update={"args": SIZES[size], "pieces": SIZES[size]["layers"] + 2})
+    run = run.model_copy(update={"model": model})
+    place.mkdir(parents=True)
+    write_json(place / "run.json", run.model_dump())
+    draw = np.random.default_rng(0)
+    for split, rows in (("train", samples * (steps + 1)), ("validation", samples), ("test", samples)):
+        tokens = draw.integers(0, SIZES[size]["vocab_size"], (rows, length + 1), dtype=np.int32)
+        save_file({"tokens": tokens}, place / f"{split}.safetensors")
+    files = {f"{split}.safetensors": "" for split in ("train", "validation", "test")}
+    manifest = {"data": run.data.model_dump(), "files": files, "fingerprint": store.fingerprint(files)}
+    write_json(place / "dataset.json", manifest)
+    from shardlab import models
+    from shardlab.models.weights import save
+
+    weights = initial_weights(run.model, run.task, torch.float32, run.seed)
+    save(weights, models.state(models.build(run.model, run.task, torch.float32)), place / "initial.safetensors")
+    return run.world_size
+
+
+def started(place: Path, ranks: int, names: list[str], alone: str = "") -> Any:
+    """Run this program on the ranks; returns what rank 0 wrote."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launcher, __file__, "--inside", str(place), "--alone", alone]
+    write_json(place / "names.json", {"names": names})
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BEGUN": str(time.time())}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise UserError(f"the race in {place.name} failed; its end was:\n{done.stdout[-3000:]}")
+    return json.loads((place / "told.json").read_text())
+
+
+def inside(place: Path, alone: str) -> None:
+    """One rank of a race, or of one trainer alone."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from shardlab.settings.types import read_run
+    from shardlab.training import distributed
+
+    run = read_run(place / "run.json")
+    distributed.start("cpu")
+    names = json.loads((place / "names.json").read_text())["names"]
+    output = Path(tempfile.mkdtemp(dir=place))
+    told = by_itself(run, place, output, alone) if alone else race(run, place, output, names)
+    if distributed.is_main():
+        write_json(place / "told.json", told)
+    distributed.finish()
+
+
+def race(run: Run, place: Path, output: Path, names: list[str]) -> Any:
+    """Seconds of each step of each trainer, in turn."""
+    from contestants import CONTESTANTS, Race  # type: ignore[import-not-found]
+
+    conductor = threading.Semaphore(0)
+    turns = {name: threading.Semaphore(0) for name in names}
+    failures: list[BaseException] = []
+    ended: set[str] = set()
+
+    def begin(name: str) -> None:
+        conductor.release()
+        turns[name].acquire()
+
+    races = {
+        name: Race(run, place, place / "initial.safetensors", output, lambda name=name: begin(name)) for name in names
+    }
+
+    def work(name: str) -> None:
+        try:
+            CONTESTANTS[name](races[name])
+        except BaseException as error:
+            failures.append(error)
+        ended.add(name)
+        conductor.release()
+
+    for name in names:
+        threading.Thread(target=work, args=(name,), daemon=True).start()
+        conductor.acquire()  # set up, at its first step
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(run.recipe.max_steps or 0):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            if failures or name in ended:
+                raise next(iter(failures), UserError(f"{name} ended before its step {number}; see CONTESTANTS."))
+            started = time.perf_counter()
+            turns[name].release()
+            conductor.acquire()
+            seconds[name].append(time.perf_counter() - started)
+    check({name: each.losses for name, each in races.items()}, run)
+    return seconds
+
+
+def check(losses: dict[str, list[float]], run: Run) -> None:
+    """Whether all trained the same: the losses of the first steps, which rounding has not carried apart."""
+    first = {name: np.array(values[:5]) for name, values in losses.items() if values}
+    for name, values in first.items():
+        if len(values) < min(5, run.recipe.max_steps or 5) or not np.allclose(values, first["bare"], rtol=2e-4):
+            raise UserError(f"{name} did not train as the bare loop did: {values} beside {first['bare']}.")
+
+
+def by_itself(run: Run, place: Path, output: Path, name: str) -> Any:
+    """Seconds from the process's start to its first step's begin, and what the process took in all."""
+    from contestants import CONTESTANTS, Race
+
+    begun: list[float] = []
+    race = Race(run, place, place / "initial.safetensors", output, lambda: begun.append(time.time()))
+    CONTESTANTS[name](race)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "first step s": begun[0] - float(os.environ["BEGUN"]),
+        "CPU s": used.ru_utime + used.ru_stime,
+        "peak MiB": used.ru_maxrss / 1024,
+    }
+
+
+def rows(table: pd.DataFrame, strategy: str, size: str, names: list[str], skipped: int) -> list[dict[str, Any]]:
+    """Median step, throughput, and the median ratio to the bare loop's step of the same round with its error."""
+    counted = table.iloc[skipped:-1]  # a trainer's last turn holds what it does at its end
+    samples, length = SHAPES[size]
+    found = []
+    for name in names:
+        ratio = counted[name] / counted["bare"]
+        found.append(
+            {
+                "strategy": strategy,
+                "size": size,
+                "trainer": name,
+                "step ms": 1000 * counted[name].median(),
+                "tokens/s": samples * length / counted[name].median(),
+                "to bare": ratio.median(),
+                "standard error": error_of_median(ratio),
+                "more ms": 1000 * (counted[name] - counted["bare"]).median(),
+            }
+        )
+    return found
+
+
+def error_of_median(values: "pd.Series[float]") -> float:
+    """Standard error of a median, by drawing again from the values."""
+    draw = np.random.default_rng(0)
+    medians = np.median(draw.choice(values.to_numpy(), (500, len(values))), axis=1)
+    return float(medians.std())
+
+
+def startups(place: Path, size: str, names: list[str], repeats: int) -> list[dict[str, Any]]:
+    """Medians over processes of each trainer alone, in turn."""
+    told: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _ in range(repeats):
+        for name in names:
+            told[name].append(started(place, 1, names, name))
+    return [
+        {"size": size, "trainer": name} | {key: statistics.median(each[key] for each in found) for key in found[0]}
+        for name, found in told.items()
+    ]
+
+
+if __name__ == "__main__":
+    run_program(main)
