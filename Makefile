@@ -95,8 +95,11 @@ SEED ?= 1
 soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
-# How long `make run` and its parts take on this machine.
-bench: .venv/run
+# What docs/performance.md holds, on this machine, in some 20 minutes: beside other trainers, plans, the workflow itself.
+bench: .venv/peers/made
+	.venv/peers/bin/python benchmarks/peers.py
+	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 80 --repeats 0 --output results/benchmarks/ranks
+	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/workflow.py
 
 NODES ?= 2

@@ -83,7 +83,13 @@ def prepare(place: Path, strategy: str, size: str, steps: int) -> int:
     from shardlab.models import initial_weights
 
     samples, length = SHAPES[size]
-    recipe = {"global_batch": samples, "max_steps": steps, "clip_norm": 1.0, "epochs": 1, "checkpoint_minutes": None}
+    recipe: dict[str, Any] = {
+        "global_batch": samples,
+        "max_steps": steps,
+        "clip_norm": 1.0,
+        "epochs": 1,
+        "checkpoint_minutes": None,
+    }
     recipe |= {"evaluation_batch": samples, "optimizer": {"name": "adamw", "learning_rate": 1e-4}}
     run = resolve.run(load.config({"recipe": recipe}), strategy, "llama2")
     model = run.model.model_copy(update={"args": SIZES[size], "pieces": SIZES[size]["layers"] + 2})
@@ -135,7 +141,7 @@ def inside(place: Path, alone: str) -> None:
 
 def race(run: Run, place: Path, output: Path, names: list[str]) -> Any:
     """Seconds of each step of each trainer, in turn."""
-    from contestants import CONTESTANTS, Race  # type: ignore[import-not-found]
+    from trainers import TRAINERS, Race  # type: ignore[import-not-found]
 
     conductor = threading.Semaphore(0)
     turns = {name: threading.Semaphore(0) for name in names}
@@ -152,7 +158,7 @@ def race(run: Run, place: Path, output: Path, names: list[str]) -> Any:
 
     def work(name: str) -> None:
         try:
-            CONTESTANTS[name](races[name])
+            TRAINERS[name](races[name])
         except BaseException as error:
             failures.append(error)
         ended.add(name)
@@ -165,7 +171,7 @@ def race(run: Run, place: Path, output: Path, names: list[str]) -> Any:
     for number in range(run.recipe.max_steps or 0):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             if failures or name in ended:
-                raise next(iter(failures), UserError(f"{name} ended before its step {number}; see CONTESTANTS."))
+                raise next(iter(failures), UserError(f"{name} ended before its step {number}; see trainers."))
             started = time.perf_counter()
             turns[name].release()
             conductor.acquire()
@@ -184,11 +190,11 @@ def check(losses: dict[str, list[float]], run: Run) -> None:
 
 def by_itself(run: Run, place: Path, output: Path, name: str) -> Any:
     """Seconds from the process's start to its first step's begin, and what the process took in all."""
-    from contestants import CONTESTANTS, Race
+    from trainers import TRAINERS, Race
 
     begun: list[float] = []
     race = Race(run, place, place / "initial.safetensors", output, lambda: begun.append(time.time()))
-    CONTESTANTS[name](race)
+    TRAINERS[name](race)
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "first step s": begun[0] - float(os.environ["BEGUN"]),

@@ -47,7 +47,7 @@ FAULTS = [
     Fault(
         "gradients of norms not reduced under sequence parallelism",
         NATIVE,
-        "if placements and gradient is not None and gradient.placements != placements:",
+        "if gradient is not None and gradient.placements != placements:",
         "if False:",
         parity("tp_sp-vit"),
     ),
@@ -137,7 +137,7 @@ FAULTS = [
     Fault(
         "dropout masks not seeded by the step, so that a run that goes on repeats them",
         STEP,
-        "torch.manual_seed(step.seed)",
+        "torch.default_generator.manual_seed(step.seed)",
         "pass",
         DROPOUT,
     ),

@@ -98,7 +98,7 @@ def test_the_report_opens_in_a_browser(finished):
         page.draw_all()
         assert page.ask("document.querySelector('.verdict').textContent").startswith("All 6 runs are within 0.0001")
         drawn = page.ask("[...document.querySelectorAll('.chart')].map((each) => each.dataset.spec)")
-        kinds = ("loss", "difference", "speed_and_memory", "memory", "traffic")
+        kinds = ("loss", "difference", "speed_and_memory", "memory", "foreseen", "traffic")
         of_workloads = [f"{kind}.{workload}" for workload in WORKLOADS for kind in kinds]
         of_strategies = [f"{kind}.{strategy}" for strategy in STRATEGIES for kind in ("held", "step")]
         assert [name for name in drawn if not name.startswith("usage")] == [*of_workloads, *of_strategies, "jobs"]

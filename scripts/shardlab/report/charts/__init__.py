@@ -15,7 +15,17 @@ from shardlab.report.evidence import Evidence
 # Altair refuses more than 5,000 rows, for the sake of notebooks; evidence.MARKS keeps the page small.
 alt.data_transformers.disable_max_rows()
 
-PER_WORKLOAD = ("loss", "difference", "speed_and_memory", "memory", "traffic", "waiting", "split_size", "usage")
+PER_WORKLOAD = (
+    "loss",
+    "difference",
+    "speed_and_memory",
+    "memory",
+    "foreseen",
+    "traffic",
+    "waiting",
+    "split_size",
+    "usage",
+)
 PER_STRATEGY = ("held", "step", "schedule")
 OVERALL = ("jobs", "collectives")
 

@@ -36,6 +36,8 @@ class MicroBatch:
     @property
     def counted(self) -> Batch:
         """The samples that count."""
+        if self.count == self.rows:
+            return self.batch
         return {name: rows[: self.count] for name, rows in self.batch.items()}
 
 
@@ -111,7 +113,9 @@ class Task(ABC):
 
     def counted_loss(self, outputs: Tensor, micro: MicroBatch) -> Tensor:
         """Loss summed over the targets of the samples that count: a scalar, 0 with a gradient of 0 if none does."""
-        return self.loss(outputs[: micro.count].to(self.dtype), micro.counted)
+        if micro.count < micro.rows:  # else a part that is the whole would cost a copy of it in the backward pass
+            outputs = outputs[: micro.count]
+        return self.loss(outputs.to(self.dtype), micro.counted)
 
     def count(self, outputs: Tensor, micro: MicroBatch) -> None:
         """Add up the samples and targets that this rank trains on, by what came out of its model."""

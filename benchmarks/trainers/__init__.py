@@ -27,7 +27,7 @@ from shardlab.settings.types import Run
 
 @dataclass
 class Race:
-    """What a contestant needs."""
+    """What a trainer needs."""
 
     run: Run
     data: Path
@@ -125,12 +125,11 @@ def shardlab(race: Race) -> None:
     from unittest import mock
 
     from shardlab.runs import loop
-
-    take = loop.train_step
+    from shardlab.training.step import train_step
 
     def step(*args: Any, **options: Any) -> Any:
         race.begin()
-        return take(*args, **options)
+        return train_step(*args, **options)
 
     folder = race.output / "shardlab"
     folder.mkdir()
@@ -174,7 +173,7 @@ def hugging_face(race: Race) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
     from transformers.utils import logging as messages
 
-    messages.set_verbosity_error()
+    messages.set_verbosity_error()  # type: ignore[no-untyped-call]
 
     class Begin(TrainerCallback):
         def on_step_begin(self, *args: Any, **options: Any) -> None:
@@ -192,7 +191,7 @@ def hugging_face(race: Race) -> None:
         learning_rate=recipe.optimizer.learning_rate,
         weight_decay=recipe.optimizer.weight_decay,
         lr_scheduler_type="constant",
-        max_grad_norm=recipe.clip_norm,
+        max_grad_norm=recipe.clip_norm or 0.0,
         optim="adamw_torch_fused",
         logging_steps=1,
         save_strategy="no",
@@ -220,7 +219,7 @@ def lightning(race: Race) -> None:
     from lightning import pytorch as pl
     from lightning.pytorch.loggers import CSVLogger
 
-    class Module(pl.LightningModule):
+    class Module(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = race.model()
@@ -233,7 +232,7 @@ def lightning(race: Race) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return race.optimizer(self.parameters())
 
-    class Begin(pl.Callback):
+    class Begin(pl.Callback):  # type: ignore[misc]
         def on_train_batch_start(self, *args: Any) -> None:
             race.begin()
 
@@ -256,7 +255,7 @@ def lightning(race: Race) -> None:
     trainer.fit(Module(), torch.utils.data.DataLoader(Windows(race), batch_size=recipe.global_batch))
 
 
-CONTESTANTS: dict[str, Callable[[Race], None]] = {
+TRAINERS: dict[str, Callable[[Race], None]] = {
     "bare": bare,
     "shardlab": shardlab,
     "hugging_face": hugging_face,

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""How long the plan of a large model takes, on this machine, and what it says: Llama shapes on up to 1,024 ranks.
+
+Needs no GPU and no data. Each plan is a process of its own (scripts/plan.py).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from shardlab.errors import UserError, run_program
+from shardlab.files import ROOT, read_json, write_text
+
+CASES = [
+    ("7b", "fsdp", 1, 8),
+    ("7b", "zero3", 1, 8),
+    ("7b", "fsdp", 128, 8),
+    ("70b", "fsdp", 8, 8),
+    ("70b", "fsdp_tp", 128, 8),
+    ("405b", "fsdp", 128, 8),
+    ("405b", "fsdp_tp", 128, 8),
+]
+"""Size, strategy, nodes, devices of a node."""
+DEVICE_GIB = 80
+"""Of an H100: whether it fits is asked for this."""
+
+
+def main() -> None:
+    """Plan, print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=["7b", "70b", "405b"])
+    parser.add_argument(
+        "--output", type=Path, default=Path("results/benchmarks/planning.csv"), help="CSV file to write"
+    )
+    args = parser.parse_args()
+    table = pd.DataFrame([planned(*case) for case in CASES if case[0] in args.sizes])
+    write_text(args.output, table.to_csv(index=False))
+    print(table.to_markdown(index=False, floatfmt=".4g"))
+
+
+def planned(size: str, strategy: str, nodes: int, devices: int) -> dict[str, Any]:
+    """A row: what one plan says, and what it took."""
+    ranks = nodes * devices
+    figures = {"device_memory_gib": DEVICE_GIB}
+    config = {
+        "workloads": ["llama2"],
+        "size": size,
+        "nodes": nodes,
+        "ranks_per_node": devices,
+        "recipe": {"global_batch": max(64, ranks)},
+        "site_settings": {"srun": {}, "nodes_max": nodes, "figures": figures},
+    }
+    words = ["--config", json.dumps(config), "--strategy", strategy, "--workload", "llama2", "--data", "no data"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-W", "ignore", str(ROOT / "scripts/plan.py"), *words, "--results", folder]
+        measure = "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:]); "
+        measure += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(done.returncode)"
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", measure, *command], capture_output=True, text=True)
+        seconds = time.perf_counter() - started
+        if done.returncode:
+            raise UserError(f"{size} under {strategy} was not planned:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        plan = read_json(Path(folder) / strategy / "llama2/plan.json", "plan", "plan again")
+    sent = sum(entry["bytes"] for entry in plan["traffic"])
+    return {
+        "size": size,
+        "strategy": strategy,
+        "ranks": ranks,
+        "GiB a rank": plan["predicted_memory_bytes"] / 2**30,
+        f"fits {DEVICE_GIB} GiB": "yes" if plan["fits"] else "no",
+        "GiB sent a step": sent / 2**30,
+        "PFLOP a step": plan["flops_per_step"] / 1e15,
+        "planned in s": seconds,
+        "with MiB": int(done.stdout.split()[-1]) / 1024,
+    }
+
+
+if __name__ == "__main__":
+    run_program(main)
