@@ -1,0 +1,52 @@
+"""Floating-point operations of a step, held to the published formula; peaks of devices."""
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.common import build, tiny_run
+from shardlab.measure import flops
+from shardlab.settings.devices import PEAKS, peak
+from shardlab.training import tasks
+
+
+def counted(workload, tiny_data, samples=3):
+    run = tiny_run(workload)
+    task = tasks.load(run.task, tiny_data / workload, torch.float32, torch.device("cpu"))
+    return run, flops.of_step(run, task, task.micro_batch("train", np.arange(samples)))
+
+
+def test_a_decoder_computes_what_the_formula_of_palm_says(tiny_data):
+    """6 N + 12 L d s a token (Chowdhery et al., 2022, appendix B), N without embeddings and norms."""
+    run, found = counted("llama2", tiny_data)
+    args, length = run.model.args, 32
+    matrices = sum(p.numel() for name, p in build(run).named_parameters() if p.dim() > 1 and "embedding" not in name)
+    tokens = 3 * length
+    attention = 12 * args["layers"] * args["dim"] * length
+    assert found.step == tokens * (6 * matrices + attention)
+    # Of length^2 pairs of positions, those above the diagonal are masked.
+    assert found.step - found.causal == tokens * attention * (length - 1) / (2 * length)
+
+
+def test_linear_layers_compute_six_times_their_weights_a_sample(tiny_data):
+    run, found = counted("mlp", tiny_data)
+    args = run.model.args
+    assert found.step == 6 * 3 * (args["inputs"] * args["hidden"] + args["hidden"] * args["outputs"])
+    assert found.causal == found.step
+
+
+@pytest.mark.parametrize("workload", ["mnist", "vit", "xsum"])
+def test_operations_grow_with_the_samples(workload, tiny_data):
+    one, two = (counted(workload, tiny_data, samples)[1].step for samples in (1, 2))
+    # Padding makes the shorter one of two texts as long as the other.
+    assert two >= 2 * one > 0
+
+
+def test_peaks_are_found_by_a_devices_name():
+    assert peak("NVIDIA H200", "float32", "bf16") == 989.4e12
+    assert peak("NVIDIA H100 PCIe", "float32", "bf16") == 756e12, "the longer name first"
+    assert peak("NVIDIA A100-SXM4-40GB", "float64", "full") == 9.7e12
+    assert peak("Tesla V100-SXM2-32GB", "float32", "bf16") is None, "it has none"
+    assert peak("cpu", "float32", "full") is None
+    for name, longer in ((a, b) for a in PEAKS for b in PEAKS if a != b and a in b):
+        assert list(PEAKS).index(longer) < list(PEAKS).index(name) or PEAKS[longer] == PEAKS[name]
