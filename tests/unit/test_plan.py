@@ -69,7 +69,9 @@ def test_a_site_without_figures_has_no_time_and_says_which_are_missing():
     bare = made(figures={}, traffic=[("dp_replicate", 1e9)])
     assert (bare.step_seconds, bare.fits) == (None, None)
     assert bare.missing == ["matrix_tflops.float32", "memory_gb_per_second", "node_gb_per_second"]
-    text = plan_table.markdown([bare], {("zero1", "llama2"): "no float64"}, load.config({"workloads": ["llama2"]}))
+    text = plan_table.markdown(
+        [bare, bare], {("zero1", "llama2"): "no float64"}, load.config({"workloads": ["llama2"]})
+    )
     assert "No times: config/sites/local.yaml does not name figures.matrix_tflops.float32, figures.memory_gb" in text
     assert "take ddp, if that fits (40 GiB a rank)." in text
     assert "- zero1 x llama2: no float64" in text

@@ -15,6 +15,7 @@ from shardlab.launch.attempts import history
 from shardlab.measure import expected_traffic, flops
 from shardlab.measure.meter import Meter
 from shardlab.report import metrics
+from shardlab.report.manifest import Manifest
 from shardlab.report.records import train_report
 from shardlab.report.timeline import Timeline
 from shardlab.settings.devices import peak
@@ -82,6 +83,40 @@ def train(
     operations = _operations(run, task, steps, start.step, log)
     if ready:
         ready()
+    parts = Parts(run, task, world, engine, steps, start, checkpointer, log)
+    taken = _take_steps(parts, output, watched, observe)
+    if taken is None:
+        return False
+    meter, read = taken
+    measured = read.check(task, world)
+    measured |= {"identity": start.identity, "initial_weights": begun_with}
+    measured |= {"weights": checkpointer.save("model.safetensors")}
+    measured |= operations | _figures(parts, meter)
+    drawn = meter.drawn()
+    if world.main:
+        Timeline(identity=start.identity, **drawn).write(output / "timeline.json")
+        measured |= {key: value for key, value in origin.items() if key != "attempt"}
+        lines = metrics.read(output / metrics.NAME)
+        train_report(run, lines, measured, history(output)).write(output / "train.json")
+    return True
+
+
+class Parts(NamedTuple):
+    """What a training is put together from."""
+
+    run: Run
+    task: Task
+    world: World
+    engine: Engine
+    steps: Steps
+    start: Manifest
+    checkpointer: Checkpointer
+    log: MetricsLog
+
+
+def _take_steps(parts: Parts, output: Path, watched: Watched, observe: Observer | None) -> tuple[Meter, Work] | None:
+    """Take the steps that are left; what was measured and read, or None if it was asked to stop, and has saved."""
+    run, _, world, engine, steps, start, checkpointer, log = parts
     requests = processes.Requests(output / processes.REQUEST if world.main else None)
     read = Work()
     with (
@@ -114,20 +149,10 @@ def train(
             if stops:
                 checkpointer.close()
                 log.stopped(number, requests.asked() or "a signal to another rank")
-                return False
+                return None
         behind.catch_up()
         checkpointer.close()
-    measured = read.check(task, world)
-    measured |= {"identity": start.identity, "initial_weights": begun_with}
-    measured |= {"weights": checkpointer.save("model.safetensors")}
-    measured |= operations | _figures(run, engine, task, steps, meter, checkpointer, world)
-    drawn = meter.drawn()
-    if world.main:
-        Timeline(identity=start.identity, **drawn).write(output / "timeline.json")
-        measured |= {key: value for key, value in origin.items() if key != "attempt"}
-        lines = metrics.read(output / metrics.NAME)
-        train_report(run, lines, measured, history(output)).write(output / "train.json")
-    return True
+    return meter, read
 
 
 def _operations(run: Run, task: Task, steps: Steps, first: int, log: MetricsLog) -> dict[str, Any]:
@@ -158,10 +183,9 @@ def _look(meter: Meter, observe: Observer | None) -> Observer:
     return look
 
 
-def _figures(
-    run: Run, engine: Engine, task: Task, steps: Steps, meter: Meter, checkpointer: Checkpointer, world: World
-) -> dict[str, Any]:
+def _figures(parts: Parts, meter: Meter) -> dict[str, Any]:
     """What was measured and counted; a collective."""
+    run, task, world, engine, steps, _, checkpointer, _ = parts
     counted = min(meter.counted, steps.count - 1)
     theory = expected_traffic.bytes_per_step(run, task, steps[counted].micro_batches)
     return meter.figures() | {
