@@ -16,7 +16,7 @@ from shardlab.settings import load, resolve
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run
 
-MODES = ("none", "selective", "full")
+MODES = tuple(plan.RECOMPUTED)
 """Recomputation, the least first."""
 
 

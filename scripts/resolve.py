@@ -8,7 +8,7 @@ from shardlab.errors import UserError, run_program
 from shardlab.files import write_json
 from shardlab.report import plan
 from shardlab.report.plan import Plan
-from shardlab.settings import identity, load, resolve
+from shardlab.settings import load, resolve
 from shardlab.settings.sites import Figures
 from shardlab.settings.types import Run
 
@@ -34,7 +34,7 @@ def unfit(run: Run, figures: Figures, path: Path) -> str | None:
     if not path.exists():
         return None
     made = Plan.read(path, "plan again")
-    if made.run != identity.of(run, "").run or made.fits is None:
+    if made.fits is None or not made.is_of(run):
         return None
     mode = run.recipe.activation_checkpointing
     if made.fits and made.activation_checkpointing == mode:

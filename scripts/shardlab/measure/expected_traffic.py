@@ -37,7 +37,7 @@ def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> flo
         return 0.0
     model = models.build(run.model, run.task, getattr(torch, recipe.dtype)).to("meta")
     if run.zero_stage is not None:
-        return of_zero(run.zero_stage, run.world_size, sum(p.nbytes for p in model.parameters()), recipe.accumulate)
+        return _zero(run.zero_stage, run.world_size, model, recipe.accumulate)
     total = of_replicas(run, model, recipe.accumulate)
     if run.mesh.pipelined or run.mesh.tensor_parallel:
         for micro in micro_batches:
@@ -45,12 +45,13 @@ def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> flo
     return total
 
 
-def of_zero(stage: int, ranks: int, size: int, accumulate: int) -> float:
-    """ZeRO with ``size`` bytes of weights. 1 and 2: gradients scattered, weights gathered; 3: weights gathered twice.
+def _zero(stage: int, ranks: int, model: nn.Module, accumulate: int) -> float:
+    """ZeRO 1 and 2: gradients scattered, weights gathered; 3: weights gathered twice, gradients scattered.
 
     This is the paper's volume. DeepSpeed 0.19 sends 3/2 of it at stages 1 and 2, where it all-reduces gradients, and
     less at stage 3 if weights that were gathered for the forward pass are still there for the backward pass.
     """
+    size = sum(parameter.nbytes for parameter in model.parameters())
     one = fraction_sent("all_gather", ranks) * size
     return 3 * one * accumulate if stage == 3 else 2 * one
 

@@ -17,7 +17,7 @@ from shardlab.settings.types import Run
 
 FILE = "plan.json"
 RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
-"""Recomputation: how often the matrix products are computed, of which a forward pass is a third."""
+"""Recomputation, the least first: how often the matrix products are computed, of which a forward pass is a third."""
 
 
 class Plan(Report):
@@ -41,7 +41,8 @@ class Plan(Report):
     tensor_bytes: list[TensorBytes] = Field(description="Tensors of each of them in a step.")
     predicted_memory_bytes: int = Field(description="Most that one of them holds at a time.")
     activation_checkpointing: str | None = Field(
-        description="The least recomputation with which it fits; null if it fits with none, or if that is not known."
+        description="The least recomputation, from the recipe's on, with which it fits, or full if it never does; null "
+        "where the site names no device's memory."
     )
     fits: bool | None = Field(description="Whether it fits, with that; null where the site names no device's memory.")
     flops_per_step: int | None = Field(description="Of the model, over all ranks (see flops_formula in train.json).")
@@ -49,6 +50,10 @@ class Plan(Report):
     traffic: list[Traffic] = Field(description="Bytes that a rank sends in a step, by mesh axis and collective.")
     step_seconds: float | None = Field(description="Step time to expect.")
     missing: list[str] = Field(description="Keys of the site's figures that the time would need.")
+
+    def is_of(self, run: Run) -> bool:
+        """Whether it is the plan of just this run."""
+        return self.run == identity.of(run, "").run
 
 
 def make(

@@ -125,7 +125,7 @@ def _foreseen(run: Run, folder: Path, train: TrainReport) -> dict[str, Any]:
         plan = Plan.read(folder / FILE, "plan again")
     except UserError:
         return {}
-    if plan.run != identity.of(run, "").run:
+    if not plan.is_of(run):
         return {}
     measured = max(rank.peak for rank in train.tensor_bytes)
     return {

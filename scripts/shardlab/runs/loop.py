@@ -80,7 +80,7 @@ def train(
     checkpointer = Checkpointer(run, task, engine, world, output, start)
     log = MetricsLog(output / metrics.NAME if world.main else None, start.step, tensorboard=watched.tensorboard)
     log.attempt(start.step, steps.count, resume, world, origin)
-    operations = _operations(run, task, steps, start.step, log)
+    operations = _operations(run, task, steps, start.step, log) if world.main else {}  # who logs and reports
     if ready:
         ready()
     parts = Parts(run, task, world, engine, steps, start, checkpointer, log)
