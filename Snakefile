@@ -25,8 +25,8 @@ include: "workflow/rules/split_size.smk"
 
 
 wildcard_constraints:
-    strategy=r"\w+",
-    workload=r"\w+",
+    strategy=variants.PATTERN,
+    workload=variants.PATTERN,
     dataset=r"\w+",
     model=r"[\w.-]+",
 
@@ -39,8 +39,8 @@ rule all:
     default_target: True
     input:
         # Also the runs: a summary that was written with some of them missing is no reason to leave them out.
-        [f"results/{run.strategy}/{run.workload}.done" for run in RUNS],
-        [f"results/{run.strategy}/{run.workload}/test.json" for run in RUNS],
+        every_run(".done"),
+        every_run("/test.json"),
         "results/summary.csv",
         "results/summary.md",
         "results/report.html",

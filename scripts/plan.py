@@ -64,9 +64,11 @@ def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan
             for number, run in left.items()
             if MODES.index(mode) >= MODES.index(run.recipe.activation_checkpointing)
         }
-        with_data = [(run, folders[run.data.name] if there[run.data.name] else None) for run in asked.values()]
-        for number, told in zip(asked, simulate(with_data, cores), strict=True):
-            run = runs[number]
+        distinct = {plan.cost(run): run for run in asked.values()}
+        with_data = [(run, folders[run.data.name] if there[run.data.name] else None) for run in distinct.values()]
+        simulated = dict(zip(distinct, simulate(with_data, cores), strict=True))
+        for number, asked_for in asked.items():
+            run, told = runs[number], simulated[plan.cost(asked_for)]
             if isinstance(told, str):
                 refused[run.strategy, run.workload] = told
                 del left[number]

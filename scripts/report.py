@@ -11,7 +11,7 @@ from pathlib import Path
 from shardlab.errors import run_program
 from shardlab.files import write_text
 from shardlab.launch import slurm
-from shardlab.report import charts, evidence, html, summary
+from shardlab.report import charts, evidence, html, page, summary
 from shardlab.settings import load
 
 
@@ -22,8 +22,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
     args = parser.parse_args()
     table, left_out, tolerance = summary.of(args.config, args.results)
-    found = evidence.collect(table, args.results)
-    drawn = html.charts(found, args.config.workloads)
+    _, workloads = page.axes(table, args.config, left_out)
+    found = evidence.collect(table, args.results, workloads)
+    drawn = html.charts(found, workloads)
     accounting = slurm.accounting(job for run in found.runs if (job := run.train.slurm_job_id))
     text = html.html(found, drawn, args.config, left_out, tolerance, accounting)
     write_text(args.results / "report.html", text)

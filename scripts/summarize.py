@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Summarize all runs: summary.csv for programs, summary.md for people. Ends with the verdict; runs that are missing are
-named in it.
+"""Summarize all runs: summary.csv for programs, summary.md for people, of a sweep also sweep.csv. Ends with the
+verdict; runs that are missing are named in it.
 """
 
 import argparse
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
-from shardlab.report import page, summary, verdict
+from shardlab.report import page, summary, sweep, verdict
 from shardlab.settings import load
 
 
@@ -25,6 +25,8 @@ def main() -> None:
     table, left_out, tolerance = summary.of(args.config, args.results, args.tolerance)
     write_text(args.results / "summary.csv", table.to_csv(index=False))
     write_text(args.results / "summary.md", page.markdown(table, args.config, left_out, tolerance))
+    if args.config.sweep:
+        write_text(args.results / sweep.FILE, sweep.table(table).to_csv(index=False))
     good, sentence = verdict.verdict(table, tolerance)
     if args.check and not good:
         raise UserError(sentence)

@@ -13,7 +13,7 @@ from shardlab import models
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
-from shardlab.settings import deepspeed, load, resolve
+from shardlab.settings import deepspeed, inputs, load, resolve
 from shardlab.settings.types import read_run
 from shardlab.training import step
 
@@ -119,14 +119,14 @@ def test_a_folder_and_a_name_with_a_dash(config):
 
 def test_a_half_written_workload_stops_no_other(config):
     (config / "workloads/half.yaml").write_text("model: [")
-    assert resolve.data_set(load.config({"workloads": ["mlp"]}), "pairs").name == "pairs"
+    assert inputs.data_set(load.config({"workloads": ["mlp"]}), "pairs").name == "pairs"
 
 
 def test_a_data_set_of_two_workloads(config):
     text = (config / "workloads/mlp.yaml").read_text()
     (config / "workloads/mlp2.yaml").write_text(text.replace("rows: 1024", "rows: 9"))
     configured = load.config({"workloads": ["mlp"]})
-    said = sentence(resolve.check_data_set, configured, resolve.run(configured, "single", "mlp2"))
+    said = sentence(inputs.check_data_set, configured, resolve.run(configured, "single", "mlp2"))
     assert "mlp2.yaml: another workload prepares a data set pairs, too, with another options.rows" in said
 
 

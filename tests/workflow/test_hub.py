@@ -14,7 +14,7 @@ from helpers import transformers_models
 from helpers.common import ROOT
 from helpers.hub_files import articles, environment, pictures, repository
 from helpers.hub_server import Hub
-from shardlab.settings import load, resolve
+from shardlab.settings import inputs, load, resolve
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def program(name, data, *arguments, **variables):
 
 
 def data_set(name, **hub_changes):
-    data = resolve.data_set(load.config({"data": "hub"}), name)
+    data = inputs.data_set(load.config({"data": "hub"}), name)
     return data.model_copy(update={"hub": data.hub.model_copy(update=hub_changes)})
 
 

@@ -1,6 +1,7 @@
 # Short helpers for the rules; what they know comes from scripts/shardlab/settings.
 import re
 import shlex
+from functools import cache
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ sys.path.insert(0, str(SCRIPTS.resolve()))
 
 from shardlab.errors import UserError
 from shardlab.launch import attach, driver, slurm, stages
-from shardlab.settings import identity, load, resolve
+from shardlab.settings import identity, inputs, load, resolve, variants
 from shardlab.settings.types import RESERVED
 
 # After a kill the same call goes on, without --unlock.
@@ -27,12 +28,14 @@ if WORKS:
 try:
     CONFIG = load.config(config)
     SITE = load.site(CONFIG)
-    RUNS, _ = resolve.matrix(CONFIG)
-    asked_for = {(run.strategy, run.workload) for run in RUNS}
+    # A job reads this file again for its own run alone: one of a sweep of thousands must not wait for all.
+    RUNS = [] if driver.of_one_run(sys.argv[1:]) else resolve.matrix(CONFIG)[0]
+    known = {(run.strategy, run.workload): run for run in RUNS}
+    asked_for = set(known)
     for target in sys.argv[1:]:
         asked = re.match(r"results/([^/]+)/([^/]+?)(?:\.done$|/)", target)
         if asked and asked[1] not in RESERVED:
-            resolve.check_data_set(CONFIG, resolve.run(CONFIG, *asked.groups()))
+            inputs.check_data_set(CONFIG, resolve.run(CONFIG, *asked.groups()))
             asked_for.add(asked.groups())
     if WORKS:
         driver.note_done(Path.cwd(), asked_for)
@@ -46,6 +49,7 @@ MODEL_FOLDERS = sorted({run.model.folder for run in RUNS if run.model.folder})
 # Workloads whose `single` gets twins, for the table.
 TWINNED = resolve.twinned(CONFIG, RUNS)
 CONFIG_JSON = CONFIG.model_dump_json()
+ONE_JSON = CONFIG.of_one.model_dump_json()
 
 # Rules run with the Python that runs Snakemake, also where its environment is not activated.
 shell.prefix(
@@ -64,21 +68,45 @@ if SITE.container.enabled:
     ]
 
 
+def every_run(file):
+    """That file of every run, as an input."""
+    return [f"results/{run.strategy}/{run.workload}{file}" for run in RUNS]
+
+
+def resolved(strategy, workload):
+    """Settings of a run, resolved once."""
+    name = strategy, workload
+    if name not in known:
+        known[name] = resolve.run(CONFIG, *name)
+    return known[name]
+
+
+@cache
+def identified(strategy, workload):
+    """Digest of a run's settings and sources."""
+    return identity.of(resolved(strategy, workload), "").run
+
+
 def run_of(wildcards):
     """Settings of the run that the wildcards name; what the workload's runs share where they name no strategy."""
-    return resolve.run(
-        CONFIG, wildcards.get("strategy", resolve.SHARED), wildcards.workload
+    return resolved(wildcards.get("strategy", resolve.SHARED), wildcards.workload)
+
+
+def initial(file):
+    """That file of the initial weights that a run starts from, which variants of a workload share, as an input."""
+    return (
+        lambda wildcards: f"results/init/{resolve.weights_of(wildcards.workload)}{file}"
     )
 
 
 def data_of(wildcards):
     """Settings of the data set that the wildcards name."""
-    return resolve.data_set(CONFIG, wildcards.dataset)
+    return inputs.data_set(CONFIG, wildcards.dataset)
 
 
 def model_of(wildcards):
     """Settings of the transformers model that is downloaded to a folder of that name."""
-    return resolve.model(CONFIG, f"data/models/{wildcards.model}")
+    return inputs.model(CONFIG, f"data/models/{wildcards.model}")
 
 
 def model_files(folder):
@@ -115,7 +143,7 @@ def downloads(wildcards):
 
 def identity_of(wildcards):
     """Digest of a run's settings and sources."""
-    return identity.of(run_of(wildcards), "").run
+    return identified(wildcards.strategy, wildcards.workload)
 
 
 def job_resources(stage, runtime=None, job=None):

@@ -39,7 +39,7 @@ rule evaluate:
         untrained=lambda wildcards: (
             []
             if run_of(wildcards).evaluated_sharded
-            else [f"results/init/{wildcards.workload}.json"]
+            else [initial(".json")(wildcards)]
         ),
         image=IMAGE,
     output:

@@ -30,7 +30,7 @@ rule plan:
 
 rule plan_run:
     input:
-        settings="results/init/{workload}/run.json",
+        settings=initial("/run.json"),
         models=lambda wildcards: model_files(run_of(wildcards).model.folder),
         image=IMAGE,
     output:
@@ -42,7 +42,7 @@ rule plan_run:
     resources:
         **slurm.resources(SITE, "plan", 1, 1, runtime=60),
     params:
-        config=lambda wildcards, input: CONFIG_JSON,
+        config=lambda wildcards, input: ONE_JSON,
         image=[f"--image {path}" for path in IMAGE],
     message:
         "Planning {wildcards.workload} under {wildcards.strategy}"

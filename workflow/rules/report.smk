@@ -9,8 +9,8 @@ localrules:
 
 rule summarize:
     input:
-        [f"results/{run.strategy}/{run.workload}.done" for run in RUNS],
-        [f"results/{run.strategy}/{run.workload}/test.json" for run in RUNS],
+        every_run(".done"),
+        every_run("/test.json"),
         [f"results/twins/{workload}.json" for workload in TWINNED],
         "results/plan.md",
     output:
@@ -21,6 +21,7 @@ rule summarize:
             labels={"what": "figures of all runs"},
         ),
         md="results/summary.md",
+        sweep=["results/sweep.csv"] if CONFIG.sweep else [],
     log:
         "results/logs/summarize.log",
     benchmark:

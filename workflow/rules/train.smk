@@ -21,7 +21,7 @@ rule resolve:
         # What makes it resolve again; all of run.json would be lines long in Snakemake's reasons.
         identity=identity_of,
         # As a function of the input it is no reason to resolve again: most of a configuration is about other runs.
-        config=lambda wildcards, input: CONFIG_JSON,
+        config=lambda wildcards, input: ONE_JSON,
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
@@ -60,7 +60,7 @@ rule train:
         settings="results/{strategy}/{workload}/run.json",
         data=manifest,
         splits=splits,
-        weights="results/init/{workload}.safetensors",
+        weights=initial(".safetensors"),
         image=IMAGE,
     output:
         # What holds work (weights, checkpoints, reports) is no output: Snakemake would delete it.
@@ -95,7 +95,7 @@ rule twins:
         settings="results/single/{workload}/run.json",
         data=manifest,
         splits=splits,
-        weights="results/init/{workload}.safetensors",
+        weights=initial(".safetensors"),
         image=IMAGE,
     output:
         "results/twins/{workload}.json",

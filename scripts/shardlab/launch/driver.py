@@ -6,6 +6,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
@@ -21,6 +22,14 @@ def works(arguments: list[str]) -> bool:
     """Whether a call of Snakemake runs jobs of its own, to judge by its arguments."""
     looks = {"--dry-run", "--dryrun", "--lint", "--dag", "--rulegraph", "--unlock", "--report", "--list", "--mode"}
     return not any(word in looks or re.fullmatch(r"-\w*n\w*", word) for word in arguments)
+
+
+def of_one_run(arguments: list[str]) -> bool:
+    """Whether a call of Snakemake was made by another one for jobs that have wildcards, and so do not need all runs."""
+    if "--target-jobs" not in arguments:
+        return False
+    behind = arguments[arguments.index("--target-jobs") + 1 :]
+    return all("=" in target for target in takewhile(lambda word: not word.startswith("-"), behind))
 
 
 def note_done(folder: Path, runs: Iterable[tuple[str, str]]) -> None:

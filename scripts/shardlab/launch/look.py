@@ -73,7 +73,7 @@ def recovery(run: Run, folder: Path) -> str:
     if holder := alive(folder):
         return f"alive: {holder} trains it; the next call follows it or waits for it"
     other = trained(run, folder)
-    if other == "" and folder.with_suffix(".done").exists():
+    if other == "" and folder.with_name(f"{folder.name}.done").exists():
         return "done"
     if other == "":
         return "finished, and its driver does not know: the next call takes it as it is"

@@ -84,10 +84,11 @@ class Evidence:
         return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
 
 
-def collect(table: pd.DataFrame, results: Path) -> Evidence:
-    """Read what belongs to the rows of ``table`` (see summary.collect)."""
+def collect(table: pd.DataFrame, results: Path, workloads: list[str] | None = None) -> Evidence:
+    """Read what belongs to the rows of ``table`` (see summary.collect), or to those of these workloads alone."""
     runs = []
-    for row in table[table.validation_loss.notna()].itertuples():
+    rows = table if workloads is None else table[table.workload.isin(workloads)]
+    for row in rows[rows.validation_loss.notna()].itertuples():
         folder = results / str(row.strategy) / str(row.workload)
         train = TrainReport.read(folder / "train.json", "train again")
         test = TestReport.read(folder / "test.json", "evaluate again") if row.status == "done" else None

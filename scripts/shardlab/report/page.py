@@ -6,11 +6,20 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
+from shardlab.report import sweep
 from shardlab.report.summary import SHOWN
 from shardlab.report.verdict import EQUAL, verdict
+from shardlab.settings import sweep as sweeps
 from shardlab.settings.config import Config
 from shardlab.settings.identity import flat
 
+VARIANTS, ROWS = 20, 200
+"""Variants of strategies and of workloads that a matrix shows, and rows of a sweep's table: the files have all."""
+MEANS = ("mean", "std")
+SWEPT = (
+    "{:,} variants (results/sweep.csv). Mean ± standard deviation over the seeds; best: the lowest mean validation "
+    "loss of its strategy and workload."
+)
 MEMORY = (
     "Memory is the most that one rank held: of all tensors at a time, of each kind (not all at once), and of the whole "
     "process (on a GPU: what PyTorch had allocated)."
@@ -23,6 +32,8 @@ def call(config: Config) -> str:
     parts.append(f"nodes {config.nodes} x {config.ranks_per_node} ranks (more where a strategy needs them)")
     if config.dtype:
         parts.append(f"dtype {config.dtype}")
+    for key, values in ((key, values) for product in sweeps.checked(config) for key, values in product.items()):
+        parts.append(f"sweep.{key} = {values[0]} to {values[-1]}, {len(values)} values")
     for name in ("recipe", "site_settings"):
         parts += [f"{name}.{key} = {value}" for key, value in flat(getattr(config, name))]
     if config.container is not None:
@@ -30,13 +41,27 @@ def call(config: Config) -> str:
     return f"Call: {', '.join(parts)}."
 
 
+def axes(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> tuple[list[str], list[str]]:
+    """Strategies and workloads that a matrix shows; of a sweep the first variants of each."""
+    if not config.sweep:
+        return config.strategies, config.workloads
+    runs = [*zip(table.strategy, table.workload, strict=True), *left_out]
+    strategies, workloads = (list(dict.fromkeys(run[side] for run in runs)) for side in (0, 1))
+    return strategies[:VARIANTS], workloads[:VARIANTS]
+
+
 def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str], tolerance: float) -> str:
     """The verdict, the call, the matrix of test losses, the figures of each workload, what is left out or missing."""
     parts = ["# Summary", "", f"**{verdict(table, tolerance)[1]}**", "", call(config), ""]
+    if config.sweep:
+        parts += ["## Sweep", "", *_swept(table), ""]
+    strategies, workloads = axes(table, config, left_out)
     parts += ["## Test loss, and its relative difference to `single`", ""]
-    parts += [_matrix(table, config), ""]
+    parts += [_matrix(table, strategies, workloads), ""]
+    if table.workload.nunique() > len(workloads):
+        parts += [f"The first {len(workloads)} variants; all are in results/summary.csv.", ""]
     parts += [MEMORY, ""]
-    for workload in config.workloads:
+    for workload in workloads:
         parts += [f"## {workload}", "", _markdown(figures(table[table.workload == workload])), ""]
     if left_out:
         parts += ["## Left out", ""] + [f"- {s} x {w}: {reason}" for (s, w), reason in left_out.items()] + [""]
@@ -47,13 +72,30 @@ def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str]
     return "\n".join(parts)
 
 
-def _matrix(table: pd.DataFrame, config: Config) -> str:
+def _swept(table: pd.DataFrame) -> list[str]:
+    """The best variants, and all of them over their seeds: in results/sweep.csv where they are many."""
+    found = sweep.table(table)
+    lines = [f"- {sentence}" for sentence in sweep.sentences(found)]
+    return [*lines, *[""] * bool(lines), _markdown(swept(found)), "", SWEPT.format(len(found))]
+
+
+def swept(found: pd.DataFrame) -> pd.DataFrame:
+    """The first rows of a sweep's table as text."""
+    first = found.sort_values("best", ascending=False, kind="stable").head(ROWS)
+    shown = first[["strategy", "workload", *sweep.keys(found), "done"]].rename(columns={"done": "runs"})
+    for name, form in (("validation", ".6f"), ("test", ".6f"), ("samples_per_second", ".0f")):
+        mean, std = (first[f"{name}_{what}"].map(lambda value, form=form: _number(value, form)) for what in MEANS)
+        shown[name.replace("_per_second", "/s")] = [f"{m} ± {s}" if s else m for m, s in zip(mean, std, strict=True)]
+    return shown.assign(best=first.best.map({True: "best", False: ""}))
+
+
+def _matrix(table: pd.DataFrame, strategies: list[str], workloads: list[str]) -> str:
     cells = {(row["strategy"], row["workload"]): _cell(row) for row in table.to_dict("records")}
-    rows = [[strategy, *(cells.get((strategy, w), "-") for w in config.workloads)] for strategy in config.strategies]
+    rows = [[strategy, *(cells.get((strategy, w), "-") for w in workloads)] for strategy in strategies]
     spreads = table.groupby("workload").spread.max()
     if spreads.notna().any():
-        rows.append(["rounding alone (twins)", *(_number(spreads.get(w), ".0e") for w in config.workloads)])
-    return tabulate(rows, headers=["strategy", *config.workloads], tablefmt="pipe", disable_numparse=True)
+        rows.append(["rounding alone (twins)", *(_number(spreads.get(w), ".0e") for w in workloads)])
+    return tabulate(rows, headers=["strategy", *workloads], tablefmt="pipe", disable_numparse=True)
 
 
 def _cell(row: dict[Hashable, Any]) -> str:

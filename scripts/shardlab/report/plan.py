@@ -20,6 +20,20 @@ RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
 """Recomputation, the least first: how often the matrix products are computed, of which a forward pass is a third."""
 
 
+SAME = ("seed", "sources", "strategy", "workload")
+"""Settings of a run that its cost does not depend on."""
+SAME_RECIPE = ("schedule", "epochs", "max_steps", "non_finite", "keep_best", *identity.WHEN)
+SAME_OPTIMIZER = ("learning_rate", "weight_decay", "betas")
+
+
+def cost(run: Run) -> str:
+    """Digest of what a run's cost depends on: variants in seed or learning rate are planned once."""
+    settings = run.model_dump(mode="json", exclude={*SAME})
+    recipe = {key: value for key, value in settings["recipe"].items() if key not in SAME_RECIPE}
+    optimizer = {key: value for key, value in recipe["optimizer"].items() if key not in SAME_OPTIMIZER}
+    return identity.digest(settings | {"recipe": recipe | {"optimizer": optimizer}})
+
+
 class Plan(Report):
     """plan.json. What is not known is null."""
 

@@ -13,11 +13,16 @@ RULE = ("ddp", "fsdp")
 def markdown(plans: Sequence[Plan], refused: dict[tuple[str, str], str], config: Config) -> str:
     """Tables by workload, a sentence on which strategy to take, what is missing, and what could not be planned."""
     parts = ["# Plan", "", f"Site {config.site}. Memory is the most that the tensors of one rank take at a time.", ""]
-    for workload in config.workloads:
-        mine = [plan for plan in plans if plan.workload == workload]
-        if mine:
-            parts += [f"## {workload}", "", _table(mine), ""]
-            parts += [choice(mine), ""] if len(mine) > 1 else []
+    of_workload: dict[str, list[Plan]] = {}
+    for plan in plans:
+        of_workload.setdefault(plan.workload, []).append(plan)
+    alike: dict[str, list[str]] = {}
+    for workload, mine in of_workload.items():
+        text = [_table(mine), "", *([choice(mine), ""] if len(mine) > 1 else [])]
+        alike.setdefault("\n".join(text), []).append(workload)
+    for text, (first, *more) in alike.items():
+        others = f", and {len(more):,} variants of the same cost" if more else ""
+        parts += [f"## {first}{others}", "", text]
     if missing := sorted({key for plan in plans for key in plan.missing}):
         keys = ", ".join(f"figures.{key}" for key in missing)
         parts += [f"No times: config/sites/{config.site}.yaml does not name {keys}.", ""]

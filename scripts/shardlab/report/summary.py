@@ -84,7 +84,7 @@ def compared(table: pd.DataFrame) -> pd.DataFrame:
 def _row(run: Run, results: Path, shared: dict[str, dict[str, str]]) -> dict[str, Any]:
     folder = results / run.strategy / run.workload
     row: dict[str, Any] = {"strategy": run.strategy, "workload": run.workload, "status": "missing"}
-    if not folder.with_suffix(".done").exists():
+    if not folder.with_name(f"{folder.name}.done").exists():
         return row
     try:
         train = TrainReport.read(folder / "train.json", "train again")

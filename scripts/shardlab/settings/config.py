@@ -2,12 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, field_validator
+from pydantic import Field, NonNegativeInt, WithJsonSchema, field_validator
 
 from shardlab.schema import Strict
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 """A number of things: 1 and more, and not yes or true, which YAML and Python take for 1."""
+SWEEP = {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]}
 
 
 class Config(Strict):
@@ -50,6 +51,13 @@ class Config(Strict):
         "be expected to be; in float32, for workloads that one device evaluates. Each costs a training of `single`; "
         "0: none.",
     )
+    sweep: Annotated[Any, WithJsonSchema(SWEEP)] = Field(
+        default={},
+        description="Variants of all runs: keys of the recipe or of strategies, or size, seed, nodes, ranks_per_node, "
+        "each with a list or a range ({first, last, step}, or {first, last, count, scale}); their product. A list of "
+        "such: one after the other. See docs/sweeps.md.",
+    )
+    runs_max: Count = Field(1_000, description="Most runs that a sweep may have.")
     usage_seconds: float | None = Field(
         10,
         gt=0,
@@ -82,3 +90,8 @@ class Config(Strict):
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise ValueError(f"{twice[0]} stands twice; name it once")
         return names
+
+    @property
+    def of_one(self) -> "Config":
+        """All of it that one run depends on."""
+        return self.model_copy(update={"sweep": {}})

@@ -12,6 +12,7 @@ import yaml
 from shardlab.errors import UserError, unknown
 from shardlab.files import ROOT
 from shardlab.schema import check
+from shardlab.settings import sweep, variants
 from shardlab.settings.config import Config
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import Site
@@ -85,6 +86,7 @@ def config(values: dict[str, Any]) -> Config:
     for name in config.strategies:
         strategy(name)
     site(config)
+    sweep.checked(config)
     return config
 
 
@@ -109,6 +111,23 @@ def strategy(name: str) -> Strategy:
     return check(Strategy, strategies[name] or {}, f"config/strategies.yaml: {name}")
 
 
+def variant_of_strategy(name: str) -> Strategy:
+    """The strategy of that name, which may be a variant's; checked.
+
+    Raises:
+        UserError: there is none, or it takes no such value.
+    """
+    base, values = variants.parse(name)
+    found = strategy(base)
+    for key in values:
+        if not variants.keys()[key].of_strategy:
+            raise UserError(f"the name {name}: {key} varies workloads; write it behind the workload's name.")
+        if not variants.takes(base, found, key):
+            raise UserError(f"the name {name}: {base} is the same with any {key}; ask for {base}.")
+    over = variants.over(values, "strategy")
+    return check(Strategy, merged(found.model_dump(exclude_unset=True), over), f"the name {name}") if over else found
+
+
 def site(config: Config) -> Site:
     """The site of a configuration, with the configuration's own settings put over the file's, checked."""
     name = config.site
@@ -126,6 +145,8 @@ def _with_nulls(value: Any) -> Any:
     """Snakemake hands over ``--config 'key={inner: null}'`` with the text "null" inside; here it is None again."""
     if isinstance(value, dict):
         return {key: _with_nulls(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_nulls(inner) for inner in value]
     return None if value == "null" else value
 
 

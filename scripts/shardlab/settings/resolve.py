@@ -3,20 +3,24 @@
 The Snakefile imports this on a login node, so it is pure Python: no torch.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from shardlab.errors import Unsupported, UserError, choices, unknown
+from shardlab.errors import Unsupported, UserError, choices
 from shardlab.schema import check
-from shardlab.settings import catalogue, compatibility, deepspeed, identity, load, pretrained, sources
+from shardlab.settings import (
+    compatibility,
+    deepspeed,
+    inputs,
+    load,
+    sources,
+    sweep,
+    variants,
+)
 from shardlab.settings.config import Config
-from shardlab.settings.mesh import ParallelDims, divisors, multiply_out
+from shardlab.settings.mesh import ParallelDims, multiply_out
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import (
-    DataSet,
-    DataSource,
-    Model,
     Run,
     Size,
     Strategy,
@@ -39,19 +43,23 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         shared = run(config, "single", workload_name)
         sources_of_all = {path: value for path, value in shared.sources.items() if "/strategies/" not in path}
         return shared.model_copy(update={"strategy": SHARED, "sources": sources_of_all})
-    strategy, workload = load.strategy(strategy_name), load.workload(workload_name)
+    strategy, (workload_base, values) = load.variant_of_strategy(strategy_name), _of_workload(workload_name)
+    # Data stay the configuration's, whatever the seed: variants differ in weights and order, not in their test split.
+    data_seed = config.seed
+    config = variants.of_config(config, variants.parse(strategy_name)[1] | values)
+    workload = load.workload(workload_base)
     site = load.site(config).place()
-    size = _size(workload, config, workload_name)
-    recipe = _recipe(size, config)
-    _check_files(workload, config, workload_name)
-    data = _data(workload, config, size)
-    args = _args(workload, config, size)
-    _check_model(workload, workload_name, args)
+    size = inputs.size_of(workload, config, workload_base)
+    recipe = _recipe(size, config, values)
+    inputs.check_files(workload, config, workload_base)
+    data = inputs.data_of(workload, config, size, data_seed, varied=values.get("size", ""))
+    args = inputs.model_args(workload, config, size)
+    inputs.check_args(workload, workload_base, args)
     nodes, ranks, devices = _ranks(config, strategy, strategy_name, site)
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
-    compatibility.check_tensor(strategy, mesh, workload, workload_name, args, ranks)
-    pieces = _pieces(workload, workload_name, args)
-    compatibility.check_pipeline(strategy, strategy_name, mesh, workload_name, pieces, devices)
+    compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
+    pieces = _pieces(workload, workload_base, args)
+    compatibility.check_pipeline(strategy, strategy_name, mesh, workload_base, pieces, devices)
     if recipe.global_batch < mesh.data_size:
         raise UserError(
             f"{strategy_name} x {workload_name}: global_batch {recipe.global_batch} has fewer samples than the "
@@ -72,7 +80,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         options=StrategyOptions.model_validate(strategy.model_dump(include=set(StrategyOptions.model_fields))),
         devices_per_rank=devices,
         task=workload.task,
-        model=_model(workload, workload_name, args, pieces),
+        model=inputs.model_of(workload, workload_base, args, pieces),
         data=data,
         recipe=recipe,
         site=site,
@@ -81,18 +89,63 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     return found.model_copy(update={"sources": sources.of_run(found)})
 
 
+def _of_workload(name: str) -> tuple[str, variants.Values]:
+    """The workload, and the values that a variant puts over it."""
+    base, values = variants.parse(name)
+    for key in values:
+        if variants.keys()[key].of_strategy:
+            raise UserError(f"the name {name}: {key} varies strategies; write it behind the strategy's name.")
+    return base, values
+
+
+def weights_of(workload_name: str) -> str:
+    """The variant of a workload whose initial weights a variant starts from."""
+    base, values = _of_workload(workload_name)
+    return variants.named(base, {key: value for key, value in values.items() if key in variants.WEIGHTS})
+
+
+def names(config: Config) -> list[tuple[str, str]]:
+    """(strategy, workload) of all runs of a configuration, variants included, in the order of its lists."""
+    points = list(sweep.points(config))
+    return list(
+        dict.fromkeys(
+            (_varied(strategy, ours), variants.named(workload, theirs))
+            for strategy in config.strategies
+            for workload in config.workloads
+            for ours, theirs in points
+        )
+    )
+
+
+def _varied(strategy: str, values: variants.Values) -> str:
+    """The variant of a strategy; those that a key means nothing to are the same with any value of it."""
+    settings = load.strategy(strategy)
+    return variants.named(
+        strategy, {key: value for key, value in values.items() if variants.takes(strategy, settings, key)}
+    )
+
+
 def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
-    """All runs of a configuration, and for each (strategy, workload) that is left out its reason."""
+    """All runs of a configuration, and for each (strategy, workload) that is left out its reason.
+
+    Raises:
+        UserError: one of them is a mistake; or no variant of a sweep can be.
+    """
     found: list[Run] = []
     left_out: dict[tuple[str, str], str] = {}
-    for strategy in config.strategies:
-        for workload in config.workloads:
-            try:
-                found.append(run(config, strategy, workload))
-            except Unsupported as reason:
-                left_out[strategy, workload] = str(reason)
-    for one in {one.workload: one for one in found}.values():
-        check_data_set(config, one)
+    for strategy, workload in names(config):
+        try:
+            found.append(run(config, strategy, workload))
+        except Unsupported as reason:
+            left_out[strategy, workload] = str(reason)
+        except UserError as reason:
+            if variants.base(strategy) == strategy:
+                raise
+            left_out[strategy, workload] = str(reason)
+    if config.sweep and not found:
+        raise UserError(f"{sweep.WHERE}: no variant can be: {next(iter(left_out.values()))}")
+    for one in {(variants.base(one.workload), one.data.name): one for one in found}.values():
+        inputs.check_data_set(config, one)
     return found, left_out
 
 
@@ -111,7 +164,12 @@ def _pieces(workload: Workload, name: str, args: dict[str, Any]) -> int:
 
 
 def twinned(config: Config, runs: list[Run]) -> list[str]:
-    """Workloads whose `single` gets twins: those in float32, where rounding shows, that one device evaluates."""
+    """Workloads whose `single` gets twins: those in float32, where rounding shows, that one device evaluates.
+
+    None in a sweep, which looks for the best variant: they cost several times what it does.
+    """
+    if config.sweep:
+        return []
     return [
         run.workload
         for run in runs
@@ -119,8 +177,9 @@ def twinned(config: Config, runs: list[Run]) -> list[str]:
     ]
 
 
-def _recipe(size: Size, config: Config) -> Recipe:
+def _recipe(size: Size, config: Config, values: variants.Values) -> Recipe:
     over = load.merged(config.recipe, {"dtype": config.dtype} if config.dtype else {})
+    over = load.merged(over, variants.over(values, "recipe"))
     return check(Recipe, load.merged(size.recipe.model_dump(exclude_unset=True), over), "config: recipe")
 
 
@@ -163,133 +222,3 @@ def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> ParallelDims
         raise UserError(f"{where}: `config` belongs to engine deepspeed; remove it or set the engine.")
     compatibility.check_degrees(strategy, where)
     return multiply_out(strategy.degrees, nodes, ranks, where)
-
-
-def data_set(config: Config, name: str) -> DataSet:
-    """Settings of a data set that some workload uses under this configuration.
-
-    Raises:
-        UserError: none does.
-    """
-    found: dict[str, DataSet] = {}
-    for _, workload, size in _sized(config):
-        data = _data(workload, config, size)
-        found.setdefault(data.name, data)
-    if name not in found:
-        raise unknown("data set", name, found, "config")
-    return found[name]
-
-
-def model(config: Config, folder: str) -> Model:
-    """Settings of the transformers model that a workload downloads to ``folder`` under this configuration.
-
-    Raises:
-        UserError: none does.
-    """
-    found: dict[str, Model] = {}
-    for name, workload, size in _sized(config):
-        if pretrained.is_pretrained(workload.model):
-            asked = _model(workload, name, _args(workload, config, size), 0)
-            found.setdefault(str(asked.folder), asked)
-    if folder not in found:
-        raise unknown("model", folder, found, "config")
-    return found[folder]
-
-
-def _sized(config: Config) -> Iterator[tuple[str, Workload, Size]]:
-    """Every workload that has the configuration's size, its own ones first."""
-    for name in (*config.workloads, *load.names("workloads")):
-        try:
-            workload = load.workload(name)
-        except UserError:
-            if name in config.workloads:
-                raise
-            continue  # half written, perhaps, and not asked for
-        if config.size in workload.sizes:
-            yield name, workload, workload.sizes[config.size]
-
-
-def _args(workload: Workload, config: Config, size: Size) -> dict[str, Any]:
-    """Arguments of the workload's model."""
-    source = _source(workload, config)
-    return size.model | source.model | size.shape | source.shape
-
-
-def _size(workload: Workload, config: Config, name: str) -> Size:
-    if config.size not in workload.sizes:
-        raise unknown("size", config.size, workload.sizes, f"config: size, for workload {name}")
-    return workload.sizes[config.size]
-
-
-def _source(workload: Workload, config: Config) -> DataSource:
-    """The source that the configuration names; a workload without one on the hub takes the embedded data."""
-    if source := workload.data.get(config.data) or workload.data.get("embedded"):
-        return source
-    raise UserError(
-        f"config: data is {config.data}, but a workload's `data:` has hub alone ({workload.data['hub'].name}); set "
-        "data=hub, or add embedded to the workload's file."
-    )
-
-
-def _data(workload: Workload, config: Config, size: Size) -> DataSet:
-    source = _source(workload, config)
-    return DataSet(
-        name=source.name,
-        task=workload.task,
-        seed=config.seed,
-        options=size.data | size.shape | source.shape,
-        reader=source.reader,
-        tokenizer=pretrained.folder_of(workload.model) if workload.task in pretrained.TEXT_TASKS else None,
-        hub=source.hub,
-        sources=sources.of_data(source.reader, workload.task),
-    )
-
-
-def _model(workload: Workload, name: str, args: dict[str, Any], pieces: int) -> Model:
-    theirs = pretrained.is_pretrained(workload.model)
-    model = Model(
-        name=workload.model,
-        args=args,
-        blocks=workload.blocks,
-        tensor=dict(workload.tensor),
-        pieces=pieces,
-        sources=sources.of_model(workload.model, transformers=theirs),
-    )
-    if not theirs:
-        return model
-    return pretrained.settings(model, f"config/workloads/{name}.yaml")
-
-
-def _check_files(workload: Workload, config: Config, name: str) -> None:
-    """Whether the model, task and reader that a workload names are there."""
-    asked = {"reader": _source(workload, config).reader, "task": workload.task}
-    if not pretrained.is_pretrained(workload.model):
-        asked["model"] = workload.model
-    for kind, file in asked.items():
-        catalogue.require(kind, file, f"config/workloads/{name}.yaml: {kind}")
-
-
-def _check_model(workload: Workload, name: str, args: dict[str, Any]) -> None:
-    for key, divisor in workload.divisible.items():
-        sizes = [args.get(key), args.get(divisor)]
-        if not all(isinstance(size, int) and size > 0 for size in sizes):
-            continue  # the model itself says what is wrong
-        if args[key] % args[divisor]:
-            raise UserError(
-                f"config/workloads/{name}.yaml: {divisor} {args[divisor]} does not divide {key} {args[key]}; "
-                f"{divisor} can be {divisors(args[key])}."
-            )
-
-
-def check_data_set(config: Config, run: Run) -> None:
-    """Two workloads may share a prepared data set only if they ask for the same one.
-
-    Raises:
-        UserError: another workload has the same name for another data set.
-    """
-    if (other := data_set(config, run.data.name)) != run.data:
-        key = identity.difference(other.model_dump(mode="json"), run.data.model_dump(mode="json"))
-        raise UserError(
-            f"config/workloads/{run.workload}.yaml: another workload prepares a data set {run.data.name}, too, with "
-            f"another {key}; give one of them another name under `data:`."
-        )

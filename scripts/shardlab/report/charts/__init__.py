@@ -27,7 +27,7 @@ PER_WORKLOAD = (
     "usage",
 )
 PER_STRATEGY = ("held", "step", "schedule")
-OVERALL = ("jobs", "collectives")
+OVERALL = ("sweep", "jobs", "collectives")
 
 
 class Chart(Protocol):

@@ -11,7 +11,7 @@ import pandas as pd
 import vl_convert
 from markupsafe import Markup
 
-from shardlab.report import page
+from shardlab.report import page, sweep
 from shardlab.report.advice import advice
 from shardlab.report.charts import OVERALL, PER_STRATEGY, PER_WORKLOAD, load
 from shardlab.report.evidence import Evidence, Shown
@@ -65,6 +65,9 @@ def html(
 ) -> str:
     """The page. ``accounting``: what Slurm says of each job."""
     good, sentence = verdict(evidence.table, tolerance)
+    strategies_shown, workloads = page.axes(evidence.table, config, left_out)
+    every = sweep.table(evidence.table)
+    variants = page.swept(every) if config.sweep else pd.DataFrame()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = _code
     return environment.from_string((HERE / "template.html").read_text(encoding="utf-8")).render(
@@ -73,8 +76,10 @@ def html(
         call=page.call(config),
         memory=page.MEMORY,
         states=STATES,
-        matrix=_matrix(evidence.table, config, left_out),
-        workloads=[_workload(evidence.of(name), name, drawn) for name in config.workloads],
+        matrix=_matrix(evidence.table, strategies_shown, workloads, left_out),
+        variants={"columns": list(variants.columns), "rows": variants.to_numpy().tolist()},
+        swept=page.SWEPT.format(len(every)),
+        workloads=[_workload(evidence.of(name), name, drawn) for name in workloads],
         pages=PAGES,
         strategies=[_strategy(evidence.under(name), name, drawn) for name in strategies(evidence)],
         overall=[_shown(name, name) for name in OVERALL if name in drawn],
@@ -112,12 +117,12 @@ def _details(run: Shown, accounting: dict[str, dict[str, str]]) -> dict[str, Any
 
 
 def _matrix(
-    table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]
+    table: pd.DataFrame, strategies: list[str], workloads: list[str], left_out: dict[tuple[str, str], str]
 ) -> list[tuple[str, list[dict[str, str]]]]:
     rows = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
     return [
-        (strategy, [_cell(rows.get((strategy, name)), left_out.get((strategy, name), "")) for name in config.workloads])
-        for strategy in config.strategies
+        (strategy, [_cell(rows.get((strategy, name)), left_out.get((strategy, name), "")) for name in workloads])
+        for strategy in strategies
     ]
 
 

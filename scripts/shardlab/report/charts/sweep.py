@@ -1,0 +1,57 @@
+"""What a sweep found: the validation loss over a swept key."""
+
+import altair as alt
+import pandas as pd
+
+from shardlab.report import sweep
+from shardlab.report.charts.marks import HEIGHT, WIDTH, chosen_workload
+from shardlab.report.evidence import Evidence
+
+TITLE = "Validation loss over the values of a sweep"
+CAPTION = (
+    "Each point is the mean over the seeds of a variant, its bar one standard deviation to both sides; a line for each "
+    "strategy and the values of the other keys. The axis is the key with the most values."
+)
+COLUMNS = ["workload", "variant", "key", "value", "number", "mean", "low", "high", "runs"]
+
+
+def table(evidence: Evidence) -> pd.DataFrame:
+    """workload, variant (strategy and other keys), key (its name), value (text), number, mean, low, high, runs."""
+    found = sweep.table(evidence.table).dropna(subset=["validation_mean"])
+    keys = sweep.keys(found)
+    if not keys or not len(found):
+        return pd.DataFrame(columns=COLUMNS)
+    key = max(keys, key=lambda name: found[name].nunique())
+    others = [name for name in keys if name != key]
+    rows = found.to_dict("records")
+    mean, spread = found.validation_mean.astype(float), found.validation_std.astype(float).fillna(0.0)
+    return pd.DataFrame(
+        {
+            "workload": found.workload,
+            "variant": [" ".join([row["strategy"], *(f"{n}={row[n]}" for n in others if row[n])]) for row in rows],
+            "key": key,
+            "value": found[key],
+            "number": pd.to_numeric(found[key], errors="coerce"),
+            "mean": mean,
+            "low": mean - spread,
+            "high": mean + spread,
+            "runs": found.done,
+        }
+    )
+
+
+def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
+    """A line for each variant, a point and a bar for each value."""
+    key = str(table.key.iloc[0])
+    if table.number.notna().all():
+        ratio = table.number.max() / table.number.min() if table.number.min() > 0 else 0.0
+        x = alt.X("number:Q", title=key, scale=alt.Scale(type="log" if ratio >= 10 else "linear", zero=False))
+    else:
+        x = alt.X("value:N", title=key, sort=list(dict.fromkeys(table.value)))
+    tips = ["workload", "variant", alt.Tooltip("value", title=key), alt.Tooltip("mean:Q", format=".6g"), "runs"]
+    base = alt.Chart(table, width=WIDTH, height=HEIGHT).encode(x, alt.Color("variant:N", title=None))
+    y = alt.Y("mean:Q", title="validation loss", scale=alt.Scale(zero=False))
+    lines = base.mark_line(strokeWidth=1).encode(y)
+    bars = base.mark_rule().encode(alt.Y("low:Q"), alt.Y2("high:Q"))
+    points = base.mark_point(filled=True, size=60).encode(y, tooltip=tips)
+    return chosen_workload(lines + bars + points, table)

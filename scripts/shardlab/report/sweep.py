@@ -1,0 +1,67 @@
+"""The table of a sweep: each variant over its seeds, the best one of each strategy and workload. Imports no torch."""
+
+import pandas as pd
+
+from shardlab.settings import variants
+
+FILE = "sweep.csv"
+SEED = "seed"
+MEASURED = {
+    "validation_loss": "validation",
+    "test_loss": "test",
+    "metric_value": "metric",
+    "samples_per_second": "samples_per_second",
+}
+"""Column of summary.csv: what its mean and standard deviation are called here."""
+
+
+def table(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per strategy, workload and values of the swept keys but the seed: strategy, workload, a column for each
+    of these keys, runs (planned), done (finished ones), X_mean and X_std of each figure over the finished ones
+    (standard deviation of a sample, empty with one), best: whether no other variant of its strategy and workload has
+    a lower mean validation loss.
+
+    ``runs``: a table as summary.csv has it.
+    """
+    named = pd.DataFrame(
+        [_values(*names) for names in zip(runs.strategy, runs.workload, strict=True)], index=runs.index
+    ).fillna("")
+    keys = sorted(set(named.columns) - {"strategy", "workload", SEED})
+    group = ["strategy", "workload", *keys]
+    figures = runs[[*MEASURED]].astype("Float64").where(runs.status == "done")
+    whole = pd.concat([named[group], figures], axis=1)
+    grouped = whole.groupby(group, sort=False)
+    found = grouped.size().rename("runs").to_frame()
+    found["done"] = grouped.validation_loss.count()
+    for column, name in MEASURED.items():
+        found[f"{name}_mean"] = grouped[column].mean()
+        found[f"{name}_std"] = grouped[column].std()
+    found = found.reset_index()
+    least = found.groupby(["strategy", "workload"]).validation_mean.transform("min")
+    return found.assign(best=(found.validation_mean == least).fillna(False).astype(bool))
+
+
+def _values(strategy: str, workload: str) -> dict[str, str]:
+    """Values as text: one may be a number, a word, a list or nothing."""
+    (ours, first), (theirs, second) = variants.parse(strategy), variants.parse(workload)
+    values = {key: variants.text(key, value) for key, value in (first | second).items()}
+    return {"strategy": ours, "workload": theirs, **values}
+
+
+def keys(found: pd.DataFrame) -> list[str]:
+    """The columns that say what a variant is."""
+    return list(found.columns[2 : list(found.columns).index("runs")])
+
+
+def sentences(found: pd.DataFrame) -> list[str]:
+    """The best variant of each strategy and workload, and how sure that is."""
+    said = []
+    for row in found[found.best].to_dict("records"):
+        values = ", ".join(f"{key} {row[key]}" for key in keys(found) if row[key] != "") or "its only variant"
+        spread = "" if pd.isna(row["validation_std"]) else f" ± {row['validation_std']:.2g}"
+        seeds = f"{row['done']} run" + "s" * (row["done"] > 1)
+        said.append(
+            f"`{row['strategy']}` x `{row['workload']}`: the lowest validation loss is {row['validation_mean']:.6g}"
+            f"{spread} ({seeds}) with {values}."
+        )
+    return said

@@ -1,0 +1,118 @@
+"""Sweeps: which variants the configuration's ``sweep:`` asks for. Nothing here imports torch.
+
+Keys with lists or ranges make their product; a list of such makes one after the other: a table is a list of rows.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from math import log10, prod
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from shardlab.errors import UserError
+from shardlab.schema import Strict, check
+from shardlab.settings import variants
+from shardlab.settings.config import Config
+from shardlab.settings.variants import Values
+
+WHERE = "config: sweep"
+MOST = 100_000
+"""Values of a range: a slip of the finger should not fill the memory."""
+
+
+class Range(Strict):
+    """Numbers from first to last: by steps of 1 or of ``step``, or ``count`` of them."""
+
+    first: float = Field(description="The first one.")
+    last: float = Field(description="The last one.")
+    step: PositiveFloat | None = Field(None, description="Distance between two.")
+    count: int | None = Field(None, ge=2, description="How many; those between are rounded to three digits.")
+    scale: Literal["linear", "log"] = Field("linear", description="With count: equal distances, or equal ratios.")
+
+    @model_validator(mode="after")
+    def _goes(self) -> "Range":
+        if self.count and self.step:
+            raise ValueError("it takes step or count; remove one of them")
+        if self.last < self.first:
+            raise ValueError("last is below first; exchange them")
+        if (self.count or (self.last - self.first) / (self.step or 1)) > MOST:
+            raise ValueError(f"it has more than {MOST:,} values")
+        if self.scale == "log" and (self.first <= 0 or not self.count):
+            raise ValueError("scale log needs a first above 0 and a count")
+        return self
+
+    @property
+    def values(self) -> list[float]:
+        """The numbers; whole ones as such."""
+        if not self.count:
+            step = self.step or 1.0
+            found = [self.first + step * i for i in range(int((self.last - self.first) / step + 1e-9) + 1)]
+            return [_whole(float(f"{value:.12g}")) for value in found]
+        parts = [i / (self.count - 1) for i in range(1, self.count - 1)]
+        if self.scale == "log":
+            between = [10 ** (log10(self.first) + part * (log10(self.last) - log10(self.first))) for part in parts]
+        else:
+            between = [self.first + part * (self.last - self.first) for part in parts]
+        return [_whole(value) for value in (self.first, *(float(f"{value:.3g}") for value in between), self.last)]
+
+
+def _whole(value: float) -> float:
+    return int(value) if value.is_integer() else value
+
+
+def checked(config: Config) -> list[dict[str, list[Any]]]:
+    """The products that a configuration asks for, one after the other: short name of a key, its values.
+
+    Raises:
+        UserError: a key or value does not exist, a list is empty, or the runs are more than ``runs_max``.
+    """
+    tables = config.sweep if isinstance(config.sweep, list) else [config.sweep]
+    if not tables:
+        raise UserError(f"{WHERE}: the list is empty; name keys with lists, or remove it.")
+    found = [_product(table) for table in tables]
+    points = sum(prod(map(len, table.values())) for table in found)
+    runs = points * len(config.strategies) * len(config.workloads)
+    if config.sweep and runs > config.runs_max:
+        raise UserError(
+            f"{WHERE}: {points:,} variants of {len(config.strategies)} strategies and {len(config.workloads)} "
+            f"workloads are {runs:,} runs, more than runs_max {config.runs_max:,}; name fewer, or raise runs_max."
+        )
+    return found
+
+
+def _product(table: Any) -> dict[str, list[Any]]:
+    if not isinstance(table, dict):
+        raise UserError(f"{WHERE}: {table!r} is not keys with lists; write learning_rate: [0.001, 0.003].")
+    found: dict[str, list[Any]] = {}
+    for name, given in table.items():
+        key = variants.short(str(name), WHERE)
+        where = f"{WHERE}: {name}"
+        values = check(Range, given, where).values if isinstance(given, dict) else given
+        if not isinstance(values, list):
+            values = [values]
+        if not values:
+            raise UserError(f"{where}: the list is empty; name at least one value, or remove the key.")
+        taken = [variants.keys()[key].check(variants.read(value), where) for value in values]
+        for value in taken:
+            variants.named("", {key: value})
+        if len(taken) != len({repr(value) for value in taken}):
+            raise UserError(f"{where}: a value stands twice; name it once.")
+        if key in found:
+            raise UserError(f"{where}: {key} stands twice; name it once.")
+        found[key] = taken
+    return found
+
+
+def points(config: Config) -> Iterator[tuple[Values, Values]]:
+    """Of each variant the values that vary strategies, and those that vary workloads; without a sweep one empty one."""
+    for table in checked(config):
+        for values in product(*table.values()):
+            point = dict(zip(table, values, strict=True))
+            ours = {key: value for key, value in point.items() if variants.keys()[key].of_strategy}
+            yield ours, {key: value for key, value in point.items() if key not in ours}
+
+
+def swept(config: Config) -> list[str]:
+    """Short names of the keys that are swept."""
+    return list(dict.fromkeys(key for table in checked(config) for key in table))

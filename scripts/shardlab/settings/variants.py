@@ -1,0 +1,211 @@
+"""Variants: a strategy or a workload with values of its own, which stand in its name. Nothing here imports torch.
+
+``llama2@learning_rate=0.003@seed=2`` is the workload llama2 with two values put over its recipe and the configuration,
+``pp@microbatches=8`` the strategy pp with one. The name alone says what the variant is: one run is resolved without any
+other, and a further value in a sweep changes none that is there.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple
+
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from shardlab.errors import UserError, unknown
+from shardlab.settings.config import Config
+from shardlab.settings.recipe import Recipe
+from shardlab.settings.strict_yaml import parse_yaml
+from shardlab.settings.types import Strategy
+
+SIGN = "@"
+"""Stands before each value. A comma ends a wildcard where Snakemake hands a job to Slurm, and + is part of numbers."""
+PATTERN = rf"\w+(?:{SIGN}[\w.]+=[\w.:+-]+)*"
+"""What the names of strategies and workloads look like."""
+Values = dict[str, Any]
+"""Short name of a key: value."""
+WEIGHTS = ("seed", "size", "dtype")
+"""Keys that initial weights depend on; runs that share their values share the weights."""
+NEEDS = {
+    "cpu_offload": "dp_shard",
+    "reshard_after_forward": "dp_shard",
+    "wrap_parameters": "dp_shard",
+    "sequence_parallel": "tp",
+    "loss_parallel": "tp",
+    "schedule": "pp",
+    "microbatches": "pp",
+}
+"""Options of a strategy: the axis without which they mean nothing."""
+NAMED = ("engine", "config", "min_ranks", "one_process")
+"""Keys that make a strategy what it is: an entry of config/strategies.yaml each."""
+
+
+class Key(NamedTuple):
+    """A key that variants may set."""
+
+    path: tuple[str, ...]
+    """recipe and its keys; strategy and one of its; or one of the configuration's."""
+    kind: Any
+    """Its type, with all that its values are checked for."""
+
+    @property
+    def of_strategy(self) -> bool:
+        """Whether it varies a strategy, and not a workload: the runs of both are held to the same ``single``."""
+        return self.path[0] in ("strategy", "nodes", "ranks_per_node")
+
+    def check(self, value: Any, where: str) -> Any:
+        """The value as the key takes it.
+
+        Raises:
+            UserError: it takes no such value.
+        """
+        try:
+            return _adapter(self.path).validate_python(value)
+        except ValidationError as error:
+            message = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise UserError(f"{where} cannot be {value!r}: {message[0].lower()}{message[1:]}.") from None
+
+
+@cache
+def keys() -> dict[str, Key]:
+    """Short name: key. The shortest end of its path that no other key's has, such as learning_rate, optimizer.name."""
+    found = [
+        *_leaves(Config, ("seed", "size", "nodes", "ranks_per_node")),
+        *_leaves(Recipe, tuple(Recipe.model_fields), ("recipe",)),
+        *_leaves(Strategy, tuple(name for name in Strategy.model_fields if name not in NAMED), ("strategy",)),
+    ]
+    ends = [".".join(key.path[start:]) for key in found for start in range(len(key.path))]
+    return {
+        next(end for start in reversed(range(len(key.path))) if ends.count(end := ".".join(key.path[start:])) == 1): key
+        for key in found
+    }
+
+
+def _leaves(kind: type[BaseModel], names: tuple[str, ...], above: tuple[str, ...] = ()) -> Iterator[Key]:
+    for name in names:
+        field = kind.model_fields[name]
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _leaves(inner, tuple(inner.model_fields), (*above, name))
+        else:
+            yield Key((*above, name), Annotated[inner, *field.metadata] if field.metadata else inner)
+
+
+@cache
+def _adapter(path: tuple[str, ...]) -> TypeAdapter[Any]:
+    return TypeAdapter(next(key.kind for key in keys().values() if key.path == path))
+
+
+def short(name: str, where: str) -> str:
+    """The short name of a key that is given by any end of its path (recipe.optimizer.learning_rate, learning_rate).
+
+    Raises:
+        UserError: there is no such key.
+    """
+    fitting = [end for end, key in keys().items() if f".{'.'.join(key.path)}".endswith(f".{name}")]
+    exact = [end for end in fitting if end == name]
+    if len(fitting) == 1 or exact:
+        return (exact or fitting)[0]
+    raise unknown("key", name, fitting or keys(), where)
+
+
+def named(base: str, values: Values) -> str:
+    """The variant's name. The keys are in the order of their names, whatever order they were given in.
+
+    Raises:
+        UserError: a value cannot be part of a file's name.
+    """
+    return base + "".join(f"{SIGN}{key}={text(key, values[key])}" for key in sorted(values))
+
+
+def text(key: str, value: Any) -> str:
+    """A value as it stands in names.
+
+    Raises:
+        UserError: it cannot be part of a file's name.
+    """
+    if isinstance(value, list | tuple):
+        return ":".join(text(key, each) for each in value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    written = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+    if not re.fullmatch(r"[\w.+-]+", written, re.ASCII):
+        raise UserError(
+            f"sweep: {key}: the value {written!r} becomes part of a file's name; take one of letters, digits, _ . + "
+            "and -."
+        )
+    return written
+
+
+def base(name: str) -> str:
+    """The strategy or workload that a variant is one of."""
+    return name.partition(SIGN)[0]
+
+
+@cache
+def parse(name: str) -> tuple[str, Values]:
+    """Strategy or workload, and the values put over it.
+
+    Raises:
+        UserError: a key or value does not exist, or is not written as `named` writes it.
+    """
+    what, *parts = name.split(SIGN)
+    values: Values = {}
+    for part in parts:
+        key, _, text = part.partition("=")
+        if key not in keys():
+            raise unknown("key", key, keys(), f"the name {name}")
+        values[key] = keys()[key].check(_parts(text), f"the name {name}: {key}")
+    if (right := named(what, values)) != name:
+        raise UserError(f"the name {name} is written {right}; call it that.")
+    return what, values
+
+
+def _parts(text: str) -> Any:
+    return [read(part) for part in text.split(":")] if ":" in text else read(text)
+
+
+def read(given: Any) -> Any:
+    """A value that may be given as text: in a name, or inside of what a call's --config says."""
+    if isinstance(given, list):
+        return [read(each) for each in given]
+    if not isinstance(given, str):
+        return given
+    if given == "null":
+        return None
+    try:
+        return parse_yaml(given)
+    except yaml.YAMLError:
+        return given
+
+
+def takes(strategy: str, settings: Strategy, key: str) -> bool:
+    """Whether a strategy is another one with another value of ``key``; ``single`` never is."""
+    distributed = settings.engine == "deepspeed" or bool(settings.degrees)
+    if key == "ranks_per_node":
+        return distributed or settings.one_process is not None
+    if key == "nodes" or settings.engine == "deepspeed":
+        return distributed and key == "nodes"
+    return distributed and NEEDS.get(key, next(iter(settings.degrees))) in settings.degrees
+
+
+def over(values: Values, kind: Literal["recipe", "strategy"]) -> dict[str, Any]:
+    """The values of ``kind`` as settings: inner keys inside their group."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        first, *path = keys()[name].path
+        if first == kind:
+            place = found
+            for group in path[:-1]:
+                place = place.setdefault(group, {})
+            place[path[-1]] = value
+    return found
+
+
+def of_config(config: Config, values: Values) -> Config:
+    """The configuration with the values of its own keys, and of the recipe's, put over it."""
+    plain = {name: value for name, value in values.items() if len(keys()[name].path) == 1}
+    if "dtype" in values:
+        plain["dtype"] = values["dtype"]
+    return config.model_copy(update=plain)
