@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What a sweep costs before and after its trainings: `snakemake -n all` of 10 to 10,000 runs, beside a bare Snakefile of
-as many jobs and files; the reading of the Snakefile in one job; resolve.py of one run; summarize.py of all.
+"""What a sweep costs before and after its trainings: `snakemake -n all` of 10 to 10,000 runs, beside a bare Snakefile
+of as many jobs and files; the reading of the Snakefile in one job; resolve.py of one run; summarize.py of all.
 
 Needs no GPU and trains one tiny run. Committed files only.
 """
@@ -22,7 +22,7 @@ import pandas as pd
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from shardlab.errors import UserError, run_program
-from shardlab.files import ROOT, read_json, write_text
+from shardlab.files import ROOT, write_text
 from shardlab.report.records import TestReport, TrainReport
 from shardlab.settings import identity, load, resolve
 

@@ -8,7 +8,7 @@ rule collectives:
     log:
         f"results/logs/collectives/{CONFIG.site}.log",
     conda:
-        "../../envs/train.yaml"
+        environment("train")
     resources:
         **configured_resources("collectives"),
     params:
@@ -38,7 +38,7 @@ rule plot_collectives:
     log:
         f"results/logs/collectives/{CONFIG.site}.plot.log",
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     message:
         "Drawing the collectives at site {CONFIG.site}"
     shell:

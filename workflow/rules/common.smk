@@ -68,9 +68,23 @@ if SITE.container.enabled:
     ]
 
 
-def every_run(file):
-    """That file of every run, as an input."""
-    return [f"results/{run.strategy}/{run.workload}{file}" for run in RUNS]
+def data_folder(wildcards, input):
+    """Where a run's prepared data set lies."""
+    return str(Path(input.data[0]).parent)
+
+
+def environment(name):
+    """A rule's conda environment, where the call may use it: Snakemake works it out for each job anew."""
+    asked = workflow.deployment_settings.deployment_method or "--lint" in sys.argv
+    return f"../../envs/{name}.yaml" if asked else None
+
+
+def every_run():
+    """What says that a run is trained and evaluated, of all runs, as an input."""
+    folders = [Path("results", run.strategy, run.workload) for run in RUNS]
+    return [f"{folder}.done" for folder in folders] + [
+        str(folder / "test.json") for folder in folders
+    ]
 
 
 def resolved(strategy, workload):
@@ -117,15 +131,11 @@ def model_files(folder):
     return [f"{folder}/{'download.json' if downloaded else 'config.json'}"]
 
 
-def manifest(wildcards):
-    """The manifest of a run's prepared data set, written after all its other files."""
-    return f"data/prepared/{run_of(wildcards).data.name}/dataset.json"
-
-
-def splits(wildcards):
-    """The prepared samples of a run's data set."""
+def prepared(wildcards):
+    """A run's prepared data set: its manifest, which is written after all its other files, and the samples."""
     folder = f"data/prepared/{run_of(wildcards).data.name}"
-    return [f"{folder}/{name}.safetensors" for name in ("train", "validation", "test")]
+    files = (f"{name}.safetensors" for name in ("train", "validation", "test"))
+    return [f"{folder}/{name}" for name in ("dataset.json", *files)]
 
 
 def download_of(wildcards):
@@ -155,9 +165,15 @@ def job_resources(stage, runtime=None, job=None):
             SITE, job or stage, *stages.scope(stage, run).size(run), runtime
         )
 
+    # What does not depend on the size is no function: Snakemake calls each several times for each job.
+    small, large = (slurm.resources(SITE, job or stage, n, n, runtime) for n in (1, 2))
     return {
-        key: lambda wildcards, key=key: asked(wildcards)[key]
-        for key in slurm.resources(SITE, job or stage, 1, 1)
+        key: (
+            value
+            if value == large[key]
+            else lambda wildcards, key=key: asked(wildcards)[key]
+        )
+        for key, value in small.items()
     }
 
 

@@ -15,7 +15,7 @@ rule download:
     benchmark:
         "results/benchmarks/download/{dataset}.tsv"
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     params:
         data=lambda wildcards: download_of(wildcards).model_dump_json(),
         folder=subpath(output[0], parent=True),
@@ -34,7 +34,7 @@ rule download_model:
     benchmark:
         "results/benchmarks/download_model/{model}.tsv"
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     params:
         model=lambda wildcards: model_of(wildcards)
         .model_copy(update={"args": {}, "sources": {}})
@@ -64,7 +64,7 @@ rule prepare:
     benchmark:
         "results/benchmarks/prepare/{dataset}.tsv"
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     params:
         data=lambda wildcards: data_of(wildcards).model_dump_json(),
         folder=subpath(output.manifest, parent=True),

@@ -5,8 +5,7 @@
 rule evaluate_untrained:
     input:
         settings="results/init/{workload}/run.json",
-        data=manifest,
-        splits=splits,
+        data=prepared,
         weights="results/init/{workload}.safetensors",
         image=IMAGE,
     output:
@@ -16,12 +15,12 @@ rule evaluate_untrained:
     benchmark:
         "results/benchmarks/evaluate_untrained/{workload}.tsv"
     conda:
-        "../../envs/train.yaml"
+        environment("train")
     resources:
         **job_resources("init", runtime=30, job="evaluate"),
     params:
         image=[f"--image {path}" for path in IMAGE],
-        data=subpath(input.data, parent=True),
+        data=data_folder,
     message:
         "Evaluating the initial weights of {wildcards.workload}"
     shell:
@@ -33,8 +32,7 @@ rule evaluate_untrained:
 rule evaluate:
     input:
         settings="results/{strategy}/{workload}/run.json",
-        data=manifest,
-        splits=splits,
+        data=prepared,
         done="results/{strategy}/{workload}.done",
         untrained=lambda wildcards: (
             []
@@ -49,23 +47,18 @@ rule evaluate:
     benchmark:
         "results/{strategy}/{workload}/benchmarks/evaluate.tsv"
     conda:
-        "../../envs/train.yaml"
+        environment("train")
     threads: job_threads("evaluate")
     resources:
         **job_resources("evaluate", runtime=30),
     params:
-        untrained=lambda wildcards, input: [
-            f"--untrained {path}" for path in input.untrained
-        ],
         image=[f"--image {path}" for path in IMAGE],
-        data=subpath(input.data, parent=True),
-        weights=lambda wildcards, input: str(
-            Path(input.settings).with_name("model.safetensors")
-        ),
+        data=data_folder,
     message:
         "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
         f"python {SCRIPTS}/launch.py"
         " evaluate --settings {input.settings} {params.image} --data {params.data}"
-        " --weights {params.weights} {params.untrained} --output {output}"
+        " --weights results/{wildcards.strategy}/{wildcards.workload}/model.safetensors"
+        " --untrained {input.untrained} --output {output}"
         " > {log} 2>&1"

@@ -2,8 +2,7 @@
 rule export:
     input:
         settings="results/{strategy}/{workload}/run.json",
-        data=manifest,
-        splits=splits,
+        data=prepared,
         done="results/{strategy}/{workload}.done",
         test="results/{strategy}/{workload}/test.json",
         image=IMAGE,
@@ -12,12 +11,12 @@ rule export:
     log:
         "results/logs/export/{strategy}/{workload}.log",
     conda:
-        "../../envs/train.yaml"
+        environment("train")
     resources:
         **job_resources("init", runtime=30, job="evaluate"),
     params:
         image=[f"--image {path}" for path in IMAGE],
-        data=subpath(input.data, parent=True),
+        data=data_folder,
         weights=lambda wildcards, input: str(
             Path(input.settings).with_name("model.safetensors")
         ),

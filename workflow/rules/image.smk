@@ -17,7 +17,7 @@ rule wheelhouse:
     benchmark:
         "results/benchmarks/wheelhouse.tsv"
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     message:
         "Collecting the wheels of {input}"
     shell:
@@ -37,7 +37,7 @@ rule image:
     benchmark:
         "results/benchmarks/image.tsv"
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     params:
         container=SITE.container.model_dump_json(include={"command", "base", "mirror"}),
         variables=SITE.environment_clear,
@@ -59,7 +59,7 @@ rule named_image:
     benchmark:
         "results/benchmarks/named_image.tsv"
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     params:
         container=SITE.container.model_dump_json(
             include={"command", "image", "image_is"}

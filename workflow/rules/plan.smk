@@ -14,7 +14,7 @@ rule plan:
     benchmark:
         "results/benchmarks/plan.tsv"
     conda:
-        "../../envs/train.yaml"
+        environment("train")
     resources:
         **slurm.resources(SITE, "plan", 1, 1, runtime=60),
     params:
@@ -38,7 +38,7 @@ rule plan_run:
     log:
         "results/{strategy}/{workload}/logs/plan.log",
     conda:
-        "../../envs/train.yaml"
+        environment("train")
     resources:
         **slurm.resources(SITE, "plan", 1, 1, runtime=60),
     params:

@@ -15,7 +15,7 @@ rule preflight_login:
     log:
         "results/logs/preflight/login.log",
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     params:
         config=CONFIG_JSON,
     message:
@@ -36,7 +36,7 @@ rule preflight_nodes:
         "results/logs/preflight/nodes.log",
     retries: 0
     conda:
-        "../../envs/train.yaml"
+        environment("train")
     resources:
         **configured_resources("preflight"),
     params:
@@ -60,7 +60,7 @@ rule preflight_ranks:
         "results/logs/preflight/ranks.log",
     retries: 0
     conda:
-        "../../envs/train.yaml"
+        environment("train")
     resources:
         **configured_resources("preflight"),
     params:
@@ -84,7 +84,7 @@ rule preflight:
     log:
         "results/logs/preflight/show.log",
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     message:
         "Looking at site {CONFIG.site} is complete"
     shell:

@@ -9,8 +9,7 @@ localrules:
 
 rule summarize:
     input:
-        every_run(".done"),
-        every_run("/test.json"),
+        every_run(),
         [f"results/twins/{workload}.json" for workload in TWINNED],
         "results/plan.md",
     output:
@@ -27,7 +26,7 @@ rule summarize:
     benchmark:
         "results/benchmarks/summarize.tsv"
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     params:
         config=CONFIG_JSON,
     message:
@@ -59,7 +58,7 @@ rule report:
     benchmark:
         "results/benchmarks/report.tsv"
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     params:
         config=CONFIG_JSON,
     message:
@@ -79,7 +78,7 @@ rule crate:
     log:
         "results/logs/crate.log",
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     params:
         config=CONFIG_JSON,
     message:

@@ -1,8 +1,7 @@
 # Step time of a pipeline over the number of micro-batches, and its bubble beside the theory.
 rule split_size:
     input:
-        data=manifest,
-        splits=splits,
+        data=prepared,
         weights="results/init/{workload}.safetensors",
         image=IMAGE,
     output:
@@ -16,13 +15,13 @@ rule split_size:
     log:
         "results/logs/split_size/{workload}.log",
     conda:
-        "../../envs/train.yaml"
+        environment("train")
     resources:
         **configured_resources("split_size"),
     params:
         config=CONFIG_JSON,
         image=[f"--image {path}" for path in IMAGE],
-        data=subpath(input.data, parent=True),
+        data=data_folder,
     message:
         "Splitting the batches of {wildcards.workload}"
     shell:

@@ -16,7 +16,7 @@ rule resolve:
     benchmark:
         "results/{strategy}/{workload}/benchmarks/resolve.tsv"
     conda:
-        "../../envs/workflow.yaml"
+        environment("workflow")
     params:
         # What makes it resolve again; all of run.json would be lines long in Snakemake's reasons.
         identity=identity_of,
@@ -42,7 +42,7 @@ rule init:
     benchmark:
         "results/benchmarks/init/{workload}.tsv"
     conda:
-        "../../envs/train.yaml"
+        environment("train")
     resources:
         **job_resources("init", runtime=10),
     params:
@@ -58,8 +58,7 @@ rule init:
 rule train:
     input:
         settings="results/{strategy}/{workload}/run.json",
-        data=manifest,
-        splits=splits,
+        data=prepared,
         weights=initial(".safetensors"),
         image=IMAGE,
     output:
@@ -70,31 +69,28 @@ rule train:
     benchmark:
         "results/{strategy}/{workload}/benchmarks/train.tsv"
     conda:
-        "../../envs/train.yaml"
+        environment("train")
     threads: job_threads("train")
     resources:
         **job_resources("train"),
     params:
         image=[f"--image {path}" for path in IMAGE],
-        data=subpath(input.data, parent=True),
-        output=subpath(input.settings, parent=True),
-        # As functions of the input they are no reason to train again.
-        afresh=lambda wildcards, input: ["--afresh"] if CONFIG.afresh else [],
-        watched=lambda wildcards, input: CONFIG.watched,
+        data=data_folder,
+        # As a function of the input it is no reason to train again.
+        options=lambda wildcards, input: CONFIG.train_options,
     message:
         "Training {wildcards.workload} under {wildcards.strategy}"
     shell:
         f"python {SCRIPTS}/launch.py"
         " train --settings {input.settings} {params.image}"
-        " --data {params.data} --weights {input.weights} --output {params.output}"
-        " --done {output} {params.afresh} {params.watched} > {log} 2>&1"
+        " --data {params.data} --weights {input.weights} --output results/{wildcards.strategy}/{wildcards.workload}"
+        " --done {output} {params.options} > {log} 2>&1"
 
 
 rule twins:
     input:
         settings="results/single/{workload}/run.json",
-        data=manifest,
-        splits=splits,
+        data=prepared,
         weights=initial(".safetensors"),
         image=IMAGE,
     output:
@@ -104,12 +100,12 @@ rule twins:
     benchmark:
         "results/benchmarks/twins/{workload}.tsv"
     conda:
-        "../../envs/train.yaml"
+        environment("train")
     resources:
         **job_resources("twins"),
     params:
         image=[f"--image {path}" for path in IMAGE],
-        data=subpath(input.data, parent=True),
+        data=data_folder,
         draws=CONFIG.twins,
     message:
         "Training {params.draws} twins of single x {wildcards.workload}"

@@ -79,10 +79,10 @@ class Config(Strict):
     )
 
     @property
-    def watched(self) -> list[str]:
-        """Options of train.py: what a training says of itself, which changes nothing of what comes out."""
+    def train_options(self) -> list[str]:
+        """Options of launch.py train: where it begins, what it says of itself. No number depends on them."""
         sampled = [] if self.usage_seconds is None else [f"--usage-seconds {self.usage_seconds:g}"]
-        return sampled + ["--tensorboard"] * self.tensorboard
+        return ["--afresh"] * self.afresh + sampled + ["--tensorboard"] * self.tensorboard
 
     @field_validator("workloads", "strategies")
     @classmethod

@@ -130,15 +130,19 @@ def variant_of_strategy(name: str) -> Strategy:
 
 def site(config: Config) -> Site:
     """The site of a configuration, with the configuration's own settings put over the file's, checked."""
-    name = config.site
+    over = config.site_settings
+    if config.container is not None:
+        over = merged(over, {"container": {"enabled": config.container}})
+    return _site(config.site, json.dumps(over))
+
+
+@cache
+def _site(name: str, over: str) -> Site:
     if name not in names("sites"):
         raise unknown("site", name, names("sites"), "config/sites")
     values = read_yaml(CONFIG / "sites" / f"{name}.yaml")
     check(Site, values, f"config/sites/{name}.yaml")
-    over = config.site_settings
-    if config.container is not None:
-        over = merged(over, {"container": {"enabled": config.container}})
-    return check(Site, merged(values, over), "config: site_settings")
+    return check(Site, merged(values, json.loads(over)), "config: site_settings")
 
 
 def _with_nulls(value: Any) -> Any:
