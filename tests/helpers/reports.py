@@ -46,4 +46,4 @@ def finished(
     TestReport(
         workload=run.workload, **test, identity=identity.of(run, data), weights=evaluated, untrained_loss=9.0
     ).write(folder / "test.json")
-    folder.with_suffix(".done").touch()
+    folder.with_name(f"{folder.name}.done").touch()

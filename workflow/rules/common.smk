@@ -108,9 +108,7 @@ def run_of(wildcards):
 
 def initial(file):
     """That file of the initial weights that a run starts from, which variants of a workload share, as an input."""
-    return (
-        lambda wildcards: f"results/init/{resolve.weights_of(wildcards.workload)}{file}"
-    )
+    return lambda wildcards: file.format(resolve.weights_of(wildcards.workload))
 
 
 def data_of(wildcards):

@@ -37,7 +37,7 @@ rule evaluate:
         untrained=lambda wildcards: (
             []
             if run_of(wildcards).evaluated_sharded
-            else [initial(".json")(wildcards)]
+            else [initial("results/init/{}.json")(wildcards)]
         ),
         image=IMAGE,
     output:

@@ -30,7 +30,7 @@ rule plan:
 
 rule plan_run:
     input:
-        settings=initial("/run.json"),
+        settings=initial("results/init/{}/run.json"),
         models=lambda wildcards: model_files(run_of(wildcards).model.folder),
         image=IMAGE,
     output:

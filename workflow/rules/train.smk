@@ -59,7 +59,7 @@ rule train:
     input:
         settings="results/{strategy}/{workload}/run.json",
         data=prepared,
-        weights=initial(".safetensors"),
+        weights=initial("results/init/{}.safetensors"),
         image=IMAGE,
     output:
         # What holds work (weights, checkpoints, reports) is no output: Snakemake would delete it.
@@ -91,7 +91,7 @@ rule twins:
     input:
         settings="results/single/{workload}/run.json",
         data=prepared,
-        weights=initial(".safetensors"),
+        weights=initial("results/init/{}.safetensors"),
         image=IMAGE,
     output:
         "results/twins/{workload}.json",

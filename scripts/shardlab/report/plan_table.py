@@ -18,8 +18,8 @@ def markdown(plans: Sequence[Plan], refused: dict[tuple[str, str], str], config:
         of_workload.setdefault(plan.workload, []).append(plan)
     alike: dict[str, list[str]] = {}
     for workload, mine in of_workload.items():
-        text = [_table(mine), "", *([choice(mine), ""] if len(mine) > 1 else [])]
-        alike.setdefault("\n".join(text), []).append(workload)
+        lines = [_table(mine), "", *([choice(mine), ""] if len(mine) > 1 else [])]
+        alike.setdefault("\n".join(lines), []).append(workload)
     for text, (first, *more) in alike.items():
         others = f", and {len(more):,} variants of the same cost" if more else ""
         parts += [f"## {first}{others}", "", text]

@@ -1,0 +1,196 @@
+"""Sweeps: variants by name, what varies what, the table over seeds, and mistakes in one sentence."""
+
+import pandas as pd
+import pytest
+
+from helpers.reports import finished
+from shardlab.errors import UserError
+from shardlab.launch import driver
+from shardlab.report import evidence, page, plan, summary, sweep
+from shardlab.report.charts import sweep as chart
+from shardlab.settings import load, resolve, variants
+
+MNIST = {"workloads": ["mnist"], "strategies": ["ddp"]}
+RATES = {"learning_rate": [0.01, 0.1], "seed": {"first": 1, "last": 3}}
+
+
+def planned(**config):
+    return resolve.matrix(load.config(MNIST | config))
+
+
+def names(**config):
+    return [(run.strategy, run.workload) for run in planned(**config)[0]]
+
+
+def test_a_product_and_a_table():
+    runs, _ = planned(sweep=RATES)
+    assert [run.workload for run in runs[:2]] == ["mnist@learning_rate=0.01@seed=1", "mnist@learning_rate=0.01@seed=2"]
+    assert [(run.recipe.optimizer.learning_rate, run.seed, run.data.seed) for run in runs[1:4]] == [
+        (0.01, 2, 1),
+        (0.01, 3, 1),
+        (0.1, 1, 1),
+    ]
+    rows = [{"global_batch": 32, "learning_rate": 0.1}, {"recipe.global_batch": 64, "optimizer.learning_rate": 0.2}]
+    assert names(sweep=rows) == [
+        ("ddp", "mnist@global_batch=32@learning_rate=0.1"),
+        ("ddp", "mnist@global_batch=64@learning_rate=0.2"),
+    ]
+
+
+def test_every_key_goes_from_the_configuration_to_a_name_and_back():
+    given = {
+        "betas": [[0.9, 0.95]],
+        "optimizer.name": ["adamw"],
+        "clip_norm": [None, 1.0],
+        "keep_best": [True],
+        "dtype": ["float64"],
+        "weight_decay": ["1e-7"],
+    }
+    runs, _ = planned(sweep=given)
+    assert [run.workload for run in runs] == [
+        f"mnist@betas=0.9:0.95@clip_norm={norm}@dtype=float64@keep_best=true@optimizer.name=adamw@weight_decay=1e-07"
+        for norm in ("null", "1")
+    ]
+    for run in runs:
+        assert resolve.run(load.config(MNIST), "ddp", run.workload) == run
+    assert (runs[0].recipe.dtype, runs[0].recipe.optimizer.betas) == ("float64", (0.9, 0.95))
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({"first": 1, "last": 3}, [1, 2, 3]),
+        ({"first": 0.1, "last": 0.3, "step": 0.1}, [0.1, 0.2, 0.3]),
+        ({"first": 0.0001, "last": 0.1, "count": 4, "scale": "log"}, [0.0001, 0.001, 0.01, 0.1]),
+        ({"first": 1, "last": 2, "count": 4}, [1, 1.33, 1.67, 2]),
+    ],
+)
+def test_ranges(given, values):
+    runs, _ = planned(sweep={"learning_rate": given})
+    assert [run.recipe.optimizer.learning_rate for run in runs] == values
+
+
+def test_strategies_vary_by_what_means_something_to_them():
+    swept = {"microbatches": [2, 4], "tp": [2, 3]}
+    runs, left_out = planned(workloads=["llama2"], strategies=["single", "fsdp_tp", "pp", "zero2"], sweep=swept)
+    assert [run.strategy for run in runs] == [
+        "single",
+        "fsdp_tp@tp=2",
+        "pp@microbatches=2@tp=2",
+        "pp@microbatches=4@tp=2",
+        "zero2",
+    ]
+    assert runs[3].options.microbatches == 4
+    assert left_out.keys() == {
+        (f"{name}tp=3", "llama2") for name in ("fsdp_tp@", *(f"pp@microbatches={n}@" for n in (2, 4)))
+    }
+    assert names(strategies=["single", "ddp", "dp"], sweep={"ranks_per_node": [2, 3]}) == [
+        ("single", "mnist"),
+        *((f"{name}@ranks_per_node={n}", "mnist") for name in ("ddp", "dp") for n in (2, 3)),
+    ]
+
+
+def test_a_further_value_changes_no_run_that_is_there():
+    before, _ = planned(sweep=RATES)
+    after, _ = planned(sweep=RATES | {"learning_rate": [0.003, 0.1, 0.01]})
+    assert {run.workload: run for run in after}.items() >= {run.workload: run for run in before}.items()
+
+
+def test_variants_share_initial_weights_and_a_size_has_its_own_data():
+    assert resolve.weights_of("mnist@dtype=float64@learning_rate=0.1@seed=2") == "mnist@dtype=float64@seed=2"
+    runs, _ = planned(sweep={"size": ["small", "source"]})
+    assert [run.data.name for run in runs] == ["digits_small", "digits_source"]
+    first, second, other = (
+        planned(sweep={key: [value]})[0][0] for key, value in (("seed", 2), ("seed", 3), ("global_batch", 32))
+    )
+    assert plan.cost(first) == plan.cost(second) != plan.cost(other)
+
+
+@pytest.mark.parametrize(
+    ("swept", "words"),
+    [
+        ({"lerning_rate": [1]}, "there is no key 'lerning_rate'; did you mean learning_rate?"),
+        ({"name": ["adam"]}, "there is no key 'name'; known: optimizer.name, schedule.name"),
+        ({"seed": []}, "seed: the list is empty"),
+        ([], "the list is empty"),
+        (
+            {"seed": {"first": 1, "last": 2000}},
+            "2,000 variants of 1 strategies and 1 workloads are 2,000 runs, more than",
+        ),
+        ({"seed": {"first": 1, "last": 1e12}}, "more than 100,000 values"),
+        ({"seed": {"frist": 1, "last": 2}}, "config: sweep: seed: the key `first` is missing"),
+        ({"learning_rate": {"first": 0, "last": 2, "count": 3, "scale": "log"}}, "a first above 0"),
+        ({"learning_rate": [-1]}, "learning_rate cannot be -1: input should be greater than 0"),
+        ({"learning_rate": [0.1, "1e-1"]}, "a value stands twice"),
+        ({"learning_rate": [1], "recipe.optimizer.learning_rate": [2]}, "learning_rate stands twice"),
+        ({"compile_backend": ["a/b"]}, "becomes part of a file's name"),
+        ({"size": ["huge"]}, "there is no size 'huge'"),
+        ({"tp": [3]}, "no variant can be"),
+        (3, "3 is not keys with lists"),
+    ],
+)
+def test_a_mistake_is_one_sentence(swept, words):
+    with pytest.raises(UserError) as raised:
+        planned(sweep=swept)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workload", "words"),
+    [
+        ("ddp", "mnist@learning_rate=1e-3", "is written mnist@learning_rate=0.001; call it that"),
+        ("ddp", "mnist@seed=2@learning_rate=0.1", "is written mnist@learning_rate=0.1@seed=2"),
+        ("ddp", "mnist@sed=1", "there is no key 'sed'; did you mean seed?"),
+        ("ddp", "mnist@tp=2", "tp varies strategies"),
+        ("ddp@seed=2", "mnist", "seed varies workloads"),
+        ("single@tp=2", "mnist", "single is the same with any tp; ask for single"),
+    ],
+)
+def test_a_name_that_is_none(strategy, workload, words):
+    with pytest.raises(UserError) as raised:
+        resolve.run(load.config(MNIST), strategy, workload)
+    assert words in str(raised.value)
+
+
+def test_mean_deviation_and_the_best(tmp_path):
+    config = load.config(MNIST | {"strategies": ["single", "ddp"], "sweep": RATES})
+    runs, left_out = resolve.matrix(config)
+    for number, run in enumerate(runs[:-1]):
+        finished(tmp_path, run, loss=2.0 + number)
+    table = summary.of(config, tmp_path)[0].astype({"validation_loss": "Float64"})
+    # Every report says 3.0 of the validation split; the first strategy's are given values of their own.
+    table.loc[table.strategy == "single", "validation_loss"] = [3.0, 4.0, 5.0, 2.0, 3.0, 2.5]
+    found = sweep.table(table)
+    assert sweep.keys(found) == ["learning_rate"]
+    assert found[["strategy", "learning_rate", "runs", "done"]].to_numpy().tolist() == [
+        [name, rate, 3, done]
+        for name, rate, done in (("single", "0.01", 3), ("single", "0.1", 3), ("ddp", "0.01", 3), ("ddp", "0.1", 2))
+    ]
+    assert found.validation_mean.tolist() == [4.0, 2.5, 3.0, 3.0]
+    assert found.validation_std.tolist() == pytest.approx([1.0, 0.5, 0.0, 0.0])
+    assert found.test_mean.tolist()[:2] == [3.0, 6.0]
+    assert found.best.tolist() == [False, True, True, True]
+    assert sweep.sentences(found)[0] == (
+        "`single` x `mnist`: the lowest validation loss is 2.5 ± 0.5 (3 runs) with learning_rate 0.1."
+    )
+    text = page.markdown(table, config, left_out, 1e-4)
+    assert "| single     | mnist      | 0.1             | 3      | 2.500000 ± 0.500000" in text
+    drawn = chart.table(evidence.Evidence(table, [], tmp_path, pd.DataFrame()))
+    assert drawn[["variant", "number", "low", "high"]].to_numpy().tolist()[:2] == [
+        ["single", 0.01, 3.0, 5.0],
+        ["single", 0.1, 2.0, 3.0],
+    ]
+    assert chart.draw(drawn).to_dict()
+
+
+def test_a_job_of_one_run_resolves_no_other():
+    assert driver.of_one_run(["--target-jobs", "train:strategy=ddp,workload=mnist@seed=2", "--mode", "remote"])
+    assert not driver.of_one_run(["--target-jobs", "plan:", "--mode", "remote"])
+    assert not driver.of_one_run(["all"])
+
+
+def test_short_names_are_those_of_one_key_each():
+    found = variants.keys()
+    assert len({key.path for key in found.values()}) == len(found)
+    for short, key in found.items():
+        assert variants.short(short, "here") == variants.short(".".join(key.path), "here") == short
