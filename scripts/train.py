@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError, run_program
-from shardlab.launch import processes, slurm
+from shardlab.launch import processes, script, slurm
 from shardlab.launch.images import read_report
 from shardlab.settings.types import read_run
 
 
 def main() -> int:
     """Read the frozen settings, train, save."""
+    processes.obey()
     processes.listen(processes.WARNINGS)
-    processes.die_with_parent(signal.SIGKILL, "torch.distributed.run" if "TORCHELASTIC_RUN_ID" in os.environ else "")
+    if "RANK" in os.environ:
+        processes.name(f"rank {os.environ['RANK']}")
+    processes.die_with_parent(signal.SIGKILL, script.RANKS if "TORCHELASTIC_RUN_ID" in os.environ else "")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
@@ -58,6 +61,7 @@ def main() -> int:
             f"{kind}: rank {rank} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         )
     distributed.finish(0 if ended else STOPPED)
+    processes.obey()
     return 0 if ended else STOPPED
 
 

@@ -33,7 +33,9 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str) -> UserError
 def run_program(main: Callable[[], int | None]) -> None:
     """Run a script's ``main``; a UserError or a full disk ends it with one line and status 1."""
     try:
-        sys.exit(main())
+        # A rank that was forked must return: torchrun waits for its value, and sys.exit(None) has none.
+        if status := main():
+            sys.exit(status)
     except UserError as error:
         sys.exit(f"error: {error}")
     except OSError as error:

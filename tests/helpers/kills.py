@@ -89,14 +89,16 @@ class Trial:
                     continue
             except OSError:
                 continue
-            environment = (place / "environ").read_text()
             if "scripts/launch.py" in words:
                 role = "launch"
-            elif "torch.distributed.run" in words:
-                role = "torchrun"
+            elif (place / "comm").read_text().startswith("rank "):
+                role = (place / "comm").read_text().strip()
+            elif "scripts/ranks.py" in words:
+                parent = (place / "stat").read_text().rpartition(")")[2].split()[1]
+                # A fork has its parent's words, and at first its name, too.
+                role = "rank" if "scripts/ranks.py" in Path(f"/proc/{parent}/cmdline").read_text() else "torchrun"
             elif "scripts/train.py" in words:
-                rank = [line for line in environment.split("\0") if line.startswith("RANK=")]
-                role = f"rank {rank[0].removeprefix('RANK=')}" if rank else "rank"
+                role = "rank"
             else:
                 role = f"other {place.name}"
             found[role] = int(place.name)

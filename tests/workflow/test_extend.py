@@ -37,7 +37,7 @@ def test_another_container_runtime_is_data(extended):
     tree, (_, resolve, launch) = extended
     tree.run("sh", "-c", resolve)
     last = tree.run("sh", "-c", launch).stdout.splitlines()[-1]
-    image = f"--volume {tree.path}:{tree.path} --workdir {tree.path} IMAGE python -m torch.distributed.run"
+    image = f"--volume {tree.path}:{tree.path} --workdir {tree.path} IMAGE python {tree.path}/scripts/ranks.py"
     assert last.startswith(f"exec podman-hpc run --rm --gpu {image}")
 
 

@@ -25,6 +25,18 @@ def listen(numbers: Iterable[signal.Signals] = STOP) -> None:
         signal.signal(number, lambda number, _: _asked.append(number))
 
 
+def obey(numbers: Iterable[signal.Signals] = STOP) -> None:
+    """Die of these signals, whatever handlers were inherited from a parent that forked this process, or set before."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def name(what: str) -> None:
+    """What `ps -o comm` and `top` call this process (Linux: prctl(2), PR_SET_NAME), which has its parent's words."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(15, what.encode())
+
+
 class Requests:
     """Requests to stop: signals to this process, or a file that launch.py writes."""
 

@@ -10,6 +10,8 @@ from shardlab.launch.stages import Scope
 from shardlab.settings.sites import SiteRuntime, Srun
 from shardlab.settings.types import Run
 
+RANKS = "ranks.py"
+"""The program that starts the ranks of a node; it lies beside the others."""
 RENDEZVOUS = "RENDEZVOUS"
 """Environment variable with the address and port where the nodes of a job meet."""
 
@@ -22,7 +24,7 @@ def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str
     site = run.site
     nodes, per_node = scope.size(run)
     python = site.container.python if site.container and image else sys.executable
-    start = _torchrun(run, python) if scope is Scope.RANKS and _needs_torchrun(run) else [shlex.quote(python)]
+    start = _torchrun(run, python, Path(program[0])) if scope is Scope.RANKS and _needs_torchrun(run) else [shlex.quote(python)]
     inside = container.words(site.container, image) if site.container and image else []
     words = [*map(shlex.quote, inside), *start, *map(shlex.quote, program)]
     lines = [f"unset {' '.join(site.environment_clear)}"] if site.environment_clear else []
@@ -68,10 +70,14 @@ def _needs_torchrun(run: Run) -> bool:
     return run.engine != "torch" or bool(run.mesh)
 
 
-def _torchrun(run: Run, python: str) -> list[str]:
+def _torchrun(run: Run, python: str, program: Path) -> list[str]:
     """torchrun's words, quoted; the shell of each node fills in what differs between nodes."""
     site = run.site
-    words = [shlex.quote(python), "-m", "torch.distributed.run", f"--nproc-per-node={run.ranks_per_node}"]
+    words = [shlex.quote(python), shlex.quote(str(program.with_name(RANKS)))]
+    if site.device == "cpu":
+        # On a GPU not even what may ask for one: CUDA does not survive a fork.
+        words += [f"--imports=shardlab.runs.loop,shardlab.strategies.{run.engine_file},torch._dynamo"]
+    words += [f"--nproc-per-node={run.ranks_per_node}"]
     # Ranks get requests to stop from it; of a signal that it does not know it would die, and they would train on.
     words += [f"--signals-to-handle={','.join(number.name for number in STOP)},SIGQUIT"]
     words += [f"--shutdown-timeout={site.stop_seconds}"]

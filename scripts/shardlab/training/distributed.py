@@ -1,5 +1,6 @@
 """The ranks of a run: process group, device mesh, and this rank's place in it."""
 
+import multiprocessing
 import os
 import sys
 from dataclasses import dataclass, field
@@ -128,15 +129,17 @@ def finish(status: int = 0) -> None:
     """End a rank that succeeded: wait for the others, then leave the process with that status.
 
     The process is left without Python's finalization: gloo's threads can abort a run there that has already
-    written everything (pytorch issue 190489), and DeepSpeed keeps its process groups alive until then. After
-    an error this must not be called: ranks that still wait in a collective would wait for ever.
+    written everything (pytorch issue 190489), and DeepSpeed keeps its process groups alive until then. A forked rank
+    that has nothing to tell returns, since torchrun waits for that; multiprocessing then leaves it in the same way.
+    After an error this must not be called: ranks that still wait in a collective would wait for ever.
     """
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)
+        if status or multiprocessing.parent_process() is None:
+            os._exit(status)
 
 
 def world(dims: ParallelDims, device_name: str) -> World:
