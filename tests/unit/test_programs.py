@@ -112,6 +112,7 @@ def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_pat
     # In place of training: ranks that say where they are and stay.
     stays = "import os, time; os.write(1, f'here {os.getpid()}\\n'.encode()); time.sleep(600)"
     (tmp_path / "stays.py").write_text(stays)
+    (tmp_path / "ranks.py").symlink_to(ROOT / "scripts/ranks.py")
     program = (
         f"import launch, sys; launch.STAGES['train'] = ([{str(tmp_path / 'stays.py')!r}], launch.STAGES['train'][1]); "
     )
