@@ -25,19 +25,12 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
+from trainers.places import SHAPES, SIZES, prepare  # type: ignore[import-not-found]
+
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_json, write_text
-from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
 
-SIZES: dict[str, dict[str, int]] = {
-    "tiny": {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 4, "hidden": 176, "vocab_size": 1024},
-    "middle": {"dim": 192, "layers": 3, "heads": 6, "kv_heads": 6, "hidden": 512, "vocab_size": 1024},
-    "large": {"dim": 256, "layers": 4, "heads": 8, "kv_heads": 8, "hidden": 688, "vocab_size": 2048},
-}
-"""Name: arguments of the llama model; with the samples below a step takes some 5, 50 and 150 ms on one core."""
-SHAPES = {"tiny": (4, 32), "middle": (8, 64), "large": (8, 128)}
-"""Name: samples and tokens of each in a batch."""
 ALONE = 10
 """Steps of the processes whose start-up and memory are measured."""
 
@@ -45,7 +38,7 @@ ALONE = 10
 def main() -> None:
     """Race, print and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["tiny", "middle", "large"])
     parser.add_argument("--strategies", nargs="+", choices=["single", "ddp", "fsdp", "zero2"], default=["single"])
     parser.add_argument("--rounds", type=int, default=120, help="steps of each; the first tenth is not counted")
     parser.add_argument("--repeats", type=int, default=3, help="processes of each for start-up and memory; 0: none")
@@ -61,7 +54,7 @@ def main() -> None:
         for strategy in args.strategies:
             for size in args.sizes:
                 place = Path(folder) / f"{strategy}-{size}"
-                ranks = prepare(place, strategy, size, args.rounds)
+                ranks = prepare(place, strategy, size, args.rounds).world_size
                 names = ["bare", "shardlab", *(["hugging_face", "lightning"] if ranks == 1 else [])]
                 table = pd.DataFrame(started(place, ranks, names))
                 steps += rows(table, strategy, size, names, args.rounds // 10)
@@ -72,43 +65,6 @@ def main() -> None:
         if found:
             write_text(args.output / f"{name}.csv", pd.DataFrame(found).to_csv(index=False))
             print(pd.DataFrame(found).to_markdown(index=False, floatfmt=".4g"), end="\n\n")
-
-
-def prepare(place: Path, strategy: str, size: str, steps: int) -> int:
-    """Write run.json, random tokens and initial weights; returns the number of ranks."""
-    import torch
-    from safetensors.numpy import save_file
-
-    from shardlab.data import store
-    from shardlab.models import initial_weights
-
-    samples, length = SHAPES[size]
-    recipe: dict[str, Any] = {
-        "global_batch": samples,
-        "max_steps": steps,
-        "clip_norm": 1.0,
-        "epochs": 1,
-        "checkpoint_minutes": None,
-    }
-    recipe |= {"evaluation_batch": samples, "optimizer": {"name": "adamw", "learning_rate": 1e-4}}
-    run = resolve.run(load.config({"recipe": recipe}), strategy, "llama2")
-    model = run.model.model_copy(update={"args": SIZES[size], "pieces": SIZES[size]["layers"] + 2})
-    run = run.model_copy(update={"model": model})
-    place.mkdir(parents=True)
-    write_json(place / "run.json", run.model_dump())
-    draw = np.random.default_rng(0)
-    for split, rows in (("train", samples * (steps + 1)), ("validation", samples), ("test", samples)):
-        tokens = draw.integers(0, SIZES[size]["vocab_size"], (rows, length + 1), dtype=np.int32)
-        save_file({"tokens": tokens}, place / f"{split}.safetensors")
-    files = {f"{split}.safetensors": "" for split in ("train", "validation", "test")}
-    manifest = {"data": run.data.model_dump(), "files": files, "fingerprint": store.fingerprint(files)}
-    write_json(place / "dataset.json", manifest)
-    from shardlab import models
-    from shardlab.models.weights import save
-
-    weights = initial_weights(run.model, run.task, torch.float32, run.seed)
-    save(weights, models.state(models.build(run.model, run.task, torch.float32)), place / "initial.safetensors")
-    return run.world_size
 
 
 def started(place: Path, ranks: int, names: list[str], alone: str = "") -> Any:

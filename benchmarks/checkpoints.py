@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""What a checkpoint costs a training: how long a step waits for it, written at once or while the training goes on, and
+how long a run takes to stand where it was. Over model sizes, on one rank and on two. Needs no GPU.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from trainers.places import SIZES, prepare  # type: ignore[import-not-found]
+
+from shardlab.errors import UserError, run_program
+from shardlab.files import read_json, write_json, write_text
+from shardlab.settings.types import read_run
+
+EVERY, COUNT = 6, 5
+"""Steps between two checkpoints, and checkpoints of each kind."""
+STEPS = EVERY * (2 * COUNT + 1)
+
+
+def main() -> None:
+    """Train, print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["tiny", "middle", "large"])
+    parser.add_argument("--strategies", nargs="+", default=["single", "fsdp"])
+    parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV file")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.inside:
+        inside(args.inside)
+        return
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for strategy in args.strategies:
+            for size in args.sizes:
+                place = Path(folder) / f"{strategy}-{size}"
+                run = prepare(place, strategy, size, STEPS)
+                rows.append({"strategy": strategy, "size": size} | started(place, run.world_size))
+    table = pd.DataFrame(rows)
+    write_text(args.output / "checkpoints.csv", table.to_csv(index=False))
+    print(table.to_markdown(index=False, floatfmt=".3g"))
+
+
+def started(place: Path, ranks: int) -> Any:
+    """Run this program on the ranks; what the first of them measured."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launcher, __file__, "--inside", str(place)]
+    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"the checkpoints of {place.name} failed; its end was:\n{(done.stdout + done.stderr)[-3000:]}")
+    return read_json(place / "told.json", "what was measured", "measure again")
+
+
+def inside(place: Path) -> None:
+    """One rank: steps with a checkpoint now and then, alternately waited for and not."""
+    import torch
+
+    from shardlab import strategies
+    from shardlab.report import manifest
+    from shardlab.training import distributed, tasks
+    from shardlab.training.batches import Steps
+    from shardlab.training.checkpoint import Checkpointer
+    from shardlab.training.resume import beginning, restore
+    from shardlab.training.step import Wish, train_step
+
+    run = read_run(place / "run.json")
+    distributed.start("cpu")
+    world = distributed.world(run.mesh, "cpu")
+    task = tasks.load(run.task, place, torch.float32, world.device)
+    weights = place / "initial.safetensors"
+    start = beginning(run, task, world, "")
+    engine = strategies.build(run, task, world, weights)
+    steps = Steps(task, engine, run.recipe, run.seed, world)
+    restore(start, engine, steps, None, world, place)
+    checkpointer = Checkpointer(run, task, engine, world, place, start)
+    seconds: list[float] = []
+    stalls: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(STEPS - 1):
+        began = time.perf_counter()
+        train_step(engine, steps[number], world, lambda *_: None, Wish(stop=False, checkpoint=False), skip=False)
+        seconds.append(time.perf_counter() - began)
+        if (number + 1) % EVERY == 0:
+            at_once = len(stalls[True]) <= len(stalls[False])
+            checkpointer.wait()
+            began = time.perf_counter()
+            checkpointer.checkpoint(number + 1)
+            if at_once:
+                checkpointer.wait()
+            stalls[at_once].append(time.perf_counter() - began)
+    checkpointer.close()
+    if world.main:
+        newest = manifest.saved(place)[0]
+        size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
+    else:
+        newest, size = Path(), 0
+    newest = world.gather(newest)[0]
+    began = time.perf_counter()
+    restore(start, strategies.build(run, task, world, weights), steps, newest, world, place)
+    resumed = time.perf_counter() - began
+    if world.main:
+        step = statistics.median(seconds)
+        # The steps behind each second checkpoint, which is written beside them.
+        behind = range(2 * EVERY, STEPS - EVERY, 2 * EVERY)
+        slowed = [sum(seconds[i : i + EVERY]) - step * EVERY for i in behind]
+        told = {
+            "step ms": 1000 * step,
+            "checkpoint MiB": size / 2**20,
+            "waits ms, at once": 1000 * statistics.median(stalls[True]),
+            "waits ms, beside": 1000 * statistics.median(stalls[False]),
+            "later steps ms, beside": 1000 * statistics.median(slowed),
+            "at once, in steps": statistics.median(stalls[True]) / step,
+            "beside, in steps": (statistics.median(stalls[False]) + max(0.0, statistics.median(slowed))) / step,
+            "resume s": resumed,
+        }
+        write_json(place / "told.json", told)
+        shutil.rmtree(place / "checkpoints", ignore_errors=True)
+    distributed.finish()
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Memory, bytes sent and step time over 1, 2, 4 and 8 ranks of each family of strategies, on one picture each.
+
+All ranks share this machine: memory and bytes are those of any machine, the time of a step is not where it has fewer
+cores than ranks. Needs no GPU.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import vl_convert
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from trainers.places import SIZES, prepare  # type: ignore[import-not-found]
+
+from shardlab.errors import Unsupported, UserError, run_program
+from shardlab.files import ROOT, read_json, write_text
+from shardlab.launch import script
+from shardlab.launch.stages import Scope
+
+STRATEGIES = ["ddp", "fsdp", "zero3", "tp", "pp"]
+RANKS = [1, 2, 4, 8]
+STEPS = 6
+FIGURES = {"tensors MiB a rank": "memory", "sent MiB a rank and step": "traffic", "step ms": "time"}
+"""Column of the table: name of its picture."""
+
+
+def main() -> None:
+    """Train, print and write the table and its pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
+    parser.add_argument("--size", choices=SIZES, default="tall", help="of the llama model")
+    parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of CSV and SVG files")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        rows = [
+            row
+            for strategy in args.strategies
+            for ranks in args.ranks
+            if (row := trained(Path(place) / f"{strategy}-{ranks}", strategy, ranks, args.size))
+        ]
+    table = pd.DataFrame(rows)
+    write_text(args.output / "scaling.csv", table.to_csv(index=False))
+    for column, name in FIGURES.items():
+        write_text(args.output / f"scaling.{name}.svg", picture(table, column))
+    print(table.to_markdown(index=False, floatfmt=".4g"))
+
+
+def trained(place: Path, strategy: str, ranks: int, size: str) -> dict[str, Any] | None:
+    """A row; None for a strategy that does not go with so many ranks."""
+    recipe = {"global_batch": 8, "evaluation_batch": 8}
+    try:
+        run = prepare(place, strategy, size, STEPS, recipe, ranks_per_node=ranks)
+    except Unsupported:
+        return None
+    words = {"settings": place / "run.json", "data": place, "weights": place / "initial.safetensors", "output": place}
+    program = [str(ROOT / "scripts/train.py"), *(f"--{key}={value}" for key, value in words.items())]
+    done = subprocess.run(
+        ["bash", "-c", script.lines(run, program, None, Scope.RANKS)], capture_output=True, text=True, env=os.environ
+    )
+    if done.returncode:
+        raise UserError(f"{strategy} on {ranks} ranks failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    report = read_json(place / "train.json", "report of the run", "train again")
+    return {
+        "strategy": strategy,
+        "ranks": ranks,
+        "tensors MiB a rank": max(rank["peak"] for rank in report["tensor_bytes"]) / 2**20,
+        "sent MiB a rank and step": report["bytes_per_step"] / 2**20,
+        "step ms": 1000 * report["step_seconds_median"],
+    }
+
+
+def picture(table: pd.DataFrame, column: str) -> str:
+    """The figure over the ranks, a line for each strategy, as SVG."""
+    chart = alt.Chart(table, width=420, height=260).mark_line(point=True)
+    x = alt.X("ranks:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=RANKS))
+    y = alt.Y(f"{column}:Q")
+    return str(vl_convert.vegalite_to_svg(chart.encode(x, y, alt.Color("strategy:N", title=None)).to_dict()))
+
+
+if __name__ == "__main__":
+    run_program(main)
