@@ -95,11 +95,16 @@ SEED ?= 1
 soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
-# What docs/performance.md holds, on this machine, in some 20 minutes: beside other trainers, plans, the workflow itself.
+# What docs/performance.md holds, on this machine, in some 20 minutes: beside other trainers and by hand on two ranks,
+# plans, starting ranks, checkpoints, 1 to 8 ranks, sweeps of up to 10,000 runs, the workflow beside a shell script.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py
 	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 80 --repeats 0 --output results/benchmarks/ranks
 	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/starting.py
+	$(BIN)/python benchmarks/checkpoints.py
+	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/sweeps.py
 	$(BIN)/python benchmarks/workflow.py
 
 NODES ?= 2

@@ -26,7 +26,7 @@ from shardlab.files import ROOT, read_json, write_text
 from shardlab.launch import script
 from shardlab.launch.stages import Scope
 
-STRATEGIES = ["ddp", "fsdp", "zero3", "tp", "pp"]
+STRATEGIES = ["ddp", "fsdp", "zero3", "tp", "pp@microbatches=8"]
 RANKS = [1, 2, 4, 8]
 STEPS = 6
 FIGURES = {"tensors MiB a rank": "memory", "sent MiB a rank and step": "traffic", "step ms": "time"}

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Time what a user waits for: `make run` in a fresh clone, the second `make run`, and `snakemake -n all`.
+"""Time what a user waits for: a small matrix by Snakemake beside a shell script that types the same lines one after the
+other, the second call, and the dry run of the default matrix; with --whole also `make run`. All in fresh clones.
 
-The packages are taken as installed (the clone uses this checkout's .venv). Committed files only.
+The packages are taken as installed (the clones use this checkout's .venv). Committed files only.
 """
 
 import argparse
+import csv
 import os
 import statistics
 import subprocess
@@ -18,30 +20,77 @@ import pandas as pd
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from shardlab.errors import UserError, run_program
-from shardlab.files import ROOT
+from shardlab.files import ROOT, write_text
+
+VENV = ROOT / ".venv"
+MATRIX = ["--config", "workloads=[mlp,mnist]", "strategies=[single,ddp,fsdp]", "--"]
+LOCAL = [str(VENV / "bin/snakemake"), "--profile", "workflow/profiles/local"]
+ORDER = [
+    "prepare",
+    "resolve",
+    "init",
+    "plan",
+    "train",
+    "twins",
+    "evaluate_untrained",
+    "evaluate",
+    "summarize",
+    "report",
+]
+"""Rules as a person would type their lines."""
 
 
 def main() -> None:
-    """Clone, time, print one line per figure and the time of each rule."""
+    """Clone, time, print one line per figure; of `make run` also the time of each rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="runs of the short commands; their median counts")
+    parser.add_argument("--whole", action="store_true", help="also `make run`")
+    parser.add_argument(
+        "--output", type=Path, default=Path("results/benchmarks/workflow.csv"), help="CSV file to write"
+    )
     args = parser.parse_args()
-    venv = ROOT / ".venv"
-    if not venv.exists():
+    if not VENV.exists():
         raise UserError(".venv is missing; make it with: make .venv/run.")
-    with tempfile.TemporaryDirectory() as folder:
-        clone = Path(folder) / "shardlab"
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        (clone / ".venv").symlink_to(venv)
-        seconds(clone, "make", ".venv/run")
-        print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start")
-        print(f"make run             {seconds(clone, 'make', 'run'):7.1f} s")
-        for words in (["make", "run"], [f"{venv}/bin/snakemake", "-n", "all"]):
-            times = [seconds(clone, *words) for _ in range(args.repeats)]
-            label = "make run, second" if words[0] == "make" else "snakemake -n all"
-            spread = f"median of {args.repeats}, {min(times):.1f} to {max(times):.1f}"
-            print(f"{label:<20} {statistics.median(times):7.1f} s  ({spread})")
-        print(rules(clone / "results").to_string(index=False))
+    output = args.output.resolve()
+    with tempfile.TemporaryDirectory() as place:
+        clone, other = (cloned(Path(place) / name) for name in ("snakemake", "script"))
+        found = {"snakemake, a matrix of 6": seconds(clone, *LOCAL, *MATRIX, "all")}
+        found["the same lines by a script"] = seconds(other, "bash", "-e", script(clone, other))
+        found["snakemake, second call"] = median(clone, args.repeats, *LOCAL, *MATRIX, "all")
+        found["snakemake -n all, 40 runs"] = median(other, args.repeats, LOCAL[0], "-n", "all")
+        if args.whole:
+            whole = cloned(Path(place) / "whole")
+            found["make run, 40 runs"] = seconds(whole, "make", "run")
+            print(rules(whole / "results").to_markdown(index=False, floatfmt=".0f"), end="\n\n")
+    table = pd.DataFrame({"what": list(found), "seconds": list(found.values())})
+    write_text(output, table.to_csv(index=False))
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end")
+    print(table.to_markdown(index=False, floatfmt=".1f"))
+
+
+def cloned(folder: Path) -> Path:
+    """A fresh clone with this checkout's packages."""
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+    (folder / ".venv").symlink_to(VENV)
+    seconds(folder, "make", ".venv/run")
+    return folder
+
+
+def script(clone: Path, folder: Path) -> str:
+    """A shell script in ``folder`` with the lines of the jobs that ran in ``clone``."""
+    words = [*LOCAL, "--detailed-summary", *MATRIX, "all"]
+    told = subprocess.run(words, cwd=clone, capture_output=True, text=True, check=True).stdout
+    rows = [row for row in csv.DictReader(told.splitlines(), delimiter="\t") if row["shellcmd"] not in (None, "", "-")]
+    lines = {row["shellcmd"]: row for row in sorted(rows, key=lambda row: ORDER.index(row["rule"]))}
+    logs = {str(Path(row["log-file(s)"]).parent) for row in lines.values()}
+    text = [f"export PATH={VENV / 'bin'}:$PATH", f"mkdir -p {' '.join(sorted(logs))}", *lines]
+    (folder / "typed.sh").write_text("\n".join(text) + "\n")
+    return "typed.sh"
+
+
+def median(folder: Path, repeats: int, *command: str) -> float:
+    """Median wall time of a command."""
+    return statistics.median(seconds(folder, *command) for _ in range(repeats))
 
 
 def seconds(folder: Path, *command: str) -> float:

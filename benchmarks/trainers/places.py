@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -40,9 +41,12 @@ def prepare(
         "optimizer": {"name": "adamw", "learning_rate": 1e-4},
     }
     checked = load.config({"recipe": plain | (recipe or {})} | config)
-    run = resolve.run(checked, strategy, "llama2")
-    model = run.model.model_copy(update={"args": SIZES[size], "pieces": SIZES[size]["layers"] + 2})
-    run = run.model_copy(update={"model": model})
+    workload = load.workload("llama2")
+    small = workload.sizes["small"]
+    small = small.model_copy(update={"model": {}, "shape": small.shape | SIZES[size]})
+    with mock.patch.object(load, "workload", return_value=workload.model_copy(update={"sizes": {"small": small}})):
+        run = resolve.run(checked, strategy, "llama2")
+    run = run.model_copy(update={"model": run.model.model_copy(update={"args": SIZES[size]})})
     place.mkdir(parents=True)
     write_json(place / "run.json", run.model_dump())
     draw = np.random.default_rng(0)

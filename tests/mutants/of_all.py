@@ -199,8 +199,8 @@ FAULTS = [
     Fault(
         "every strategy's test loss is of single's weights",
         "workflow/rules/evaluate.smk",
-        'Path(input.settings).with_name("model.safetensors")',
-        'Path("results/single", wildcards.workload, "model.safetensors")',
+        "{wildcards.strategy}/{wildcards.workload}/model.safetensors",
+        "single/{wildcards.workload}/model.safetensors",
         ("tests/workflow/test_matrix.py", "-k", "all_runs_are_done"),
     ),
     Fault(

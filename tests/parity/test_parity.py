@@ -24,11 +24,11 @@ from shardlab.training import evaluation
 
 ALWAYS_CLIPPED = {"clip_norm": 0.01}
 PLAIN_SGD = {"optimizer": {"name": "sgd", "learning_rate": 0.1}}
-ACCUMULATED = {"accumulate": 2, "activation_checkpointing": "full"} | ALWAYS_CLIPPED
+ACCUMULATED = {"accumulate": 2, "length_buckets": True, "activation_checkpointing": "full"} | ALWAYS_CLIPPED
 # A rate that changes at each step: an engine that does not follow the schedule shows at the second.
 ACCUMULATED |= {"schedule": {"name": "constant", "warmup_steps": 3}}
 COMPILED = {"compile": "blocks", "compile_backend": "aot_eager"}
-SPREAD_ONLY = ("accumulate", "activation_checkpointing", "compile", "compile_backend", "precision")
+SPREAD_ONLY = ("accumulate", "length_buckets", "activation_checkpointing", "compile", "compile_backend", "precision")
 """Keys of a recipe that must change no number: the reference trains without them."""
 STRATEGIES = [name for name in load.read_yaml(load.CONFIG / "strategies.yaml") if name != "single"]
 

@@ -2,14 +2,17 @@
 
 import json
 import resource
+from itertools import chain
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from helpers.common import tiny_run
+from shardlab.settings.mesh import ParallelDims
 from shardlab.training import tasks
-from shardlab.training.batches import Ahead, Steps
+from shardlab.training.batches import Ahead, Steps, micro_batches
 from shardlab.training.distributed import World
 
 CPU = torch.device("cpu")
@@ -33,6 +36,31 @@ def test_a_step_that_was_prepared_ahead_is_the_same(tiny_data):
         for number in (0, 1, 3, 2):  # a training that goes on begins anywhere
             for ours, theirs in zip(ahead[number].micro_batches, plain[number].micro_batches, strict=True):
                 assert all(torch.equal(ours.batch[name], theirs.batch[name]) for name in theirs.batch)
+
+
+class OfLengths:
+    """In place of a task: a micro-batch is its samples' numbers."""
+
+    def lengths(self, split, indices):
+        return np.array([7, 1, 9, 2, 8, 3])[indices]
+
+    def micro_batch(self, split, indices, rows):
+        return indices.tolist()
+
+
+def test_buckets_sort_a_rank_s_samples_of_a_step():
+    def of_rank(rank, *, by_length):
+        world = World(rank, 2, CPU, ParallelDims({"dp_replicate": 2}))
+        with mock.patch.object(World, "place", {"dp_replicate": rank}):
+            return micro_batches(OfLengths(), Engine(), "train", np.arange(6), 6, 2, world, by_length=by_length)
+
+    plain, by_length = ([of_rank(rank, by_length=on) for rank in (0, 1)] for on in (False, True))
+    for whole, parts in zip(plain, by_length, strict=True):
+        samples = [*chain.from_iterable(parts)]
+        assert sorted(samples) == sorted(chain.from_iterable(whole))
+        lengths = OfLengths().lengths("train", samples).tolist()
+        assert lengths == sorted(lengths)
+    assert by_length != plain
 
 
 def test_what_goes_wrong_ahead_is_raised_where_the_step_is_asked_for(tiny_data):

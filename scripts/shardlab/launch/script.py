@@ -24,7 +24,11 @@ def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str
     site = run.site
     nodes, per_node = scope.size(run)
     python = site.container.python if site.container and image else sys.executable
-    start = _torchrun(run, python, Path(program[0])) if scope is Scope.RANKS and _needs_torchrun(run) else [shlex.quote(python)]
+    start = (
+        _torchrun(run, python, Path(program[0]))
+        if scope is Scope.RANKS and _needs_torchrun(run)
+        else [shlex.quote(python)]
+    )
     inside = container.words(site.container, image) if site.container and image else []
     words = [*map(shlex.quote, inside), *start, *map(shlex.quote, program)]
     lines = [f"unset {' '.join(site.environment_clear)}"] if site.environment_clear else []

@@ -77,6 +77,11 @@ class Recipe(Strict):
     accumulate: PositiveInt = Field(
         1, description="Micro-batches that a rank's share of the global batch is split into, one after the other."
     )
+    length_buckets: bool = Field(
+        False,
+        description="With accumulate: sort a rank's samples of a step by length before they are split into "
+        "micro-batches, so that less is padded (xsum); which samples a step has stays.",
+    )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
         description="Recompute the workload's blocks in the backward pass: full, or selective (keep the results of "

@@ -73,7 +73,10 @@ class Steps:
 
     def _mine(self, batch: order.Indices) -> list[MicroBatch]:
         recipe = self.recipe
-        return micro_batches(self.task, self.engine, "train", batch, recipe.global_batch, recipe.accumulate, self.world)
+        parts = recipe.global_batch, recipe.accumulate
+        return micro_batches(
+            self.task, self.engine, "train", batch, *parts, self.world, by_length=recipe.length_buckets
+        )
 
 
 class Ahead:
@@ -129,11 +132,24 @@ class Ahead:
 
 
 def micro_batches(
-    task: Task, engine: Engine, split: str, batch: order.Indices, largest: int, count: int, world: World
+    task: Task,
+    engine: Engine,
+    split: str,
+    batch: order.Indices,
+    largest: int,
+    count: int,
+    world: World,
+    *,
+    by_length: bool = False,
 ) -> list[MicroBatch]:
-    """This rank's share of a global batch of at most ``largest`` samples, in ``count`` micro-batches."""
+    """This rank's share of a global batch of at most ``largest`` samples, in ``count`` micro-batches.
+
+    ``by_length``: those of about the same length together, where the task has samples of different lengths.
+    """
     rows = None
     if engine.chunks:
         rows = engine.chunks * -(-largest // (world.data_size * count * engine.chunks))
     mine = order.samples_of(batch, world.data_rank, world.data_size)
+    if by_length and (lengths := task.lengths(split, mine)) is not None:
+        mine = mine[np.argsort(lengths, kind="stable")]
     return [task.micro_batch(split, indices, rows) for indices in order.parts(mine, count)]

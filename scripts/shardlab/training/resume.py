@@ -20,7 +20,16 @@ from shardlab.training.step import train_step
 from shardlab.training.tasks import Task
 
 FREE = (
-    *("epochs", "max_steps", "accumulate", "activation_checkpointing", "compile", "compile_backend", "precision"),
+    *(
+        "epochs",
+        "max_steps",
+        "accumulate",
+        "length_buckets",
+        "activation_checkpointing",
+        "compile",
+        "compile_backend",
+        "precision",
+    ),
     *("checkpoint_every", "checkpoint_minutes", "checkpoints_kept", "evaluation", "evaluation_batch", "keep_best"),
     "non_finite",
 )

@@ -79,6 +79,10 @@ class Task(ABC):
     def targets(self, split: str, indices: Indices) -> int:
         """Number of targets, the loss's divisor, of these samples; needs no batch."""
 
+    def lengths(self, split: str, indices: Indices) -> Indices | None:
+        """Length of each of these samples, which a batch is padded to the longest of; None: all are as long."""
+        return None
+
     @abstractmethod
     def batch(self, split: str, indices: Indices) -> Batch:
         """These samples as tensors on the device."""
