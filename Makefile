@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install $(shell [ -t 2 ] || echo --quiet)
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
-.PHONY: help run matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help run matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench bench-gpu check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # What can be made.
@@ -77,6 +77,10 @@ pictures: .venv/dev
 check-gpu: .venv/dev
 	$(BIN)/python benchmarks/check_gpu.py
 	$(BIN)/python benchmarks/gpu.py --workloads mnist llama2
+
+# Speed and memory of large models on one GPU, beside their plans.
+bench-gpu: .venv/dev
+	$(BIN)/python benchmarks/gpu_speed.py
 
 # Each but the last (of one test) is compiled within the ones before it, so that all fit into one environment.
 # A local build's tag (torch 2.13.0+cpu) is dropped: the host's pip settings choose the build.

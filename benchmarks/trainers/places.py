@@ -1,5 +1,6 @@
 """A folder with all that a training needs: settings, random tokens, initial weights. It needs no hub."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,33 +30,50 @@ SHAPES = {"tiny": (4, 32), "middle": (8, 64), "tall": (8, 32), "large": (8, 128)
 def prepare(
     place: Path, strategy: str, size: str, steps: int, recipe: dict[str, Any] | None = None, **config: Any
 ) -> Run:
-    """Write run.json, random tokens and initial weights to ``place``; returns the run. ``config``: over defaults."""
+    """A place with random tokens for the llama model of that size; returns the run. ``config``: over defaults."""
     samples, length = SHAPES[size]
+    over = {"global_batch": samples, "evaluation_batch": samples, "max_steps": steps} | (recipe or {})
+    run = run_of(strategy, "llama2", SIZES[size], {}, over, **config)
+    draw = np.random.default_rng(0)
+
+    def tokens(rows: int) -> dict[str, Any]:
+        return {"tokens": draw.integers(0, SIZES[size]["vocab_size"], (rows, length + 1), dtype=np.int32)}
+
+    write(place, run, tokens)
+    return run
+
+
+def run_of(
+    strategy: str, workload: str, args: dict[str, Any], data: dict[str, Any], recipe: dict[str, Any], **config: Any
+) -> Run:
+    """The run of a workload's model with other arguments, on other data of its task."""
     plain: dict[str, Any] = {
-        "global_batch": samples,
-        "max_steps": steps,
         "clip_norm": 1.0,
         "epochs": 1,
         "checkpoint_minutes": None,
-        "evaluation_batch": samples,
         "optimizer": {"name": "adamw", "learning_rate": 1e-4},
     }
-    checked = load.config({"recipe": plain | (recipe or {})} | config)
-    workload = load.workload("llama2")
-    small = workload.sizes["small"]
-    small = small.model_copy(update={"model": {}, "shape": small.shape | SIZES[size]})
-    with mock.patch.object(load, "workload", return_value=workload.model_copy(update={"sizes": {"small": small}})):
-        run = resolve.run(checked, strategy, "llama2")
-    run = run.model_copy(update={"model": run.model.model_copy(update={"args": SIZES[size]})})
+    checked = load.config({"recipe": plain | recipe} | config)
+    known = load.workload(workload)
+    size = known.sizes["small"].model_copy(update={"model": {}, "shape": args, "data": data})
+    source = known.data["embedded"].model_copy(update={"shape": {}, "model": {}})
+    other = known.model_copy(update={"sizes": {"small": size}, "data": {"embedded": source}})
+    with mock.patch.object(load, "workload", return_value=other):
+        run = resolve.run(checked, strategy, workload)
+    return run.model_copy(update={"model": run.model.model_copy(update={"args": args})})
+
+
+def write(place: Path, run: Run, arrays: Callable[[int], dict[str, Any]]) -> None:
+    """Settings, splits of as many samples as the run takes, and its initial weights."""
     place.mkdir(parents=True)
     write_json(place / "run.json", run.model_dump())
-    draw = np.random.default_rng(0)
-    for split, rows in (("train", samples * (steps + 1)), ("validation", samples), ("test", samples)):
-        tokens = draw.integers(0, SIZES[size]["vocab_size"], (rows, length + 1), dtype=np.int32)
-        save_file({"tokens": tokens}, place / f"{split}.safetensors")
+    batch, steps = run.recipe.global_batch, run.recipe.max_steps or 1
+    for split, rows in (("train", batch * (steps + 1)), ("validation", batch), ("test", batch)):
+        save_file(arrays(rows), place / f"{split}.safetensors")
     files = {f"{split}.safetensors": "" for split in ("train", "validation", "test")}
     manifest = {"data": run.data.model_dump(), "files": files, "fingerprint": store.fingerprint(files)}
     write_json(place / "dataset.json", manifest)
     weights = models.initial_weights(run.model, run.task, torch.float32, run.seed)
-    save(weights, models.state(models.build(run.model, run.task, torch.float32)), place / "initial.safetensors")
-    return run
+    with torch.device("meta"):
+        model = models.build(run.model, run.task, torch.float32)
+    save(weights, models.state(model), place / "initial.safetensors")
