@@ -195,6 +195,7 @@ def tell(host: str, port: int, found: Findings) -> None:
 
 def ranks(run: Run, output: Path) -> int:
     """All ranks, started as a training run starts them: every collective gives the right numbers."""
+    from shardlab.measure import reached
     from shardlab.measure.collectives import wrong
     from shardlab.training import distributed
 
@@ -205,7 +206,10 @@ def ranks(run: Run, output: Path) -> int:
         for name in wrong(world)
     ]
     hosts = world.gather(socket.gethostname())
-    status = report({"where": "ranks", "hosts": hosts, "problems": problems}, output) if world.main else 0
+    # Of all ranks at the same time, as in a training.
+    figures = reached.least(world.gather(reached.figures(world.device)))
+    found: Findings = {"where": "ranks", "hosts": hosts, "figures": figures, "problems": problems}
+    status = report(found, output) if world.main else 0
     if not status:
         distributed.finish()
     return status
@@ -224,6 +228,7 @@ def show(run: Run, reports: list[Findings]) -> None:
             print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
         if report["where"] == "ranks":
             print(f"ranks on {', '.join(report['hosts'])}: all collectives are correct")
+            print(f"  the slowest one reaches {json.dumps(report['figures'])}: figures of the site's file, for plans")
     print(f"preflight: site {run.site_name} is ready for {run.nodes} x {run.ranks_per_node} ranks.")
 
 

@@ -1,0 +1,65 @@
+"""What a device reaches in practice: matrix products and memory. Peaks on paper: settings/devices.py."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from shardlab.settings.devices import Arithmetic
+
+SIZE = {"cuda": 8192, "cpu": 512}
+"""Rows of the square matrices: large enough that the product, not its start, is what takes the time."""
+BYTES = {"cuda": 2**30, "cpu": 2**26}
+"""Of the tensor that is copied: far more than a cache holds."""
+SECONDS = 0.2
+"""Of each measurement."""
+KINDS: dict[Arithmetic, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+def figures(device: torch.device) -> dict[str, Any]:
+    """Under the names of a site's ``figures``: TFLOP/s of square matrix products (2 n^3 operations), GB/s of a copy
+    (each byte read and written), and of a GPU the GiB that it has. Takes about a second.
+    """
+    found: dict[str, Any] = {"matrix_tflops": {}}
+    size = SIZE[device.type]
+    for kind, dtype in KINDS.items():
+        left = torch.ones(size, size, dtype=dtype, device=device)
+        seconds = _repeated(partial(torch.mm, left, left), device)
+        found["matrix_tflops"][kind] = 2 * size**3 / seconds / 1e12
+    source = torch.ones(BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = _repeated(partial(target.copy_, source), device)
+    found["memory_gb_per_second"] = 2 * source.numel() / seconds / 1e9
+    if device.type == "cuda":
+        found["device_memory_gib"] = torch.cuda.mem_get_info(device)[1] / 2**30
+    return found
+
+
+def least(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The slowest device's figures, rounded to three digits: what a step waits for."""
+    found: dict[str, Any] = {}
+    for key in of_ranks[0]:
+        values = [each[key] for each in of_ranks]
+        found[key] = least(values) if isinstance(values[0], dict) else float(f"{min(values):.3g}")
+    return found
+
+
+def _repeated(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one call, over as many as take a while."""
+    work()
+    calls = 0
+    _wait(device)
+    began = time.perf_counter()
+    while (taken := time.perf_counter() - began) < SECONDS:
+        for _ in range(5):
+            work()
+        calls += 5
+        _wait(device)
+    return taken / calls
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,23 @@
+"""What a device reaches: figures as a site's file takes them."""
+
+import torch
+
+from shardlab.measure import reached
+from shardlab.schema import check
+from shardlab.settings.sites import Figures
+
+
+def test_figures_are_those_of_a_site_s_file(monkeypatch):
+    monkeypatch.setattr(reached, "SECONDS", 0.01)
+    monkeypatch.setattr(reached, "SIZE", {"cpu": 64})
+    monkeypatch.setattr(reached, "BYTES", {"cpu": 2**20})
+    found = check(Figures, reached.figures(torch.device("cpu")), "figures")
+    assert found.matrix_tflops.keys() == {"float32", "bf16"}
+    assert found.memory_gb_per_second
+
+
+def test_the_slowest_rank_counts():
+    ranks = [
+        {"matrix_tflops": {"bf16": bf16}, "memory_gb_per_second": memory} for bf16, memory in ((2.0, 9.0), (3.0, 1 / 3))
+    ]
+    assert reached.least(ranks) == {"matrix_tflops": {"bf16": 2.0}, "memory_gb_per_second": 0.333}
