@@ -31,6 +31,11 @@ def table(spread=None, validation=None, **losses):
     return judge(summary.compared(pd.DataFrame(rows, columns=summary.COLUMNS).convert_dtypes()), TOLERANCE)
 
 
+def test_a_sentence_names_some_of_thousands():
+    _, sentence = verdict(table(**{f"s{number}": None for number in range(2000)}), TOLERANCE)
+    assert sentence.endswith("s39 x mlp (missing) and 1,960 more.")
+
+
 @pytest.mark.parametrize(
     ("values", "good", "sentence"),
     [

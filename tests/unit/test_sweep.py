@@ -6,7 +6,7 @@ import pytest
 from helpers.reports import finished
 from shardlab.errors import UserError
 from shardlab.launch import driver
-from shardlab.report import evidence, page, plan, summary, sweep
+from shardlab.report import evidence, page, pages, plan, summary, sweep
 from shardlab.report.charts import sweep as chart
 from shardlab.settings import load, resolve, variants
 
@@ -181,6 +181,7 @@ def test_mean_deviation_and_the_best(tmp_path):
         ["single", 0.1, 2.0, 3.0],
     ]
     assert chart.draw(drawn).to_dict()
+    assert pages.explained("pp@microbatches=8") == pages.explained("pp") != ""
 
 
 def test_a_job_of_one_run_resolves_no_other():

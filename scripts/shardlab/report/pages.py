@@ -6,6 +6,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from shardlab.files import ROOT
+from shardlab.settings import variants
 
 FIGURES = "<!-- figures -->"
 ELSEWHERE = re.compile(r"\[([^\]]+)\]\((?!http)[^)]*\)")
@@ -24,8 +25,8 @@ def strategies_of(page: Path) -> list[str]:
 
 
 def explained(strategy: str) -> str:
-    """What the strategy's page says, as HTML; nothing for a strategy without one."""
-    page = next((page for page in all_pages() if strategy in strategies_of(page)), None)
+    """What the page of a strategy, or of that which it is a variant of, says, as HTML; nothing without a page."""
+    page = next((page for page in all_pages() if variants.base(strategy) in strategies_of(page)), None)
     if page is None:
         return ""
     text = page.read_text(encoding="utf-8").partition("Strategies: ")[2].partition("\n")[2].partition(FIGURES)[0]

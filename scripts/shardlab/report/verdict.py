@@ -8,6 +8,8 @@ TOLERANCES = {"float32": 1e-4, "float64": 1e-10}
 """Arithmetic: largest relative difference of a loss to that of ``single`` that counts as equal."""
 MULTIPLE = 10.0
 """A run may end so many times as far from ``single`` as its farthest twin (docs/equality.md says why)."""
+NAMED = 40
+"""Runs that a sentence names; of a sweep there may be thousands."""
 DIFFERENCES = ("rel_diff", "validation_rel_diff")
 EQUAL, ROUNDING, UNEQUAL = "equal", "rounding", "unequal"
 SETTLES = "--config dtype=float64 settles it"
@@ -64,7 +66,12 @@ def verdict(table: pd.DataFrame, tolerance: float) -> tuple[bool, str]:
 
 
 def _counted(groups: dict[str, list[str]]) -> list[str]:
-    return [f"{len(names)} {what}: {', '.join(names)}" for what, names in groups.items() if names]
+    return [f"{len(names)} {what}: {_listed(names)}" for what, names in groups.items() if names]
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:NAMED])} and {more:,} more"
 
 
 def _names(rows: pd.DataFrame, *, status: bool = False, differences: bool = False) -> list[str]:
