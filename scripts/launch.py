@@ -19,6 +19,7 @@ from shardlab.launch.attempts import Story
 from shardlab.launch.child import Child
 from shardlab.launch.images import read_image
 from shardlab.launch.stages import STAGES, scope
+from shardlab.report import plan
 from shardlab.settings.types import Run, read_run
 
 
@@ -100,7 +101,7 @@ def train(
     afresh = afresh or story.begins_afresh(finished)
     child = Child(run, name, descriptor, story.folder)
     with story.attempt() as attempt:
-        words = [*program, f"--attempt={attempt.number}"] + ["--afresh"] * afresh
+        words = [*program, f"--attempt={attempt.number}", *recomputation(run, story.folder)] + ["--afresh"] * afresh
         lines = script.lines(run, words, image, scope("train", run))
         print(f"{lines}\n\nattempt {attempt.number}; all that it prints is in {story.log(attempt)}", flush=True)
         status = child.run(lines, story.log(attempt))
@@ -120,6 +121,23 @@ def train(
         f"Steps saved: {attempt.saved or 0}; the same call goes on from there.",
         told,
     )
+
+
+def recomputation(run: Run, folder: Path) -> list[str]:
+    """Option of train.py: what is recomputed where the recipe leaves that to the run's plan.
+
+    Raises:
+        UserError: there is no plan of this run.
+    """
+    if run.recipe.activation_checkpointing != "auto":
+        return []
+    again = f"make it with: snakemake -f {folder / plan.FILE}"
+    made = plan.Plan.read(folder / plan.FILE, again)
+    if not made.is_of(run):
+        raise UserError(f"{folder / plan.FILE} is the plan of another run; {again}.")
+    if made.fits is None:
+        print("Nothing is recomputed: the site's figures.device_memory_gib is not known.", flush=True)
+    return [f"--recompute={made.activation_checkpointing or 'none'}"]
 
 
 def image_of(run: Run, report: Path | None, *, dry_run: bool) -> Path | None:

@@ -62,7 +62,7 @@ def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan
         asked = {
             number: run if run.recipe.activation_checkpointing == mode else _recomputing(run, mode)
             for number, run in left.items()
-            if MODES.index(mode) >= MODES.index(run.recipe.activation_checkpointing)
+            if run.recipe.activation_checkpointing in ("auto", *MODES[: MODES.index(mode) + 1])
         }
         distinct = {plan.cost(run): run for run in asked.values()}
         with_data = [(run, folders[run.data.name] if there[run.data.name] else None) for run in distinct.values()]

@@ -37,7 +37,7 @@ def unfit(run: Run, figures: Figures, path: Path) -> str | None:
     if made.fits is None or not made.is_of(run):
         return None
     mode = run.recipe.activation_checkpointing
-    if made.fits and made.activation_checkpointing == mode:
+    if made.fits and mode in (made.activation_checkpointing, "auto"):
         return None
     size = made.predicted_memory_bytes / 2**30
     what = f"{run.strategy} x {run.workload} does not fit into a device's {figures.device_memory_gib:g} GiB"

@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder for weights, metrics and train.json")
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from, of any strategy on any ranks")
     parser.add_argument("--afresh", action="store_true", help="begin at the first step, whatever checkpoints there are")
+    parser.add_argument("--recompute", choices=["none", "selective", "full"], help="for activation_checkpointing: auto")
     parser.add_argument("--usage-seconds", type=float, help="sample what the ranks use every so many seconds")
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard's event files")
     parser.add_argument("--attempt", type=int, help="number of this attempt at the run")
@@ -49,6 +50,7 @@ def main() -> int:
         files = args.data, args.weights, args.output
         watched = loop.Watched(args.usage_seconds, args.tensorboard)
         options = {"resume": args.resume, "afresh": args.afresh, "watched": watched, "ready": processes.listen}
+        options["recompute"] = args.recompute
         ended = loop.train(run, *files, origin, **options)
     except UserError:
         raise

@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 
+import launch
+import plan as plan_program
 import pytest
 
 from helpers.common import ROOT
+from shardlab.errors import UserError
 from shardlab.report import plan, plan_table
 from shardlab.report.plan import Plan
 from shardlab.settings import load, resolve
@@ -118,3 +121,35 @@ def test_resolve_warns_or_refuses_what_does_not_fit(tmp_path, peak, mode, senten
         assert "ddp x llama2 does not fit into a device's 80 GiB" in refused.stderr
         assert sentence in refused.stderr
         assert sentence in warned.stdout
+
+
+def test_auto_is_the_least_that_fits_and_launch_hands_it_on(tmp_path, monkeypatch, capsys):
+    config = load.config({"recipe": {"activation_checkpointing": "auto"}})
+    run = resolve.run(config, "ddp", "llama2")
+    sizes = {"none": 90 * GIB, "selective": 85 * GIB, "full": 70 * GIB}
+    planned = []
+
+    def simulated(runs, cores):
+        modes = [each.recipe.activation_checkpointing for each, _ in runs]
+        planned.extend(modes)
+        return [told(peak=sizes[mode]) for mode in modes]
+
+    monkeypatch.setattr("shardlab.runs.simulate.simulate", simulated)
+    for gib, steps, mode in (
+        (80, ["none", "selective", "full"], "full"),
+        (95, ["none"], "none"),
+        (None, ["none"], None),
+    ):
+        planned.clear()
+        site = load.site(load.config({"site_settings": {"figures": {"device_memory_gib": gib}}}))
+        (found,), _ = plan_program.made([run], site, tmp_path, 1)
+        assert (planned, found.activation_checkpointing) == (steps, mode)
+        found.write(tmp_path / "plan.json")
+        assert launch.recomputation(run, tmp_path) == [f"--recompute={mode or 'none'}"]
+    assert "device_memory_gib is not known" in capsys.readouterr().out
+    assert launch.recomputation(run_of("ddp"), tmp_path) == []
+    with pytest.raises(UserError, match="is the plan of another run"):
+        launch.recomputation(resolve.run(config, "fsdp", "llama2"), tmp_path)
+    (tmp_path / "plan.json").unlink()
+    with pytest.raises(UserError, match=r"plan.json is missing .report.; make it with: snakemake -f"):
+        launch.recomputation(run, tmp_path)

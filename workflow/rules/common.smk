@@ -68,6 +68,14 @@ if SITE.container.enabled:
     ]
 
 
+def plan_needed(wildcards):
+    """The plan of a run that is recomputed as that says; nothing for any other."""
+    run = run_of(wildcards)
+    if run.recipe.activation_checkpointing != "auto":
+        return []
+    return [f"results/{run.strategy}/{run.workload}/plan.json"]
+
+
 def data_folder(wildcards, input):
     """Where a run's prepared data set lies."""
     return str(Path(input.data[0]).parent)

@@ -60,6 +60,7 @@ rule train:
         settings="results/{strategy}/{workload}/run.json",
         data=prepared,
         weights=initial("results/init/{}.safetensors"),
+        plan=ancient(plan_needed),
         image=IMAGE,
     output:
         # What holds work (weights, checkpoints, reports) is no output: Snakemake would delete it.

@@ -153,6 +153,7 @@ class TrainReport(Report):
         description="Model FLOP utilization: flops_per_step, over the median step and the peak of all devices; null "
         "where that is not known.",
     )
+    recomputed: str | None = Field(None, description="What was recomputed: the recipe's, or what auto came to.")
     tensor_bytes: list[TensorBytes] = Field(description="Tensors of each rank in a step.")
     peak_memory_bytes: list[int] = Field(description="Peak memory of each rank.")
     peak_memory_kind: Literal["process RSS", "CUDA allocated"] = Field(description="What was measured.")

@@ -56,13 +56,15 @@ def train(
     afresh: bool = False,
     watched: Watched = Watched(),  # noqa: B008
     ready: Callable[[], None] | None = None,
+    recompute: str | None = None,
 ) -> bool:
     """Train ``run`` on this rank and write its files to ``output`` (rank 0); whether it came to its end.
 
     ``origin`` is what the report says of the code and the image that this runs from. Where ``output`` has checkpoints
     of this run, the training goes on from the newest valid one, unless it begins ``afresh``; with ``resume`` from that
-    checkpoint, of any strategy on any ranks. ``ready`` is called before the first step. It ends early where it is asked
-    to stop (see launch/processes.py).
+    checkpoint, of any strategy on any ranks. ``ready`` is called before the first step. ``recompute`` is what a recipe
+    with activation_checkpointing: auto comes to; it changes no number. It ends early where it is asked to stop (see
+    launch/processes.py).
 
     Raises:
         UserError: the loss or the gradient norm is not finite, or a file cannot be read or written.
@@ -74,6 +76,9 @@ def train(
     resume = resume or newest(output, start, world, afresh=afresh)
     if resume is None and world.main:
         shutil.rmtree(output / "checkpoints", ignore_errors=True)
+    asked = run
+    if recompute:
+        run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"activation_checkpointing": recompute})})
     engine = strategies.build(run, task, world, weights)
     steps = Steps(task, engine, run.recipe, run.seed, world)
     start = restore(start, engine, steps, resume, world, output)
@@ -91,13 +96,13 @@ def train(
     measured = read.check(task, world)
     measured |= {"identity": start.identity, "initial_weights": begun_with}
     measured |= {"weights": checkpointer.save("model.safetensors")}
-    measured |= operations | _figures(parts, meter)
+    measured |= operations | _figures(parts, meter) | {"recomputed": run.recipe.activation_checkpointing}
     drawn = meter.drawn()
     if world.main:
         Timeline(identity=start.identity, **drawn).write(output / "timeline.json")
         measured |= {key: value for key, value in origin.items() if key != "attempt"}
         lines = metrics.read(output / metrics.NAME)
-        train_report(run, lines, measured, history(output)).write(output / "train.json")
+        train_report(asked, lines, measured, history(output)).write(output / "train.json")
     return True
 
 

@@ -82,10 +82,11 @@ class Recipe(Strict):
         description="With accumulate: sort a rank's samples of a step by length before they are split into "
         "micro-batches, so that less is padded (xsum); which samples a step has stays.",
     )
-    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+    activation_checkpointing: Literal["none", "selective", "full", "auto"] = Field(
         "none",
         description="Recompute the workload's blocks in the backward pass: full, or selective (keep the results of "
-        "matrix products and attention).",
+        "matrix products and attention); auto: the least of these with which the run's plan fits into the site's "
+        "devices (figures.device_memory_gib; none where that is not known).",
     )
     compile: Literal["none", "blocks", "model"] = Field(
         "none", description="torch.compile each of the workload's blocks, or the whole model."

@@ -66,7 +66,7 @@ def synchronized(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
 
 def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
     """Activation checkpointing (Chen et al., 2016, arXiv:1604.06174) of each block, in place."""
-    if mode == "none":
+    if mode in ("none", "auto"):  # auto: launch.py says which, to a training; nothing else has a backward pass
         return
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
