@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Memory, bytes sent and step time over 1, 2, 4 and 8 ranks of each family of strategies, on one picture each.
+"""Memory, bytes sent and step time over 1, 2, 4 and 8 ranks of each family of strategies. The report draws them.
 
 All ranks share this machine: memory and bytes are those of any machine, the time of a step is not where it has fewer
 cores than ranks. Needs no GPU.
@@ -13,9 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import pandas as pd
-import vl_convert
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
@@ -29,17 +27,15 @@ from shardlab.launch.stages import Scope
 STRATEGIES = ["ddp", "fsdp", "zero3", "tp", "pp@microbatches=8"]
 RANKS = [1, 2, 4, 8]
 STEPS = 6
-FIGURES = {"tensors MiB a rank": "memory", "sent MiB a rank and step": "traffic", "step ms": "time"}
-"""Column of the table: name of its picture."""
 
 
 def main() -> None:
-    """Train, print and write the table and its pictures."""
+    """Train, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
     parser.add_argument("--size", choices=SIZES, default="tall", help="of the llama model")
-    parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of CSV and SVG files")
+    parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         rows = [
@@ -50,8 +46,6 @@ def main() -> None:
         ]
     table = pd.DataFrame(rows)
     write_text(args.output / "scaling.csv", table.to_csv(index=False))
-    for column, name in FIGURES.items():
-        write_text(args.output / f"scaling.{name}.svg", picture(table, column))
     print(table.to_markdown(index=False, floatfmt=".4g"))
 
 
@@ -77,14 +71,6 @@ def trained(place: Path, strategy: str, ranks: int, size: str) -> dict[str, Any]
         "sent MiB a rank and step": report["bytes_per_step"] / 2**20,
         "step ms": 1000 * report["step_seconds_median"],
     }
-
-
-def picture(table: pd.DataFrame, column: str) -> str:
-    """The figure over the ranks, a line for each strategy, as SVG."""
-    chart = alt.Chart(table, width=420, height=260).mark_line(point=True)
-    x = alt.X("ranks:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=RANKS))
-    y = alt.Y(f"{column}:Q")
-    return str(vl_convert.vegalite_to_svg(chart.encode(x, y, alt.Color("strategy:N", title=None)).to_dict()))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def test_each_chart_has_its_figures(found):
     assert traffic.to_dict("records") == [
         {"strategy": "ddp", "collective": "all-reduce (dp_replicate)", "mib": 1.0, "theory": 1.0}
     ]
-    for name in (*charts.PER_WORKLOAD, *charts.PER_STRATEGY, *charts.OVERALL):
+    for name in (*charts.PER_WORKLOAD, *charts.PER_STRATEGY, *charts.OVERALL, *charts.BENCHMARKS):
         assert charts.load(name).TITLE
         assert charts.load(name).CAPTION.endswith(".")
 
@@ -141,3 +141,25 @@ def test_the_matrix_says_how_it_is_with_each_run(found):
     cells = re.findall(r'<td class="(\w+)">([^<]*)', text.partition('id="mlp"')[0])
     assert cells == [("equal", "2.000000"), ("equal", "2.000000 (0)"), ("missing", "missing"), ("empty", "-")]
     assert page.figures(found.table).strategy.tolist() == ["single", "ddp", "pp"]
+
+
+MEASURED = {
+    "peers": "strategy,size,trainer,step ms,to bare,standard error\nsingle,tiny,bare,1,1,0\nsingle,tiny,shardlab,1,1.1,.1\n",
+    "starting": "ranks,started,seconds\n1,forked,4\n8,forked,5\n",
+    "checkpoints": 'strategy,size,checkpoint MiB,resume s,"at once, in steps","beside, in steps"\nfsdp,tiny,1,2,3,4\n',
+    "scaling": "strategy,ranks,tensors MiB a rank,sent MiB a rank and step,step ms\nddp,1,1,0,1\nddp,2,1,1,1\n",
+    "sweeps": "runs,jobs,dry run s,bare s,one job reads s,resolve one s,summarize s\n10,38,3,2,2,1,1\n",
+}
+"""What `make bench` leaves: file, its first columns and rows."""
+
+
+def test_benchmarks_have_their_charts(tmp_path):
+    (tmp_path / "benchmarks").mkdir()
+    for name, text in MEASURED.items():
+        (tmp_path / f"benchmarks/{name}.csv").write_text(text)
+    table = judge(summary.collect([tiny_run("mlp", "single")], tmp_path), TOLERANCE)
+    found = evidence.collect(table, tmp_path)
+    drawn = html.charts(found, ["mlp"])
+    assert list(drawn) == list(charts.BENCHMARKS)
+    assert drawn["peers"][0].trainer.tolist() == ["bare", "shardlab"]
+    assert 'id="benchmarks"' in html.html(found, drawn, CONFIG, {}, TOLERANCE, {})

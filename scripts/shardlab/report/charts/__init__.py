@@ -1,6 +1,6 @@
 """The charts of the report, one file each: what it shows (TITLE, CAPTION), its table, and how that is drawn.
 
-A further chart is a further file, named in PER_WORKLOAD, PER_STRATEGY or OVERALL. Imports no torch.
+A further chart is a further file, named in PER_WORKLOAD, PER_STRATEGY, OVERALL or BENCHMARKS. Imports no torch.
 """
 
 from importlib import import_module
@@ -28,6 +28,8 @@ PER_WORKLOAD = (
 )
 PER_STRATEGY = ("held", "step", "schedule")
 OVERALL = ("sweep", "jobs", "collectives")
+BENCHMARKS = ("peers", "starting", "checkpoints", "scaling", "sweep_cost")
+"""Of what `make bench` left in results/benchmarks."""
 
 
 class Chart(Protocol):

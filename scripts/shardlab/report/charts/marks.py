@@ -41,6 +41,12 @@ def strategies(table: pd.DataFrame) -> alt.Y:
     return alt.Y("strategy:N", title=None, sort=list(dict.fromkeys(table.strategy)))
 
 
+def over_ranks(table: pd.DataFrame) -> alt.X:
+    """The number of ranks, which doubles."""
+    values = sorted(table.ranks.unique().tolist())
+    return alt.X("ranks:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=values))
+
+
 def chosen_workload(chart: Any, table: pd.DataFrame) -> Any:
     """The chart of one workload, which is chosen below it where there are several; the first one at the beginning."""
     names = list(dict.fromkeys(table.workload))

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from shardlab.report import page, sweep
 from shardlab.report.advice import advice
-from shardlab.report.charts import OVERALL, PER_STRATEGY, PER_WORKLOAD, load
+from shardlab.report.charts import BENCHMARKS, OVERALL, PER_STRATEGY, PER_WORKLOAD, load
 from shardlab.report.evidence import Evidence, Shown
 from shardlab.report.pages import explained
 from shardlab.report.records import TrainReport
@@ -41,7 +41,7 @@ def charts(evidence: Evidence, workloads: list[str]) -> Drawn:
     scopes += [(name, evidence.under(name), PER_STRATEGY) for name in strategies(evidence)]
     parts = [(name, f"{name}.{scope}", part) for scope, part, names in scopes for name in names]
     drawn: Drawn = {}
-    for name, key, part in parts + [(name, name, evidence) for name in OVERALL]:
+    for name, key, part in parts + [(name, name, evidence) for name in (*OVERALL, *BENCHMARKS)]:
         chart = load(name)
         table = chart.table(part)
         if len(table):
@@ -83,6 +83,7 @@ def html(
         pages=PAGES,
         strategies=[_strategy(evidence.under(name), name, drawn) for name in strategies(evidence)],
         overall=[_shown(name, name) for name in OVERALL if name in drawn],
+        benchmarks=[_shown(name, name) for name in BENCHMARKS if name in drawn],
         faults=_faults(evidence),
         results="results",
         made=f"Shardlab with Altair {version('altair')}",

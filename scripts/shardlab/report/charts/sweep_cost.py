@@ -1,0 +1,35 @@
+"""What Snakemake takes for a sweep before its first job."""
+
+import altair as alt
+import pandas as pd
+
+from shardlab.report.charts.marks import HEIGHT, WIDTH
+from shardlab.report.evidence import Evidence
+
+TITLE = "The workflow's own cost over the runs of a sweep"
+CAPTION = (
+    "Seconds, both axes logarithmic: the dry run of all, the same of a Snakefile of as many empty rules and files, the "
+    "reading of the Snakefile in one job, and the summary of all runs."
+)
+LINES = {
+    "dry run s": "dry run",
+    "bare s": "bare Snakefile",
+    "one job reads s": "read in one job",
+    "resolve one s": "resolve one run",
+    "summarize s": "summarize",
+}
+
+
+def table(evidence: Evidence) -> pd.DataFrame:
+    """As benchmarks/sweeps.py writes it: runs, jobs, and a column of seconds for each line."""
+    return evidence.study("benchmarks/sweeps.csv")
+
+
+def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
+    """A line for each."""
+    long = table.melt(["runs", "jobs"], [*LINES], "what", "seconds")
+    long["what"] = long.what.map(LINES)
+    log = alt.Scale(type="log")
+    color = alt.Color("what:N", title=None, sort=[*LINES.values()])
+    lines = alt.Chart(long, width=WIDTH, height=HEIGHT).mark_line(point=True)
+    return lines.encode(alt.X("runs:Q", scale=log), alt.Y("seconds:Q", scale=log), color, tooltip=[*long.columns])
