@@ -144,7 +144,7 @@ def test_the_matrix_says_how_it_is_with_each_run(found):
 
 
 MEASURED = {
-    "peers": "strategy,size,trainer,step ms,to bare,standard error\nsingle,tiny,bare,1,1,0\nsingle,tiny,shardlab,1,1.1,.1\n",
+    "peers": "strategy,size,trainer,to bare,standard error\nsingle,tiny,bare,1,0\nsingle,tiny,shardlab,1.1,.1\n",
     "starting": "ranks,started,seconds\n1,forked,4\n8,forked,5\n",
     "checkpoints": 'strategy,size,checkpoint MiB,resume s,"at once, in steps","beside, in steps"\nfsdp,tiny,1,2,3,4\n',
     "scaling": "strategy,ranks,tensors MiB a rank,sent MiB a rank and step,step ms\nddp,1,1,0,1\nddp,2,1,1,1\n",
