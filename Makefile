@@ -99,7 +99,7 @@ SEED ?= 1
 soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
-# What docs/performance.md holds, on this machine, in some 20 minutes: beside other trainers and by hand on two ranks,
+# What docs/performance.md holds, on this machine, in some 25 minutes: beside other trainers and by hand on two ranks,
 # plans, starting ranks, checkpoints, 1 to 8 ranks, sweeps of up to 10,000 runs, the workflow beside a shell script.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py

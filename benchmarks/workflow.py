@@ -43,7 +43,7 @@ ORDER = [
 def main() -> None:
     """Clone, time, print one line per figure; of `make run` also the time of each rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="runs of the short commands; their median counts")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of the short commands; their median counts")
     parser.add_argument("--whole", action="store_true", help="also `make run`")
     parser.add_argument(
         "--output", type=Path, default=Path("results/benchmarks/workflow.csv"), help="CSV file to write"

@@ -20,7 +20,9 @@ def repository(rules):
         content.seek(0)
         part = folder.with_name(f"{commit}.{os.getpid()}")
         with tarfile.open(fileobj=content) as archive:
-            archive.extractall(part, filter="data")
+            # git made it; Python before 3.11.4, which Debian 12 has, takes no filter.
+            safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            archive.extractall(part, **safe)
         os.rename(part, folder)
     return folder
 
