@@ -39,8 +39,9 @@ def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
     of_ddp, of_single = sorted(words)
     assert of_single == ["single", "x", "mlp", "loss", "2.017323"]
     assert of_ddp[:5] == ["ddp", "x", "mlp", "loss", "2.017323"]
-    # Both are evaluated at a time: only where `single` was first its loss must be known.
-    assert of_ddp[5:] == ["(2e-08)"] or (words[0] == of_ddp and not of_ddp[5:])
+    # Both are evaluated at a time: only where `single` was first its loss must be known. How near they are, to the last
+    # bit or not, differs between processors.
+    assert [float(word.strip("()")) <= 1e-6 for word in of_ddp[5:]] == [True] or (words[0] == of_ddp and not of_ddp[5:])
     assert not any("Jobid" in line or line.startswith("Reason") for line in lines(seen)), "that is in the log"
     log = next((tree.path / ".snakemake/log").iterdir()).read_text()
     assert "Training mlp under ddp" in log
