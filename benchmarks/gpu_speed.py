@@ -6,8 +6,6 @@ On weights and samples made here: no hub, no data set. A model that does not fit
 """
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,13 +15,11 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from trainers.places import SIZES, run_of, write  # type: ignore[import-not-found]
+from trainers.places import SIZES, run_of, train, write  # type: ignore[import-not-found]
 
 from shardlab.data import encoders
 from shardlab.errors import UserError, run_program
-from shardlab.files import ROOT, read_json, write_text
-from shardlab.launch import script
-from shardlab.launch.stages import Scope
+from shardlab.files import read_json, write_text
 from shardlab.report import plan
 from shardlab.runs.simulate import simulate
 
@@ -109,11 +105,7 @@ def measured(case: Case, place: Path, device: str, steps: int) -> dict[str, Any]
     (told,) = simulate([(run, None)])
     row: dict[str, Any] = {"model": case.name, "strategy": case.strategy, "batch": case.batch}
     row["planned GiB"] = None if isinstance(told, str) else plan.peak(told) / 2**30
-    words = {"settings": place / "run.json", "data": place, "weights": place / "initial.safetensors", "output": place}
-    program = [str(ROOT / "scripts/train.py"), *(f"--{key}={value}" for key, value in words.items())]
-    lines = script.lines(run, program, None, Scope.RANKS)
-    environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, env=environment)
+    done = train(place, run, PYTORCH_ALLOC_CONF="expandable_segments:True")
     text = done.stdout + done.stderr
     (place / "initial.safetensors").unlink()
     if done.returncode and "out of memory" in text:

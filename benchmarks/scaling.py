@@ -6,8 +6,6 @@ cores than ranks. Needs no GPU.
 """
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,12 +15,10 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from trainers.places import SIZES, prepare  # type: ignore[import-not-found]
+from trainers.places import SIZES, prepare, train  # type: ignore[import-not-found]
 
 from shardlab.errors import Unsupported, UserError, run_program
-from shardlab.files import ROOT, read_json, write_text
-from shardlab.launch import script
-from shardlab.launch.stages import Scope
+from shardlab.files import read_json, write_text
 
 STRATEGIES = ["ddp", "fsdp", "zero3", "tp", "pp@microbatches=8"]
 RANKS = [1, 2, 4, 8]
@@ -56,11 +52,7 @@ def trained(place: Path, strategy: str, ranks: int, size: str) -> dict[str, Any]
         run = prepare(place, strategy, size, STEPS, recipe, ranks_per_node=ranks)
     except Unsupported:
         return None
-    words = {"settings": place / "run.json", "data": place, "weights": place / "initial.safetensors", "output": place}
-    program = [str(ROOT / "scripts/train.py"), *(f"--{key}={value}" for key, value in words.items())]
-    done = subprocess.run(
-        ["bash", "-c", script.lines(run, program, None, Scope.RANKS)], capture_output=True, text=True, env=os.environ
-    )
+    done = train(place, run)
     if done.returncode:
         raise UserError(f"{strategy} on {ranks} ranks failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     report = read_json(place / "train.json", "report of the run", "train again")

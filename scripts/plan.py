@@ -64,11 +64,12 @@ def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan
             for number, run in left.items()
             if run.recipe.activation_checkpointing in ("auto", *MODES[: MODES.index(mode) + 1])
         }
-        distinct = {plan.cost(run): run for run in asked.values()}
+        costs = {number: plan.cost(run) for number, run in asked.items()}
+        distinct = {costs[number]: run for number, run in asked.items()}
         with_data = [(run, folders[run.data.name] if there[run.data.name] else None) for run in distinct.values()]
         simulated = dict(zip(distinct, simulate(with_data, cores), strict=True))
-        for number, asked_for in asked.items():
-            run, told = runs[number], simulated[plan.cost(asked_for)]
+        for number, cost in costs.items():
+            run, told = runs[number], simulated[cost]
             if isinstance(told, str):
                 refused[run.strategy, run.workload] = told
                 del left[number]

@@ -1,5 +1,7 @@
 """A folder with all that a training needs: settings, random tokens, initial weights. It needs no hub."""
 
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from safetensors.numpy import save_file
 
 from shardlab import models
 from shardlab.data import store
-from shardlab.files import write_json
+from shardlab.files import ROOT, write_json
+from shardlab.launch import script
+from shardlab.launch.stages import Scope
 from shardlab.models.weights import save
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
@@ -22,7 +26,7 @@ SIZES: dict[str, dict[str, int]] = {
     "tall": {"dim": 192, "layers": 14, "heads": 8, "kv_heads": 8, "hidden": 512, "vocab_size": 1024},
     "large": {"dim": 256, "layers": 4, "heads": 8, "kv_heads": 8, "hidden": 688, "vocab_size": 2048},
 }
-"""Name: arguments of the llama model; with the samples below a step takes some 5, 50, 150 and 150 ms on one core."""
+"""Name: arguments of the llama model."""
 SHAPES = {"tiny": (4, 32), "middle": (8, 64), "tall": (8, 32), "large": (8, 128)}
 """Name: samples and tokens of each in a batch."""
 
@@ -61,6 +65,14 @@ def run_of(
     with mock.patch.object(load, "workload", return_value=other):
         run = resolve.run(checked, strategy, workload)
     return run.model_copy(update={"model": run.model.model_copy(update={"args": args})})
+
+
+def train(place: Path, run: Run, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Train what was written to ``place`` as launch.py would, without its checks and attempts."""
+    words = {"settings": place / "run.json", "data": place, "weights": place / "initial.safetensors", "output": place}
+    program = [str(ROOT / "scripts/train.py"), *(f"--{key}={value}" for key, value in words.items())]
+    lines = script.lines(run, program, None, Scope.RANKS)
+    return subprocess.run(["bash", "-c", lines], capture_output=True, text=True, env=os.environ | environment)
 
 
 def write(place: Path, run: Run, arrays: Callable[[int], dict[str, Any]]) -> None:

@@ -50,7 +50,7 @@ def check(kind: type[S], value: Any, where: str) -> S:
             raise UserError(f"{where}: unknown key `{key}`; {hint}{known_text}") from None
         if first["type"] == "missing":
             raise UserError(f"{where}: the key `{key}` is missing; add it.") from None
-        raise UserError(f"{where}: `{key}` is {_short(first['input'])}; {_words(first)}.") from None
+        raise UserError(f"{where}: `{key}` is {_short(first['input'])}; {words(first)}.") from None
 
 
 def _short(value: Any) -> str:
@@ -59,7 +59,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _words(error: Any) -> str:
+def words(error: Any) -> str:
     """What would work, for what pydantic says in a program's words."""
     if error["type"] == "list_type":
         return f"write a list: [{error['input']}]" if isinstance(error["input"], str) else "write a list: [...]"

@@ -41,7 +41,7 @@ def test_each_chart_has_its_figures(found):
     assert traffic.to_dict("records") == [
         {"strategy": "ddp", "collective": "all-reduce (dp_replicate)", "mib": 1.0, "theory": 1.0}
     ]
-    for name in (*charts.PER_WORKLOAD, *charts.PER_STRATEGY, *charts.OVERALL, *charts.BENCHMARKS):
+    for name in (*charts.PER_WORKLOAD, *charts.PER_STRATEGY, *charts.SWEEP, *charts.OVERALL, *charts.BENCHMARKS):
         assert charts.load(name).TITLE
         assert charts.load(name).CAPTION.endswith(".")
 

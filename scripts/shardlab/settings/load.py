@@ -117,12 +117,10 @@ def variant_of_strategy(name: str) -> Strategy:
     Raises:
         UserError: there is none, or it takes no such value.
     """
-    base, values = variants.parse(name)
+    base, values = variants.of_side(name, "strategy")
     found = strategy(base)
     for key in values:
-        if not variants.keys()[key].of_strategy:
-            raise UserError(f"the name {name}: {key} varies workloads; write it behind the workload's name.")
-        if not variants.takes(base, found, key):
+        if not variants.takes(found, key):
             raise UserError(f"the name {name}: {base} is the same with any {key}; ask for {base}.")
     over = variants.over(values, "strategy")
     return check(Strategy, merged(found.model_dump(exclude_unset=True), over), f"the name {name}") if over else found

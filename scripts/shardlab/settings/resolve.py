@@ -43,7 +43,8 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         shared = run(config, "single", workload_name)
         sources_of_all = {path: value for path, value in shared.sources.items() if "/strategies/" not in path}
         return shared.model_copy(update={"strategy": SHARED, "sources": sources_of_all})
-    strategy, (workload_base, values) = load.variant_of_strategy(strategy_name), _of_workload(workload_name)
+    strategy = load.variant_of_strategy(strategy_name)
+    workload_base, values = variants.of_side(workload_name, "workload")
     # Data stay the configuration's, whatever the seed: variants differ in weights and order, not in their test split.
     data_seed = config.seed
     config = variants.of_config(config, variants.parse(strategy_name)[1] | values)
@@ -89,18 +90,9 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     return found.model_copy(update={"sources": sources.of_run(found)})
 
 
-def _of_workload(name: str) -> tuple[str, variants.Values]:
-    """The workload, and the values that a variant puts over it."""
-    base, values = variants.parse(name)
-    for key in values:
-        if variants.keys()[key].of_strategy:
-            raise UserError(f"the name {name}: {key} varies strategies; write it behind the strategy's name.")
-    return base, values
-
-
 def weights_of(workload_name: str) -> str:
     """The variant of a workload whose initial weights a variant starts from."""
-    base, values = _of_workload(workload_name)
+    base, values = variants.of_side(workload_name, "workload")
     return variants.named(base, {key: value for key, value in values.items() if key in variants.WEIGHTS})
 
 
@@ -120,9 +112,7 @@ def names(config: Config) -> list[tuple[str, str]]:
 def _varied(strategy: str, values: variants.Values) -> str:
     """The variant of a strategy; those that a key means nothing to are the same with any value of it."""
     settings = load.strategy(strategy)
-    return variants.named(
-        strategy, {key: value for key, value in values.items() if variants.takes(strategy, settings, key)}
-    )
+    return variants.named(strategy, {key: value for key, value in values.items() if variants.takes(settings, key)})
 
 
 def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:

@@ -111,8 +111,3 @@ def points(config: Config) -> Iterator[tuple[Values, Values]]:
             point = dict(zip(table, values, strict=True))
             ours = {key: value for key, value in point.items() if variants.keys()[key].of_strategy}
             yield ours, {key: value for key, value in point.items() if key not in ours}
-
-
-def swept(config: Config) -> list[str]:
-    """Short names of the keys that are swept."""
-    return list(dict.fromkeys(key for table in checked(config) for key in table))

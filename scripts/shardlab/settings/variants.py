@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from shardlab.errors import UserError, unknown
+from shardlab.schema import words
 from shardlab.settings.config import Config
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.strict_yaml import parse_yaml
@@ -63,8 +64,7 @@ class Key(NamedTuple):
         try:
             return _adapter(self.path).validate_python(value)
         except ValidationError as error:
-            message = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise UserError(f"{where} cannot be {value!r}: {message[0].lower()}{message[1:]}.") from None
+            raise UserError(f"{where} cannot be {value!r}: {words(error.errors()[0])}.") from None
 
 
 @cache
@@ -162,6 +162,21 @@ def parse(name: str) -> tuple[str, Values]:
     return what, values
 
 
+def of_side(name: str, side: Literal["strategy", "workload"]) -> tuple[str, Values]:
+    """The same of a name that is a strategy's or a workload's.
+
+    Raises:
+        UserError: see `parse`; or a key varies the other one.
+    """
+    what, values = parse(name)
+    for key in values:
+        varied = "strategy" if keys()[key].of_strategy else "workload"
+        if varied != side:
+            plural = {"strategy": "strategies", "workload": "workloads"}[varied]
+            raise UserError(f"the name {name}: {key} varies {plural}; write it behind the {varied}'s name.")
+    return what, values
+
+
 def _parts(text: str) -> Any:
     return [read(part) for part in text.split(":")] if ":" in text else read(text)
 
@@ -180,7 +195,7 @@ def read(given: Any) -> Any:
         return given
 
 
-def takes(strategy: str, settings: Strategy, key: str) -> bool:
+def takes(settings: Strategy, key: str) -> bool:
     """Whether a strategy is another one with another value of ``key``; ``single`` never is."""
     distributed = settings.engine == "deepspeed" or bool(settings.degrees)
     if key == "ranks_per_node":

@@ -1,6 +1,6 @@
 """The charts of the report, one file each: what it shows (TITLE, CAPTION), its table, and how that is drawn.
 
-A further chart is a further file, named in PER_WORKLOAD, PER_STRATEGY, OVERALL or BENCHMARKS. Imports no torch.
+A further chart is a further file, named in PER_WORKLOAD, PER_STRATEGY, SWEEP, OVERALL or BENCHMARKS. Imports no torch.
 """
 
 from importlib import import_module
@@ -27,7 +27,8 @@ PER_WORKLOAD = (
     "usage",
 )
 PER_STRATEGY = ("held", "step", "schedule")
-OVERALL = ("sweep", "jobs", "collectives")
+SWEEP = ("sweep",)
+OVERALL = ("jobs", "collectives")
 BENCHMARKS = ("peers", "starting", "checkpoints", "scaling", "sweep_cost")
 """Of what `make bench` left in results/benchmarks."""
 

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from shardlab.report import page, sweep
 from shardlab.report.advice import advice
-from shardlab.report.charts import BENCHMARKS, OVERALL, PER_STRATEGY, PER_WORKLOAD, load
+from shardlab.report.charts import BENCHMARKS, OVERALL, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
 from shardlab.report.evidence import Evidence, Shown
 from shardlab.report.pages import explained
 from shardlab.report.records import TrainReport
@@ -41,7 +41,7 @@ def charts(evidence: Evidence, workloads: list[str]) -> Drawn:
     scopes += [(name, evidence.under(name), PER_STRATEGY) for name in strategies(evidence)]
     parts = [(name, f"{name}.{scope}", part) for scope, part, names in scopes for name in names]
     drawn: Drawn = {}
-    for name, key, part in parts + [(name, name, evidence) for name in (*OVERALL, *BENCHMARKS)]:
+    for name, key, part in parts + [(name, name, evidence) for name in (*SWEEP, *OVERALL, *BENCHMARKS)]:
         chart = load(name)
         table = chart.table(part)
         if len(table):
@@ -66,8 +66,6 @@ def html(
     """The page. ``accounting``: what Slurm says of each job."""
     good, sentence = verdict(evidence.table, tolerance)
     strategies_shown, workloads = page.axes(evidence.table, config, left_out)
-    every = sweep.table(evidence.table)
-    variants = page.swept(every) if config.sweep else pd.DataFrame()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = _code
     return environment.from_string((HERE / "template.html").read_text(encoding="utf-8")).render(
@@ -77,8 +75,7 @@ def html(
         memory=page.MEMORY,
         states=STATES,
         matrix=_matrix(evidence.table, strategies_shown, workloads, left_out),
-        variants={"columns": list(variants.columns), "rows": variants.to_numpy().tolist()},
-        swept=page.SWEPT.format(len(every)),
+        sweep=_sweep(evidence.table, drawn) if config.sweep else None,
         workloads=[_workload(evidence.of(name), name, drawn) for name in workloads],
         pages=PAGES,
         strategies=[_strategy(evidence.under(name), name, drawn) for name in strategies(evidence)],
@@ -93,6 +90,17 @@ def html(
         specs=_json({key: specification for key, (_, specification) in drawn.items()}),
         details=_json({run.name: _details(run, accounting) for run in evidence.runs}),
     )
+
+
+def _sweep(table: pd.DataFrame, drawn: Drawn) -> dict[str, Any]:
+    found = sweep.table(table)
+    shown = page.swept(found)
+    return {
+        "text": page.SWEPT.format(len(found)),
+        "charts": [_shown(name, name) for name in SWEEP if name in drawn],
+        "columns": list(shown.columns),
+        "rows": shown.to_numpy().tolist(),
+    }
 
 
 def _code(text: str) -> Markup:
