@@ -105,7 +105,7 @@ def measured(case: Case, place: Path, device: str, steps: int) -> dict[str, Any]
     (told,) = simulate([(run, None)])
     row: dict[str, Any] = {"model": case.name, "strategy": case.strategy, "batch": case.batch}
     row["planned GiB"] = None if isinstance(told, str) else plan.peak(told) / 2**30
-    done = train(place, run, PYTORCH_ALLOC_CONF="expandable_segments:True")
+    done = train(place, run)
     text = done.stdout + done.stderr
     (place / "initial.safetensors").unlink()
     if done.returncode and "out of memory" in text:

@@ -3,8 +3,8 @@
 
 On a shared machine nothing else tells a few percent apart. Each trainer runs in a thread and waits at the start of each
 step for its turn; the ratio is that of a step to the bare loop's of the same round. Start-up and memory are those of
-processes of their own. With several ranks (--strategies ddp fsdp zero2) beside DDP, fully_shard and deepspeed by hand.
-Run it by `make bench`, which makes the environment that it needs (.venv/peers).
+processes of their own. With several ranks (--strategies ddp fsdp zero2) beside DDP, fully_shard and deepspeed by hand,
+and under ddp beside the others, too. Run it by `make bench`, which makes the environment that it needs (.venv/peers).
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
             for size in args.sizes:
                 place = Path(folder) / f"{strategy}-{size}"
                 ranks = prepare(place, strategy, size, args.rounds).world_size
-                names = ["bare", "shardlab", *(["hugging_face", "lightning"] if ranks == 1 else [])]
+                names = ["bare", "shardlab", *(["hugging_face", "lightning"] if strategy in ("single", "ddp") else [])]
                 table = pd.DataFrame(started(place, ranks, names))
                 steps += rows(table, strategy, size, names, args.rounds // 10)
                 if ranks == 1 and args.repeats:

@@ -20,8 +20,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, read_json, write_text
 
-CASES = [
+CASES: list[tuple[str, str, int, int] | tuple[str, str, int, int, int]] = [
     ("7b", "fsdp", 1, 8),
+    ("7b", "fsdp", 1, 8, 8),
     ("7b", "zero3", 1, 8),
     ("7b", "fsdp", 128, 8),
     ("70b", "fsdp", 8, 8),
@@ -29,7 +30,7 @@ CASES = [
     ("405b", "fsdp", 128, 8),
     ("405b", "fsdp_tp", 128, 8),
 ]
-"""Size, strategy, nodes, devices of a node."""
+"""Size, strategy, nodes, devices of a node; chunks of the loss."""
 DEVICE_GIB = 80
 """Of an H100: whether it fits is asked for this."""
 
@@ -47,7 +48,7 @@ def main() -> None:
     print(table.to_markdown(index=False, floatfmt=".4g"))
 
 
-def planned(size: str, strategy: str, nodes: int, devices: int) -> dict[str, Any]:
+def planned(size: str, strategy: str, nodes: int, devices: int, chunks: int = 1) -> dict[str, Any]:
     """A row: what one plan says, and what it took."""
     ranks = nodes * devices
     figures = {"device_memory_gib": DEVICE_GIB}
@@ -56,7 +57,7 @@ def planned(size: str, strategy: str, nodes: int, devices: int) -> dict[str, Any
         "size": size,
         "nodes": nodes,
         "ranks_per_node": devices,
-        "recipe": {"global_batch": max(64, ranks)},
+        "recipe": {"global_batch": max(64, ranks), "loss_chunks": chunks},
         "site_settings": {"srun": {}, "nodes_max": nodes, "figures": figures},
     }
     words = ["--config", json.dumps(config), "--strategy", strategy, "--workload", "llama2", "--data", "no data"]
@@ -75,6 +76,7 @@ def planned(size: str, strategy: str, nodes: int, devices: int) -> dict[str, Any
         "size": size,
         "strategy": strategy,
         "ranks": ranks,
+        "loss chunks": chunks,
         "GiB a rank": plan["predicted_memory_bytes"] / 2**30,
         f"fits {DEVICE_GIB} GiB": "yes" if plan["fits"] else "no",
         "GiB sent a step": sent / 2**30,

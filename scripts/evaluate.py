@@ -8,8 +8,6 @@ device cannot hold (recipe.evaluation).
 import argparse
 from pathlib import Path
 
-import torch
-
 from shardlab import strategies
 from shardlab.data import store
 from shardlab.errors import UserError, run_program
@@ -69,8 +67,7 @@ def origin(weights: Path) -> str:
 def evaluate_sharded(run: Run, data: Path, weights: Path) -> Evaluated:
     """Loss per target of ``weights`` under the run's own strategy; a collective, the same on every rank."""
     world = distributed.world(run.mesh, run.site.device)
-    dtype = getattr(torch, run.recipe.dtype)
-    task = tasks.load(run.task, data, dtype, world.device, fixed_shapes=run.mesh.pipelined)
+    task = tasks.of_run(run, data, world.device)
     engine = strategies.build(run, task, world, weights)
     return evaluation.evaluate_sharded(run, engine, task, world)
 

@@ -10,6 +10,7 @@ from shardlab import models
 from shardlab.errors import run_program
 from shardlab.models.weights import save
 from shardlab.settings.types import read_run
+from shardlab.training import tasks
 
 
 def main() -> None:
@@ -22,6 +23,7 @@ def main() -> None:
     dtype = getattr(torch, run.recipe.dtype)
     model = models.build(run.model, run.task, dtype)
     models.check_plan(run.model, model)
+    tasks.check_loss(run, model)
     save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
     print(f"{models.parameter_count(model):,} parameters, seed {run.seed}")
 

@@ -48,14 +48,14 @@ class Race:
         materialize(model, self.weights, torch.device("cpu"))
         return model
 
-    def batches(self) -> Iterator[Tensor]:
-        """(samples, length + 1) tokens of this rank's share of each step's batch."""
+    def batches(self, *, whole: bool = False) -> Iterator[Tensor]:
+        """(samples, length + 1) tokens of each step's batch; this rank's share, unless ``whole``."""
         tokens = store.open_arrays(self.data / "train.safetensors")["tokens"]
         recipe = self.run.recipe
         order = BatchOrder(len(tokens), recipe.global_batch, self.run.seed)
-        rank = dist.get_rank() if dist.is_initialized() else 0
+        rank, ranks = (dist.get_rank(), self.ranks) if self.ranks > 1 and not whole else (0, 1)
         for number in range(recipe.max_steps or 0):
-            yield torch.from_numpy(tokens[samples_of(order.batch(number), rank, self.ranks)]).long()
+            yield torch.from_numpy(tokens[samples_of(order.batch(number), rank, ranks)]).long()
 
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
         """The recipe's."""
@@ -143,8 +143,8 @@ def shardlab(race: Race) -> None:
 class Windows(torch.utils.data.Dataset[dict[str, Tensor]]):
     """The samples in the order of the steps, for loaders that do not shuffle."""
 
-    def __init__(self, race: Race) -> None:
-        self.rows = torch.cat(list(race.batches()))
+    def __init__(self, race: Race, *, whole: bool) -> None:
+        self.rows = torch.cat(list(race.batches(whole=whole)))
 
     def __len__(self) -> int:
         """Samples of all steps."""
@@ -169,7 +169,7 @@ class WithLoss(nn.Module):
 
 
 def hugging_face(race: Race) -> None:
-    """transformers.Trainer, logging each step."""
+    """transformers.Trainer, logging each step; it deals the batches to the ranks."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
     from transformers.utils import logging as messages
 
@@ -186,7 +186,7 @@ def hugging_face(race: Race) -> None:
     recipe = race.run.recipe
     arguments = TrainingArguments(
         output_dir=str(race.output / "hugging_face"),
-        per_device_train_batch_size=recipe.global_batch,
+        per_device_train_batch_size=recipe.global_batch // race.ranks,
         max_steps=recipe.max_steps or -1,
         learning_rate=recipe.optimizer.learning_rate,
         weight_decay=recipe.optimizer.weight_decay,
@@ -201,7 +201,7 @@ def hugging_face(race: Race) -> None:
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
     )
-    trainer = Trainer(WithLoss(race.model()), arguments, train_dataset=Windows(race), callbacks=[Begin()])
+    trainer = Trainer(WithLoss(race.model()), arguments, train_dataset=Windows(race, whole=True), callbacks=[Begin()])
     trainer.remove_callback(_printing())
     trainer.train()
 
@@ -226,7 +226,7 @@ def lightning(race: Race) -> None:
 
         def training_step(self, batch: dict[str, Tensor], _: int) -> Tensor:
             loss = loss_of(self.model(batch["tokens"][:, :-1]), batch["tokens"])
-            self.log("loss", loss)
+            self.log("loss", loss, sync_dist=race.ranks > 1)
             return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -237,12 +237,14 @@ def lightning(race: Race) -> None:
             race.begin()
 
         def on_train_batch_end(self, *args: Any) -> None:
-            race.losses.append(float(args[2]["loss"]))
+            race.losses.append(float(args[0].callback_metrics["loss"]))
 
     recipe = race.run.recipe
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=1,
+        devices=race.ranks,
+        strategy="ddp" if race.ranks > 1 else "auto",
+        use_distributed_sampler=False,
         callbacks=[Begin()],
         max_steps=recipe.max_steps or -1,
         gradient_clip_val=recipe.clip_norm,
@@ -252,7 +254,8 @@ def lightning(race: Race) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Module(), torch.utils.data.DataLoader(Windows(race), batch_size=recipe.global_batch))
+    windows = Windows(race, whole=False)
+    trainer.fit(Module(), torch.utils.data.DataLoader(windows, batch_size=recipe.global_batch // race.ranks))
 
 
 TRAINERS: dict[str, Callable[[Race], None]] = {

@@ -1,6 +1,5 @@
 """A folder with all that a training needs: settings, random tokens, initial weights. It needs no hub."""
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -67,12 +66,12 @@ def run_of(
     return run.model_copy(update={"model": run.model.model_copy(update={"args": args})})
 
 
-def train(place: Path, run: Run, **environment: str) -> "subprocess.CompletedProcess[str]":
+def train(place: Path, run: Run) -> "subprocess.CompletedProcess[str]":
     """Train what was written to ``place`` as launch.py would, without its checks and attempts."""
     words = {"settings": place / "run.json", "data": place, "weights": place / "initial.safetensors", "output": place}
     program = [str(ROOT / "scripts/train.py"), *(f"--{key}={value}" for key, value in words.items())]
     lines = script.lines(run, program, None, Scope.RANKS)
-    return subprocess.run(["bash", "-c", lines], capture_output=True, text=True, env=os.environ | environment)
+    return subprocess.run(["bash", "-c", lines], capture_output=True, text=True)
 
 
 def write(place: Path, run: Run, arrays: Callable[[int], dict[str, Any]]) -> None:

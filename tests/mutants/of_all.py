@@ -34,8 +34,8 @@ FAULTS = [
     Fault(
         "language models predict the token that they see",
         f"{TASKS}/language_modelling.py",
-        "1:].flatten(), reduction",
-        ":-1].flatten(), reduction",
+        'token_loss(outputs, batch["tokens"][:, 1:])',
+        'token_loss(outputs, batch["tokens"][:, :-1])',
         REFERENCE,
     ),
     Fault(

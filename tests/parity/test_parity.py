@@ -23,12 +23,18 @@ from shardlab.settings import load
 from shardlab.training import evaluation
 
 ALWAYS_CLIPPED = {"clip_norm": 0.01}
-PLAIN_SGD = {"optimizer": {"name": "sgd", "learning_rate": 0.1}}
-ACCUMULATED = {"accumulate": 2, "length_buckets": True, "activation_checkpointing": "full"} | ALWAYS_CLIPPED
+PLAIN_SGD = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "loss_chunks": 2}
+ACCUMULATED = {
+    "accumulate": 2,
+    "length_buckets": True,
+    "loss_chunks": 3,
+    "activation_checkpointing": "full",
+} | ALWAYS_CLIPPED
 # A rate that changes at each step: an engine that does not follow the schedule shows at the second.
 ACCUMULATED |= {"schedule": {"name": "constant", "warmup_steps": 3}}
 COMPILED = {"compile": "blocks", "compile_backend": "aot_eager"}
-SPREAD_ONLY = ("accumulate", "length_buckets", "activation_checkpointing", "compile", "compile_backend", "precision")
+SPREAD_ONLY = ("accumulate", "length_buckets", "loss_chunks", "activation_checkpointing")
+SPREAD_ONLY += ("compile", "compile_backend", "precision")
 """Keys of a recipe that must change no number: the reference trains without them."""
 STRATEGIES = [name for name in load.read_yaml(load.CONFIG / "strategies.yaml") if name != "single"]
 
@@ -99,6 +105,9 @@ TRAP = Case("fsdp_tp", "llama2", tuple(COMPILED.items()), fault="unprotected_emb
 HALF = [
     Case(s, "vit", (("precision", "bf16"),), dtype="float32")
     for s in ("single", "ddp", "fsdp", "tp_sp", "pp", "fsdp_tp", "fsdp_pp", "zero1", "zero2", "zero3")
+]
+HALF += [
+    Case(s, "vit", (("precision", "float8"),), dtype="float32") for s in ("single", "ddp", "fsdp", "pp", "fsdp_pp")
 ]
 CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
 LONG = [*MORE]
@@ -288,9 +297,10 @@ def test_compiled_blocks_behind_a_split_embedding_need_its_protection(results):
 
 
 @parametrized(HALF)
-def test_bf16_trains_and_is_near_full_precision(results, case, record_property):
-    """Reported, not held to one: near enough to be the same training, far enough to be bf16 at all."""
+def test_low_precision_trains_and_is_near_full_precision(results, case, record_property):
+    """Reported, not held to one: near enough to be the same training, far enough to be bf16 or float8 at all."""
     found = differences(results, case)
     record_property("differences", found)
-    assert 1e-4 < found["gradient"] < 5e-2
+    least, most = {"bf16": (1e-4, 5e-2), "float8": (1e-2, 0.3)}[dict(case.recipe)["precision"]]
+    assert least < found["gradient"] < most
     assert found["test"] < 1e-2

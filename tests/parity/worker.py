@@ -82,7 +82,7 @@ def watched(train_step, output):
 def evaluate_and_weigh(run, data, weights, output):
     """Write the sharded evaluation's report, and the bytes of the weights that each rank held before it."""
     world = distributed.world(run.mesh, run.site.device)
-    task = tasks.load(run.task, data, getattr(torch, run.recipe.dtype), world.device, fixed_shapes=run.mesh.pipelined)
+    task = tasks.of_run(run, data, world.device)
     engine = strategies.build(run, task, world, weights)
     if run.engine == "deepspeed":
         parts = [getattr(parameter, "ds_tensor", parameter) for parameter in engine.plain.parameters()]

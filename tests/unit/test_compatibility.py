@@ -46,6 +46,7 @@ def test_every_piece_is_in_one_stage_and_the_stages_are_even(pieces, stages):
         ({"one_process": "mp", "tp": 2}, {}, UserError, "one_process is one rank and takes no degrees; remove tp"),
         ({"one_process": "dp"}, {"recipe": {"compile": "blocks"}}, Unsupported, "use ddp"),
         ({"dp_shard": -1}, {"recipe": {"precision": "fp16"}}, Unsupported, "set recipe.precision to bf16"),
+        ({"tp": 2}, {"recipe": {"precision": "float8"}}, Unsupported, "float8 goes with neither"),
         (
             {"pp": 2, "schedule": "ZBVZeroBubble"},
             {"recipe": {"activation_checkpointing": "full"}},

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from helpers.common import TINY, save_initial, tiny_run, with_weights
+from shardlab.errors import UserError
 from shardlab.training import evaluation, tasks
 
 CPU = torch.device("cpu")
@@ -28,6 +29,38 @@ def test_loss_sum_and_target_count_do_not_depend_on_how_a_batch_is_cut(workload,
     parts = np.array_split(batch, 3)
     assert sum(loss_sum(task, model, part) for part in parts) == pytest.approx(loss_sum(task, model, batch), rel=1e-12)
     assert sum(task.targets("train", part) for part in parts) == task.targets("train", batch)
+
+
+@pytest.mark.parametrize("workload", ["llama2", "xsum"])
+def test_in_chunks_the_loss_is_the_same_and_the_logits_are_never_whole(workload, tiny_data):
+    whole, model = loaded(workload, tiny_data)
+    run = tiny_run(workload, dtype="float64", loss_chunks=3)
+    tasks.check_loss(run, model)
+    chunked = tasks.of_run(run, tiny_data / workload, CPU)
+    expected, lengths, gradients = [], [], []
+    for task in (whole, chunked):
+        hook = model.output.register_forward_hook(lambda _module, _inputs, logits: lengths.append(logits.shape[1]))
+        micro = task.micro_batch("train", np.arange(3), rows=5)
+        loss = task.counted_loss(task.outputs(model, micro.batch), micro)
+        loss.backward()
+        hook.remove()
+        expected.append(float(loss.detach()))
+        gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+        model.zero_grad()
+    assert expected[0] == pytest.approx(expected[1], rel=1e-14)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-12, atol=1e-14)
+    all_of_them, *chunks = lengths
+    forward, backward = chunks[:3], chunks[3:]
+    assert sum(forward) == sum(backward) == all_of_them
+    assert max(chunks) == -(-all_of_them // 3)
+
+
+def test_a_model_that_gives_logits_alone_has_no_loss_in_chunks():
+    run = tiny_run("llama2", loss_chunks=3)
+    with pytest.raises(UserError, match="set it to 1"):
+        tasks.check_loss(run, torch.nn.Linear(1, 1))
+    tasks.check_loss(tiny_run("vit", loss_chunks=3), torch.nn.Linear(1, 1))  # of one target a sample
 
 
 def test_summaries_have_uneven_lengths_and_padding_is_no_target(tiny_data):

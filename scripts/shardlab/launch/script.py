@@ -58,7 +58,7 @@ def address(srun: Srun) -> str:
 
 
 def environment(site: SiteRuntime) -> dict[str, str]:
-    """What the ranks' environment has on top of this process's: no network, threads, the site's own."""
+    """What the ranks' environment has on top of this process's: no network, threads, memory, the site's own."""
     offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
     # Packages in a user's home would otherwise be taken before those of the image.
     alone = {"PYTHONNOUSERSITE": "1"}
@@ -67,7 +67,9 @@ def environment(site: SiteRuntime) -> dict[str, str]:
     threads = dict.fromkeys(
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(site.omp_threads or site.cpus_per_rank)
     )
-    return offline | alone | threads | site.environment
+    # Blocks of PyTorch's allocator that grow leave fewer gaps where lengths differ (PyTorch's "CUDA semantics").
+    memory = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if site.device == "cuda" else {}
+    return offline | alone | threads | memory | site.environment
 
 
 def _needs_torchrun(run: Run) -> bool:

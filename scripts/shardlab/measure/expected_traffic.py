@@ -27,10 +27,11 @@ Seen = list[tuple[str, nn.Module, Any, Tensor]]
 def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> float | None:
     """Bytes that a rank sends in a step on these micro-batches; None where no formula is known.
 
-    Known are the degrees alone: with activation checkpointing, compilation or low precision less or more is sent.
+    Known are the degrees alone: with recomputation, compilation or low precision less or more is sent.
     """
     recipe = run.recipe
     plain = recipe.activation_checkpointing == "none" and recipe.compile == "none" and recipe.precision == "full"
+    plain = plain and recipe.loss_chunks == 1
     if not plain or run.options.loss_parallel or run.options.wrap_parameters:
         return None
     if not run.mesh:
@@ -182,8 +183,7 @@ def _states(run: Run, model: Any, state: Any, keywords: Any, seen: Seen) -> list
     last = {stop for _, stop in where}
     states = []
     for number, piece in enumerate(model.pieces(), 1):
-        result = piece.run(*state, **keywords)
-        state = result if isinstance(result, tuple) else (result,)
+        state = piece.next(state, keywords)
         if number in last:
             # Behind a column layer the state stays split over the tensor-parallel ranks.
             split = run.mesh.tensor_parallel and seen and seen[-1][0] == "column"

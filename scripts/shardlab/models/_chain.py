@@ -13,13 +13,20 @@ class Piece(NamedTuple):
     """Submodules and parameters of the model that belong to it and to no other piece."""
     run: Callable[..., Any]
     """From the state (tensors with the batch in dimension 0) to the next state: a tensor or a tuple of tensors."""
+    takes: tuple[str, ...] = ()
+    """Keyword arguments of the model's that it takes, where they are given."""
+
+    def next(self, state: tuple[Any, ...], context: dict[str, Any]) -> tuple[Any, ...]:
+        """The state behind this piece."""
+        result = self.run(*state, **{name: context[name] for name in self.takes if name in context})
+        return result if isinstance(result, tuple) else (result,)
 
 
 class Chain(nn.Module):
     """Base of models that are a chain. The first piece takes the model's inputs, the last one gives its output.
 
-    Keyword arguments of ``forward`` are given to every piece, wherever it runs: what they carry (a mask) need
-    not travel with the state.
+    Keyword arguments of ``forward`` are given to each piece that takes them, wherever it runs: what they carry (a mask)
+    need not travel with the state.
     """
 
     _kept: list[Piece] | None = None
@@ -31,8 +38,7 @@ class Chain(nn.Module):
     def forward(self, *state: Any, **context: Any) -> Any:
         """Run the state through the pieces."""
         for piece in self.pieces() if self._kept is None else self._kept:
-            result = piece.run(*state, **context)
-            state = result if isinstance(result, tuple) else (result,)
+            state = piece.next(state, context)
         return state if len(state) > 1 else state[0]
 
     def cut(self, start: int, stop: int) -> None:

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from shardlab.models._chain import Chain, Piece
 from shardlab.models._layers import Attention, initialize, rotary_angles
+from shardlab.models._losses import TARGETS, sample_losses
 
 
 class Block(nn.Module):
@@ -31,7 +32,8 @@ class Block(nn.Module):
 class Model(Chain):
     """Token ids (batch, length) to logits (batch, length, vocab_size); position t sees tokens up to t.
 
-    Token embedding, blocks, norm, output projection (not tied to the embedding).
+    With ``targets`` (see ``sample_losses``) to the loss of each sample, (batch,). Token embedding, blocks, norm, output
+    projection (not tied to the embedding).
     """
 
     initialize = staticmethod(initialize)
@@ -47,7 +49,8 @@ class Model(Chain):
     def pieces(self) -> list[Piece]:
         """See Chain."""
         layers = [Piece((f"layers.{number}",), layer) for number, layer in enumerate(self.layers)]
-        return [Piece(("embedding",), self.embedding), *layers, Piece(("norm", "output"), self._head)]
+        return [Piece(("embedding",), self.embedding), *layers, Piece(("norm", "output"), self._head, (TARGETS,))]
 
-    def _head(self, x: Tensor) -> Tensor:
-        return self.output(self.norm(x))
+    def _head(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        x = self.norm(x)
+        return self.output(x) if targets is None else sample_losses(self.output, x, targets)

@@ -8,6 +8,10 @@ from torch import Tensor, nn
 
 from shardlab.models._chain import Chain, Piece
 from shardlab.models._layers import Attention, EncoderBlock, initialize
+from shardlab.models._losses import TARGETS, sample_losses
+
+MASK = ("mask",)
+"""What a piece that attends to the document takes besides its state."""
 
 
 class DecoderBlock(nn.Module):
@@ -34,7 +38,8 @@ class Model(Chain):
     """One embedding for both sides, encoder blocks, decoder blocks, output projection.
 
     Token ids document (batch, d) and summary (batch, s), mask (batch, d) with True where a document has a token,
-    to logits (batch, s, vocab_size). The state between the pieces is (document side, summary side).
+    to logits (batch, s, vocab_size), or with ``targets`` (see ``sample_losses``) to the loss of each sample, (batch,).
+    The state between the pieces is (document side, summary side).
     """
 
     initialize = staticmethod(initialize)
@@ -71,14 +76,15 @@ class Model(Chain):
         """See Chain."""
         last = len(self.encoder) - 1
         encoder = [
-            Piece((f"encoder.{n}", *(["encoder_norm"] if n == last else [])), partial(self._encode, block, n == last))
+            Piece((f"encoder.{n}",), partial(self._encode, block, n == last), MASK)
             for n, block in enumerate(self.encoder)
         ]
-        decoder = [Piece((f"decoder.{n}",), partial(self._decode, block)) for n, block in enumerate(self.decoder)]
+        encoder[last] = encoder[last]._replace(names=(f"encoder.{last}", "encoder_norm"))
+        decoder = [Piece((f"decoder.{n}",), partial(self._decode, block), MASK) for n, block in enumerate(self.decoder)]
         first = Piece(("embedding", "document_positions", "summary_positions"), self._embed)
-        return [first, *encoder, *decoder, Piece(("decoder_norm", "output"), self._head)]
+        return [first, *encoder, *decoder, Piece(("decoder_norm", "output"), self._head, (TARGETS,))]
 
-    def _embed(self, document: Tensor, summary: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _embed(self, document: Tensor, summary: Tensor) -> tuple[Tensor, Tensor]:
         # Both sides here, so that the embedding belongs to one piece.
         return (
             self.embedding(document) + self.document_positions[: document.shape[1]],
@@ -92,5 +98,6 @@ class Model(Chain):
     def _decode(self, block: nn.Module, memory: Tensor, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         return memory, block(x, memory, mask[:, None, None, :])
 
-    def _head(self, memory: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-        return self.output(self.decoder_norm(x))
+    def _head(self, memory: Tensor, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        x = self.decoder_norm(x)
+        return self.output(x) if targets is None else sample_losses(self.output, x, targets)

@@ -70,7 +70,7 @@ def train(
         UserError: the loss or the gradient norm is not finite, or a file cannot be read or written.
     """
     world = distributed.world(run.mesh, run.site.device)
-    task = tasks.load(run.task, data, getattr(torch, run.recipe.dtype), world.device, fixed_shapes=run.mesh.pipelined)
+    task = tasks.of_run(run, data, world.device)
     begun_with = world.gather(sha256(weights) if world.main else "")[0]
     start = beginning(run, task, world, begun_with)
     resume = resume or newest(output, start, world, afresh=afresh)

@@ -170,7 +170,7 @@ def _fake_group(size: int, rank: int) -> Iterator[None]:
 def _task(run: Run, data: Path | None, world: World) -> Task:
     """The task over the prepared data, or over none."""
     folder = data or Path()
-    task = tasks.load(run.task, folder, getattr(torch, run.recipe.dtype), world.device, fixed_shapes=run.mesh.pipelined)
+    task = tasks.of_run(run, folder, world.device)
     if data is None:
         task.pretend(encoders.blank(run.data, (COUNTED + 1) * run.recipe.global_batch))
     return task

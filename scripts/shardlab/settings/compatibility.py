@@ -95,6 +95,8 @@ def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str, mes
         raise Unsupported(f"{name}: DeepSpeed does not leave steps out; set recipe.non_finite to stop.")
     if strategy.engine != "deepspeed" and recipe.precision == "fp16":
         raise Unsupported(f"{name}: fp16 needs the loss scaling of DeepSpeed; set recipe.precision to bf16.")
+    if recipe.precision == "float8" and (strategy.engine == "deepspeed" or mesh.tensor_parallel):
+        raise Unsupported(f"{name}: float8 goes with neither DeepSpeed nor tp; set recipe.precision to bf16.")
     if recipe.compile != "none" and strategy.one_process == "dp":
         raise Unsupported(
             f"{name}: DataParallel does not go with torch.compile; use ddp, or set recipe.compile to none."

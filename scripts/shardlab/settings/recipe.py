@@ -82,6 +82,11 @@ class Recipe(Strict):
         description="With accumulate: sort a rank's samples of a step by length before they are split into "
         "micro-batches, so that less is padded (xsum); which samples a step has stays.",
     )
+    loss_chunks: PositiveInt = Field(
+        1,
+        description="Parts of the sequence that the logits and the loss of text are computed for one after the other, "
+        "and again in the backward pass: all logits are then never there at once (large vocabularies).",
+    )
     activation_checkpointing: Literal["none", "selective", "full", "auto"] = Field(
         "none",
         description="Recompute the workload's blocks in the backward pass: full, or selective (keep the results of "
@@ -92,10 +97,11 @@ class Recipe(Strict):
         "none", description="torch.compile each of the workload's blocks, or the whole model."
     )
     compile_backend: str = Field("inductor", description="Backend of torch.compile (aot_eager needs no compiler).")
-    precision: Literal["full", "bf16", "fp16"] = Field(
+    precision: Literal["full", "bf16", "fp16", "float8"] = Field(
         "full",
         description="Arithmetic: full is dtype; bf16: weights stay in dtype (autocast, or FSDP's and DeepSpeed's own "
-        "mixed precision); fp16: DeepSpeed only. Only full is held to a tolerance.",
+        "mixed precision); fp16: DeepSpeed only; float8: bf16, with the blocks' matrix products in float8 (torchao; "
+        "Hopper and newer). Only full is held to a tolerance.",
     )
     checkpoint_every: PositiveInt | None = Field(
         None, description="Write a checkpoint every so many steps (null: by time alone)."

@@ -179,7 +179,8 @@ class Figures(Strict):
     )
     matrix_tflops: dict[Arithmetic, PositiveFloat] = Field(
         default={},
-        description="TFLOP/s that a device reaches in matrix products, by arithmetic: float64, float32, bf16, fp16.",
+        description="TFLOP/s that a device reaches in matrix products, by arithmetic: float64, float32, bf16, fp16, "
+        "float8.",
     )
     memory_gb_per_second: float | None = Field(None, gt=0, description="Bandwidth of a device's memory (GB/s).")
     node_gb_per_second: float | None = Field(

@@ -18,6 +18,10 @@ from shardlab.training.distributed import World
 def apply(run: Run, model: nn.Module, world: World) -> None:
     """Change a model without weights (on the meta device) in place: split, recompute, compile, shard."""
     recipe, options = run.recipe, run.options
+    if recipe.precision == "float8":
+        from shardlab.strategies import float8
+
+        float8.apply(_blocks(model, run.model.blocks), world.device)
     if (mesh := world.tensor_mesh) is not None:
         from shardlab.strategies import tensor
 
@@ -29,7 +33,7 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
             sequence_parallel=options.sequence_parallel,
             loss_parallel=options.loss_parallel,
         )
-    bf16 = recipe.precision == "bf16"
+    bf16 = recipe.precision in ("bf16", "float8")
     recompute(model, run.model.blocks, recipe.activation_checkpointing)
     if bf16 and not run.mesh.sharded:
         # Around forward, because a pipeline calls its stages by itself.

@@ -36,7 +36,7 @@ def evaluate(run: Run, data: Path, weights: Path) -> Evaluated:
     """Loss per target and metric of ``weights`` over the whole test split, unpadded."""
     device = torch.device(run.site.device)
     dtype = getattr(torch, run.recipe.dtype)
-    task = tasks.load(run.task, data, dtype, device)
+    task = tasks.load(run.task, data, dtype, device, loss_chunks=run.recipe.loss_chunks)
     model = models.build(run.model, run.task, dtype)
     materialize(model, weights, device)
     return evaluate_model(run, task, model)

@@ -20,8 +20,8 @@ from shardlab.training.step import train_step
 from shardlab.training.tasks import Task
 
 FREE = (
-    *("epochs", "max_steps", "accumulate", "length_buckets", "activation_checkpointing", "compile"),
-    *("compile_backend", "precision", "evaluation", "evaluation_batch", "keep_best", "non_finite"),
+    *("epochs", "max_steps", "accumulate", "length_buckets", "loss_chunks", "activation_checkpointing"),
+    *("compile", "compile_backend", "precision", "evaluation", "evaluation_batch", "keep_best", "non_finite"),
     *("checkpoint_every", "checkpoint_minutes", "checkpoints_kept"),
 )
 """Keys of a recipe that a run that goes on may have otherwise: how long, and what changes no number."""

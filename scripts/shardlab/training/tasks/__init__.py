@@ -10,13 +10,18 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shardlab.data import store
 from shardlab.data.encoders import SPECIAL, Arrays
 from shardlab.data.order import Indices
+from shardlab.errors import UserError
+from shardlab.models._chain import Chain
+from shardlab.models._losses import TARGETS
 from shardlab.settings import catalogue
+from shardlab.settings.types import Run
 
 IGNORE = -100
 """Label of positions that are no target (PyTorch's own default)."""
@@ -45,15 +50,28 @@ class Task(ABC):
     """Base of all tasks. Losses are sums: only the caller knows the global count of targets."""
 
     metric_name = ""
+    of_tokens = False
+    """Whether the loss is one over tokens, which a model can give instead of its logits (see ``token_loss``)."""
     scores = True
     """Whether the metric needs ``score``, and not the loss alone."""
 
     special_tokens: dict[str, int]
     """Ids of the tokens ``pad``, ``start`` and ``end``, where the task is about text."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, *, fixed_shapes: bool = False) -> None:
-        """``folder`` has the prepared data; ``fixed_shapes``: pad all batches of a split to the same lengths."""
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        fixed_shapes: bool = False,
+        loss_chunks: int = 1,
+    ) -> None:
+        """``folder`` has the prepared data; ``fixed_shapes``: pad all batches of a split to the same lengths;
+        ``loss_chunks``: see Recipe.
+        """
         self.folder, self.dtype, self.device, self.fixed_shapes = folder, dtype, device, fixed_shapes
+        self.loss_chunks = loss_chunks
         self._splits: dict[str, Arrays] = {}
         self.trained_samples = 0
         """Samples whose outputs of the model this rank has computed a training loss of."""
@@ -97,7 +115,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Loss summed over the targets: a scalar."""
+        """Loss summed over the targets: a scalar. Outputs can be the losses of the samples (see ``token_loss``)."""
 
     def micro_batch(self, split: str, indices: Indices, rows: int | None = None) -> MicroBatch:
         """These samples, filled up to ``rows`` with samples that do not count.
@@ -126,6 +144,14 @@ class Task(ABC):
         self.trained_samples += min(len(outputs), micro.count)
         self.trained_targets = self.trained_targets + self.targets_in(micro.counted)
 
+    def chunks(self, targets: Tensor) -> Batch:
+        """Keyword arguments with which a model gives losses, not logits: ``targets`` (batch, length) in chunks."""
+        if self.loss_chunks == 1:
+            return {}
+        positions = -(-targets.shape[1] // self.loss_chunks)
+        filled = F.pad(targets, (0, -targets.shape[1] % positions), value=IGNORE)
+        return {TARGETS: filled.unflatten(1, (-1, positions))}
+
     def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
         """The batch's part of the metric, summed over its samples."""
         return 0.0
@@ -143,12 +169,44 @@ class Task(ABC):
         return tensor.to(self.device, non_blocking=True)
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, *, fixed_shapes: bool = False) -> Task:
-    """The task of that name over a prepared data set.
+def check_loss(run: Run, model: nn.Module) -> None:
+    """Whether the model can give losses, if the recipe asks for them.
+
+    Raises:
+        UserError: it cannot.
+    """
+    pieces = model.pieces() if isinstance(model, Chain) else []
+    asked = run.recipe.loss_chunks > 1 and _class(run.task).of_tokens
+    if asked and not any(TARGETS in piece.takes for piece in pieces):
+        raise UserError(
+            f"recipe.loss_chunks: model {run.model.name} gives logits alone; set it to 1, or let the last piece of its "
+            "chain take `targets`, as llama's does."
+        )
+
+
+def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Summed cross-entropy of logits (batch, length, vocabulary) on tokens (batch, length); sum of losses (batch,)."""
+    if outputs.dim() == 1:
+        return outputs.sum()
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+
+
+def of_run(run: Run, folder: Path, device: torch.device) -> Task:
+    """The task of a run over its prepared data set."""
+    options = {"fixed_shapes": run.mesh.pipelined, "loss_chunks": run.recipe.loss_chunks}
+    return load(run.task, folder, getattr(torch, run.recipe.dtype), device, **options)
+
+
+def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, **options: Any) -> Task:
+    """The task of that name over a prepared data set; ``options``: see Task.
 
     Raises:
         UserError: there is no such task.
     """
+    return _class(name)(folder, dtype, device, **options)
+
+
+def _class(name: str) -> type[Task]:
     catalogue.require("task", name)
-    task: Task = import_module(f"shardlab.training.tasks.{name}").Task(folder, dtype, device, fixed_shapes=fixed_shapes)
-    return task
+    found: type[Task] = import_module(f"shardlab.training.tasks.{name}").Task
+    return found

@@ -12,13 +12,14 @@ from torch.nn.utils.rnn import pad_sequence
 from shardlab.data.order import Indices
 from shardlab.files import read_json
 from shardlab.training import tasks
-from shardlab.training.tasks import IGNORE, Batch, Inputs
+from shardlab.training.tasks import IGNORE, Batch, Inputs, token_loss
 
 
 class Task(tasks.Task):
     """Document to summary; cross-entropy over the summary's real tokens, ROUGE-L of greedy decoding."""
 
     metric_name = "rougeL"
+    of_tokens = True
 
     def samples(self, split: str) -> int:
         return len(self.arrays(split)["summary_offsets"]) - 1
@@ -66,13 +67,13 @@ class Task(tasks.Task):
         return int(np.diff(self.arrays(split)[f"{name}_offsets"]).max())
 
     def inputs(self, batch: Batch) -> Inputs:
-        return (batch["document"], batch["inputs"]), {"mask": batch["mask"]}
+        return (batch["document"], batch["inputs"]), {"mask": batch["mask"]} | self.chunks(batch["targets"])
 
     def targets_in(self, batch: Batch) -> Tensor:
         return (batch["targets"] != IGNORE).sum()
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return F.cross_entropy(outputs.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORE, reduction="sum")
+        return token_loss(outputs, batch["targets"])
 
     @cached_property
     def _rouge(self) -> tuple[Any, Any]:
