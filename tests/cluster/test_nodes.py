@@ -1,10 +1,13 @@
 """Runs over several nodes: who runs where, what the nodes can reach, two at a time, and the look before."""
 
+import re
+import shlex
 import subprocess
 
 import pytest
 
 import cluster
+from helpers.common import ROOT
 from helpers.hub_files import articles, environment, repository
 from helpers.hub_server import Hub
 from login import gpus, now, sacct, snakemake
@@ -66,6 +69,20 @@ def test_all_gpus_of_two_nodes_and_none(learner):
         report = learner.json(f"results/{name}/mlp/train.json")
         assert gpus(since)[report["slurm_job_id"]] == expected
         assert len(report["hosts"]) == (expected or 2)
+
+
+def test_short_runs_share_a_job(learner):
+    """Snakemake's groups, by the flags of docs/sweeps.md: one after the other, with what one of them needs."""
+    page = (ROOT / "docs/sweeps.md").read_text()
+    flags = shlex.split(re.search(r"(--groups .*?) --config", page, flags=re.DOTALL)[1].replace("\\\n", " "))
+    names = [f"results/single/mlp@seed={seed}" for seed in (1, 2, 3)]
+    since = now()
+    learner.snakemake(*(f"{name}.done" for name in names), flags=flags)
+    reports = [learner.json(f"{name}/train.json") for name in names]
+    (job,) = {report["slurm_job_id"] for report in reports}
+    (row,) = [row for row in sacct(*ACCOUNTED, since=since) if row["JobID"] == job]
+    assert (row["NNodes"], row["State"]) == ("1", "COMPLETED")
+    assert "gres/gpu=1" in row["AllocTRES"].split(",")
 
 
 def test_nodes_have_no_network_and_the_hub_path_works(learner):
