@@ -103,7 +103,7 @@ soak: .venv/dev
 # plans, starting ranks, checkpoints, 1 to 8 ranks, sweeps of up to 10,000 runs, the workflow beside a shell script.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py
-	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 80 --repeats 0 --output results/benchmarks/ranks
+	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 60 --repeats 0 --output results/benchmarks/ranks
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/starting.py
 	$(BIN)/python benchmarks/checkpoints.py

@@ -40,8 +40,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["tiny", "middle", "large"])
     parser.add_argument("--strategies", nargs="+", choices=["single", "ddp", "fsdp", "zero2"], default=["single"])
-    parser.add_argument("--rounds", type=int, default=120, help="steps of each; the first tenth is not counted")
-    parser.add_argument("--repeats", type=int, default=3, help="processes of each for start-up and memory; 0: none")
+    parser.add_argument("--rounds", type=int, default=80, help="steps of each; the first tenth is not counted")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        help="processes of each, of the first and last size, for start-up and memory; 0: none",
+    )
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV files")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--alone", help=argparse.SUPPRESS)
@@ -58,7 +63,7 @@ def main() -> None:
                 names = ["bare", "shardlab", *(["hugging_face", "lightning"] if strategy in ("single", "ddp") else [])]
                 table = pd.DataFrame(started(place, ranks, names))
                 steps += rows(table, strategy, size, names, args.rounds // 10)
-                if ranks == 1 and args.repeats:
+                if ranks == 1 and args.repeats and size in (args.sizes[0], args.sizes[-1]):
                     prepare(place / "alone", strategy, size, ALONE)
                     starts += startups(place / "alone", size, names, args.repeats)
     for name, found in (("peers", steps), ("peers_start", starts)):

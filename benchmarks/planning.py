@@ -24,7 +24,6 @@ CASES: list[tuple[str, str, int, int] | tuple[str, str, int, int, int]] = [
     ("7b", "fsdp", 1, 8),
     ("7b", "fsdp", 1, 8, 8),
     ("7b", "zero3", 1, 8),
-    ("7b", "fsdp", 128, 8),
     ("70b", "fsdp", 8, 8),
     ("70b", "fsdp_tp", 128, 8),
     ("405b", "fsdp", 128, 8),

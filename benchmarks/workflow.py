@@ -23,7 +23,6 @@ from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 
 VENV = ROOT / ".venv"
-MATRIX = ["--config", "workloads=[mlp,mnist]", "strategies=[single,ddp,fsdp]", "--"]
 LOCAL = [str(VENV / "bin/snakemake"), "--profile", "workflow/profiles/local"]
 ORDER = [
     "prepare",
@@ -43,6 +42,7 @@ ORDER = [
 def main() -> None:
     """Clone, time, print one line per figure; of `make run` also the time of each rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategies", nargs="+", default=["single", "ddp"], help="of the small matrix")
     parser.add_argument("--repeats", type=int, default=3, help="runs of the short commands; their median counts")
     parser.add_argument("--whole", action="store_true", help="also `make run`")
     parser.add_argument(
@@ -52,11 +52,12 @@ def main() -> None:
     if not VENV.exists():
         raise UserError(".venv is missing; make it with: make .venv/run.")
     output = args.output.resolve()
+    matrix = ["--config", "workloads=[mlp,mnist]", f"strategies=[{','.join(args.strategies)}]", "--", "all"]
     with tempfile.TemporaryDirectory() as place:
         clone, other = (cloned(Path(place) / name) for name in ("snakemake", "script"))
-        found = {"snakemake, a matrix of 6": seconds(clone, *LOCAL, *MATRIX, "all")}
-        found["the same lines by a script"] = seconds(other, "bash", "-e", script(clone, other))
-        found["snakemake, second call"] = median(clone, args.repeats, *LOCAL, *MATRIX, "all")
+        found = {"snakemake, a small matrix": seconds(clone, *LOCAL, *matrix)}
+        found["the same lines by a script"] = seconds(other, "bash", "-e", script(clone, other, matrix))
+        found["snakemake, second call"] = median(clone, args.repeats, *LOCAL, *matrix)
         found["snakemake -n all, 40 runs"] = median(other, args.repeats, LOCAL[0], "-n", "all")
         if args.whole:
             whole = cloned(Path(place) / "whole")
@@ -76,9 +77,9 @@ def cloned(folder: Path) -> Path:
     return folder
 
 
-def script(clone: Path, folder: Path) -> str:
+def script(clone: Path, folder: Path, matrix: list[str]) -> str:
     """A shell script in ``folder`` with the lines of the jobs that ran in ``clone``."""
-    words = [*LOCAL, "--detailed-summary", *MATRIX, "all"]
+    words = [*LOCAL, "--detailed-summary", *matrix]
     told = subprocess.run(words, cwd=clone, capture_output=True, text=True, check=True).stdout
     rows = [row for row in csv.DictReader(told.splitlines(), delimiter="\t") if row["shellcmd"] not in (None, "", "-")]
     lines = {row["shellcmd"]: row for row in sorted(rows, key=lambda row: ORDER.index(row["rule"]))}
