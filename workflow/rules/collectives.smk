@@ -12,7 +12,7 @@ rule collectives:
     resources:
         **configured_resources("collectives"),
     params:
-        image=[f"--image {path}" for path in IMAGE],
+        image=IN_IMAGE,
     message:
         "Measuring the collectives at site {CONFIG.site}"
     shell:

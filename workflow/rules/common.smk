@@ -66,6 +66,8 @@ if SITE.container.enabled:
             else "containers/train.image.json"
         )
     ]
+# launch.py's words for it.
+IN_IMAGE = [f"--image {path}" for path in IMAGE]
 
 
 def plan_needed(wildcards):
@@ -74,11 +76,6 @@ def plan_needed(wildcards):
     if run.recipe.activation_checkpointing != "auto":
         return []
     return [f"results/{run.strategy}/{run.workload}/plan.json"]
-
-
-def data_folder(wildcards, input):
-    """Where a run's prepared data set lies."""
-    return str(Path(input.data[0]).parent)
 
 
 def environment(name):

@@ -19,13 +19,12 @@ rule evaluate_untrained:
     resources:
         **job_resources("init", runtime=30, job="evaluate"),
     params:
-        image=[f"--image {path}" for path in IMAGE],
-        data=data_folder,
+        image=IN_IMAGE,
     message:
         "Evaluating the initial weights of {wildcards.workload}"
     shell:
         f"python {SCRIPTS}/launch.py"
-        " evaluate --settings {input.settings} {params.image} --data {params.data}"
+        " evaluate --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
         " --weights {input.weights} --output {output} > {log} 2>&1"
 
 
@@ -52,13 +51,12 @@ rule evaluate:
     resources:
         **job_resources("evaluate", runtime=30),
     params:
-        image=[f"--image {path}" for path in IMAGE],
-        data=data_folder,
+        image=IN_IMAGE,
     message:
         "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
         f"python {SCRIPTS}/launch.py"
-        " evaluate --settings {input.settings} {params.image} --data {params.data}"
+        " evaluate --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
         " --weights results/{wildcards.strategy}/{wildcards.workload}/model.safetensors"
         " --untrained {input.untrained} --output {output}"
         " > {log} 2>&1"

@@ -15,8 +15,7 @@ rule export:
     resources:
         **job_resources("init", runtime=30, job="evaluate"),
     params:
-        image=[f"--image {path}" for path in IMAGE],
-        data=data_folder,
+        image=IN_IMAGE,
         weights=lambda wildcards, input: str(
             Path(input.settings).with_name("model.safetensors")
         ),
@@ -24,5 +23,5 @@ rule export:
         "Exporting {wildcards.workload} trained under {wildcards.strategy}"
     shell:
         f"python {SCRIPTS}/launch.py"
-        " export --settings {input.settings} {params.image} --data {params.data}"
+        " export --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
         " --weights {params.weights} --output {output} > {log} 2>&1"

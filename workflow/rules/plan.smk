@@ -19,7 +19,7 @@ rule plan:
         **slurm.resources(SITE, "plan", 1, 1, runtime=60),
     params:
         config=CONFIG_JSON,
-        image=[f"--image {path}" for path in IMAGE],
+        image=IN_IMAGE,
     message:
         "Planning all runs"
     shell:
@@ -43,7 +43,7 @@ rule plan_run:
         **slurm.resources(SITE, "plan", 1, 1, runtime=60),
     params:
         config=lambda wildcards, input: ONE_JSON,
-        image=[f"--image {path}" for path in IMAGE],
+        image=IN_IMAGE,
     message:
         "Planning {wildcards.workload} under {wildcards.strategy}"
     shell:

@@ -40,7 +40,7 @@ rule preflight_nodes:
     resources:
         **configured_resources("preflight"),
     params:
-        image=[f"--image {path}" for path in IMAGE],
+        image=IN_IMAGE,
     message:
         "Looking at the nodes"
     shell:
@@ -64,7 +64,7 @@ rule preflight_ranks:
     resources:
         **configured_resources("preflight"),
     params:
-        image=[f"--image {path}" for path in IMAGE],
+        image=IN_IMAGE,
     message:
         "Trying the collectives over all ranks"
     shell:

@@ -20,11 +20,10 @@ rule split_size:
         **configured_resources("split_size"),
     params:
         config=CONFIG_JSON,
-        image=[f"--image {path}" for path in IMAGE],
-        data=data_folder,
+        image=IN_IMAGE,
     message:
         "Splitting the batches of {wildcards.workload}"
     shell:
         f"python {SCRIPTS}/split_size.py"
         " --config {params.config:q} --workload {wildcards.workload} {params.image}"
-        " --data {params.data} --weights {input.weights} --output {output.table} > {log} 2>&1"
+        " --data $(dirname {input.data[0]}) --weights {input.weights} --output {output.table} > {log} 2>&1"

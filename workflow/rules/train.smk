@@ -46,7 +46,7 @@ rule init:
     resources:
         **job_resources("init", runtime=10),
     params:
-        image=[f"--image {path}" for path in IMAGE],
+        image=IN_IMAGE,
     message:
         "Drawing the initial weights of {wildcards.workload}"
     shell:
@@ -75,8 +75,7 @@ rule train:
     resources:
         **job_resources("train"),
     params:
-        image=[f"--image {path}" for path in IMAGE],
-        data=data_folder,
+        image=IN_IMAGE,
         # As a function of the input it is no reason to train again.
         options=lambda wildcards, input: CONFIG.train_options,
     message:
@@ -84,7 +83,7 @@ rule train:
     shell:
         f"python {SCRIPTS}/launch.py"
         " train --settings {input.settings} {params.image}"
-        " --data {params.data} --weights {input.weights} --output results/{wildcards.strategy}/{wildcards.workload}"
+        " --data $(dirname {input.data[0]}) --weights {input.weights} --output results/{wildcards.strategy}/{wildcards.workload}"
         " --done {output} {params.options} > {log} 2>&1"
 
 
@@ -105,12 +104,11 @@ rule twins:
     resources:
         **job_resources("twins"),
     params:
-        image=[f"--image {path}" for path in IMAGE],
-        data=data_folder,
+        image=IN_IMAGE,
         draws=CONFIG.twins,
     message:
         "Training {params.draws} twins of single x {wildcards.workload}"
     shell:
         f"python {SCRIPTS}/launch.py"
-        " twins --settings {input.settings} {params.image} --data {params.data}"
+        " twins --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
         " --weights {input.weights} --draws {params.draws} --output {output} > {log} 2>&1"

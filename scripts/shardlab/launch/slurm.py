@@ -116,15 +116,16 @@ def resources(
     ``runtime``, in minutes, is for stages that are shorter than a training, unless the site says otherwise.
 
     Every job goes the plugin's `mpi` way: its command runs once, on the first node, outside of any job
-    step, so that launch.py can start its own, and signals from Slurm reach the ranks.
+    step, so that launch.py can start its own, and signals from Slurm reach the ranks. A site without Slurm has
+    nobody to ask.
     """
-    slurm = site.slurm and site.slurm.of(stage)
-    if slurm and stage in slurm.stages:
+    if site.slurm is None:
+        return {}
+    slurm = site.slurm.of(stage)
+    if stage in slurm.stages:
         runtime = slurm.stages[stage].runtime or runtime
-    memory = devices_per_node * (slurm.memory_mb_per_rank if slurm else 2000)
-    asked: dict[str, Any] = {"nodes": nodes, "mem_mb": memory, "runtime": runtime or (slurm.runtime if slurm else 60)}
-    if slurm is None:
-        return asked
+    memory = devices_per_node * slurm.memory_mb_per_rank
+    asked: dict[str, Any] = {"nodes": nodes, "mem_mb": memory, "runtime": runtime or slurm.runtime}
     # The plugin refuses fewer than two tasks on a node; launch.py starts one step task on each, whatever stands here.
     tasks = max(2, devices_per_node)
     cores = -(-devices_per_node * site.cpus_per_rank // tasks)
