@@ -31,7 +31,7 @@ IMPORTS = "--imports=shardlab.runs.loop,shardlab.strategies.native,torch._dynamo
 def main() -> None:
     """Start, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 8])
     parser.add_argument("--repeats", type=int, default=2, help="starts of each; their medians count")
     parser.add_argument("--image", type=Path, help="a .sif to start them in; needs apptainer")
     parser.add_argument(

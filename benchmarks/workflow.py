@@ -52,7 +52,7 @@ def main() -> None:
     if not VENV.exists():
         raise UserError(".venv is missing; make it with: make .venv/run.")
     output = args.output.resolve()
-    matrix = ["--config", "workloads=[mlp,mnist]", f"strategies=[{','.join(args.strategies)}]", "--", "all"]
+    matrix = ["--config", "twins=0", "workloads=[mlp,vit]", f"strategies=[{','.join(args.strategies)}]", "--", "all"]
     with tempfile.TemporaryDirectory() as place:
         clone, other = (cloned(Path(place) / name) for name in ("snakemake", "script"))
         found = {"snakemake, a small matrix": seconds(clone, *LOCAL, *matrix)}
