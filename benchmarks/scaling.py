@@ -22,7 +22,7 @@ from shardlab.files import read_json, write_text
 
 STRATEGIES = ["ddp", "fsdp", "zero3", "tp", "pp@microbatches=8"]
 RANKS = [1, 2, 4, 8]
-STEPS = 4
+STEPS = 6
 
 
 def main() -> None:
