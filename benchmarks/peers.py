@@ -4,7 +4,8 @@
 On a shared machine nothing else tells a few percent apart. Each trainer runs in a thread and waits at the start of each
 step for its turn; the ratio is that of a step to the bare loop's of the same round. Start-up and memory are those of
 processes of their own. With several ranks (--strategies ddp fsdp zero2) beside DDP, fully_shard and deepspeed by hand,
-and under ddp beside the others, too. Run it by `make bench`, which makes the environment that it needs (.venv/peers).
+and beside those of the others that do the same on a CPU. Run it by `make bench`, which makes the environment that it
+needs (.venv/peers).
 """
 
 import argparse
@@ -31,6 +32,14 @@ from shardlab.errors import UserError, run_program
 from shardlab.files import write_json, write_text
 from shardlab.settings.types import Run
 
+OTHERS = {
+    "single": ["hugging_face", "lightning"],
+    "ddp": ["hugging_face", "lightning"],
+    "fsdp": ["lightning"],
+    "zero2": ["hugging_face"],
+}
+"""Trainers beside ours, by strategy. On a CPU Hugging Face's takes DDP where FSDP is asked for, and Lightning's refuses
+DeepSpeed."""
 ALONE = 10
 """Steps of the processes whose start-up and memory are measured."""
 
@@ -39,7 +48,7 @@ def main() -> None:
     """Race, print and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["tiny", "middle", "large"])
-    parser.add_argument("--strategies", nargs="+", choices=["single", "ddp", "fsdp", "zero2"], default=["single"])
+    parser.add_argument("--strategies", nargs="+", choices=OTHERS, default=["single"])
     parser.add_argument("--rounds", type=int, default=80, help="steps of each; the first tenth is not counted")
     parser.add_argument(
         "--repeats",
@@ -60,7 +69,7 @@ def main() -> None:
             for size in args.sizes:
                 place = Path(folder) / f"{strategy}-{size}"
                 ranks = prepare(place, strategy, size, args.rounds).world_size
-                names = ["bare", "shardlab", *(["hugging_face", "lightning"] if strategy in ("single", "ddp") else [])]
+                names = ["bare", "shardlab", *OTHERS[strategy]]
                 table = pd.DataFrame(started(place, ranks, names))
                 steps += rows(table, strategy, size, names, args.rounds // 10)
                 if ranks == 1 and args.repeats and size in (args.sizes[0], args.sizes[-1]):

@@ -78,11 +78,7 @@ def bare(race: Race) -> None:
     if strategy == "ddp":
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     if strategy == "fsdp":
-        from torch.distributed.fsdp import fully_shard
-
-        for layer in model.layers:
-            fully_shard(layer)
-        fully_shard(model)
+        _shard(model)
     optimizer = race.optimizer(model.parameters())
     with (race.output / "bare.jsonl").open("w") as log:
         for number, tokens in enumerate(race.batches()):
@@ -93,6 +89,14 @@ def bare(race: Race) -> None:
             optimizer.step()
             optimizer.zero_grad()
             _write(race, log, number, loss.detach(), getattr(norm, "full_tensor", lambda norm=norm: norm)())
+
+
+def _shard(model: Any, **options: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.layers:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
 
 
 def _bare_zero(race: Race) -> None:
@@ -169,7 +173,7 @@ class WithLoss(nn.Module):
 
 
 def hugging_face(race: Race) -> None:
-    """transformers.Trainer, logging each step; it deals the batches to the ranks."""
+    """transformers.Trainer, logging each step; it deals the batches to the ranks, and hands zero2 to deepspeed."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
     from transformers.utils import logging as messages
 
@@ -200,6 +204,7 @@ def hugging_face(race: Race) -> None:
         use_cpu=True,
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
+        deepspeed=dict(race.run.engine_config or {}) or None,
     )
     trainer = Trainer(WithLoss(race.model()), arguments, train_dataset=Windows(race, whole=True), callbacks=[Begin()])
     trainer.remove_callback(_printing())
@@ -213,11 +218,14 @@ def _printing() -> Any:
 
 
 def lightning(race: Race) -> None:
-    """Lightning's Trainer, logging each step."""
+    """Lightning's Trainer, logging each step; for fsdp its strategy for FSDP2, where a model shards itself."""
     warnings.filterwarnings("ignore", module="lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     from lightning import pytorch as pl
     from lightning.pytorch.loggers import CSVLogger
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    sharded = race.run.strategy == "fsdp"
 
     class Module(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -228,6 +236,10 @@ def lightning(race: Race) -> None:
             loss = loss_of(self.model(batch["tokens"][:, :-1]), batch["tokens"])
             self.log("loss", loss, sync_dist=race.ranks > 1)
             return loss
+
+        def configure_model(self) -> None:
+            if sharded:
+                _shard(self.model, mesh=self.device_mesh["data_parallel"])
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return race.optimizer(self.parameters())
@@ -240,10 +252,13 @@ def lightning(race: Race) -> None:
             race.losses.append(float(args[0].callback_metrics["loss"]))
 
     recipe = race.run.recipe
+    parallel: Any = "ddp" if race.ranks > 1 else "auto"
+    if sharded:
+        parallel = ModelParallelStrategy(data_parallel_size=race.ranks, tensor_parallel_size=1)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=race.ranks,
-        strategy="ddp" if race.ranks > 1 else "auto",
+        strategy=parallel,
         use_distributed_sampler=False,
         callbacks=[Begin()],
         max_steps=recipe.max_steps or -1,
