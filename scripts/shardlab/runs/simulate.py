@@ -107,6 +107,7 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
         )
         # Each rank draws its masks from a number that it reads, and a fake tensor has none to read.
         stack.enter_context(mock.patch("shardlab.strategies.tensor.drawn", return_value=0))
+        stack.enter_context(_shapes_by_themselves())
         engine: Any = strategies.build(run, task, world, None)
         steps = Steps(task, engine, run.recipe, run.seed, world)
         step = steps[min(COUNTED, steps.count - 1)]
@@ -120,9 +121,8 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
                 allocate(part, device)
             engine.ready(engine.parts)  # without DDP, whose C++ reads the gradients
             step = replace(step, micro_batches=[_faked(micro) for micro in step.micro_batches])
-            if run.mesh.pipelined or run.mesh.tensor_parallel:
-                # The stages tell each other their shapes, and DTensor asks each operator for those of its result.
-                train_step(engine, step, world)
+            if run.mesh.pipelined:
+                train_step(engine, step, world)  # the stages tell each other their shapes
             else:
                 _make_optimizer_state(engine)
             gc.collect()
@@ -165,6 +165,25 @@ def _fake_group(size: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _shapes_by_themselves() -> Iterator[None]:
+    """DTensor finds the shape of an operator's result by that operator on fake tensors of whole sizes.
+
+    Under our modes what it makes there would be counted as memory of the rank.
+    """
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    find = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def found(propagator: ShardingPropagator, schema: Any) -> Any:
+        with _disable_current_modes():
+            return find(propagator, schema)
+
+    with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", found):
+        yield
 
 
 def _task(run: Run, data: Path | None, world: World) -> Task:
