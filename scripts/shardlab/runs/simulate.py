@@ -6,7 +6,7 @@ those of a CPU's tensors, which are those of any device's.
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.pipelining import stage
+from torch.distributed.pipelining import schedules, stage
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from shardlab import models, strategies
@@ -108,6 +108,7 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
         # Each rank draws its masks from a number that it reads, and a fake tensor has none to read.
         stack.enter_context(mock.patch("shardlab.strategies.tensor.drawn", return_value=0))
         stack.enter_context(_shapes_by_themselves())
+        stack.enter_context(mock.patch.object(schedules, "_batch_p2p", _keep_what_is_sent(schedules._batch_p2p)))
         engine: Any = strategies.build(run, task, world, None)
         steps = Steps(task, engine, run.recipe, run.seed, world)
         step = steps[min(COUNTED, steps.count - 1)]
@@ -184,6 +185,18 @@ def _shapes_by_themselves() -> Iterator[None]:
 
     with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", found):
         yield
+
+
+def _keep_what_is_sent(batch: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """What a schedule sends stays as long as it keeps the sending, some of it to the end of the step: the fake group's
+    sendings hold nothing.
+    """
+
+    def kept(operations: list[Any], *words: Any, **options: Any) -> list[Any]:
+        tensors = [operation.tensor for operation in operations]
+        return [SimpleNamespace(wait=work.wait, tensors=tensors) for work in batch(operations, *words, **options)]
+
+    return kept
 
 
 def _task(run: Run, data: Path | None, world: World) -> Task:
