@@ -49,10 +49,12 @@ def folder(server, tmp_path_factory, tiny_data):
         run = tiny_run(workload, after, dtype=kind)
         second[run.world_size].append((f"{before}-{after}-{workload}", run, f"{before}-half-{workload}-{kind}"))
     group.start(1)
+    first[2].append(("torn", tiny_run("mlp", "ddp", **HALF), "torn_folder"))
     for halves in (first, second):
         for ranks, runs in halves.items():
-            for name, run, resume in runs:
-                group.add(name, run, resume=resume)
+            for name, run, other in runs:
+                fault = other if other == "torn_folder" else ""
+                group.add(name, run, fault=fault, resume=None if fault else other)
             group.start(ranks)
     return group.folder
 
@@ -69,6 +71,11 @@ def test_ends_where_an_uninterrupted_run_ends(folder, before, after, workload, r
         whole, continued = (load_file(path / "model.safetensors") for path in (single, mine))
         assert continued.keys() == whole.keys()
         assert max(float((continued[name] - whole[name]).abs().max()) for name in whole) < tolerance
+
+
+def test_ranks_wait_for_the_folder_of_a_checkpoint(folder):
+    """Rank 0 removes what is left of an earlier one, and makes it."""
+    assert len([*(newest(folder / "torn") / "shards").iterdir()]) == 2
 
 
 def test_the_optimizer_is_what_makes_the_difference(folder, tiny_data, tmp_path):

@@ -4,6 +4,9 @@ Each case names its run, data, weights, output folder and, to show that the suit
 """
 
 import json
+import os
+import shutil
+import time
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
@@ -164,7 +167,38 @@ def unprotected_embedding(build):
     return faulty
 
 
+def torn_folder(build):
+    """Rank 0 clears the place of a checkpoint just when another rank, if it does not wait for that, makes its folders."""
+    make, remove = os.mkdir, shutil.rmtree
+
+    def wait_until(ready):
+        end = time.monotonic() + 1
+        while not ready() and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def late(path, **options):
+        is_checkpoint = str(path).endswith(".new")
+        if is_checkpoint:
+            shutil.rmtree = remove
+            wait_until(Path(path).exists)
+        remove(path, **options)
+        time.sleep(0.2 * is_checkpoint)
+
+    def slow(path, *mode, **options):
+        make(path, *mode, **options)
+        if str(path).endswith(".new"):
+            os.mkdir = make
+            wait_until(lambda: not Path(path).exists())
+
+    if dist.get_rank() == 0:
+        shutil.rmtree = late
+    else:
+        os.mkdir = slow
+    return build
+
+
 FAULTS = {
+    "torn_folder": torn_folder,
     "unprotected_embedding": unprotected_embedding,
     "summed": summed_not_averaged,
     "unreduced_norm": unreduced_norm,

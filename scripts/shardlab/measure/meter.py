@@ -58,7 +58,8 @@ class Meter:
         if number != self.counted:
             yield
             return
-        with self.memory, self.traffic:
+        # Under a dispatch mode dynamo would skip the compiled frames, and never compile them again (pytorch #190286).
+        with torch.compiler.set_stance("force_eager"), self.memory, self.traffic:
             self.timeline.begin()
             yield
             self.timeline.end()

@@ -5,6 +5,7 @@ parameters' names (torch.distributed.checkpoint, which fits shards of one strate
 manifest (report/manifest.py) makes it valid. Nothing in it is a pickle.
 """
 
+import re
 import shutil
 import time
 from collections import deque
@@ -134,6 +135,8 @@ class Checkpointer:
         from torch.distributed.checkpoint.state_dict_saver import save
 
         writer = HuggingFaceStorageWriter(str(new / "shards"), save_distributed=True)
+        if self._group is not None:
+            dist.barrier(group=self._group)  # until rank 0 has made the folder
         try:
             save(tensors, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
         except CheckpointException as error:
@@ -159,9 +162,12 @@ class Checkpointer:
         if self.world.main:
             shutil.rmtree(new, ignore_errors=True)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = "run the same command again"
+        if re.search("no space|quota", str(error), re.IGNORECASE):
+            reason += f"; it needs more than {size / 2**20:.0f} MiB of free space"
+            remedy = f"make room, then {remedy}"
         raise UserError(
-            f"a checkpoint could not be written to {new.parent} ({reason}; it needs more than {size / 2**20:.0f} MiB "
-            "of free space). The one before stays; make room, then run the same command again."
+            f"a checkpoint could not be written to {new.parent} ({reason}). The one before stays; {remedy}."
         ) from error
 
     def save(self, name: str) -> str | None:
