@@ -49,6 +49,7 @@ rule all:
 
 onstart:
     check_executor()
+    start_forkserver()
 
 
 # With runs missing, table and report still say which ones, and what the others reached.

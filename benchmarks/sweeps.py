@@ -47,11 +47,10 @@ rule resolve_init:
 rule resolve:
     output: FOLDER + "/run.json"
     log: FOLDER + "/logs/resolve.log"
-    benchmark: FOLDER + "/benchmarks/resolve.tsv"
     shell: "touch {{output}}"
 rule init:
-    input: "results/init/mlp/run.json"
-    output: "results/init/mlp.safetensors"
+    input: "results/init/mlp/run.json", DATA
+    output: "results/init/mlp.safetensors", "results/init/mlp.json"
     shell: "touch {{output}}"
 rule plan:
     input: "results/init/mlp/run.json", DATA
@@ -61,17 +60,11 @@ rule train:
     input: FOLDER + "/run.json", DATA, "results/init/mlp.safetensors"
     output: FOLDER + ".done"
     log: FOLDER + "/logs/train.log"
-    benchmark: FOLDER + "/benchmarks/train.tsv"
-    shell: "touch {{output}}"
-rule evaluate_untrained:
-    input: "results/init/mlp/run.json", DATA, "results/init/mlp.safetensors"
-    output: "results/init/mlp.json"
     shell: "touch {{output}}"
 rule evaluate:
     input: FOLDER + "/run.json", DATA, FOLDER + ".done", "results/init/mlp.json"
     output: FOLDER + "/test.json"
     log: FOLDER + "/logs/evaluate.log"
-    benchmark: FOLDER + "/benchmarks/evaluate.tsv"
     shell: "touch {{output}}"
 rule summarize:
     input: RUNS, "results/plan.md"

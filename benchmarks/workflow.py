@@ -31,7 +31,6 @@ ORDER = [
     "plan",
     "train",
     "twins",
-    "evaluate_untrained",
     "evaluate",
     "summarize",
     "report",

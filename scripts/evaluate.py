@@ -12,7 +12,7 @@ from shardlab import strategies
 from shardlab.data import store
 from shardlab.errors import UserError, run_program
 from shardlab.files import sha256
-from shardlab.report.records import Evaluated, TestReport, TrainReport
+from shardlab.report.records import Evaluated, InitialReport, TestReport, TrainReport
 from shardlab.settings import identity
 from shardlab.settings.types import Run, read_run
 from shardlab.training import distributed, evaluation, tasks
@@ -25,15 +25,15 @@ def main() -> None:
     parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
     parser.add_argument("--weights", type=Path, required=True, help="safetensors file to evaluate")
-    parser.add_argument("--untrained", type=Path, nargs="?", help="report of the initial weights, for untrained_loss")
+    parser.add_argument("--initial", type=Path, help="report of the initial weights, for untrained_loss")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
 
     run = read_run(args.settings)
-    fingerprint = store.verify(args.data, run.data)
+    fingerprint = store.fingerprint_of(args.data)
     untrained = None
-    if args.untrained:
-        untrained = TestReport.read(args.untrained, f"make it again with: snakemake -f {args.untrained}").loss
+    if args.initial:
+        untrained = InitialReport.read(args.initial, f"make it again with: snakemake -f {args.initial}").loss
     distributed.start(run.site.device, run.site.hang_seconds)
     digest = origin(args.weights) if distributed.is_main() else ""
     found = (evaluate_sharded if run.evaluated_sharded else evaluate)(run, args.data, args.weights)

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Draw the initial weights of a workload, once, from one seed on one device: every strategy loads them."""
+"""Draw the initial weights of a workload, once, from one seed on one device: every strategy loads them.
+
+Their test loss says what training is worth.
+"""
 
 import argparse
 from pathlib import Path
@@ -7,25 +10,39 @@ from pathlib import Path
 import torch
 
 from shardlab import models
+from shardlab.data import store
 from shardlab.errors import run_program
+from shardlab.files import sha256
 from shardlab.models.weights import save
+from shardlab.report.records import InitialReport
+from shardlab.settings import identity
 from shardlab.settings.types import read_run
-from shardlab.training import tasks
+from shardlab.training import distributed, evaluation, tasks
 
 
 def main() -> None:
-    """Build the model and save its weights."""
+    """Build the model, save its weights, and write what they reach on the test split."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="run.json of any run of the workload")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
     parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")
+    parser.add_argument("--report", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
     run = read_run(args.settings)
+    distributed.start(run.site.device)
     dtype = getattr(torch, run.recipe.dtype)
     model = models.build(run.model, run.task, dtype)
     models.check_plan(run.model, model)
     tasks.check_loss(run, model)
     save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
-    print(f"{models.parameter_count(model):,} parameters, seed {run.seed}")
+    report = InitialReport(
+        identity=identity.of(run, store.fingerprint_of(args.data)),
+        weights=sha256(args.output),
+        parameters=models.parameter_count(model),
+        loss=None if run.evaluated_sharded else evaluation.evaluate(run, args.data, args.output).loss,
+    )
+    report.write(args.report)
+    print(f"{report.parameters:,} parameters, seed {run.seed}, test loss {report.loss}")
 
 
 if __name__ == "__main__":

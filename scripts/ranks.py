@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Start the ranks of a program on this node: torchrun, whose ranks are forks of this process.
+"""Start the ranks of a program on this node: torchrun, whose ranks can be forks of this process.
 
-PyTorch is thus read and imported once for a node, and not once for each of its ranks and once more for torchrun.
+PyTorch is then read and imported once for a node, and not once for each of its ranks and once more for torchrun.
 """
 
 import argparse
+import os
 from importlib import import_module
 
 from shardlab.errors import run_program
+from shardlab.launch import processes
 
 
 def main() -> None:
@@ -21,14 +23,15 @@ def main() -> None:
     parser.add_argument(
         "--imports",
         default="",
-        help="modules to import before; none that may ask for a GPU, as CUDA does not survive a fork",
+        help="modules to import, before the ranks are forked (without: ranks are processes of their own, as on a GPU)",
     )
     args, words = parser.parse_known_args()
     from torch.distributed import run as torchrun
 
     for name in filter(None, args.imports.split(",")):
         import_module(name)
-    torchrun.main(["--run-path", "--start-method=fork", *words])
+    os.environ[processes.TORCHRUN] = str(os.getpid())
+    torchrun.main(["--run-path", "--start-method=fork", *words] if args.imports else words)
 
 
 if __name__ == "__main__":

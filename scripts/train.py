@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError, run_program
-from shardlab.launch import processes, script, slurm
+from shardlab.launch import processes, slurm
 from shardlab.launch.images import read_report
 from shardlab.settings.types import read_run
 
@@ -21,7 +21,7 @@ def main() -> int:
     processes.listen(processes.WARNINGS)
     if "RANK" in os.environ:
         processes.name(f"rank {os.environ['RANK']}")
-    processes.die_with_parent(signal.SIGKILL, script.RANKS if "TORCHELASTIC_RUN_ID" in os.environ else "")
+    processes.die_with_parent(signal.SIGKILL, int(os.environ.get(processes.TORCHRUN, 0)))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
     run = read_run(args.settings)
-    fingerprint = store.verify(args.data, run.data)
+    fingerprint = store.fingerprint_of(args.data)
     distributed.start(run.site.device)
     twins = [twin(run, args.data, args.weights, number) for number in range(args.draws)]
     report = TwinsReport(

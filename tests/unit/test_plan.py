@@ -4,12 +4,12 @@ import json
 import subprocess
 import sys
 
-import launch
 import plan as plan_program
 import pytest
 
 from helpers.common import ROOT
 from shardlab.errors import UserError
+from shardlab.launch import job
 from shardlab.report import plan, plan_table
 from shardlab.report.plan import Plan
 from shardlab.settings import load, resolve
@@ -145,11 +145,11 @@ def test_auto_is_the_least_that_fits_and_launch_hands_it_on(tmp_path, monkeypatc
         (found,), _ = plan_program.made([run], site, tmp_path, 1)
         assert (planned, found.activation_checkpointing) == (steps, mode)
         found.write(tmp_path / "plan.json")
-        assert launch.recomputation(run, tmp_path) == [f"--recompute={mode or 'none'}"]
+        assert job.recomputation(run, tmp_path) == [f"--recompute={mode or 'none'}"]
     assert "device_memory_gib is not known" in capsys.readouterr().out
-    assert launch.recomputation(run_of("ddp"), tmp_path) == []
+    assert job.recomputation(run_of("ddp"), tmp_path) == []
     with pytest.raises(UserError, match="is the plan of another run"):
-        launch.recomputation(resolve.run(config, "fsdp", "llama2"), tmp_path)
+        job.recomputation(resolve.run(config, "fsdp", "llama2"), tmp_path)
     (tmp_path / "plan.json").unlink()
     with pytest.raises(UserError, match=r"plan.json is missing .report.; make it with: snakemake -f"):
-        launch.recomputation(run, tmp_path)
+        job.recomputation(run, tmp_path)

@@ -82,6 +82,28 @@ def test_one_rank_needs_no_torchrun(launch):
     assert "ranks.py" not in program("scripts/launch.py", *launch("single")[0], "--dry-run").stdout
 
 
+def test_without_imports_ranks_are_processes_that_end_with_torchrun(tmp_path):
+    """As on a GPU: torchrun asks CUDA for its devices before it starts ranks, and CUDA does not survive a fork."""
+    (tmp_path / "rank.py").write_text(
+        "import multiprocessing, os, signal, sys, time\n"
+        "from shardlab.launch import processes\n"
+        "processes.die_with_parent(signal.SIGKILL, int(os.environ[processes.TORCHRUN]))\n"
+        "print(multiprocessing.parent_process(), sys.argv, os.getpid(), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    words = [sys.executable, ROOT / "scripts/ranks.py", "--standalone", "--nproc-per-node=2", tmp_path / "rank.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    torchrun = subprocess.Popen([*words, "here"], env=environment, stdout=subprocess.PIPE, text=True)
+    said = [torchrun.stdout.readline().split() for _ in range(2)]
+    assert [line[:3] for line in said] == 2 * [["None", f"['{tmp_path}/rank.py',", "'here']"]]
+    torchrun.kill()
+    torchrun.wait()
+    end = time.monotonic() + 5
+    while any(Path(f"/proc/{line[3]}").exists() for line in said):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def test_a_run_folder_is_trained_by_one_launcher_only(launch):
     arguments, folder = launch("single")
     run = read_json(folder / "run.json", "", "")
@@ -114,9 +136,10 @@ def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_pat
     (tmp_path / "stays.py").write_text(stays)
     (tmp_path / "ranks.py").symlink_to(ROOT / "scripts/ranks.py")
     program = (
-        f"import launch, sys; launch.STAGES['train'] = ([{str(tmp_path / 'stays.py')!r}], launch.STAGES['train'][1]); "
+        "import sys; from shardlab.errors import run_program; from shardlab.launch import job; "
+        f"job.STAGES['train'] = ([{str(tmp_path / 'stays.py')!r}], job.STAGES['train'][1]); "
     )
-    words = [sys.executable, "-c", program + "launch.run_program(launch.main)", *map(str, arguments)]
+    words = [sys.executable, "-c", program + "run_program(lambda: job.main(None))", *map(str, arguments)]
     process = subprocess.Popen(words, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     log = folder / "attempts/001.log"
     while not log.exists() or log.read_text().count("here") < run["ranks_per_node"]:

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "settings": {"ground"},
     "data": {"ground", "settings"},
     "report": {"ground", "settings"},
-    "launch": {"ground", "settings", "report"},
+    "launch": {"ground", "settings", "data", "report"},
     "documents": {"ground", "settings"},
     "models": {"ground", "settings"},
     "training": {"ground", "settings", "data", "models", "report"},

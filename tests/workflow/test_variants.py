@@ -23,4 +23,4 @@ def test_a_sweep_and_a_further_value(tree):
         "-n", *CONFIG, "sweep={learning_rate: [0.01, 0.03, 0.1], seed: [1, 2]}", "--", "all"
     ).stdout
     assert re.search(r"^train +2$", further, re.MULTILINE)
-    assert re.search(r"^evaluate_untrained +\d", further, re.MULTILINE) is None
+    assert re.search(r"^init +\d", further, re.MULTILINE) is None

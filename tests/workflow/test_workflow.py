@@ -101,7 +101,7 @@ def test_a_disk_without_room_for_the_run_is_said_before_it_trains(tree, full_dis
     assert done.returncode != 0
     assert re.search(r"error: .*ddp/mnist has 0 MiB of free space, and the weights and 2 checkpoints", done.stdout)
     left = sorted(path.name for path in full_disk.iterdir())
-    assert left == [".lock", "benchmarks", "logs", "run.json"]
+    assert left == [".lock", "logs", "run.json"]
     assert not (tree.path / "results/ddp/mnist.done").exists()
 
 

@@ -8,7 +8,17 @@ from pathlib import Path
 sys.path.insert(0, str(SCRIPTS.resolve()))
 
 from shardlab.errors import UserError
-from shardlab.launch import attach, driver, slurm, stages
+from shardlab.launch import (
+    attach,
+    driver,
+    forkserver,
+    reevaluation,
+    script,
+    slurm,
+    stages,
+)
+from shardlab.files import json_text
+from shardlab.report import plan
 from shardlab.settings import identity, inputs, load, resolve, variants
 from shardlab.settings.types import RESERVED
 
@@ -17,6 +27,7 @@ WORKS = driver.works(sys.argv[1:])
 if WORKS:
     driver.take_over(Path.cwd())
     attach.install(Path.cwd())
+    reevaluation.install()
     if sys.stderr.isatty():
         from shardlab.launch import progress
 
@@ -111,6 +122,17 @@ def run_of(wildcards):
     return resolved(wildcards.get("strategy", resolve.SHARED), wildcards.workload)
 
 
+def misfit_of(wildcards, input):
+    """What is wrong with a run whose plan, made before, says that it does not fit; nothing where none says so."""
+    path = Path("results", wildcards.strategy, wildcards.workload, plan.FILE)
+    try:
+        sentence = plan.misfit(run_of(wildcards), SITE.figures, path)
+    except UserError as error:
+        return f"error: {error}"
+    kind = "error" if CONFIG.unfit == "refuse" else "warning"
+    return f"{kind}: {sentence}" if sentence else ""
+
+
 def initial(file):
     """That file of the initial weights that a run starts from, which variants of a workload share, as an input."""
     return lambda wildcards: file.format(resolve.weights_of(wildcards.workload))
@@ -195,6 +217,15 @@ def job_threads(stage):
 def configured_resources(stage):
     """What a job asks for that uses the nodes and ranks of the configuration, whatever the strategy."""
     return slurm.resources(SITE, stage, CONFIG.nodes, CONFIG.ranks_per_node, runtime=10)
+
+
+def start_forkserver():
+    """Before the first job, where jobs run on this machine's CPU: what most of them import is then imported once."""
+    site = SITE.place()
+    if workflow.executor_plugin.name == "local" and site.device == "cpu" and not IMAGE:
+        forkserver.start(
+            Path.cwd(), script.environment(site), site.environment_clear
+        )
 
 
 def check_executor():

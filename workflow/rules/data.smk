@@ -12,8 +12,6 @@ rule download:
         "data/raw/{dataset}/download.json",
     log:
         "results/logs/download/{dataset}.log",
-    benchmark:
-        "results/benchmarks/download/{dataset}.tsv"
     conda:
         environment("workflow")
     params:
@@ -31,8 +29,6 @@ rule download_model:
         "data/models/{model}/download.json",
     log:
         "results/logs/download_model/{model}.log",
-    benchmark:
-        "results/benchmarks/download_model/{model}.tsv"
     conda:
         environment("workflow")
     params:
@@ -61,8 +57,6 @@ rule prepare:
         ),
     log:
         "results/logs/prepare/{dataset}.log",
-    benchmark:
-        "results/benchmarks/prepare/{dataset}.tsv"
     conda:
         environment("workflow")
     params:

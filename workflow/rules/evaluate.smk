@@ -1,31 +1,5 @@
-# Test loss and metric: one device, the same code for every strategy and for the initial weights; or, where the
-# recipe says so, under the run's own strategy.
-
-
-rule evaluate_untrained:
-    input:
-        settings="results/init/{workload}/run.json",
-        data=prepared,
-        weights="results/init/{workload}.safetensors",
-        image=IMAGE,
-    output:
-        "results/init/{workload}.json",
-    log:
-        "results/logs/evaluate_untrained/{workload}.log",
-    benchmark:
-        "results/benchmarks/evaluate_untrained/{workload}.tsv"
-    conda:
-        environment("train")
-    resources:
-        **job_resources("init", runtime=30, job="evaluate"),
-    params:
-        image=IN_IMAGE,
-    message:
-        "Evaluating the initial weights of {wildcards.workload}"
-    shell:
-        f"python {SCRIPTS}/launch.py"
-        " evaluate --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
-        " --weights {input.weights} --output {output} > {log} 2>&1"
+# Test loss and metric: one device, the same code for every strategy; or, where the recipe says so, under the run's own
+# strategy.
 
 
 rule evaluate:
@@ -33,18 +7,12 @@ rule evaluate:
         settings="results/{strategy}/{workload}/run.json",
         data=prepared,
         done="results/{strategy}/{workload}.done",
-        untrained=lambda wildcards: (
-            []
-            if run_of(wildcards).evaluated_sharded
-            else [initial("results/init/{}.json")(wildcards)]
-        ),
+        initial=initial("results/init/{}.json"),
         image=IMAGE,
     output:
         "results/{strategy}/{workload}/test.json",
     log:
         "results/{strategy}/{workload}/logs/evaluate.log",
-    benchmark:
-        "results/{strategy}/{workload}/benchmarks/evaluate.tsv"
     conda:
         environment("train")
     threads: job_threads("evaluate")
@@ -58,5 +26,5 @@ rule evaluate:
         f"python {SCRIPTS}/launch.py"
         " evaluate --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
         " --weights results/{wildcards.strategy}/{wildcards.workload}/model.safetensors"
-        " --untrained {input.untrained} --output {output}"
+        " --initial {input.initial} --output {output}"
         " > {log} 2>&1"

@@ -14,8 +14,6 @@ rule wheelhouse:
         "containers/wheelhouse/wheels.json",
     log:
         "results/logs/wheelhouse.log",
-    benchmark:
-        "results/benchmarks/wheelhouse.tsv"
     conda:
         environment("workflow")
     message:
@@ -34,8 +32,6 @@ rule image:
         "containers/train.image.json",
     log:
         "results/logs/image.log",
-    benchmark:
-        "results/benchmarks/image.tsv"
     conda:
         environment("workflow")
     params:
@@ -56,8 +52,6 @@ rule named_image:
         "containers/named.image.json",
     log:
         "results/logs/named_image.log",
-    benchmark:
-        "results/benchmarks/named_image.tsv"
     conda:
         environment("workflow")
     params:

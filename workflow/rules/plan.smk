@@ -11,8 +11,6 @@ rule plan:
         "results/plan.md",
     log:
         "results/logs/plan.log",
-    benchmark:
-        "results/benchmarks/plan.tsv"
     conda:
         environment("train")
     resources:

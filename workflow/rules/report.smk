@@ -23,8 +23,6 @@ rule summarize:
         sweep=["results/sweep.csv"] if CONFIG.sweep else [],
     log:
         "results/logs/summarize.log",
-    benchmark:
-        "results/benchmarks/summarize.tsv"
     conda:
         environment("workflow")
     params:
@@ -55,8 +53,6 @@ rule report:
         ),
     log:
         "results/logs/report.log",
-    benchmark:
-        "results/benchmarks/report.tsv"
     conda:
         environment("workflow")
     params:

@@ -13,46 +13,46 @@ rule resolve:
         "results/{strategy}/{workload}/run.json",
     log:
         "results/{strategy}/{workload}/logs/resolve.log",
-    benchmark:
-        "results/{strategy}/{workload}/benchmarks/resolve.tsv"
     conda:
         environment("workflow")
     params:
         # What makes it resolve again; all of run.json would be lines long in Snakemake's reasons.
         identity=identity_of,
-        # As a function of the input it is no reason to resolve again: most of a configuration is about other runs.
-        config=lambda wildcards, input: ONE_JSON,
+        # As functions of the input these are no reasons to resolve again.
+        run=lambda wildcards, input: json_text(run_of(wildcards).model_dump()),
+        misfit=misfit_of,
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
-        f"python {SCRIPTS}/resolve.py"
-        " --config {params.config:q} --strategy {wildcards.strategy}"
-        " --workload {wildcards.workload} --output {output} > {log} 2>&1"
+        # What this process has resolved already, when it read the configuration.
+        "printf %s {params.misfit:q} > {log}; ! grep -q ^error: {log} &&"
+        " printf %s {params.run:q} > {output}.new && mv {output}.new {output}"
 
 
+# Initial weights, and what they reach on the test split before any training.
 rule init:
     input:
         settings="results/init/{workload}/run.json",
+        data=prepared,
         model=lambda wildcards: model_files(run_of(wildcards).model.folder),
         image=IMAGE,
     output:
-        "results/init/{workload}.safetensors",
+        weights="results/init/{workload}.safetensors",
+        report="results/init/{workload}.json",
     log:
         "results/logs/init/{workload}.log",
-    benchmark:
-        "results/benchmarks/init/{workload}.tsv"
     conda:
         environment("train")
     resources:
-        **job_resources("init", runtime=10),
+        **job_resources("init", runtime=30),
     params:
         image=IN_IMAGE,
     message:
-        "Drawing the initial weights of {wildcards.workload}"
+        "Drawing and evaluating the initial weights of {wildcards.workload}"
     shell:
         f"python {SCRIPTS}/launch.py"
-        " init --settings {input.settings} {params.image}"
-        " --output {output} > {log} 2>&1"
+        " init --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
+        " --output {output.weights} --report {output.report} > {log} 2>&1"
 
 
 rule train:
@@ -67,8 +67,6 @@ rule train:
         "results/{strategy}/{workload}.done",
     log:
         "results/{strategy}/{workload}/logs/train.log",
-    benchmark:
-        "results/{strategy}/{workload}/benchmarks/train.tsv"
     conda:
         environment("train")
     threads: job_threads("train")
@@ -97,8 +95,6 @@ rule twins:
         "results/twins/{workload}.json",
     log:
         "results/logs/twins/{workload}.log",
-    benchmark:
-        "results/benchmarks/twins/{workload}.tsv"
     conda:
         environment("train")
     resources:

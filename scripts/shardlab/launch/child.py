@@ -1,4 +1,4 @@
-"""The shell lines of a stage, under way: they end with this process, and with the Snakemake that asked for them."""
+"""A stage's program under way: it ends with this process, and with the Snakemake that asked for it."""
 
 import os
 import signal
@@ -8,10 +8,11 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from shardlab.errors import UserError
-from shardlab.launch import processes, slurm
+from shardlab.launch import forkserver, processes, script, slurm
+from shardlab.launch.script import Command
 from shardlab.settings.types import Run
 
 
@@ -27,22 +28,19 @@ class Child:
         self.told = ""
         """Why it was told to stop; empty if it was not."""
 
-    def run(self, lines: str, log: Path | None = None) -> int:
-        """Run the lines, with their output in a file; returns their status, and says so if it is not 0.
+    def run(self, command: Command, log: Path | None = None) -> int:
+        """Run the command, with its output in a file; returns its status, and says so if it is not 0.
 
         Raises:
             UserError: it was told to end; what it started was told, too, and has ended.
         """
-        options: dict[str, Any] = {"pass_fds": (self.descriptor,)} if self.descriptor is not None else {}
         with ExitStack() as stack:
+            file = None
             if log:
                 log.parent.mkdir(exist_ok=True)
                 file = stack.enter_context(log.open("wb"))
-                options |= {"stdout": file, "stderr": file}
             self.forget()
-            self.child = subprocess.Popen(
-                ["bash", "-c", lines], stdin=subprocess.DEVNULL, preexec_fn=self._follow_me, **options
-            )
+            self.child = self._forked(command.program, file) if command.program else self._started(command.lines, file)
             for number in processes.STOP:
                 signal.signal(number, lambda number, _: self.stop(signal.Signals(number).name))
             processes.watch_snakemake(lambda: self.stop("Snakemake ended"))
@@ -55,6 +53,33 @@ class Child:
         if log is None and status:
             print(f"error: {self.what} ended with status {status}; see the error above.", file=sys.stderr)
         return status
+
+    def _started(self, lines: str, file: IO[bytes] | None) -> subprocess.Popen[bytes]:
+        """A shell with the lines, and with this run's lock."""
+        descriptors = () if self.descriptor is None else (self.descriptor,)
+        return subprocess.Popen(
+            ["bash", "-c", lines],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            pass_fds=descriptors,
+            preexec_fn=self._follow_me,
+        )
+
+    def _forked(self, program: list[str], file: IO[bytes] | None) -> forkserver.Fork:
+        """The same without a shell, in a fork of this process, which has imported most of what the program needs."""
+
+        def run() -> None:
+            os.setpgid(0, 0)
+            if file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            for name in self.site.environment_clear:
+                os.environ.pop(name, None)
+            os.environ.update(script.environment(self.site))
+            forkserver.run_script(program)
+
+        return forkserver.Fork(run, self.signal)
 
     def stop(self, why: str) -> None:
         """Ask a training to save and end; what has not ended in time, and any other stage, gets a signal."""

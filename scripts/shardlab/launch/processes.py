@@ -16,6 +16,10 @@ WARNINGS = STOP[1:]
 that died in start-up hears of no signal otherwise, and torchrun gives it 30 s."""
 REQUEST = ".stop"
 """File in a run's folder that asks its ranks to save and end, and says why."""
+TORCHRUN = "SHARDLAB_TORCHRUN"
+"""Environment variable with the process id of the torchrun that started a rank."""
+client: int | None = None
+"""In a fork of a server (forkserver.py): the process that it works for, and whose ancestors count as its own."""
 _asked: list[int] = []
 
 
@@ -57,29 +61,22 @@ class Requests:
             return None
 
 
-def die_with_parent(number: int, parent_is: str = "") -> None:
+def die_with_parent(number: int, parent: int | None = None) -> None:
     """Have the system send this process a signal when its parent ends (Linux: prctl(2), PR_SET_PDEATHSIG).
 
-    ``parent_is`` is a word of the parent's command line: one that ended before this call is not the parent any more.
+    ``parent`` is its process id, where it is known: one that ended before this call is not the parent any more.
     """
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
+    parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(1, number, 0, 0, 0)
-    if os.getppid() != parent or parent_is not in _words(parent):  # it ended just now
+    if os.getppid() != parent:  # it ended just now
         os.kill(os.getpid(), number)
-
-
-def _words(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 def watch_snakemake(ended: Callable[[], None]) -> None:
     """Call ``ended`` once the Snakemake that this process works for has ended; where there is none, never."""
-    pid = _snakemake(os.getpid())
+    pid = snakemake_of(client or os.getpid())
     if pid is None:
         return
     try:
@@ -96,7 +93,7 @@ def watch_snakemake(ended: Callable[[], None]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _snakemake(pid: int) -> int | None:
+def snakemake_of(pid: int) -> int | None:
     """The nearest of a process's ancestors that is Snakemake."""
     while pid > 1:
         try:

@@ -3,8 +3,9 @@
 import shlex
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
-from shardlab.launch import container
+from shardlab.launch import container, forkserver
 from shardlab.launch.processes import STOP
 from shardlab.launch.stages import Scope
 from shardlab.settings.sites import SiteRuntime, Srun
@@ -16,6 +17,26 @@ RENDEZVOUS = "RENDEZVOUS"
 """Environment variable with the address and port where the nodes of a job meet."""
 
 
+class Command(NamedTuple):
+    """How a program starts at a site."""
+
+    lines: str
+    """Bash lines; they hold in a Slurm job's first node, or on this machine for a site without srun."""
+    program: list[str] | None
+    """Python's arguments in them, where this process can be forked and run the program itself."""
+
+
+def command(run: Run, program: list[str], image: Path | None, scope: Scope) -> Command:
+    """How ``program`` (a script and its arguments) starts.
+
+    A fork of a server does without a new Python on this machine's CPU, where no shell has anything to do before.
+    """
+    site = run.site
+    plain = not (image or site.srun or site.before or site.environment_node) and site.device == "cpu"
+    forked = shlex.split(" ".join(_words(run, program, scope))) if plain else None
+    return Command(lines(run, program, image, scope), forked if forkserver.is_fork(environment(site)) else None)
+
+
 def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str:
     """Bash lines that run ``program`` (a script and its arguments).
 
@@ -24,13 +45,8 @@ def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str
     site = run.site
     nodes, per_node = scope.size(run)
     python = site.container.python if site.container and image else sys.executable
-    start = (
-        _torchrun(run, python, Path(program[0]))
-        if scope is Scope.RANKS and _needs_torchrun(run)
-        else [shlex.quote(python)]
-    )
     inside = container.words(site.container, image) if site.container and image else []
-    words = [*map(shlex.quote, inside), *start, *map(shlex.quote, program)]
+    words = [*map(shlex.quote, inside), shlex.quote(python), *_words(run, program, scope)]
     lines = [f"unset {' '.join(site.environment_clear)}"] if site.environment_clear else []
     lines += [f"export {key}={shlex.quote(value)}" for key, value in environment(site).items()]
     on_node = list(site.before)
@@ -76,12 +92,20 @@ def _needs_torchrun(run: Run) -> bool:
     return run.engine != "torch" or bool(run.mesh)
 
 
-def _torchrun(run: Run, python: str, program: Path) -> list[str]:
+def _words(run: Run, program: list[str], scope: Scope) -> list[str]:
+    """Python's arguments, quoted: the program's, or torchrun's before them."""
+    quoted = [*map(shlex.quote, program)]
+    if scope is Scope.RANKS and _needs_torchrun(run):
+        return [*_torchrun(run, Path(program[0])), *quoted]
+    return quoted
+
+
+def _torchrun(run: Run, program: Path) -> list[str]:
     """torchrun's words, quoted; the shell of each node fills in what differs between nodes."""
     site = run.site
-    words = [shlex.quote(python), shlex.quote(str(program.with_name(RANKS)))]
+    words = [shlex.quote(str(program.with_name(RANKS)))]
     if site.device == "cpu":
-        # On a GPU not even what may ask for one: CUDA does not survive a fork.
+        # On a GPU ranks are processes of their own: CUDA does not survive a fork, and torchrun itself asks for GPUs.
         words += [f"--imports=shardlab.runs.loop,shardlab.strategies.{run.engine_file},torch._dynamo"]
     words += [f"--nproc-per-node={run.ranks_per_node}"]
     # Ranks get requests to stop from it; of a signal that it does not know it would die, and they would train on.

@@ -5,6 +5,7 @@ step is the longer one of its matrix products and of what data-parallel ranks se
 pipeline parallelism send, for which the devices wait, then the update, which reads and writes the model's state.
 """
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -139,3 +140,24 @@ def _inside_a_node(run: Run, axis: str) -> bool:
     if axis not in AXES:
         return run.nodes == 1
     return run.mesh.degree(*AXES[AXES.index(axis) :]) <= run.ranks_per_node
+
+
+def misfit(run: Run, figures: Figures, path: Path) -> str | None:
+    """Why a run will not fit into the site's devices, if its plan, made before, says so."""
+    if not path.exists():
+        return None
+    made = Plan.read(path, "plan again")
+    if made.fits is None or not made.is_of(run):
+        return None
+    mode = run.recipe.activation_checkpointing
+    if made.fits and mode in (made.activation_checkpointing, "auto"):
+        return None
+    size = made.predicted_memory_bytes / 2**30
+    what = f"{run.strategy} x {run.workload} does not fit into a device's {figures.device_memory_gib:g} GiB"
+    if made.fits:
+        return (
+            f"{what} as it is; set recipe.activation_checkpointing to {made.activation_checkpointing} ({size:.3g} GiB)."
+        )
+    return (
+        f"{what}: its plan says {size:.3g} GiB a rank at best; take more ranks or another strategy (results/plan.md)."
+    )

@@ -198,6 +198,19 @@ class TestReport(Evaluated, Report):
     untrained_loss: float | None = Field(description="Loss of the initial weights; null after a sharded evaluation.")
 
 
+class InitialReport(Report):
+    """init/WORKLOAD.json: the initial weights that all runs of a workload start from."""
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    identity: Identity = Field(description="Which workload, over which data, this belongs to.")
+    weights: str = Field(description="SHA-256 of the weights.")
+    parameters: int = Field(description="Trainable values.")
+    loss: float | None = Field(
+        description="Mean loss per target over the test split; null where runs are evaluated sharded, as one device "
+        "may not hold the model."
+    )
+
+
 class Twin(Strict):
     """A training of ``single`` from initial weights that were changed by about one rounding."""
 

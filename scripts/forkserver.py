@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Import PyTorch and what a training needs once, and fork the jobs of a call of Snakemake from this process.
+
+Snakemake's process starts it, with the listening socket as standard input; see shardlab/launch/forkserver.py.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from shardlab.errors import run_program
+from shardlab.launch import forkserver, processes
+
+
+def main() -> None:
+    """Serve until Snakemake ends."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of the socket, removed at the end")
+    parser.add_argument("environment", nargs="*", help="variables that the modules are imported with")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    processes.die_with_parent(signal.SIGTERM)
+    processes.name("fork server")
+    listener = socket.socket(fileno=os.dup(0))
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 0)
+    server = os.getpid()
+    try:
+        forkserver.serve(listener, prepare, {name: os.environ[name] for name in args.environment})
+    finally:
+        if os.getpid() == server:
+            shutil.rmtree(args.folder, ignore_errors=True)
+
+
+def prepare() -> None:
+    """Import what most jobs need; what cannot be imported is the error of the job that needs it."""
+    for name in forkserver.IMPORTS:
+        try:
+            import_module(name)
+        except ImportError as error:
+            print(f"note: {name} was not imported: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    run_program(main)

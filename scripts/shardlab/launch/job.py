@@ -1,0 +1,181 @@
+"""A job: a stage's program, started where the site says, waited for, and said of how it ended.
+
+Nothing here imports torch.
+"""
+
+import argparse
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from shardlab.data import store
+from shardlab.errors import UserError
+from shardlab.files import ROOT, lock
+from shardlab.launch import container, script, slurm
+from shardlab.launch.attempts import Story
+from shardlab.launch.child import Child
+from shardlab.launch.images import read_image
+from shardlab.launch.stages import STAGES, scope
+from shardlab.report import plan
+from shardlab.settings.types import Run, read_run
+
+
+def main(description: str | None) -> int:
+    """Check what the stage needs, start it, and say how it ended; the ``main`` of launch.py."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("stage", choices=STAGES, help="which program to start")
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
+    parser.add_argument("--data", type=Path, help="folder of the prepared data set")
+    parser.add_argument("--image", type=Path, help="report of the image, where the site runs in one")
+    parser.add_argument("--weights", type=Path, help="weights that the stage begins with")
+    parser.add_argument("--done", type=Path, help="train: written last, when everything else is")
+    parser.add_argument("--afresh", action="store_true", help="train: begin at the first step, whatever there is")
+    parser.add_argument("--dry-run", action="store_true", help="print the shell lines and stop")
+    args, others = parser.parse_known_args()
+
+    run = read_run(args.settings)
+    image = image_of(run, args.image, dry_run=args.dry_run)
+    (name, *words), _ = STAGES[args.stage]
+    program = [str(ROOT / "scripts" / name), *words, f"--settings={args.settings}", *others]
+    if args.data:
+        program.append(f"--data={args.data}")
+    if args.weights:
+        program.append(f"--weights={args.weights}")
+    if args.stage == "train":
+        program += [f"--image={args.image}"] * bool(args.image) + commit()
+    what = f"{args.stage} of {run.workload}"
+    if args.dry_run or args.stage != "train":
+        command = script.command(run, program, image, scope(args.stage, run))
+        print(command.lines, flush=True)
+        if args.dry_run:
+            return 0
+    check_place(run, image)
+    fingerprint = store.verify(args.data, run.data) if args.data else ""
+    if args.stage != "train":
+        return Child(run, what).run(command)
+    folder = args.settings.parent
+    patience = run.site.stop_seconds
+    try:
+        with lock(folder / ".lock", "trained", slurm.holder(), slurm.in_queue, patience) as descriptor:
+            story = Story(run, folder, fingerprint, args.weights)
+            return train(run, story, program, image, args.done, descriptor, afresh=args.afresh)
+    except Stopped as stopped:
+        if slurm.requeue(stopped.why):
+            print("The job is back in the queue.", flush=True)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(60)  # Slurm ends this process
+        raise
+
+
+class Stopped(UserError):
+    """A training saved and ended because it was told to; ``why`` says what for."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+def train(
+    run: Run, story: Story, program: list[str], image: Path | None, done: Path | None, descriptor: int, *, afresh: bool
+) -> int:
+    """Bring a run to its end, from where it stands; may be called any number of times.
+
+    Raises:
+        Stopped: it was told to stop.
+        UserError: it failed, further attempts are of no use, or there is no room for the run's files.
+    """
+    name = f"{run.strategy} x {run.workload}"
+    finished = story.finished()
+    # Snakemake asks for what is there if it was told to, or if it does not know of it: its driver died, say.
+    if finished == story.identity and not (afresh or story.was_seen()):
+        print(f"{name} had come to its end; nothing is trained again.", flush=True)
+        return story.note_done(done)
+    story.forget_done(done)
+    story.refuse_hopeless()
+    story.check_room()
+    afresh = afresh or story.begins_afresh(finished)
+    child = Child(run, name, descriptor, story.folder)
+    with story.attempt() as attempt:
+        words = [*program, f"--attempt={attempt.number}", *recomputation(run, story.folder)] + ["--afresh"] * afresh
+        command = script.command(run, words, image, scope("train", run))
+        print(f"{command.lines}\n\nattempt {attempt.number}; all that it prints is in {story.log(attempt)}", flush=True)
+        status = child.run(command, story.log(attempt))
+        told = child.told or story.stopped()
+        if status == 0 and story.finished() == story.identity:
+            attempt.why = "finished"
+        elif told:
+            attempt.why = f"stopped: {told}"
+        else:
+            attempt.why = story.sentence(attempt, status)
+    if attempt.why == "finished":
+        return story.note_done(done)
+    if not told:
+        raise UserError(attempt.why.removeprefix("error: "))
+    raise Stopped(
+        f"{name} was told to stop ({told}): its job was cancelled or reached its time limit, or its driver ended. "
+        f"Steps saved: {attempt.saved or 0}; the same call goes on from there.",
+        told,
+    )
+
+
+def recomputation(run: Run, folder: Path) -> list[str]:
+    """Option of train.py: what is recomputed where the recipe leaves that to the run's plan.
+
+    Raises:
+        UserError: there is no plan of this run.
+    """
+    if run.recipe.activation_checkpointing != "auto":
+        return []
+    again = f"make it with: snakemake -f {folder / plan.FILE}"
+    made = plan.Plan.read(folder / plan.FILE, again)
+    if not made.is_of(run):
+        raise UserError(f"{folder / plan.FILE} is the plan of another run; {again}.")
+    if made.fits is None:
+        print("Nothing is recomputed: the site's figures.device_memory_gib is not known.", flush=True)
+    return [f"--recompute={made.activation_checkpointing or 'none'}"]
+
+
+def image_of(run: Run, report: Path | None, *, dry_run: bool) -> Path | None:
+    """The image to run in, or None for a site without one; in a dry run it need not be there yet.
+
+    Raises:
+        UserError: the site runs in an image and none is given, or the image has gone.
+    """
+    if run.site.container is None:
+        return None
+    if report is None and dry_run:
+        return Path("IMAGE")
+    if report is None:
+        raise UserError(f"site {run.site_name} runs in an image; name its report with --image.")
+    return read_image(report).path
+
+
+def check_place(run: Run, image: Path | None) -> None:
+    """Whether this machine can start what the site starts.
+
+    Raises:
+        UserError: srun without a Slurm job, or a program that is not on the PATH.
+    """
+    if run.site.srun and slurm.job_id() is None:
+        raise UserError(
+            f"site {run.site_name} starts ranks with srun, inside a Slurm job, and this is none; "
+            "run snakemake with --profile slurm, or choose site local."
+        )
+    if run.site.container and image:
+        container.require(run.site.container.command)
+
+
+def commit() -> list[str]:
+    """Option of train.py with the commit of the working tree: there need not be a git inside the image."""
+    if not (ROOT / ".git").exists():  # a copy of a commit, named by it, for who uses this workflow as a module
+        return [f"--commit={ROOT.name}"] if re.fullmatch(r"[0-9a-f]{40}", ROOT.name) else []
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [f"--commit={done.stdout.strip()}"]

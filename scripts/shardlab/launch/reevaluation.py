@@ -1,0 +1,42 @@
+"""A patch of Snakemake's scheduler: no second look at the ready jobs where nothing has changed.
+
+With a rate limit, which is the default (100 jobs a second), each pass of ``JobScheduler.schedule`` starts a timer for
+another pass. Every finished job adds an endless chain of them: after n jobs there are n passes a second, and each asks
+the file system for all inputs of all ready jobs. A pass is needed only where the limit held jobs back; one is enough.
+Snakemake issues 3955, 3744 and 4240; seen in 9.27.1.
+"""
+
+import sys
+import threading
+from typing import Any
+
+METHOD = "_schedule_reevalutation"
+"""Spelled as Snakemake has it."""
+
+
+def install() -> None:
+    """Change the scheduler, where this Snakemake has the method."""
+    from snakemake.scheduling.job_scheduler import JobScheduler
+
+    begin = getattr(JobScheduler, METHOD, None)
+    if begin is None:
+        print(f"warning: Snakemake's scheduler has no {METHOD}; use the version in envs/workflow.txt.", file=sys.stderr)
+    elif begin is not once:
+        setattr(JobScheduler, METHOD, once)
+
+
+def once(scheduler: Any, delay: float) -> None:
+    """In place of the method: start a timer where the rate limit held jobs back, unless one is running."""
+    limiter = scheduler.job_rate_limiter
+    held_back = limiter is None or delay != limiter.timespan or limiter.get_free_jobs() == 0
+    pending = getattr(scheduler, "pending_reevaluation", None)
+    if not held_back or (pending is not None and not pending.finished.is_set()):
+        return
+
+    def again() -> None:
+        timer.finished.set()
+        scheduler._open_jobs.release()
+
+    scheduler.pending_reevaluation = timer = threading.Timer(delay, again)
+    timer.daemon = True
+    timer.start()

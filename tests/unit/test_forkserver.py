@@ -1,0 +1,325 @@
+"""The fork server: jobs are what they would be as processes of their own, whoever of them is killed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from helpers.common import ROOT
+from shardlab.launch import forkserver
+
+SERVER = """
+import os, sys
+from pathlib import Path
+from shardlab.launch import forkserver
+folder = Path(sys.argv[1])
+with forkserver.listen(folder) as listener:
+    exec(sys.argv[2])
+    forkserver.serve(listener, lambda: print("prepared", flush=True), {"A": "1"})
+"""
+PROGRAM = """
+import json, os, signal, sys, time
+from pathlib import Path
+from shardlab.launch import forkserver, processes
+
+def main():
+    forkserver.delegate()
+    {body}
+"""
+DEEP = Path("a" * 100, "b" * 100)
+"""A path longer than a socket's address can be."""
+
+
+class Server:
+    """A server in a folder, which imports nothing."""
+
+    def __init__(self, folder, code=""):
+        self.folder = folder / DEEP
+        self.folder.mkdir(parents=True)
+        self.said = folder / "server.log"
+        with self.said.open("wb") as log:
+            words = [sys.executable, "-c", SERVER, str(self.folder), code]
+            self.process = subprocess.Popen(words, env=environment(), stdout=log, stderr=log)
+        until(lambda: (self.folder / "socket").exists())
+
+    def start(self, program, *words, **more):
+        """A client."""
+        return subprocess.Popen(
+            [sys.executable, program, *words],
+            env=environment() | {forkserver.ADDRESS: str(self.folder)} | more,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def monitors(self):
+        return children(self.process.pid)
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": f"{ROOT}/scripts"}
+
+
+def children(pid):
+    return [int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def until(ready):
+    end = time.monotonic() + 20
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(tmp_path)
+    yield server
+    server.process.kill()
+    server.process.wait()
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Function that writes a program with that body of its ``main``; where it is its own job it says so."""
+
+    def written(body):
+        path = tmp_path / "program.py"
+        path.write_text(PROGRAM.format(body=textwrap.indent(textwrap.dedent(body), "    ").strip()))
+        path.write_text(path.read_text() + "\nif __name__ == '__main__':\n    main()\n")
+        return path
+
+    return written
+
+
+WAITS = """
+if forkserver._served is None: sys.exit("a new process")
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_job_has_the_clients_words_folder_environment_and_files(server, write, tmp_path):
+    program = write(
+        """
+        print(json.dumps([sys.argv[1:], os.getcwd(), os.environ["B"], "A" in os.environ, os.getpid()]))
+        print("to stderr", file=sys.stderr)
+        return 7
+        """
+    )
+    child = server.start(program, "--x", "y z", B="2")
+    said, errors = child.communicate(timeout=20)
+    words, folder, value, inherited, pid = json.loads(said)
+    assert (words, folder, value, inherited) == (["--x", "y z"], str(Path.cwd()), "2", False)
+    assert errors == "to stderr\n"
+    assert child.returncode == 7
+    assert pid != child.pid
+    assert server.said.read_text() == "prepared\n"
+    assert server.start(program, B="3").wait(20) == 7
+    assert server.said.read_text() == "prepared\n", "once"
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "said"),
+    [
+        ("raise UserError('no such thing.')", 1, "error: no such thing.\n"),
+        ("raise FileNotFoundError(2, 'No such file', 'x')", 1, "error: x: No such file\n"),
+        ("raise ValueError('a mistake')", 1, "Traceback"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV, ""),
+        ("os._exit(3)", 3, ""),
+        ("sys.exit(0)", 0, ""),
+    ],
+)
+def test_a_client_ends_as_its_job_does(server, write, ends, status, said):
+    child = server.start(write(f"from shardlab.errors import UserError\n{ends}"))
+    _, errors = child.communicate(timeout=20)
+    assert child.returncode == status
+    assert said in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_reach_the_job(server, write, number):
+    program = write(
+        f"""
+        signal.signal({int(number)}, lambda number, _: sys.exit(40 + number))
+        print("here", flush=True)
+        time.sleep(60)
+        """
+    )
+    child = server.start(program)
+    assert child.stdout.readline() == "here\n"
+    child.send_signal(number)
+    assert child.wait(20) == 40 + number
+
+
+def test_a_job_ends_with_its_client_and_its_monitor(server, write):
+    for kill in ("client", "monitor"):
+        child = server.start(write(WAITS))
+        job = int(child.stdout.readline())
+        os.kill(child.pid if kill == "client" else server.monitors()[0], signal.SIGKILL)
+        until(lambda job=job: gone(job))
+        assert child.wait(20) != 0
+        until(lambda: not server.monitors())
+
+
+def test_a_job_outlives_the_server_and_the_next_one_is_a_new_process(server, write):
+    program = write("time.sleep(1)\nprint(forkserver._served is None)")
+    child = server.start(program)
+    until(server.monitors)
+    server.process.kill()
+    server.process.wait()
+    assert child.communicate(timeout=20)[0] == "False\n"
+    assert child.returncode == 0
+    assert server.start(program).communicate(timeout=20)[0] == "True\n"
+
+
+def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server, write, monkeypatch):
+    """Here the client is a child of something that is called like it."""
+    program = write("print(forkserver._served is None, flush=True)\ntime.sleep(0.5 if forkserver._served else 0)")
+    snakemake = program.with_name("snakemake")
+    snakemake.write_text(f"import subprocess\nsubprocess.run([{sys.executable!r}, {str(program)!r}], check=True)\n")
+    driver = server.start(snakemake)
+    assert driver.stdout.readline() == "False\n"
+    os.kill(server.monitors()[0], signal.SIGKILL)
+    said, errors = driver.communicate(timeout=20)
+    assert said == "True\n"
+    assert "note: no process was to be had from the fork server" in errors
+    assert driver.returncode == 0
+
+
+def test_without_a_server_nothing_is_said(write, tmp_path):
+    program = write("print(forkserver._served is None)")
+    for folder in ("", str(tmp_path), str(tmp_path / "nothing")):
+        run = subprocess.run(
+            [sys.executable, program],
+            env=environment() | {forkserver.ADDRESS: folder},
+            capture_output=True,
+            text=True,
+        )
+        assert (run.stdout, run.stderr, run.returncode) == ("True\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "2 threads"),
+        ("import errno\ndef fork(): raise OSError(errno.ENOMEM, 'no memory')\nos.fork = fork", "no memory"),
+        ("forkserver._peer = lambda connection: os.getuid() + 1", ""),
+        ("forkserver.ROOT = Path('/elsewhere')", ""),
+    ],
+    ids=["threads", "memory", "another user", "other code"],
+)
+def test_where_nothing_can_be_forked_jobs_are_new_processes(write, tmp_path, code, said):
+    program = write("print(forkserver._served is None)")
+    snakemake = program.with_name("snakemake")
+    snakemake.write_text(f"import subprocess\nsubprocess.run([{sys.executable!r}, {str(program)!r}], check=True)\n")
+    server = Server(tmp_path, code)
+    try:
+        assert server.start(snakemake).communicate(timeout=20)[0] == "True\n"
+        assert said in server.said.read_text()
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_the_socket_is_its_owners_alone(tmp_path, monkeypatch):
+    folder = tmp_path / "project" / DEEP
+    (folder / ".snakemake").mkdir(parents=True)
+    monkeypatch.setenv(forkserver.ADDRESS, "")
+    started = []
+    monkeypatch.setattr(forkserver.subprocess, "Popen", lambda words, **options: started.append((words, options)))
+    old = folder / ".snakemake/forkserver-999999999"
+    old.mkdir()
+    forkserver.start(folder, {"OMP_NUM_THREADS": "1"}, ["PYTHONPATH"])
+    place = Path(os.environ[forkserver.ADDRESS])
+    assert place == folder / f".snakemake/forkserver-{os.getpid()}"
+    assert place.stat().st_mode & 0o777 == 0o700
+    assert not old.exists(), "of a driver that was killed"
+    ((words, options),) = started
+    assert words[1:] == [str(forkserver.PROGRAM), str(place), "OMP_NUM_THREADS"]
+    assert options["start_new_session"]
+    assert "PYTHONPATH" not in options["env"]
+    monkeypatch.setattr(forkserver, "_peer", lambda connection: os.getuid() + 1)
+    with socket.socket(socket.AF_UNIX) as other:
+        monkeypatch.chdir(tmp_path)
+        other.bind("socket")
+        other.listen()
+        with pytest.raises(PermissionError):
+            forkserver.connect(tmp_path)
+
+
+def test_where_there_are_no_sockets_there_is_no_server(tmp_path, monkeypatch):
+    monkeypatch.delenv(forkserver.ADDRESS, raising=False)
+    monkeypatch.setattr(forkserver, "listen", lambda folder: (_ for _ in ()).throw(OSError(95, "not supported")))
+    forkserver.start(tmp_path, {}, [])
+    assert forkserver.ADDRESS not in os.environ
+
+
+def test_modules_imported_with_other_variables_are_not_forked(monkeypatch):
+    assert not forkserver.is_fork({"OMP_NUM_THREADS": "1"}), "this is no fork at all"
+    monkeypatch.setattr(forkserver, "_served", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+    assert forkserver.is_fork({"OMP_NUM_THREADS": "1"})
+    assert not forkserver.is_fork({"OMP_NUM_THREADS": "2"})
+
+
+def test_a_server_ends_with_its_snakemake(tmp_path):
+    """The program itself; it imports nothing before the first job."""
+    code = textwrap.dedent(
+        f"""
+        from pathlib import Path
+        from shardlab.launch import forkserver
+        forkserver.start(Path({str(tmp_path)!r}), {{}}, [])
+        import time; time.sleep(60)
+        """
+    )
+    driver = subprocess.Popen([sys.executable, "-c", code], env=environment())
+    until(lambda: children(driver.pid))
+    (server,) = children(driver.pid)
+    folder = tmp_path / f".snakemake/forkserver-{driver.pid}"
+    until(lambda: Path(f"/proc/{server}/comm").read_text() == "fork server\n")
+    driver.kill()
+    driver.wait()
+    until(lambda: gone(server) and not folder.exists())
+
+
+def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
+    """The patched scheduler: a timer only where the rate limit held jobs back, and one."""
+    from snakemake.scheduling.job_scheduler import JobScheduler
+
+    from shardlab.launch import reevaluation
+
+    monkeypatch.setattr(JobScheduler, reevaluation.METHOD, getattr(JobScheduler, reevaluation.METHOD))
+    reevaluation.install()
+    look_again = getattr(JobScheduler, reevaluation.METHOD)
+    assert look_again is reevaluation.once
+    free, looks = [5], threading.Semaphore(0)
+    limiter = SimpleNamespace(timespan=0.05, get_free_jobs=lambda: free[0])
+    scheduler = SimpleNamespace(job_rate_limiter=limiter, _open_jobs=looks)
+    look_again(scheduler, 0.05)
+    assert not looks.acquire(timeout=0.2), "no job was held back"
+    free[0] = 0
+    for _ in range(3):
+        look_again(scheduler, 0.05)
+    assert looks.acquire(timeout=5)
+    assert not looks.acquire(timeout=0.2), "one timer for all three"
+    look_again(scheduler, 0.05)
+    assert looks.acquire(timeout=5), "the next one"
+    monkeypatch.delattr(JobScheduler, reevaluation.METHOD)
+    reevaluation.install()
