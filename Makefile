@@ -1,8 +1,7 @@
 .DEFAULT_GOAL := run
 PYTHON ?= python3
 BIN := .venv/bin
-# On a terminal pip shows what it loads and how much is left.
-PIP := $(BIN)/python -m pip install $(shell [ -t 2 ] || echo --quiet)
+INSTALL := @$(BIN)/python scripts/install.py
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
 .PHONY: help run matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench bench-gpu check-gpu cluster-up cluster-down cluster-shell \
@@ -12,12 +11,10 @@ packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 help:
 	@awk '/^# /{text=substr($$0,3)} /^[a-z-]+:/{split($$0,name,":"); if (text) printf "make %-14s %s\n", name[1], text; text=""}' $(firstword $(MAKEFILE_LIST))
 
-# The default matrix on the embedded data; ends with table, verdict and report.
+# The default matrix on the embedded data; ends with its test losses, the verdict and the report to open.
 run: .venv/run
-	$(BIN)/python -m snakemake --profile workflow/profiles/local all
-	@cat results/summary.md
-	@echo 'Charts and all figures: results/report.html'
-	@sed -n 's/^\*\*\(.*\)\*\*$$/\n\1/p' results/summary.md
+	@$(BIN)/python -m snakemake --profile workflow/profiles/local all
+	@cat results/logs/summarize.log
 
 EVERY := --config 'strategies=[all]'
 # Every strategy on every workload, each held to one device; writes the matrix of docs/matrix.md.
@@ -138,16 +135,16 @@ distclean:
 
 .venv/bin/python:
 	@$(PYTHON) scripts/check_python.py
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv .venv
 
 .venv/login: envs/workflow.txt | .venv/bin/python
 	@echo 'Installing Snakemake, the data stages and the report: $(call packages,envs/workflow.txt) packages.'
-	$(PIP) -r envs/workflow.txt
+	$(INSTALL) envs/workflow.txt
 	@touch $@
 
 .venv/run: envs/train.txt .venv/login
 	@echo 'Installing PyTorch, DeepSpeed and what they need: $(call packages,envs/train.txt) packages, the largest by far.'
-	$(PIP) -r envs/workflow.txt -r envs/train.txt
+	$(INSTALL) envs/workflow.txt envs/train.txt
 	@touch $@
 
 # Other trainers, to be measured beside: on top of what is there, in an environment of their own.
@@ -155,10 +152,10 @@ distclean:
 	@echo 'Installing the trainers that ours is measured beside: up to $(call packages,envs/peers.txt) packages.'
 	$(BIN)/python -m venv .venv/peers
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$(.venv/peers/bin/python -c 'import site; print(site.getsitepackages()[0])')/below.pth
-	.venv/peers/bin/python -m pip install --quiet -r envs/peers.txt
+	@.venv/peers/bin/python scripts/install.py envs/peers.txt
 	@touch $@
 
 .venv/dev: envs/dev.txt .venv/run
 	@echo 'Installing what tests, lint and documents need: $(call packages,envs/dev.txt) packages.'
-	$(PIP) -r envs/dev.txt
+	$(INSTALL) envs/dev.txt
 	@touch $@

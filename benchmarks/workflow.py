@@ -61,7 +61,7 @@ def main() -> None:
         if args.whole:
             whole = cloned(Path(place) / "whole")
             found["make run, 40 runs"] = seconds(whole, "make", "run")
-            print(rules(whole / "results").to_markdown(index=False, floatfmt=".0f"), end="\n\n")
+            print(rules(whole).to_markdown(index=False, floatfmt=".0f"), end="\n\n")
     table = pd.DataFrame({"what": list(found), "seconds": list(found.values())})
     write_text(output, table.to_csv(index=False))
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end")
@@ -102,12 +102,13 @@ def seconds(folder: Path, *command: str) -> float:
 
 def rules(folder: Path) -> pd.DataFrame:
     """Jobs, and wall seconds in all, of each rule (of `train`: of each strategy)."""
-    rows = []
-    for path in sorted(folder.rglob("*.tsv")):
-        first, *rest = path.relative_to(folder).with_suffix("").parts
-        # benchmarks/RULE/... or STRATEGY/WORKLOAD/benchmarks/RULE
-        name = rest[0] if first == "benchmarks" else f"train {first}" if rest[-1] == "train" else rest[-1]
-        rows.append({"rule": name, "seconds": pd.read_csv(path, sep="\t").s.sum()})
+    rows = [
+        {
+            "rule": f"train {Path(job.name).parts[1]}" if job.rule == "train" else job.rule,
+            "seconds": job.end - job.start,
+        }
+        for job in jobs(folder)
+    ]
     return pd.DataFrame(rows).groupby("rule").seconds.agg(jobs="count", seconds="sum").reset_index()
 
 

@@ -30,6 +30,7 @@ def main() -> None:
 
     for name in filter(None, args.imports.split(",")):
         import_module(name)
+    processes.name("torchrun")
     os.environ[processes.TORCHRUN] = str(os.getpid())
     torchrun.main(["--run-path", "--start-method=fork", *words] if args.imports else words)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Summarize all runs: summary.csv for programs, summary.md for people, of a sweep also sweep.csv. Ends with the
-verdict; runs that are missing are named in it.
+"""Summarize all runs: summary.csv for programs, summary.md for people, of a sweep also sweep.csv. Prints the matrix of
+test losses and the verdict; runs that are missing are named in it.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main() -> None:
     good, sentence = verdict.verdict(table, tolerance)
     if args.check and not good:
         raise UserError(sentence)
-    print(sentence)
+    print(page.screen(table, args.config, tolerance, args.results))
 
 
 if __name__ == "__main__":

@@ -56,13 +56,8 @@ def link(source: Path, target: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON, atomically."""
-    write_text(path, json_text(value))
-
-
-def json_text(value: Any) -> str:
-    """``value`` as indented JSON (NaN refused: it is not JSON), with a newline at the end."""
-    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+    """Write ``value`` as indented JSON (NaN refused: it is not JSON), atomically."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

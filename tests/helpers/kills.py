@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from helpers.common import ROOT, save_initial, tiny_run
 from helpers.faults import cost
+from helpers.servers import server
 from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
@@ -23,7 +24,8 @@ from shardlab.launch.attempts import history
 
 MARK = "SHARDLAB_TRIAL"
 """Environment variable by which all processes of a trial are found, whoever their parent is by now."""
-ROLES = ("launch", "torchrun", "rank 0", "rank 1")
+ROLES = ("launch", "torchrun", "rank 0", "rank 1", "job", "monitor")
+"""The last two where launch.py hands itself over to a fork server: its fork, and the process that waits for that."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 STEPS = 60
 GIVEN = 40
@@ -53,6 +55,7 @@ class Trial:
 
     def __init__(self, folder, strategy, scripts=ROOT / "scripts", hang_seconds=60, stop_seconds=10, **recipe):
         self.folder, self.strategy, self.scripts = folder / "results" / strategy / "llama2", strategy, scripts
+        self.forked = True
         self.data, self.initial = folder / "data", folder / "initial.safetensors"
         recipe = {"dtype": "float32", "epochs": 200, "max_steps": STEPS, "checkpoint_every": 5} | recipe
         run = tiny_run("llama2", strategy, **recipe)
@@ -65,14 +68,18 @@ class Trial:
         self.mark = self.call = f"{os.getpid()}-{time.monotonic_ns()}"
 
     def start(self, **environment):
-        """Start launch.py; returns the process."""
+        """Start launch.py, which hands itself over to a fork server (``forked``) or not; returns the process."""
         paths = {"settings": self.folder / "run.json", "data": self.data, "weights": self.initial}
         options = [f"--{key}={path}" for key, path in paths.items()]
         words = ["train", *options, f"--output={self.folder}", f"--done={self.folder}.done"]
         with (self.folder / "launch.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, self.scripts / "launch.py", *words],
-                env=os.environ | {MARK: self.mark, "SHARDLAB_CALL": self.call} | environment,
+                cwd=self.folder,
+                env=os.environ
+                | {MARK: self.mark, "SHARDLAB_CALL": self.call}
+                | (server(self.scripts) if self.forked else {})
+                | environment,
                 stdout=log,
                 stderr=log,
             )
@@ -82,25 +89,28 @@ class Trial:
         found = {}
         for place in Path("/proc").glob("[0-9]*"):
             try:
-                if f"{MARK}={self.mark}\0" not in (place / "environ").read_text():
+                # The environment of a fork is that of its server; its folder is its own.
+                marked = f"{MARK}={self.mark}\0" in (place / "environ").read_text()
+                if not marked and (place / "cwd").readlink() != self.folder:
                     continue
-                words = (place / "cmdline").read_text()
-                if (place / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                    continue
+                words, name = (place / "cmdline").read_text(), (place / "comm").read_text().strip()
+                state, parent = (place / "stat").read_text().rpartition(")")[2].split()[:2]
+                above = Path(f"/proc/{parent}/comm").read_text().strip()
             except OSError:
+                continue
+            if state == "Z":
                 continue
             if "scripts/launch.py" in words:
                 role = "launch"
-            elif (place / "comm").read_text().startswith("rank "):
-                role = (place / "comm").read_text().strip()
-            elif "scripts/ranks.py" in words:
-                parent = (place / "stat").read_text().rpartition(")")[2].split()[1]
-                # A fork has its parent's words, and at first its name, too.
-                role = "rank" if "scripts/ranks.py" in Path(f"/proc/{parent}/cmdline").read_text() else "torchrun"
-            elif "scripts/train.py" in words:
-                role = "rank"
+            elif name == "launch":
+                found["monitor"] = int(parent)
+                role = "job"
+            elif name == "torchrun":
+                role = "rank" if above == "torchrun" else "torchrun"  # a fork has its parent's name at first
+            elif name.startswith("rank "):
+                role = name
             else:
-                role = f"other {place.name}"
+                role = "rank" if "scripts/train.py" in words else f"other {place.name}"
             found[role] = int(place.name)
         return found
 

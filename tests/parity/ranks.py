@@ -7,6 +7,7 @@ which works off the jobs (worker.py); answers with one line, the status. Without
 the jobs. Forking is sound because nothing here has started a thread before, nor asked CUDA's driver for anything.
 """
 
+import gc
 import json
 import multiprocessing
 import os
@@ -81,4 +82,6 @@ if __name__ == "__main__":
     # Ends the ranks, too, which are daemons of this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # each case collects, and looks through all objects for tensors: not through those of the imports
     serve()

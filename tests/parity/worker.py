@@ -168,7 +168,7 @@ def unprotected_embedding(build):
 
 
 def torn_folder(build):
-    """Rank 0 clears the place of a checkpoint just when another rank, if it does not wait for that, makes its folders."""
+    """Rank 0 clears the place of a checkpoint just when another rank, if that does not wait, makes its folders."""
     make, remove = os.mkdir, shutil.rmtree
 
     def wait_until(ready):

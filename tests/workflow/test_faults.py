@@ -20,10 +20,10 @@ from shardlab.report import metrics
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def code(tmp_path_factory):
+@pytest.fixture
+def code(tmp_path):
     """A copy of the programs, to put mistakes into."""
-    folder = tmp_path_factory.mktemp("code")
+    folder = tmp_path / "code"
     shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
@@ -54,13 +54,18 @@ def test_processes_killed_at_random(tmp_path):
         survived(f"{role} killed", f"{signals} at a random time", lost, seconds, layer="workflow")
 
 
-def test_a_rank_that_stands_still_is_named(tmp_path):
+def test_a_rank_that_stands_still_is_named(tmp_path, request):
+    """In the short form it is killed as soon as it was named: torchrun would give it 30 s."""
     trial = Trial(tmp_path, "fsdp", hang_seconds=4, stop_seconds=2)
     child = trial.start()
     try:
         wait_for_step(trial, 10)
-        os.kill(trial.processes()["rank 1"], signal.SIGSTOP)
+        still = trial.processes()["rank 1"]
+        os.kill(still, signal.SIGSTOP)
         begun = time.monotonic()
+        if not request.config.getoption("--long"):
+            until(lambda: "rank 1 gives no sign of life" in (trial.folder / "attempts/001.log").read_text())
+            os.kill(still, signal.SIGKILL)
         assert child.wait(60) == 1
         assert time.monotonic() - begun < 55, "4 s, and 30 that torchrun gives the one that stands still"
         assert trial.ended_within(2)
@@ -131,14 +136,14 @@ def test_a_loss_that_is_no_number(tmp_path, code):
 def test_the_driver_is_killed(tree):
     """By Ctrl-C in its terminal, then Snakemake alone by SIGKILL. The same call goes on, with no further flag."""
     call = ["snakemake", "--profile", "workflow/profiles/local", "results/fsdp/llama2.done"]
-    call += ["--config", "recipe={max_steps: 150, checkpoint_every: 5}"]
+    call += ["--config", "recipe={max_steps: 100, checkpoint_every: 5}"]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     folder = tree.path / "results/fsdp/llama2"
     for number, (kill, signal_number) in enumerate([(os.killpg, signal.SIGINT), (os.kill, signal.SIGKILL)]):
         driver = subprocess.Popen(
             call, cwd=tree.path, env=environment, start_new_session=True, stdout=-3, stderr=-3, preexec_fn=hears
         )
-        until(lambda number=number: len(history(folder)) > number and len(taken(folder)) > 30 * (number + 1))
+        until(lambda number=number: len(history(folder)) > number and len(taken(folder)) > 20 * (number + 1))
         kill(driver.pid, signal_number)
         driver.wait()
         until(lambda: steady(folder / "metrics.jsonl"), 15)
@@ -154,6 +159,45 @@ def test_the_driver_is_killed(tree):
     assert len(tree.json("results/fsdp/llama2/train.json")["attempts"]) == 4
     survived("driver: Ctrl-C, SIGINT to all", "os.killpg", *cost(report["attempts"], 0), layer="workflow")
     survived("driver: Snakemake, SIGKILL", "os.kill", *cost(report["attempts"], 1), layer="workflow")
+
+
+def test_the_fork_server_is_killed(tree):
+    """Alone: jobs under way end as they would, later ones are new processes. With all its forks: they start again."""
+    call = ["snakemake", "--profile", "workflow/profiles/local"]
+    call += ["--config", "recipe={epochs: 1000, max_steps: 3000, checkpoint_every: 5}"]
+    made = ["--", "results/single/mlp.done", "results/single/mlp/test.json"]
+    folder = tree.path / "results/single/mlp"
+    seen = []
+    for forks in (False, True):
+        driver = tree.start(*call, *["-f"] * forks, *made)
+        until(lambda driver=driver: len(taken(folder)) > 100 and forked(tree, driver))
+        server, *others = forked(tree, driver)
+        for pid in (server, *others) if forks else (server,):
+            os.kill(pid, signal.SIGKILL)
+        assert driver.wait(120) == 0
+        seen.append(tree.json("results/single/mlp/train.json"))
+        (folder / "metrics.jsonl").unlink()
+        until(lambda driver=driver: not forked(tree, driver), 10)
+    alone, all_of_them = seen
+    assert [len(alone["attempts"]), len(all_of_them["attempts"])] == [1, 3]
+    assert all_of_them["attempts"][1]["why"].startswith("lost")
+    assert alone["weights"] == all_of_them["weights"]
+    left = [path.name for path in (tree.path / ".snakemake").glob("forkserver-*")]
+    assert left == [f"forkserver-{driver.pid}"], "of a server that was killed, until the next call"
+    survived("fork server killed", "SIGKILL", *cost(alone["attempts"] * 2, 0), layer="workflow")
+
+
+def forked(tree, driver):
+    """The fork server of a driver, and all its forks that live."""
+    name = f"{tree.path}/.snakemake/forkserver-{driver.pid}\0"
+    found = []
+    for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda place: int(place.name)):
+        try:
+            if name in (place / "cmdline").read_text() and " Z " not in (place / "stat").read_text():
+                found.append(int(place.name))
+        except OSError:
+            continue
+    return found
 
 
 def test_a_finished_run_whose_driver_died_is_taken_as_it_is(tmp_path):

@@ -36,7 +36,9 @@ def finished(make_tree, tmp_path_factory):
         (tree.path / ".venv").symlink_to(environment)
     command, _ = readme(ROOT, "Two commands")
     said = tree.run("sh", "-c", command, timeout=1700).stdout
-    assert said.splitlines()[-2:] == ["", "All 6 runs are within 0.0001 of single."], said[-3000:]
+    end = ["All 6 runs are within 0.0001 of single.", "", "Open results/report.html"]
+    assert said.splitlines()[-3:] == end, said[-3000:]
+    assert max(map(len, said.splitlines()[-9:])) <= 100, "the matrix and the verdict fit a terminal"
     return tree
 
 

@@ -17,7 +17,6 @@ from shardlab.launch import (
     slurm,
     stages,
 )
-from shardlab.files import json_text
 from shardlab.report import plan
 from shardlab.settings import identity, inputs, load, resolve, variants
 from shardlab.settings.types import RESERVED

@@ -19,14 +19,14 @@ rule resolve:
         # What makes it resolve again; all of run.json would be lines long in Snakemake's reasons.
         identity=identity_of,
         # As functions of the input these are no reasons to resolve again.
-        run=lambda wildcards, input: json_text(run_of(wildcards).model_dump()),
+        run=lambda wildcards, input: run_of(wildcards).model_dump_json(),
         misfit=misfit_of,
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
         # What this process has resolved already, when it read the configuration.
         "printf %s {params.misfit:q} > {log}; ! grep -q ^error: {log} &&"
-        " printf %s {params.run:q} > {output}.new && mv {output}.new {output}"
+        " printf %s {params.run:q} | python -m json.tool --indent 2 > {output}.new && mv {output}.new {output}"
 
 
 # Initial weights, and what they reach on the test split before any training.

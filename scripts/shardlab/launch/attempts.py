@@ -96,9 +96,10 @@ class Story:
         return 0
 
     def forget_done(self, done: Path | None) -> None:
-        """The run is not done any more."""
+        """The run is not done any more: what an interrupted training leaves must not be taken for the one before."""
         if done:
             done.unlink(missing_ok=True)
+        (self.folder / "train.json").unlink(missing_ok=True)
         (self.folder / SEEN).unlink(missing_ok=True)
 
     def refuse_hopeless(self) -> None:

@@ -4,8 +4,9 @@ Importing PyTorch and what a training needs takes seconds, more than many jobs. 
 ``scripts/launch.py`` hands itself over to it (``delegate``) and starts as a new Python where there is none.
 
 A connection to its Unix socket is one job. The client sends its standard file descriptors, arguments, environment and
-folder; the server forks a monitor, and that forks the job. While the job runs the client sends signals for it, one byte
-each; its end is answered with the status. A client that goes away ends its job. A server that goes away ends nothing.
+folder; the server forks a monitor, and that forks the job and says so. While the job runs the client sends signals for
+it, one byte each; its end is answered with the status. A client that goes away ends its job. A server that goes away
+ends nothing, and of a job whose monitor goes away the client makes a new process.
 
 Forking is safe only in a process without other threads: a lock that one of them holds would stay locked in the child.
 A server whose imports started a thread forks nothing, and jobs start as if it were not there.
@@ -48,6 +49,7 @@ IMPORTS = (
 """Modules that most jobs need. What else one needs it imports itself."""
 FORWARDED = (*processes.STOP, signal.SIGQUIT)
 """Signals that the client hands on to its job."""
+BEGUN = b"1"
 _served: dict[str, str] | None = None
 """In a fork of a server: the environment that its modules were imported with."""
 
@@ -78,20 +80,25 @@ def delegate() -> None:
     # A signal's byte must not come before the request's last one.
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     before = {number: signal.signal(number, forward) for number in FORWARDED}
+    began = answer = b""
     try:
         _send_request(connection)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        began = connection.recv(1)
         answer = connection.recv(4, socket.MSG_WAITALL)
     except OSError:
-        answer = b""
+        pass
     if len(answer) == 4:
         _end(*struct.unpack("!i", answer))
-    if received or processes.snakemake_of(os.getpid()) is None:
-        sys.exit("error: the job ended with its fork server, and was asked to stop before or has lost its Snakemake.")
+    if received:
+        _end(-received[0])
+    if began and processes.snakemake_of(os.getpid()) is None:
+        sys.exit("error: the job was lost with the process that forked it, and its Snakemake has ended.")
     for number, handler in before.items():
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    print("note: no process was to be had from the fork server; starting a new one.", file=sys.stderr, flush=True)
+    if began:
+        print("note: the job was lost with the process that forked it; starting again.", file=sys.stderr, flush=True)
 
 
 def connect(folder: Path) -> socket.socket:
@@ -248,6 +255,7 @@ def _monitor(connection: socket.socket, environment: dict[str, str]) -> None:
     job = Fork(lambda: _job(connection, request, descriptors, environment))
     for descriptor in descriptors:
         os.close(descriptor)
+    connection.sendall(BEGUN)
     ended = os.pidfd_open(job.pid)
     while True:
         if ended in select.select([connection.fileno(), ended], [], [])[0]:

@@ -1,6 +1,7 @@
 """summary.md: verdict, call, matrix and figures for people. Imports no torch."""
 
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,8 @@ from shardlab.settings.identity import flat
 
 VARIANTS, ROWS = 20, 200
 """Variants of strategies and of workloads that a matrix shows, and rows of a sweep's table: the files have all."""
+WIDTH = 100
+"""Columns of a terminal."""
 MEANS = ("mean", "std")
 SWEPT = (
     "{:,} variants (results/sweep.csv). Mean ± standard deviation over the seeds; best: the lowest mean validation "
@@ -70,6 +73,30 @@ def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str]
         parts += ["## Not complete", ""]
         parts += [f"- {row.strategy} x {row.workload}: {row.status}" for row in open_runs.itertuples()] + [""]
     return "\n".join(parts)
+
+
+def screen(table: pd.DataFrame, config: Config, tolerance: float, results: Path) -> str:
+    """What a call ends with on a terminal: the matrix of test losses, the verdict, and the file to open."""
+    strategies, workloads = axes(table, config, {})
+    rows = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
+    blocks = []
+    widest = (WIDTH - max(map(len, strategies), default=0)) // max(map(len, [*workloads, "0.000000 (0e+00)"])) or 1
+    for first in range(0, len(workloads), widest):
+        shown = workloads[first : first + widest]
+        cells = [[s, *(_short(rows.get((s, w))) for w in shown)] for s in strategies]
+        blocks.append(tabulate(cells, ["test loss", *shown], tablefmt="simple", disable_numparse=True))
+    about = "In brackets: relative difference to single.\n" if "single" in strategies else ""
+    return "\n\n".join([*blocks, f"{about}{verdict(table, tolerance)[1]}", f"Open {results / 'report.html'}"])
+
+
+def _short(row: dict[Hashable, Any] | None) -> str:
+    """A cell of the screen's matrix."""
+    if row is None or pd.isna(row["test_loss"]):
+        return "-" if row is None else str(row["status"]).partition(":")[0]
+    if row["strategy"] == "single" or pd.isna(row["rel_diff"]):
+        return f"{row['test_loss']:.4f}"
+    mark = " !" if not pd.isna(row["equality"]) and row["equality"] != EQUAL else ""
+    return f"{row['test_loss']:.4f} ({row['rel_diff']:.0e}){mark}"
 
 
 def _swept(table: pd.DataFrame) -> list[str]:

@@ -1,0 +1,30 @@
+"""Fork servers for tests: PyTorch is imported once for all jobs of the same programs."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from helpers.common import ROOT, tiny_run
+from shardlab.launch import forkserver, script
+
+
+@cache
+def server(scripts=ROOT / "scripts"):
+    """Environment with which the programs in a folder are forked from a server, which ends with this process."""
+    site = tiny_run("mlp").site
+    variables = script.environment(site)
+    inherited = {key: value for key, value in os.environ.items() if key not in site.environment_clear}
+    folder = Path(tempfile.mkdtemp(prefix="shardlab-"))
+    with forkserver.listen(folder) as listener:
+        subprocess.Popen(
+            [sys.executable, scripts / "forkserver.py", folder, *variables],
+            stdin=listener.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=inherited | variables,
+            start_new_session=True,
+        )
+    return {forkserver.ADDRESS: str(folder)}
