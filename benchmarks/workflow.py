@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
+from shardlab.report.notes import jobs
 
 VENV = ROOT / ".venv"
 LOCAL = [str(VENV / "bin/snakemake"), "--profile", "workflow/profiles/local"]

@@ -63,8 +63,9 @@ def make_copy(base, make_tree):
         make_tree(folder)
         (folder / ".venv").symlink_to(base.path / ".venv")
         images = [f"containers/{file}" for file in ("train.sif", "train.image.json", "wheelhouse/wheels.json")]
-        weights = [f"results/{file}" for w in INIT for file in (f"init/{w}.safetensors", f"init/{w}/run.json")]
-        share(base.path, folder, images + weights)
+        weights = [f"results/init/{name}{file}" for name in INIT for file in (".safetensors", ".json", "/run.json")]
+        data = [str(path.relative_to(base.path)) for path in base.path.glob("data/prepared/*/*")]
+        share(base.path, folder, images + weights + data)
         yield Learner(folder)
         shutil.rmtree(folder)
 

@@ -1,6 +1,6 @@
-"""Two workloads under all default strategies through Slurm, in the image; then what the user does next with it.
+"""A workload under all default strategies through Slurm, in the image; then what the user does next with it.
 
-The other workloads differ from these in nothing that Slurm or the image could see; tests/workflow has them.
+The other workloads differ from this one in nothing that Slurm or the image could see; tests/workflow has them.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from shardlab.files import sha256
 from shardlab.settings import load, resolve
 
 pytestmark = pytest.mark.timeout(1800)
-WORKLOADS = ["mlp", "llama2"]
+WORKLOADS = ["llama2"]
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +71,14 @@ def test_each_job_gets_the_gpus_of_its_ranks(finished, started, summary):
 
 def test_a_local_run_in_the_same_image_reaches_the_same_losses(finished, summary, learner):
     shutil.rmtree(learner.path / "results")  # the copy's settings are those of site test
-    config = ["site=local", "container=on", "strategies=[single]", "workloads=[mlp,llama2]"]
+    config = ["site=local", "container=on", "strategies=[single]", "workloads=[llama2]"]
     config += [f"site_settings={{container: {{image: {finished.path}/containers/train.sif}}}}"]
     learner.snakemake("all", config=config, profile="workflow/profiles/local")
     local = pd.read_csv(learner.path / "results/summary.csv").set_index(["strategy", "workload"])
-    assert len(local) == 2
+    assert len(local) == 1
     slurm = summary.test_loss.loc[local.index]
     assert ((local.test_loss - slurm).abs() / slurm).max() < 1e-6
-    report = learner.json("results/single/mlp/train.json")
+    report = learner.json("results/single/llama2/train.json")
     assert report["slurm_job_id"] is None
     assert report["image_digest"] == finished.json("containers/train.image.json")["sha256"]
 

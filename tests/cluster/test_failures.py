@@ -61,6 +61,30 @@ def test_a_site_without_slurm(trained):
     assert "SLURM jobid" not in seen
 
 
+def test_time_limit(too_long):
+    """Not the first in this file: the job has its two minutes meanwhile. Those after it have both cores."""
+    learner, driver = too_long
+    story = learner.path / "results/ddp/mlp/attempts.json"
+
+    def begun():
+        records = metrics.read(story.with_name(metrics.NAME))
+        return [record for record in records if record["kind"] == "attempt"]
+
+    until("the second attempt", lambda: len(begun()) > 1, 240)
+    first, second = json.loads(story.read_text())["attempts"][:2]
+    assert first["why"] == "stopped: time limit"
+    assert first["slurm_job_id"] == second["slurm_job_id"], "it went back into the queue under its id"
+    assert first["saved"] == first["reached"] > 0
+    learner.run("scancel", first["slurm_job_id"])
+    until("its end", lambda: not queue(first["slurm_job_id"]))
+    driver.kill()  # it looks at a job that runs for long every three minutes only
+    driver.wait()
+    assert not (learner.path / "results/ddp/mlp.done").exists()
+    assert steps(learner, "ddp/mlp") >= first["reached"]
+    again = {"first_step_at": begun()[1]["time"], "from_step": begun()[1]["step"]}
+    survived("Slurm: time limit", "two minutes", *cost([first, again]), layer="cluster", equal="not compared")
+
+
 def test_image_missing(trained):
     (trained.path / "containers/train.sif").unlink()
     seen = fails(trained)
@@ -103,27 +127,3 @@ def test_scancel_of_one_run_by_hand(learner):
     # Slurm's SIGTERM also ends the program that holds the image's file system, and saving at once may fail.
     assert report["attempts"][1]["from_step"] == report["attempts"][0]["saved"] >= 20
     survived("Slurm: job cancelled", "scancel", *cost(report["attempts"]), layer="cluster", equal="not compared")
-
-
-def test_time_limit(too_long):
-    """Last in this file: the job has its two minutes while the other tests go on."""
-    learner, driver = too_long
-    story = learner.path / "results/ddp/mlp/attempts.json"
-
-    def begun():
-        records = metrics.read(story.with_name(metrics.NAME))
-        return [record for record in records if record["kind"] == "attempt"]
-
-    until("the second attempt", lambda: len(begun()) > 1, 240)
-    first, second = json.loads(story.read_text())["attempts"][:2]
-    assert first["why"] == "stopped: time limit"
-    assert first["slurm_job_id"] == second["slurm_job_id"], "it went back into the queue under its id"
-    assert first["saved"] == first["reached"] > 0
-    learner.run("scancel", first["slurm_job_id"])
-    until("its end", lambda: not queue(first["slurm_job_id"]))
-    driver.kill()  # it looks at a job that runs for long every three minutes only
-    driver.wait()
-    assert not (learner.path / "results/ddp/mlp.done").exists()
-    assert steps(learner, "ddp/mlp") >= first["reached"]
-    again = {"first_step_at": begun()[1]["time"], "from_step": begun()[1]["step"]}
-    survived("Slurm: time limit", "two minutes", *cost([first, again]), layer="cluster", equal="not compared")
