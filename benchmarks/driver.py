@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""CPU time that Snakemake's process takes per finished job, with and without the patch of its scheduler.
+
+Example: python benchmarks/driver.py --jobs 100 300 1000
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from shardlab.errors import UserError, run_program
+from shardlab.files import ROOT, write_text
+
+SNAKEFILE = """
+rule all:
+    input: expand("out/{{n}}", n=range({jobs}))
+rule one:
+    output: "out/{{n}}"
+    shell: "sleep 0.2; touch {{output}}"
+"""
+DRIVER = """
+import json, resource, sys, time
+sys.path.insert(0, sys.argv[1])
+if sys.argv[2] == "patched":
+    from shardlab.launch import reevaluation
+    reevaluation.install()
+from snakemake.cli import main
+began = time.perf_counter()
+try:
+    main(sys.argv[3:])
+except SystemExit as end:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(json.dumps([end.code, used.ru_utime + used.ru_stime, time.perf_counter() - began]))
+"""
+"""Prints its status, and the CPU and wall seconds of this process alone."""
+
+
+def main() -> None:
+    """Run, print a row per number of jobs, write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, nargs="+", default=[100, 300, 1000], help="independent jobs of 0.2 s")
+    parser.add_argument("--schedulers", nargs="+", default=["ilp", "greedy"], help="of Snakemake")
+    parser.add_argument("--cores", type=int, default=4, help="jobs at a time")
+    parser.add_argument("--output", type=Path, default=Path("results/benchmarks/driver.csv"), help="CSV file to write")
+    args = parser.parse_args()
+    rows = []
+    for scheduler in args.schedulers:
+        for jobs in args.jobs:
+            row: dict[str, object] = {"scheduler": scheduler, "jobs": jobs}
+            for how in ("as it is", "patched"):
+                cpu, wall = seconds(jobs, how, scheduler, args.cores)
+                row |= {f"CPU s, {how}": cpu, f"ms a job, {how}": 1000 * cpu / jobs, f"wall s, {how}": wall}
+            rows.append(row)
+            print(row, file=sys.stderr, flush=True)
+    table = pd.DataFrame(rows)
+    write_text(args.output, table.to_csv(index=False))
+    print(table.to_markdown(index=False, floatfmt=".1f"))
+
+
+def seconds(jobs: int, how: str, scheduler: str, cores: int) -> tuple[float, float]:
+    """CPU and wall seconds of a call that runs so many jobs.
+
+    Raises:
+        UserError: it failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "Snakefile").write_text(SNAKEFILE.format(jobs=jobs))
+        words = ["--cores", str(cores), "--scheduler", scheduler, "--quiet", "all"]
+        command = [sys.executable, "-c", DRIVER, str(ROOT / "scripts"), how, *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        try:
+            status, cpu, wall = json.loads(done.stdout.splitlines()[-1])
+        except (IndexError, ValueError):
+            status = 1
+        if status:
+            raise UserError(f"a call with {jobs} jobs failed: {done.stderr[-500:]}")
+    return cpu, wall
+
+
+if __name__ == "__main__":
+    run_program(main)
