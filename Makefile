@@ -14,7 +14,7 @@ help:
 # The default matrix on the embedded data; ends with its test losses, the verdict and the report to open.
 run: .venv/run
 	@$(BIN)/python -m snakemake --profile workflow/profiles/local all
-	@cat results/logs/summarize.log
+	@echo && cat results/logs/summarize.log
 
 EVERY := --config 'strategies=[all]'
 # Every strategy on every workload, each held to one device; writes the matrix of docs/matrix.md.
@@ -96,8 +96,9 @@ SEED ?= 1
 soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
-# What docs/performance.md holds, on this machine, in some 25 minutes: beside other trainers and by hand on two ranks,
-# plans, starting ranks, checkpoints, 1 to 8 ranks, sweeps of up to 10,000 runs, the workflow beside a shell script.
+# What docs/performance.md holds, on this machine, in some 45 minutes: beside other trainers and by hand on two ranks,
+# plans, starting ranks, checkpoints, 1 to 8 ranks, sweeps of up to 10,000 runs, the workflow beside a shell script, the
+# driver's CPU time, and `make run` beside an earlier commit.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py
 	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 60 --repeats 0 --output results/benchmarks/ranks
@@ -107,6 +108,8 @@ bench: .venv/peers/made
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/sweeps.py
 	$(BIN)/python benchmarks/workflow.py
+	$(BIN)/python benchmarks/driver.py
+	$(BIN)/python benchmarks/earlier.py --rounds 1
 
 NODES ?= 2
 GPUS ?= 4

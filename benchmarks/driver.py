@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""CPU time that Snakemake's process takes per finished job, with and without the patch of its scheduler.
+"""CPU time of Snakemake's process, with and without the patch of its scheduler: per finished job; or with --waiting, on
+a cluster, as a part of a core while that many jobs wait in Slurm (they are held, and cancelled at the end).
 
 Example: python benchmarks/driver.py --jobs 100 300 1000
 """
 
 import argparse
+import getpass
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -24,6 +28,14 @@ rule all:
 rule one:
     output: "out/{{n}}"
     shell: "sleep 0.2; touch {{output}}"
+"""
+HELD = """
+rule all:
+    input: expand("out/{{n}}", n=range({jobs}))
+rule one:
+    output: "out/{{n}}"
+    resources: slurm_extra="--hold", mem_mb=100, runtime=5
+    shell: "touch {{output}}"
 """
 DRIVER = """
 import json, resource, sys, time
@@ -49,7 +61,12 @@ def main() -> None:
     parser.add_argument("--schedulers", nargs="+", default=["ilp", "greedy"], help="of Snakemake")
     parser.add_argument("--cores", type=int, default=4, help="jobs at a time")
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks/driver.csv"), help="CSV file to write")
+    parser.add_argument("--waiting", type=int, help="measure this instead: jobs in Slurm's queue")
     args = parser.parse_args()
+    if args.waiting:
+        for how in ("as it is", "patched"):
+            print(f"{args.waiting} jobs waiting in Slurm, {how}: {waiting(args.waiting, how):.1%} of a core")
+        return
     rows = []
     for scheduler in args.schedulers:
         for jobs in args.jobs:
@@ -82,6 +99,36 @@ def seconds(jobs: int, how: str, scheduler: str, cores: int) -> tuple[float, flo
         if status:
             raise UserError(f"a call with {jobs} jobs failed: {done.stderr[-500:]}")
     return cpu, wall
+
+
+def waiting(jobs: int, how: str, measured: float = 60) -> float:
+    """Part of a core that a driver takes while its jobs wait, over so many seconds."""
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        (Path(folder) / "Snakefile").write_text(HELD.format(jobs=jobs))
+        words = ["--executor", "slurm", "--jobs", str(jobs), "--slurm-status-command", "squeue", "--quiet", "all"]
+        command = [sys.executable, "-c", DRIVER, str(ROOT / "scripts"), how, *words]
+        with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+            try:
+                while driver.poll() is None and queued() < jobs:
+                    time.sleep(1)
+                time.sleep(5)
+                before = cpu_seconds(driver.pid)
+                time.sleep(measured)
+                return (cpu_seconds(driver.pid) - before) / measured
+            finally:
+                driver.kill()
+                subprocess.run(["scancel", f"--user={getpass.getuser()}", "--state=PENDING"], check=False)
+
+
+def queued() -> int:
+    """Jobs of this user that wait in Slurm."""
+    return len(subprocess.run(["squeue", "--me", "--noheader"], capture_output=True, text=True).stdout.splitlines())
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":
