@@ -52,6 +52,8 @@ def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterato
     can be. One rank of each pipeline stage is simulated: the first one, which has the largest part of batches and
     shards. Each in a process of its own, forked from this one, as PyTorch keeps the groups of one in many places.
     """
+    gc.collect()
+    gc.freeze()  # each process looks through its objects for tensors: not through those of the imports
     with get_context("fork").Pool(cores, maxtasksperchild=1) as pool:
         under_way = [
             [pool.apply_async(_simulate_rank, (_stand_in(run), data, rank)) for rank in ranks_of(run)]
