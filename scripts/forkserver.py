@@ -21,10 +21,11 @@ def main() -> None:
     """Serve until Snakemake ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of the socket, removed at the end")
+    parser.add_argument("parent", type=int, help="process id of what started it, and with which it ends")
     parser.add_argument("environment", nargs="*", help="variables that the modules are imported with")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    processes.die_with_parent(signal.SIGTERM)
+    processes.die_with_parent(signal.SIGTERM, args.parent)
     processes.name("fork server")
     listener = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
@@ -42,8 +43,8 @@ def prepare() -> None:
     for name in forkserver.IMPORTS:
         try:
             import_module(name)
-        except ImportError as error:
-            print(f"note: {name} was not imported: {error}", flush=True)
+        except Exception as error:
+            print(f"note: {name} was not imported: {type(error).__name__}: {error}", flush=True)
 
 
 if __name__ == "__main__":

@@ -103,8 +103,9 @@ class Trial:
             if "scripts/launch.py" in words:
                 role = "launch"
             elif name == "launch":
-                found["monitor"] = int(parent)
                 role = "job"
+                if above == "fork monitor":
+                    found["monitor"] = int(parent)
             elif name == "torchrun":
                 role = "rank" if above == "torchrun" else "torchrun"  # a fork has its parent's name at first
             elif name.startswith("rank "):

@@ -20,7 +20,7 @@ def server(scripts=ROOT / "scripts"):
     folder = Path(tempfile.mkdtemp(prefix="shardlab-"))
     with forkserver.listen(folder) as listener:
         subprocess.Popen(
-            [sys.executable, scripts / "forkserver.py", folder, *variables],
+            [sys.executable, scripts / "forkserver.py", folder, str(os.getpid()), *variables],
             stdin=listener.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

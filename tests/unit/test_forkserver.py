@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.common import ROOT
-from shardlab.launch import forkserver
+from shardlab.launch import forks, forkserver
 
 SERVER = """
 import os, sys
@@ -29,7 +29,7 @@ with forkserver.listen(folder) as listener:
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
-from shardlab.launch import forkserver, processes
+from shardlab.launch import forks, forkserver, processes
 
 def main():
     forkserver.delegate()
@@ -109,7 +109,7 @@ def write(tmp_path):
 
 
 WAITS = """
-if forkserver._served is None: sys.exit("a new process")
+if forks.served is None: sys.exit("a new process")
 print(os.getpid(), flush=True)
 time.sleep(60)
 """
@@ -180,7 +180,7 @@ def test_a_job_ends_with_its_client_and_its_monitor(server, write):
 
 
 def test_a_job_outlives_the_server_and_the_next_one_is_a_new_process(server, write):
-    program = write("time.sleep(1)\nprint(forkserver._served is None)")
+    program = write("time.sleep(1)\nprint(forks.served is None)")
     child = server.start(program)
     until(server.monitors)
     server.process.kill()
@@ -192,7 +192,7 @@ def test_a_job_outlives_the_server_and_the_next_one_is_a_new_process(server, wri
 
 def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server, write, monkeypatch):
     """Here the client is a child of something that is called like it."""
-    program = write("print(forkserver._served is None, flush=True)\ntime.sleep(0.5 if forkserver._served else 0)")
+    program = write("print(forks.served is None, flush=True)\ntime.sleep(0.5 if forks.served else 0)")
     snakemake = program.with_name("snakemake")
     snakemake.write_text(f"import subprocess\nsubprocess.run([{sys.executable!r}, {str(program)!r}], check=True)\n")
     driver = server.start(snakemake)
@@ -205,7 +205,7 @@ def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server,
 
 
 def test_without_a_server_nothing_is_said(write, tmp_path):
-    program = write("print(forkserver._served is None)")
+    program = write("print(forks.served is None)")
     for folder in ("", str(tmp_path), str(tmp_path / "nothing")):
         run = subprocess.run(
             [sys.executable, program],
@@ -223,13 +223,14 @@ def test_without_a_server_nothing_is_said(write, tmp_path):
         ("import errno\ndef fork(): raise OSError(errno.ENOMEM, 'no memory')\nos.fork = fork", "no memory"),
         ("forkserver._peer = lambda connection: os.getuid() + 1", ""),
         ("forkserver.ROOT = Path('/elsewhere')", ""),
+        ("import itertools; forkserver._code = map(lambda n: {'x': n}, itertools.count()).__next__", "was edited"),
     ],
-    ids=["threads", "memory", "another user", "other code"],
+    ids=["threads", "memory", "another user", "other code", "edited code"],
 )
 def test_where_nothing_can_be_forked_jobs_are_new_processes(write, tmp_path, code, said):
     server = Server(tmp_path, code)
     try:
-        child = server.start(write("print(forkserver._served is None)"))
+        child = server.start(write("print(forks.served is None)"))
         assert child.communicate(timeout=20) == ("True\n", "")
         assert said in server.said.read_text()
     finally:
@@ -243,15 +244,15 @@ def test_the_socket_is_its_owners_alone(tmp_path, monkeypatch):
     monkeypatch.setenv(forkserver.ADDRESS, "")
     started = []
     monkeypatch.setattr(forkserver.subprocess, "Popen", lambda words, **options: started.append((words, options)))
-    old = folder / ".snakemake/forkserver-999999999"
+    old = folder / f".snakemake/forkserver-{os.uname().nodename}-999999999"
     old.mkdir()
     forkserver.start(folder, {"OMP_NUM_THREADS": "1"}, ["PYTHONPATH"])
     place = Path(os.environ[forkserver.ADDRESS])
-    assert place == folder / f".snakemake/forkserver-{os.getpid()}"
+    assert place == folder / f".snakemake/forkserver-{os.uname().nodename}-{os.getpid()}"
     assert place.stat().st_mode & 0o777 == 0o700
     assert not old.exists(), "of a driver that was killed"
     ((words, options),) = started
-    assert words[1:] == [str(forkserver.PROGRAM), str(place), "OMP_NUM_THREADS"]
+    assert words[1:] == [str(forkserver.PROGRAM), str(place), str(os.getpid()), "OMP_NUM_THREADS"]
     assert options["start_new_session"]
     assert "PYTHONPATH" not in options["env"]
     monkeypatch.setattr(forkserver, "_peer", lambda connection: os.getuid() + 1)
@@ -271,10 +272,10 @@ def test_where_there_are_no_sockets_there_is_no_server(tmp_path, monkeypatch):
 
 
 def test_modules_imported_with_other_variables_are_not_forked(monkeypatch):
-    assert not forkserver.is_fork({"OMP_NUM_THREADS": "1"}), "this is no fork at all"
-    monkeypatch.setattr(forkserver, "_served", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
-    assert forkserver.is_fork({"OMP_NUM_THREADS": "1"})
-    assert not forkserver.is_fork({"OMP_NUM_THREADS": "2"})
+    assert not forks.is_fork({"OMP_NUM_THREADS": "1"}), "this is no fork at all"
+    monkeypatch.setattr(forks, "served", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+    assert forks.is_fork({"OMP_NUM_THREADS": "1"})
+    assert not forks.is_fork({"OMP_NUM_THREADS": "2"})
 
 
 def test_a_server_ends_with_its_snakemake(tmp_path):
@@ -290,7 +291,7 @@ def test_a_server_ends_with_its_snakemake(tmp_path):
     driver = subprocess.Popen([sys.executable, "-c", code], env=environment())
     until(lambda: children(driver.pid))
     (server,) = children(driver.pid)
-    folder = tmp_path / f".snakemake/forkserver-{driver.pid}"
+    folder = tmp_path / f".snakemake/forkserver-{os.uname().nodename}-{driver.pid}"
     until(lambda: Path(f"/proc/{server}/comm").read_text() == "fork server\n")
     driver.kill()
     driver.wait()
@@ -299,25 +300,37 @@ def test_a_server_ends_with_its_snakemake(tmp_path):
 
 def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
     """The patched scheduler: a timer only where the rate limit held jobs back, and one."""
-    from snakemake.scheduling.job_scheduler import JobScheduler
+    from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
+    from snakemake.settings.types import MaxJobsPerTimespan
 
     from shardlab.launch import reevaluation
 
+    for name in ("get_free_jobs", "register_jobs"):
+        monkeypatch.setattr(JobRateLimiter, name, getattr(JobRateLimiter, name))
     monkeypatch.setattr(JobScheduler, reevaluation.METHOD, getattr(JobScheduler, reevaluation.METHOD))
     reevaluation.install()
     look_again = getattr(JobScheduler, reevaluation.METHOD)
     assert look_again is reevaluation.once
-    free, looks = [5], threading.Semaphore(0)
-    limiter = SimpleNamespace(timespan=0.05, get_free_jobs=lambda: free[0])
-    scheduler = SimpleNamespace(job_rate_limiter=limiter, _open_jobs=looks)
+    looks, ready = threading.Semaphore(0), ["a job"]
+    limiter = JobRateLimiter(MaxJobsPerTimespan(5, "100ms"))
+    dag = SimpleNamespace(ready_jobs=ready)
+    scheduler = SimpleNamespace(job_rate_limiter=limiter, _open_jobs=looks, workflow=SimpleNamespace(dag=dag))
+    assert limiter.get_free_jobs() == 5
+    limiter.register_jobs(4)
     look_again(scheduler, 0.05)
     assert not looks.acquire(timeout=0.2), "no job was held back"
-    free[0] = 0
+    assert limiter.get_free_jobs() == 5
+    limiter.register_jobs(5)
+    time.sleep(0.15)  # as starting them may take longer than the limit's time
     for _ in range(3):
         look_again(scheduler, 0.05)
     assert looks.acquire(timeout=5)
     assert not looks.acquire(timeout=0.2), "one timer for all three"
     look_again(scheduler, 0.05)
     assert looks.acquire(timeout=5), "the next one"
+    limiter.get_free_jobs()
+    ready.clear()
+    look_again(scheduler, 0.05)
+    assert looks.acquire(timeout=5), "something else is waited for"
     monkeypatch.delattr(JobScheduler, reevaluation.METHOD)
     reevaluation.install()

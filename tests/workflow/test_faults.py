@@ -183,13 +183,15 @@ def test_the_fork_server_is_killed(tree):
     assert all_of_them["attempts"][1]["why"].startswith("lost")
     assert alone["weights"] == all_of_them["weights"]
     left = [path.name for path in (tree.path / ".snakemake").glob("forkserver-*")]
-    assert left == [f"forkserver-{driver.pid}"], "of a server that was killed, until the next call"
+    assert left == [f"forkserver-{os.uname().nodename}-{driver.pid}"], (
+        "of a server that was killed, until the next call"
+    )
     survived("fork server killed", "SIGKILL", *cost(alone["attempts"] * 2, 0), layer="workflow")
 
 
 def forked(tree, driver):
     """The fork server of a driver, and all its forks that live."""
-    name = f"{tree.path}/.snakemake/forkserver-{driver.pid}\0"
+    name = f"{tree.path}/.snakemake/forkserver-{os.uname().nodename}-{driver.pid}\0"
     found = []
     for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda place: int(place.name)):
         try:

@@ -26,7 +26,8 @@ rule resolve:
     shell:
         # What this process has resolved already, when it read the configuration.
         "printf %s {params.misfit:q} > {log}; ! grep -q ^error: {log} &&"
-        " printf %s {params.run:q} | python -m json.tool --indent 2 > {output}.new && mv {output}.new {output}"
+        " printf %s {params.run:q} | python -I -m json.tool --indent 2 > {output}.new"
+        " && sync {output}.new && mv {output}.new {output}"
 
 
 # Initial weights, and what they reach on the test split before any training.

@@ -95,10 +95,15 @@ class Story:
             write_text(done, f"{metrics.now()}\n")
         return 0
 
-    def forget_done(self, done: Path | None) -> None:
-        """The run is not done any more: what an interrupted training leaves must not be taken for the one before."""
+    def forget_done(self, done: Path | None, *, checkpoints: bool) -> None:
+        """The run is not done any more: if the next training is interrupted, the one before must not be taken for it.
+
+        ``checkpoints``: nor go on from those of the one before.
+        """
         if done:
             done.unlink(missing_ok=True)
+        if checkpoints:
+            shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
         (self.folder / "train.json").unlink(missing_ok=True)
         (self.folder / SEEN).unlink(missing_ok=True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from shardlab.errors import UserError
-from shardlab.launch import forkserver, processes, script, slurm
+from shardlab.launch import forks, processes, script, slurm
 from shardlab.launch.script import Command
 from shardlab.settings.types import Run
 
@@ -66,20 +66,22 @@ class Child:
             preexec_fn=self._follow_me,
         )
 
-    def _forked(self, program: list[str], file: IO[bytes] | None) -> forkserver.Fork:
+    def _forked(self, program: list[str], file: IO[bytes] | None) -> forks.Fork:
         """The same without a shell, in a fork of this process, which has imported most of what the program needs."""
 
         def run() -> None:
             os.setpgid(0, 0)
+            with open(os.devnull, "rb") as nothing:  # noqa: PTH123
+                os.dup2(nothing.fileno(), 0)
             if file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
             for name in self.site.environment_clear:
                 os.environ.pop(name, None)
             os.environ.update(script.environment(self.site))
-            forkserver.run_script(program)
+            forks.run_script(program)
 
-        return forkserver.Fork(run, self.signal)
+        return forks.Fork(run, self.signal)
 
     def stop(self, why: str) -> None:
         """Ask a training to save and end; what has not ended in time, and any other stage, gets a signal."""

@@ -15,7 +15,6 @@ Nothing here imports torch.
 """
 
 import gc
-import importlib.util
 import json
 import os
 import select
@@ -25,13 +24,15 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardlab.errors import run_program
 from shardlab.files import ROOT
-from shardlab.launch import processes
+from shardlab.launch import forks, processes
+from shardlab.launch.forks import FORWARDED
 
 ADDRESS = "SHARDLAB_FORKSERVER"
 """Environment variable with the folder of the server's socket."""
@@ -47,16 +48,7 @@ IMPORTS = (
     "shardlab.strategies.zero",
 )
 """Modules that most jobs need. What else one needs it imports itself."""
-FORWARDED = (*processes.STOP, signal.SIGQUIT)
-"""Signals that the client hands on to its job."""
 BEGUN = b"1"
-_served: dict[str, str] | None = None
-"""In a fork of a server: the environment that its modules were imported with."""
-
-
-def is_fork(environment: dict[str, str]) -> bool:
-    """Whether this process was forked from a server whose modules were imported with these environment variables."""
-    return _served is not None and environment.items() <= _served.items()
 
 
 # The client
@@ -65,8 +57,9 @@ def is_fork(environment: dict[str, str]) -> bool:
 def delegate() -> None:
     """Have the server run this program, and leave this process with its status; return where that cannot be."""
     folder = os.environ.get(ADDRESS)
-    if not folder or _served is not None:
+    if not folder or forks.served is not None:
         return
+    driver = processes.snakemake_of(os.getpid())
     try:
         connection = connect(Path(folder))
     except OSError:
@@ -82,7 +75,7 @@ def delegate() -> None:
     before = {number: signal.signal(number, forward) for number in FORWARDED}
     began = answer = b""
     try:
-        _send_request(connection)
+        _send_request(connection, driver)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         began = connection.recv(1)
         answer = connection.recv(4, socket.MSG_WAITALL)
@@ -92,8 +85,8 @@ def delegate() -> None:
         _end(*struct.unpack("!i", answer))
     if received:
         _end(-received[0])
-    if began and processes.snakemake_of(os.getpid()) is None:
-        sys.exit("error: the job was lost with the process that forked it, and its Snakemake has ended.")
+    if (began or driver) and processes.snakemake_of(os.getpid()) is None:
+        sys.exit("error: the job was lost with the process that forked it, and there is no Snakemake that asks for it.")
     for number, handler in before.items():
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
@@ -121,9 +114,9 @@ def connect(folder: Path) -> socket.socket:
     return connection
 
 
-def _send_request(connection: socket.socket) -> None:
-    request = {"words": sys.argv, "folder": str(Path.cwd()), "environment": dict(os.environ), "root": str(ROOT)}
-    text = json.dumps(request | {"client": os.getpid()}).encode()
+def _send_request(connection: socket.socket, driver: int | None) -> None:
+    request = {"words": sys.argv, "folder": str(Path.cwd()), "environment": dict(os.environ), "driver": driver}
+    text = json.dumps(request | {"code": [str(ROOT), sys.executable]}).encode()
     socket.send_fds(connection, [struct.pack("!i", len(text))], [0, 1, 2])
     connection.sendall(text)
 
@@ -148,16 +141,18 @@ def start(project: Path, environment: dict[str, str], cleared: Iterable[str]) ->
     """
     if not sys.platform.startswith("linux"):
         return
-    folders = project / ".snakemake"
-    for left in folders.glob("forkserver-*"):  # by one that was killed
-        if not Path("/proc", left.name.rpartition("-")[2]).exists():
+    folders, host = project / ".snakemake", os.uname().nodename
+    for left in folders.glob(f"forkserver-{host}-*"):  # by one of this machine that was killed
+        pid = left.name.rpartition("-")[2]
+        if pid == str(os.getpid()) or not Path("/proc", pid).exists():
             shutil.rmtree(left, ignore_errors=True)
-    folder = folders / f"forkserver-{os.getpid()}"
+    folder = folders / f"forkserver-{host}-{os.getpid()}"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with listen(folder) as listener, (folder / "log").open("wb") as log:
+        os.close(os.pidfd_open(os.getpid()))  # which monitors need: Linux 5.3
+        folder.mkdir(mode=0o700, parents=True)
+        with listen(folder) as listener, (folders / "forkserver.log").open("wb") as log:
             inherited = {key: value for key, value in os.environ.items() if key not in {*cleared}}
-            words = [sys.executable, str(PROGRAM), str(folder.resolve()), *environment]
+            words = [sys.executable, str(PROGRAM), str(folder.resolve()), str(os.getpid()), *environment]
             subprocess.Popen(
                 words,
                 stdin=listener.fileno(),
@@ -206,19 +201,23 @@ def _peer(connection: socket.socket) -> int:
 
 def serve(listener: socket.socket, prepare: Callable[[], None], environment: dict[str, str]) -> NoReturn:
     """Fork a monitor for each connection, for ever. ``prepare`` imports; it is called at the first one."""
-    prepared = False
-    # Monitors end unseen.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    code: dict[str, int] = {}
+    added: dict[str, str] = {}
     while True:
         connection, _ = listener.accept()
         with connection:
             if _peer(connection) != os.getuid():
                 continue
-            if not prepared:
+            if not code:
+                code, before = _code(), dict(os.environ)
                 prepare()
+                added = {name: value for name, value in os.environ.items() if name not in before}
                 gc.collect()
                 gc.freeze()  # collections in a fork would otherwise copy all of its memory
-                prepared = True
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # monitors end unseen
+            if code != _code():
+                print("note: the code was edited since it was imported; nothing is forked.", flush=True)
+                continue
             if threads() > 1:
                 print(f"error: {threads()} threads after the imports; nothing is forked.", flush=True)
                 continue
@@ -230,9 +229,16 @@ def serve(listener: socket.socket, prepare: Callable[[], None], environment: dic
             if child == 0:
                 listener.close()
                 try:
-                    _monitor(connection, environment)
+                    _monitor(connection, environment, added)
+                except BaseException:
+                    traceback.print_exc()
                 finally:
                     os._exit(0)
+
+
+def _code() -> dict[str, int]:
+    """When each of this project's programs and modules was changed."""
+    return {str(path): path.stat().st_mtime_ns for path in (ROOT / "scripts").rglob("*.py")}
 
 
 def threads() -> int:
@@ -240,19 +246,22 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208
 
 
-def _monitor(connection: socket.socket, environment: dict[str, str]) -> None:
+def _monitor(connection: socket.socket, environment: dict[str, str], added: dict[str, str]) -> None:
     """Fork the job of a connection; hand on the client's signals, and the job's status."""
-    for number in (signal.SIGCHLD, *processes.STOP):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for (
+        number
+    ) in FORWARDED:  # what is sent to all processes is for the job; a monitor ends with that or with its client
+        signal.signal(number, signal.SIG_IGN)
     processes.name("fork monitor")
     prefix, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
     if len(prefix) < 4:
         return
     (length,) = struct.unpack("!i", prefix)
     request = json.loads(connection.recv(length, socket.MSG_WAITALL))
-    if request["root"] != str(ROOT):
-        return  # a client with other code than this server imported
-    job = Fork(lambda: _job(connection, request, descriptors, environment))
+    if request["code"] != [str(ROOT), sys.executable]:
+        return  # not what this server imported
+    job = forks.Fork(lambda: _job(connection, request, descriptors, environment, added))
     for descriptor in descriptors:
         os.close(descriptor)
     connection.sendall(BEGUN)
@@ -270,67 +279,21 @@ def _monitor(connection: socket.socket, environment: dict[str, str]) -> None:
 
 
 def _job(
-    connection: socket.socket, request: dict[str, Any], descriptors: list[int], environment: dict[str, str]
+    connection: socket.socket,
+    request: dict[str, Any],
+    descriptors: list[int],
+    environment: dict[str, str],
+    added: dict[str, str],
 ) -> None:
     """Become the program of a request."""
-    global _served
     connection.close()
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    _served = environment
+    forks.served = environment
     os.environ.clear()
-    os.environ.update(request["environment"])
-    processes.client = request["client"]
+    os.environ.update(added | request["environment"])  # added: by imports, for themselves
+    tempfile.tempdir = None  # which follows the environment
+    processes.driver = request["driver"]
     os.chdir(request["folder"])
-    run_script(request["words"])
-
-
-# Forks
-
-
-class Fork:
-    """A forked process, with the methods of subprocess.Popen that a launcher needs."""
-
-    def __init__(self, target: Callable[[], None], die_by: int = signal.SIGKILL) -> None:
-        """Call ``target`` in a fork, which gets the signal ``die_by`` when this process ends."""
-        import multiprocessing
-
-        def run() -> None:
-            processes.obey(FORWARDED)
-            processes.die_with_parent(die_by, parent)
-            target()
-
-        parent = os.getpid()
-        self._process = multiprocessing.get_context("fork").Process(target=run)
-        self._process.start()
-        self.pid = int(self._process.pid or 0)
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
-        if self._process.exitcode is None:
-            os.kill(self.pid, number)
-
-    def wait(self) -> int:
-        """Wait for its end; returns its status, of a signal its negative number."""
-        self._process.join()
-        return int(self._process.exitcode or 0)
-
-
-def run_script(words: list[str]) -> None:
-    """Run a program of this project, with its arguments, as Python would in a process of its own.
-
-    It is imported, not run as ``__main__``: torchrun calls ``inspect.stack`` at each step of a rendezvous, which looks
-    through all modules for each frame that is in none of them.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=stream.isatty() or stream is sys.stderr)  # type: ignore[union-attr]
-    name = Path(words[0]).stem
-    processes.name(name)
-    sys.argv = words
-    spec = importlib.util.spec_from_file_location(name, words[0])
-    assert spec, words[0]
-    assert spec.loader, words[0]
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    run_program(module.main)
+    forks.run_script(request["words"])

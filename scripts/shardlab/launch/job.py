@@ -4,6 +4,7 @@ Nothing here imports torch.
 """
 
 import argparse
+import os
 import re
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import ROOT, lock
-from shardlab.launch import container, script, slurm
+from shardlab.launch import container, processes, script, slurm
 from shardlab.launch.attempts import Story
 from shardlab.launch.child import Child
 from shardlab.launch.images import read_image
@@ -36,6 +37,7 @@ def main(description: str | None) -> int:
     parser.add_argument("--afresh", action="store_true", help="train: begin at the first step, whatever there is")
     parser.add_argument("--dry-run", action="store_true", help="print the shell lines and stop")
     args, others = parser.parse_known_args()
+    processes.driver = processes.driver or processes.snakemake_of(os.getpid())
 
     run = read_run(args.settings)
     image = image_of(run, args.image, dry_run=args.dry_run)
@@ -58,7 +60,7 @@ def main(description: str | None) -> int:
     if args.stage != "train":
         return Child(run, what).run(command)
     folder = args.settings.parent
-    patience = run.site.stop_seconds
+    patience = run.site.stop_seconds + 5
     try:
         with lock(folder / ".lock", "trained", slurm.holder(), slurm.in_queue, patience) as descriptor:
             story = Story(run, folder, fingerprint, args.weights)
@@ -94,10 +96,10 @@ def train(
     if finished == story.identity and not (afresh or story.was_seen()):
         print(f"{name} had come to its end; nothing is trained again.", flush=True)
         return story.note_done(done)
-    story.forget_done(done)
     story.refuse_hopeless()
     story.check_room()
     afresh = afresh or story.begins_afresh(finished)
+    story.forget_done(done, checkpoints=afresh and not any(word.startswith("--resume") for word in program))
     child = Child(run, name, descriptor, story.folder)
     with story.attempt() as attempt:
         words = [*program, f"--attempt={attempt.number}", *recomputation(run, story.folder)] + ["--afresh"] * afresh

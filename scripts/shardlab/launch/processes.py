@@ -18,8 +18,8 @@ REQUEST = ".stop"
 """File in a run's folder that asks its ranks to save and end, and says why."""
 TORCHRUN = "SHARDLAB_TORCHRUN"
 """Environment variable with the process id of the torchrun that started a rank."""
-client: int | None = None
-"""In a fork of a server (forkserver.py): the process that it works for, and whose ancestors count as its own."""
+driver: int | None = None
+"""The Snakemake that this process works for, found when a job begins; a fork of a server (forkserver.py) is told."""
 _asked: list[int] = []
 
 
@@ -76,11 +76,14 @@ def die_with_parent(number: int, parent: int | None = None) -> None:
 
 def watch_snakemake(ended: Callable[[], None]) -> None:
     """Call ``ended`` once the Snakemake that this process works for has ended; where there is none, never."""
-    pid = snakemake_of(client or os.getpid())
+    pid = driver or snakemake_of(os.getpid())
     if pid is None:
         return
     try:
         descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:  # it ended just now
+        ended()
+        return
     except OSError:
         return
 

@@ -16,19 +16,38 @@ METHOD = "_schedule_reevalutation"
 
 def install() -> None:
     """Change the scheduler, where this Snakemake has the method."""
-    from snakemake.scheduling.job_scheduler import JobScheduler
+    from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
 
     begin = getattr(JobScheduler, METHOD, None)
     if begin is None:
         print(f"warning: Snakemake's scheduler has no {METHOD}; use the version in envs/workflow.txt.", file=sys.stderr)
     elif begin is not once:
         setattr(JobScheduler, METHOD, once)
+        _note_what_is_left(JobRateLimiter)
+
+
+def _note_what_is_left(limiter: Any) -> None:
+    """Have a rate limiter note how many jobs it still let through in the pass that just ended."""
+    free, register = limiter.get_free_jobs, limiter.register_jobs
+
+    def get_free_jobs(self: Any) -> int:
+        self.left = free(self)
+        return int(self.left)
+
+    def register_jobs(self: Any, count: int) -> None:
+        register(self, count)
+        self.left -= count
+
+    limiter.get_free_jobs, limiter.register_jobs = get_free_jobs, register_jobs
 
 
 def once(scheduler: Any, delay: float) -> None:
-    """In place of the method: start a timer where the rate limit held jobs back, unless one is running."""
+    """In place of the method: start a timer where the rate limit held jobs back, unless one is running.
+
+    Without ready jobs it is asked for by something else than the limit (input that comes by a queue).
+    """
     limiter = scheduler.job_rate_limiter
-    held_back = limiter is None or delay != limiter.timespan or limiter.get_free_jobs() == 0
+    held_back = limiter is None or limiter.left <= 0 or not scheduler.workflow.dag.ready_jobs
     pending = getattr(scheduler, "pending_reevaluation", None)
     if not held_back or (pending is not None and not pending.finished.is_set()):
         return

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from shardlab.launch import container, forkserver
+from shardlab.launch import container, forks
 from shardlab.launch.processes import STOP
 from shardlab.launch.stages import Scope
 from shardlab.settings.sites import SiteRuntime, Srun
@@ -34,7 +34,7 @@ def command(run: Run, program: list[str], image: Path | None, scope: Scope) -> C
     site = run.site
     plain = not (image or site.srun or site.before or site.environment_node) and site.device == "cpu"
     forked = shlex.split(" ".join(_words(run, program, scope))) if plain else None
-    return Command(lines(run, program, image, scope), forked if forkserver.is_fork(environment(site)) else None)
+    return Command(lines(run, program, image, scope), forked if forks.is_fork(environment(site)) else None)
 
 
 def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str:

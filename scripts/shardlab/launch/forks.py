@@ -1,0 +1,69 @@
+"""Forks of this process, which has imported what programs need. Nothing here imports torch."""
+
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from shardlab.errors import run_program
+from shardlab.launch import processes
+
+FORWARDED = (*processes.STOP, signal.SIGQUIT)
+"""Signals that are handed on to a fork."""
+served: dict[str, str] | None = None
+"""In a fork of a server: the environment that its modules were imported with."""
+
+
+def is_fork(environment: dict[str, str]) -> bool:
+    """Whether this process was forked from a server whose modules were imported with these environment variables."""
+    return served is not None and environment.items() <= served.items()
+
+
+class Fork:
+    """A forked process, with the methods of subprocess.Popen that a launcher needs."""
+
+    def __init__(self, target: Callable[[], None], die_by: int = signal.SIGKILL) -> None:
+        """Call ``target`` in a fork, which gets the signal ``die_by`` when this process ends."""
+        import multiprocessing
+
+        def run() -> None:
+            processes.obey(FORWARDED)
+            processes.die_with_parent(die_by, parent)
+            target()
+
+        parent = os.getpid()
+        self._process = multiprocessing.get_context("fork").Process(target=run)
+        self._process.start()
+        self.pid = int(self._process.pid or 0)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Wait for its end; returns its status, of a signal its negative number."""
+        self._process.join()
+        code = self._process.exitcode
+        return 1 if code is None else code
+
+
+def run_script(words: list[str]) -> None:
+    """Run a program of this project, with its arguments, as Python would in a process of its own.
+
+    It is imported, not run as ``__main__``: torchrun calls ``inspect.stack`` at each step of a rendezvous, which looks
+    through all modules for each frame that is in none of them.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=stream.isatty() or stream is sys.stderr)  # type: ignore[union-attr]
+    name = Path(words[0]).stem
+    processes.name(name)
+    sys.argv = words
+    spec = importlib.util.spec_from_file_location(name, words[0])
+    assert spec, words[0]
+    assert spec.loader, words[0]
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    run_program(module.main)
