@@ -186,7 +186,7 @@ def test_the_fork_server_is_killed(tree):
     assert left == [f"forkserver-{os.uname().nodename}-{driver.pid}"], (
         "of a server that was killed, until the next call"
     )
-    survived("fork server killed", "SIGKILL", *cost(alone["attempts"] * 2, 0), layer="workflow")
+    survived("fork server killed", "SIGKILL", *cost(all_of_them["attempts"], 1), layer="workflow")
 
 
 def forked(tree, driver):
