@@ -30,9 +30,14 @@ def main() -> None:
 
     for name in filter(None, args.imports.split(",")):
         import_module(name)
-    processes.name("torchrun")
     os.environ[processes.TORCHRUN] = str(os.getpid())
-    torchrun.main(["--run-path", "--start-method=fork", *words] if args.imports else words)
+    if not args.imports:
+        torchrun.main(words)
+        return
+    # Else the first ranks connect to a thread of this process while the others are forked: it looks up their names, and
+    # a fork at that moment inherits glibc's lock of the resolver, on which it would wait for ever.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    torchrun.main(["--run-path", "--start-method=fork", *words])
 
 
 if __name__ == "__main__":

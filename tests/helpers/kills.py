@@ -26,6 +26,8 @@ MARK = "SHARDLAB_TRIAL"
 """Environment variable by which all processes of a trial are found, whoever their parent is by now."""
 ROLES = ("launch", "torchrun", "rank 0", "rank 1", "job", "monitor")
 """The last two where launch.py hands itself over to a fork server: its fork, and the process that waits for that."""
+TORCHRUN = "pt_elastic"
+"""What torchrun names itself."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 STEPS = 60
 GIVEN = 40
@@ -106,8 +108,8 @@ class Trial:
                 role = "job"
                 if above == "fork monitor":
                     found["monitor"] = int(parent)
-            elif name == "torchrun":
-                role = "rank" if above == "torchrun" else "torchrun"  # a fork has its parent's name at first
+            elif name == TORCHRUN:
+                role = "rank" if above == TORCHRUN else "torchrun"  # a fork has its parent's name at first
             elif name.startswith("rank "):
                 role = name
             else:

@@ -155,7 +155,9 @@ def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_pat
     write_json(folder / "run.json", run | {"site": run["site"] | {"stop_seconds": 1}})
     (tmp_path / "init.safetensors").touch()
     # In place of training: ranks that say where they are and stay.
-    stays = "import os, time; os.write(1, f'here {os.getpid()}\\n'.encode()); time.sleep(600)"
+    # Forked while the first ones connect to a thread of torchrun, they could inherit a lock of that.
+    stays = "import os, time; assert os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'False'; "
+    stays += "os.write(1, f'here {os.getpid()}\\n'.encode()); time.sleep(600)"
     (tmp_path / "stays.py").write_text(stays)
     (tmp_path / "ranks.py").symlink_to(ROOT / "scripts/ranks.py")
     program = (
