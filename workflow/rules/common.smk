@@ -222,9 +222,7 @@ def start_forkserver():
     """Before the first job, where jobs run on this machine's CPU: what most of them import is then imported once."""
     site = SITE.place()
     if workflow.executor_plugin.name == "local" and site.device == "cpu" and not IMAGE:
-        forkserver.start(
-            Path.cwd(), script.environment(site), site.environment_clear
-        )
+        forkserver.start(Path.cwd(), script.environment(site), site.environment_clear)
 
 
 def check_executor():
