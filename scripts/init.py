@@ -21,13 +21,15 @@ from shardlab.training import distributed, evaluation, tasks
 
 
 def main() -> None:
-    """Build the model, save its weights, and write what they reach on the test split."""
+    """Build the model, save its weights and, where a report is asked for, write what they reach on the test split."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="run.json of any run of the workload")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
     parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")
-    parser.add_argument("--report", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--report", type=Path, help="JSON file to write with their test loss; needs --data")
+    parser.add_argument("--data", type=Path, help="folder of the prepared data set")
     args = parser.parse_args()
+    if args.report and not args.data:
+        parser.error("--report needs --data")
     run = read_run(args.settings)
     distributed.start(run.site.device)
     dtype = getattr(torch, run.recipe.dtype)
@@ -35,6 +37,9 @@ def main() -> None:
     models.check_plan(run.model, model)
     tasks.check_loss(run, model)
     save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
+    print(f"{models.parameter_count(model):,} parameters, seed {run.seed}")
+    if not args.report:
+        return
     report = InitialReport(
         identity=identity.of(run, store.fingerprint_of(args.data)),
         weights=sha256(args.output),
@@ -42,7 +47,7 @@ def main() -> None:
         loss=None if run.evaluated_sharded else evaluation.evaluate(run, args.data, args.output).loss,
     )
     report.write(args.report)
-    print(f"{report.parameters:,} parameters, seed {run.seed}, test loss {report.loss}")
+    print(f"test loss {report.loss}")
 
 
 if __name__ == "__main__":
