@@ -144,7 +144,7 @@ def test_one_target_trains_just_that_one_again(finished):
 def test_a_changed_recipe_trains_that_again_and_nothing_else(finished):
     workload = finished.path / "config/workloads/mlp.yaml"
     text = workload.read_text()
-    workload.write_text(text.replace("learning_rate: 0.01", "learning_rate: 0.02"))
+    workload.write_text(text.replace("learning_rate: 0.05", "learning_rate: 0.02"))
     jobs = finished.snakemake("-n", "all").stdout
     workload.write_text(text)
     assert "Training mlp under zero3" in jobs
