@@ -313,8 +313,11 @@ def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
     assert look_again is reevaluation.once
     looks, ready = threading.Semaphore(0), ["a job"]
     limiter = JobRateLimiter(MaxJobsPerTimespan(5, "100ms"))
-    dag = SimpleNamespace(ready_jobs=ready)
+    dag = SimpleNamespace(ready_jobs=[])
     scheduler = SimpleNamespace(job_rate_limiter=limiter, _open_jobs=looks, workflow=SimpleNamespace(dag=dag))
+    look_again(scheduler, 0.05)
+    assert looks.acquire(timeout=5), "something else is waited for, and the limit was never asked"
+    dag.ready_jobs = ready
     assert limiter.get_free_jobs() == 5
     limiter.register_jobs(4)
     look_again(scheduler, 0.05)

@@ -27,7 +27,7 @@ def install() -> None:
 
 
 def _note_what_is_left(limiter: Any) -> None:
-    """Have a rate limiter note how many jobs it still let through in the pass that just ended."""
+    """Have a rate limiter keep the number of jobs that it would still have let through in the last pass."""
     free, register = limiter.get_free_jobs, limiter.register_jobs
 
     def get_free_jobs(self: Any) -> int:
@@ -42,12 +42,12 @@ def _note_what_is_left(limiter: Any) -> None:
 
 
 def once(scheduler: Any, delay: float) -> None:
-    """In place of the method: start a timer where the rate limit held jobs back, unless one is running.
+    """Replace the method: start a timer where the rate limit held jobs back, unless one is running.
 
-    Without ready jobs it is asked for by something else than the limit (input that comes by a queue).
+    Without ready jobs the caller waits for something else (input from a queue), perhaps before it ever used the limit.
     """
     limiter = scheduler.job_rate_limiter
-    held_back = limiter is None or limiter.left <= 0 or not scheduler.workflow.dag.ready_jobs
+    held_back = limiter is None or not scheduler.workflow.dag.ready_jobs or limiter.left <= 0
     pending = getattr(scheduler, "pending_reevaluation", None)
     if not held_back or (pending is not None and not pending.finished.is_set()):
         return
