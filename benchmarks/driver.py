@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def seconds(jobs: int, how: str, scheduler: str, cores: int) -> tuple[float, float]:
-    """CPU and wall seconds of a call that runs so many jobs.
+    """CPU and wall seconds of a call that runs ``jobs`` jobs.
 
     Raises:
         UserError: it failed.
@@ -102,7 +102,7 @@ def seconds(jobs: int, how: str, scheduler: str, cores: int) -> tuple[float, flo
 
 
 def waiting(jobs: int, how: str, measured: float = 60) -> float:
-    """Part of a core that a driver takes while its jobs wait, over so many seconds."""
+    """Fraction of a core that a driver takes while its jobs wait, over ``measured`` seconds."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         (Path(folder) / "Snakefile").write_text(HELD.format(jobs=jobs))
         words = ["--executor", "slurm", "--jobs", str(jobs), "--slurm-status-command", "squeue", "--quiet", "all"]

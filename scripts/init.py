@@ -37,13 +37,14 @@ def main() -> None:
     models.check_plan(run.model, model)
     tasks.check_loss(run, model)
     save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
-    print(f"{models.parameter_count(model):,} parameters, seed {run.seed}")
+    parameters = models.parameter_count(model)
+    print(f"{parameters:,} parameters, seed {run.seed}")
     if not args.report:
         return
     report = InitialReport(
         identity=identity.of(run, store.fingerprint_of(args.data)),
         weights=sha256(args.output),
-        parameters=models.parameter_count(model),
+        parameters=parameters,
         loss=None if run.evaluated_sharded else evaluation.evaluate(run, args.data, args.output).loss,
     )
     report.write(args.report)

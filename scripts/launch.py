@@ -8,7 +8,7 @@ from shardlab.launch import forkserver
 
 
 def main() -> int:
-    """Start it from what the fork server has imported already, or as a process of its own."""
+    """Have the fork server run it, or run it here."""
     forkserver.delegate()
     from shardlab.launch import job  # which takes longer to import than many jobs take
 

@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument(
         "--imports",
         default="",
-        help="modules to import, before the ranks are forked (without: ranks are processes of their own, as on a GPU)",
+        help="modules to import before the ranks are forked (without: ranks are new processes, as on a GPU)",
     )
     args, words = parser.parse_known_args()
     from torch.distributed import run as torchrun
@@ -34,8 +34,8 @@ def main() -> None:
     if not args.imports:
         torchrun.main(words)
         return
-    # Else the first ranks connect to a thread of this process while the others are forked: it looks up their names, and
-    # a fork at that moment inherits glibc's lock of the resolver, on which it would wait for ever.
+    # Else the first ranks connect to a thread of this process while the others are forked. It looks up their names,
+    # and a rank forked at that moment inherits glibc's resolver lock and waits on it forever.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     torchrun.main(["--run-path", "--start-method=fork", *words])
 

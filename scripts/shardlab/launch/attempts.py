@@ -96,9 +96,9 @@ class Story:
         return 0
 
     def forget_done(self, done: Path | None, *, checkpoints: bool) -> None:
-        """The run is not done any more: if the next training is interrupted, the one before must not be taken for it.
+        """Remove what says that the run is done, so that an interrupted training is not mistaken for the previous one.
 
-        ``checkpoints``: nor go on from those of the one before.
+        ``checkpoints``: also remove those of the previous training, so that the next one does not resume from them.
         """
         if done:
             done.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ served: dict[str, str] | None = None
 
 
 def is_fork(environment: dict[str, str]) -> bool:
-    """Whether this process was forked from a server whose modules were imported with these environment variables."""
+    """True if this process was forked from a server that imported its modules with these environment variables."""
     return served is not None and environment.items() <= served.items()
 
 
@@ -51,7 +51,7 @@ class Fork:
 
 
 def run_script(words: list[str]) -> None:
-    """Run a program of this project, with its arguments, as Python would in a process of its own.
+    """Run a program of this project, with its arguments, as a new Python process would.
 
     It is imported, not run as ``__main__``: torchrun calls ``inspect.stack`` at each step of a rendezvous, which looks
     through all modules for each frame that is in none of them.

@@ -200,7 +200,7 @@ def _peer(connection: socket.socket) -> int:
 
 
 def serve(listener: socket.socket, prepare: Callable[[], None], environment: dict[str, str]) -> NoReturn:
-    """Fork a monitor for each connection, for ever. ``prepare`` imports; it is called at the first one."""
+    """Fork a monitor for each connection, until this process is ended. ``prepare`` imports, at the first connection."""
     code: dict[str, int] = {}
     added: dict[str, str] = {}
     while True:
@@ -223,7 +223,7 @@ def serve(listener: socket.socket, prepare: Callable[[], None], environment: dic
                 continue
             try:
                 child = os.fork()
-            except OSError as error:  # no memory: the job may still start as a process of its own
+            except OSError as error:  # no memory: the job may still start as a new process
                 print(f"error: no fork: {error}", flush=True)
                 continue
             if child == 0:
@@ -237,7 +237,7 @@ def serve(listener: socket.socket, prepare: Callable[[], None], environment: dic
 
 
 def _code() -> dict[str, int]:
-    """When each of this project's programs and modules was changed."""
+    """Modification times (ns) of this project's programs and modules."""
     return {str(path): path.stat().st_mtime_ns for path in (ROOT / "scripts").rglob("*.py")}
 
 
@@ -249,9 +249,8 @@ def threads() -> int:
 def _monitor(connection: socket.socket, environment: dict[str, str], added: dict[str, str]) -> None:
     """Fork the job of a connection; hand on the client's signals, and the job's status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for (
-        number
-    ) in FORWARDED:  # what is sent to all processes is for the job; a monitor ends with that or with its client
+    # Signals to all processes are for the job; a monitor ends with its job or its client.
+    for number in FORWARDED:
         signal.signal(number, signal.SIG_IGN)
     processes.name("fork monitor")
     prefix, descriptors, _, _ = socket.recv_fds(connection, 4, 3)

@@ -37,6 +37,7 @@ def main(description: str | None) -> int:
     parser.add_argument("--afresh", action="store_true", help="train: begin at the first step, whatever there is")
     parser.add_argument("--dry-run", action="store_true", help="print the shell lines and stop")
     args, others = parser.parse_known_args()
+    # A fork of a server has it from its client, whose ancestor Snakemake is.
     processes.driver = processes.driver or processes.snakemake_of(os.getpid())
 
     run = read_run(args.settings)

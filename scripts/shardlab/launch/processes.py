@@ -19,7 +19,7 @@ REQUEST = ".stop"
 TORCHRUN = "SHARDLAB_TORCHRUN"
 """Environment variable with the process id of the torchrun that started a rank."""
 driver: int | None = None
-"""The Snakemake that this process works for, found when a job begins; a fork of a server (forkserver.py) is told."""
+"""Process id of the Snakemake that this process works for: set when a job begins (job.py)."""
 _asked: list[int] = []
 
 
@@ -76,11 +76,10 @@ def die_with_parent(number: int, parent: int | None = None) -> None:
 
 def watch_snakemake(ended: Callable[[], None]) -> None:
     """Call ``ended`` once the Snakemake that this process works for has ended; where there is none, never."""
-    pid = driver or snakemake_of(os.getpid())
-    if pid is None:
+    if driver is None:
         return
     try:
-        descriptor = os.pidfd_open(pid)
+        descriptor = os.pidfd_open(driver)
     except ProcessLookupError:  # it ended just now
         ended()
         return

@@ -18,7 +18,7 @@ RENDEZVOUS = "RENDEZVOUS"
 
 
 class Command(NamedTuple):
-    """How a program starts at a site."""
+    """The start of a program at a site."""
 
     lines: str
     """Bash lines; they hold in a Slurm job's first node, or on this machine for a site without srun."""
@@ -27,14 +27,16 @@ class Command(NamedTuple):
 
 
 def command(run: Run, program: list[str], image: Path | None, scope: Scope) -> Command:
-    """How ``program`` (a script and its arguments) starts.
+    """The start of ``program`` (a script and its arguments).
 
-    A fork of a server does without a new Python on this machine's CPU, where no shell has anything to do before.
+    A fork of a server runs it itself on this machine's CPU, if no shell has to do anything first.
     """
     site = run.site
-    plain = not (image or site.srun or site.before or site.environment_node) and site.device == "cpu"
-    forked = shlex.split(" ".join(_words(run, program, scope))) if plain else None
-    return Command(lines(run, program, image, scope), forked if forks.is_fork(environment(site)) else None)
+    needs_shell = image or site.srun or site.before or site.environment_node
+    forked = None
+    if site.device == "cpu" and not needs_shell and forks.is_fork(environment(site)):
+        forked = shlex.split(" ".join(_words(run, program, scope)))
+    return Command(lines(run, program, image, scope), forked)
 
 
 def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str:
