@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := @$(BIN)/python scripts/install.py
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
-.PHONY: help run matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench bench-gpu check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help run matrix watch setup test test-cluster test-all test-all-here test-all-cluster mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # What can be made.
@@ -39,10 +39,16 @@ test-cluster: .venv/dev
 	$(PYTHON) tests/cluster/cluster.py prepare
 	$(BIN)/python -m pytest tests/cluster
 
-# Both, and the tests marked long.
+# Both, with the tests marked long, at the same time: on the cluster most of it is waiting for Slurm.
 test-all: .venv/dev
 	$(PYTHON) tests/cluster/cluster.py prepare
-	$(BIN)/python -m pytest --long
+	@$(MAKE) --no-print-directory --jobs=2 test-all-here test-all-cluster
+
+test-all-here:
+	$(BIN)/python -m pytest --long tests/unit tests/parity tests/workflow
+
+test-all-cluster:
+	$(BIN)/python -m pytest --long tests/cluster
 
 # Faults put into a copy of the code, one at a time: which test catches each.
 mutants: .venv/dev
@@ -70,14 +76,9 @@ site: .venv/dev
 pictures: .venv/dev
 	$(BIN)/python docs/pictures.py
 
-# On a machine with GPUs: the parity suite over NCCL, then two workloads of the matrix.
+# On a machine with one to eight GPUs: every strategy over NCCL against one GPU, that against a CPU, large models' speed.
 check-gpu: .venv/dev
 	$(BIN)/python benchmarks/check_gpu.py
-	$(BIN)/python benchmarks/gpu.py --workloads mnist llama2
-
-# Speed and memory of large models on one GPU, beside their plans.
-bench-gpu: .venv/dev
-	$(BIN)/python benchmarks/gpu_speed.py
 
 # Each but the last (of one test) is compiled within the ones before it, so that all fit into one environment.
 # A local build's tag (torch 2.13.0+cpu) is dropped: the host's pip settings choose the build.

@@ -1,30 +1,42 @@
 #!/usr/bin/env python3
-"""The parity suite on GPUs: every strategy that their number allows, over NCCL, against `single` on one of them.
+"""Check one to eight GPUs of a machine: every strategy against one of them, one against a CPU, and large models' speed.
 
-float64 has to agree to 1e-10, float32 (without TF32) to 5e-6 a step and 1e-4 at the test loss; bf16 is reported. With
-one GPU, parallel strategies run on one rank: their code and NCCL, without a second one to talk to.
+Equality: tiny trainings over NCCL, held to `single` at the gradients of step 0, each step's loss and gradient norm, and
+the test loss. float64 has to agree to 1e-10, float32 (without TF32) to 5e-6 a step and 1e-4 at the test loss; bf16 is
+reported. With one GPU, parallel strategies run on one rank: their code and NCCL, without a second one to talk to. The
+first workload in which a strategy is not equal ends the program.
+
+Speed: models of up to 7 B, next to their plans (trainers/large.py).
+
+Tables are printed as Markdown, row by row, and written as CSV.
 """
 
 import argparse
 import os
 import sys
 import tempfile
+from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from datetime import datetime
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import pandas as pd
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/parity"))
 
+from trainers import large  # type: ignore[import-not-found]
+from trainers.table import Table  # type: ignore[import-not-found]
+
 from shardlab.data import read, store
 from shardlab.data.encoders import encode
-from shardlab.errors import Unsupported, UserError, run_program
-from shardlab.files import write_text
+from shardlab.errors import UserError, run_program
 from shardlab.settings import load
 from shardlab.settings.types import Run
+from shardlab.training import device
 
 KINDS: dict[str, dict[str, str]] = {
     "float64": {"dtype": "float64"},
@@ -37,83 +49,232 @@ BOUNDS = {
     "float32": dict.fromkeys(("gradient", "loss", "norm"), 5e-6) | {"test": 1e-4},
 }
 """Arithmetic: largest relative differences to one device; bf16 has none."""
+FIGURES = {
+    "gradient": "gradient of step 0",
+    "loss": "training loss",
+    "norm": "gradient norm",
+    "test": "test loss",
+}
+"""Name in the table: in a sentence."""
+SLOWER = {"llama2": {"optimizer": {"learning_rate": 3e-4}}}
+"""Recipe in float32, as in the parity suite: AdamW's first steps make a whole update of the sign of a gradient that is
+nothing but rounding, and at llama2's own rate that alone can move a later norm by more than the bound."""
+BATCHES = (5, 7, 11)
+"""Samples of a step: the first of these that is more than the ranks, and that no number of them divides."""
+MOST = 8
+"""Ranks at most."""
+WORKLOADS = ("mlp", "mnist", "xsum", "vit", "llama2")
+TO_CPU = "single (GPU to CPU)"
+
+
+class Case(NamedTuple):
+    """A training, the one that it is held to, and the folders of both."""
+
+    label: str
+    arithmetic: str
+    run: Run
+    reference: Run
+    mine: str
+    theirs: str
 
 
 def main() -> None:
-    """Train all cases, print and write the table; fail if one is outside of its bounds."""
+    """Run the sections; a strategy that is not equal ends the program."""
+    args = options().parse_args()
+    # This process never touches a GPU: plans are made in forks of it, and its memory would count as the models'.
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=device.exact) as apart:
+        names = apart.submit(seen, args.device).result()
+        ranks = enough(len(names), args.ranks) if args.device == "cuda" else args.ranks or 2
+        print(heading(names[:ranks]))
+        if args.only != "speed":
+            equality(args, ranks, apart)
+    if args.only != "equal":
+        table = Table(args.output / "check_gpu_speed.csv", large.COLUMNS, large.shown)
+        for row in large.measured(args.models, args.device, ranks, args.steps, args.place):
+            table.add([row])
+
+
+def options() -> argparse.ArgumentParser:
+    """Words of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try this program")
-    parser.add_argument("--ranks", type=int, help="ranks (default: the GPUs that are there)")
-    parser.add_argument("--workloads", nargs="+", default=["mlp", "mnist", "xsum", "vit", "llama2"])
-    parser.add_argument("--output", type=Path, default=Path("results/check_gpu.csv"), help="CSV file to write")
-    args = parser.parse_args()
-    ranks = args.ranks or torch.cuda.device_count()
-    if (args.device == "cuda" and ranks > torch.cuda.device_count()) or not ranks:
-        raise UserError(
-            f"PyTorch sees {torch.cuda.device_count()} GPUs here; run this where there are {max(ranks, 1)}."
-        )
+    parser.add_argument(
+        "--ranks", type=int, choices=range(1, MOST + 1), metavar="N", help="ranks (default: all GPUs, up to 8)"
+    )
+    parser.add_argument("--only", choices=["equal", "speed"], help="one of the two sections")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS, help="of the first section")
+    parser.add_argument(
+        "--strategies", nargs="+", choices=known(), metavar="NAME", default=known(), help="of the first section"
+    )
+    parser.add_argument("--models", default="", help="second section: models whose name has this in it")
+    parser.add_argument("--steps", type=int, default=20, help="second section: steps of each training")
+    parser.add_argument("--place", type=Path, help="folder for weights of up to 27 GB (default: a temporary one)")
+    parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV files")
+    return parser
+
+
+def known() -> list[str]:
+    """All strategies."""
+    return list(load.read_yaml(load.CONFIG / "strategies.yaml"))
+
+
+def seen(kind: str) -> list[str]:
+    """Name of each GPU, or one for all ranks that share a CPU."""
+    count = torch.accelerator.device_count() if kind == "cuda" else 1
+    return [device.name(each) for each in device.of_process(kind, count)]
+
+
+def enough(found: int, asked: int | None) -> int:
+    """Ranks: as many as were asked for, or as there are GPUs.
+
+    Raises:
+        UserError: there are fewer GPUs.
+    """
+    ranks = asked or max(1, min(found, MOST))
+    if ranks > found:
+        raise UserError(f"PyTorch sees {found} GPUs here, and this needs {ranks}; --device cpu tries it without.")
+    return ranks
+
+
+def heading(names: list[str]) -> str:
+    """Date, devices and versions: the line above the tables."""
+    now = datetime.now()
+    devices = ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
+    below = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+    versions = [f"PyTorch {torch.__version__}", *(f"{name} {version}" for name, version in below.items() if version)]
+    return f"{now.day} {now:%B %Y}, {devices}, {', '.join(versions)}"
+
+
+def equality(args: argparse.Namespace, ranks: int, apart: ProcessPoolExecutor) -> None:
+    """Train all cases and print the table.
+
+    Raises:
+        UserError: a strategy is not equal; its workload is the last one in the table.
+    """
     from group import Server  # type: ignore[import-not-found]
 
-    # Also for the processes that are started: convolutions use TF32 by default, which is no float32.
-    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
-    server = Server()
+    columns = ["workload", "strategy", "ranks", "devices", "arithmetic", *FIGURES, "equal"]
+    table = Table(args.output / "check_gpu_equality.csv", columns, "{:.0e}".format)
+    server = Server({"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
     try:
-        with tempfile.TemporaryDirectory() as place:
-            rows = [row for name in args.workloads for row in compare(server, Path(place), name, args.device, ranks)]
+        with tempfile.TemporaryDirectory() as folder:
+            for workload in args.workloads:
+                place = Path(folder) / workload
+                place.mkdir()
+                found = cases(workload, args.strategies, args.device, ranks)
+                train(server, place, found, args.device)
+                rows = apart.submit(compared, place, found).result()
+                table.add(rows)
+                judge(rows)
     finally:
         server.stop()
-    table = pd.DataFrame(rows)
-    write_text(args.output, table.to_csv(index=False))
-    print(table.to_markdown(index=False, floatfmt=".0e"))
-    if bad := [f"{row.strategy} x {row.workload} ({row.arithmetic})" for row in table[~table.good].itertuples()]:
-        raise UserError(f"outside of the bounds {BOUNDS}: {', '.join(bad)}.")
 
 
-def compare(server: Any, place: Path, workload: str, device: str, ranks: int) -> list[dict[str, Any]]:
-    """Rows of one workload: each strategy in each arithmetic."""
-    from group import differences, job
-
-    from helpers.common import save_initial  # type: ignore[import-not-found]
-
-    data = place / workload
-    single = {kind: run_of(workload, "single", device, 1, kind) for kind in KINDS}
-    store.write(data, single["float64"].data, *encode(single["float64"].data, read(single["float64"].data, place)))
-    cases: dict[tuple[str, str], Run] = {}
-    for strategy in load.read_yaml(load.CONFIG / "strategies.yaml"):
-        for kind in KINDS:
-            try:
-                run = run_of(workload, strategy, device, ranks, kind)
-            except UserError:
-                continue  # needs more ranks, or makes no sense here
-            if strategy != "single" and run.world_size in (1, ranks) and run.devices_per_rank <= ranks:
-                cases[strategy, kind] = run
-    for run in single.values():
-        save_initial(run, place / f"{workload}-{run.recipe.dtype}")
-
-    def asked(run: Run, name: str) -> Any:
-        return job(run, data, place / f"{workload}-{run.recipe.dtype}", place / f"{workload}-{name}")
-
-    server.work_off([asked(run, f"single-{kind}") for kind, run in single.items()], place, 1)
-    server.work_off([asked(run, "-".join(case)) for case, run in cases.items()], place, ranks, group=True)
-    rows = []
-    for (strategy, kind), run in cases.items():
-        names = [place / f"{workload}-{name}" for name in (f"{strategy}-{kind}", f"single-{kind}")]
-        found = differences(*names, single[kind], data)
-        bounds = BOUNDS.get(kind, {})
-        good = all(value <= bounds.get(name, float("inf")) for name, value in found.items())
-        where = {"workload": workload, "strategy": strategy, "ranks": run.world_size, "arithmetic": kind}
-        rows.append(where | found | {"good": good})
-    return rows
+def cases(workload: str, strategies: list[str], kind: str, ranks: int) -> list[Case]:
+    """All trainings of a workload: each strategy in each arithmetic, on the most ranks that it takes."""
+    alone = {name: run_of(workload, "single", name, kind, ranks, 1) for name in KINDS}
+    on_cpu = {name: run_of(workload, "single", name, "cpu", ranks, 1) for name in KINDS}
+    found = [Case(TO_CPU, name, alone[name], on_cpu[name], f"single-{name}", f"cpu-{name}") for name in KINDS]
+    if kind == "cpu":
+        found.clear()
+    for strategy in strategies:
+        for name in KINDS if strategy != "single" else ():
+            if run := most(workload, strategy, name, kind, ranks):
+                found.append(Case(strategy, name, run, alone[name], f"{strategy}-{name}", f"single-{name}"))
+    return found
 
 
-def run_of(workload: str, strategy: str, device: str, ranks: int, kind: str) -> Run:
-    """A tiny run there."""
-    from helpers.common import tiny_run
+def most(workload: str, strategy: str, arithmetic: str, kind: str, ranks: int) -> Run | None:
+    """The run on as many ranks as it takes, at least on two if these are there; None: it takes none of these."""
+    for count in range(ranks, min(ranks, 2) - 1, -1):
+        try:
+            run = run_of(workload, strategy, arithmetic, kind, ranks, count)
+        except UserError:
+            continue  # needs more or fewer ranks, or makes no sense for this workload or arithmetic
+        if run.devices_per_node <= ranks:
+            return run
+    return None
 
-    run: Run = tiny_run(workload, strategy, ranks, **KINDS[kind])
-    if run.engine == "deepspeed" and kind == "float64":
-        raise Unsupported("DeepSpeed has no float64")
-    return run.model_copy(update={"site": run.site.model_copy(update={"device": device})})
+
+def run_of(workload: str, strategy: str, arithmetic: str, kind: str, ranks: int, count: int) -> Run:
+    """A tiny run on ``count`` of the ranks, with the batches of all of its workload's runs."""
+    from helpers.common import tiny_run  # type: ignore[import-not-found]
+
+    recipe: dict[str, Any] = {"global_batch": next(batch for batch in BATCHES if batch > ranks)} | KINDS[arithmetic]
+    if recipe["dtype"] == "float32":
+        recipe |= SLOWER.get(workload, {})
+    run: Run = tiny_run(workload, strategy, count, **recipe)
+    return run.model_copy(update={"site": run.site.model_copy(update={"device": kind})})
+
+
+def train(server: Any, place: Path, found: list[Case], kind: str) -> None:
+    """Train all runs of one workload, in groups of as many ranks as they have."""
+    from group import job
+
+    from helpers.common import save_initial
+
+    runs = {case.theirs: case.reference for case in found} | {case.mine: case.run for case in found}
+    data = found[0].run.data
+    store.write(place / "data", data, *encode(data, read(data, place)))
+    groups = defaultdict(list)
+    for name, run in runs.items():
+        weights = place / f"{run.recipe.dtype}.safetensors"
+        if not weights.exists():
+            save_initial(run, weights)
+        # These drive all of their devices from one process, as single does its only one.
+        alone = run.strategy == "single" or run.options.one_process is not None
+        groups[run.world_size, alone, run.engine].append(job(run, place / "data", weights, place / name))
+    for (size, alone, _), jobs in groups.items():
+        print(f"{place.name}: {len(jobs)} trainings on {size} ranks", file=sys.stderr, flush=True)
+        server.work_off(jobs, place, size, group=not alone, fresh=kind != "cpu")
+
+
+def compared(place: Path, found: list[Case]) -> list[dict[str, Any]]:
+    """Rows of the table: how far each training is from the one that it is held to."""
+    return [row(case, place / case.mine, place / case.theirs, place / "data") for case in found]
+
+
+def row(case: Case, mine: Path, theirs: Path, data: Path) -> dict[str, Any]:
+    """A row of the table."""
+    from group import differences
+
+    from shardlab.training.evaluation import evaluate
+
+    values = differences(mine, theirs, case.reference, data)
+    if case.label == TO_CPU:  # where each device has to evaluate what it trained
+        sides = (case.run, mine), (case.reference, theirs)
+        losses = [evaluate(run, data, folder / "model.safetensors").loss for run, folder in sides]
+        values["test"] = abs(losses[0] / losses[1] - 1)
+    made = {
+        "workload": case.run.workload,
+        "strategy": case.label,
+        "ranks": case.run.world_size,
+        "devices": case.run.devices_per_node,
+        "arithmetic": case.arithmetic,
+        **values,
+    }
+    judged = case.arithmetic in BOUNDS
+    return made | {"equal": ("no" if outside(made) else "yes") if judged else "not judged"}
+
+
+def outside(row: dict[str, Any]) -> list[str]:
+    """Figures of a row that are not within their bounds; what is no number is not."""
+    bounds = BOUNDS.get(row["arithmetic"], {})
+    return [name for name, bound in bounds.items() if not row[name] <= bound]
+
+
+def judge(rows: list[dict[str, Any]]) -> None:
+    """Look for a strategy that is not equal.
+
+    Raises:
+        UserError: the sentence names the first one.
+    """
+    for row in rows:
+        for name in outside(row):
+            raise UserError(
+                f"{row['strategy']} x {row['workload']} in {row['arithmetic']} is not equal: its {FIGURES[name]} has a "
+                f"relative difference of {row[name]:.1e}, and the bound is {BOUNDS[row['arithmetic']][name]:.0e}."
+            )
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def inside(place: Path) -> None:
 
     run = read_run(place / "run.json")
     distributed.start("cpu")
-    world = distributed.world(run.mesh, "cpu")
+    world = distributed.world(run, "cpu")
     task = tasks.load(run.task, place, torch.float32, world.device)
     weights = place / "initial.safetensors"
     start = beginning(run, task, world, "")

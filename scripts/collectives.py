@@ -25,7 +25,7 @@ def main() -> None:
     if run.world_size < 2:
         raise UserError(f"{args.settings} is a run of one rank; name one of several, such as ddp's.")
     distributed.start(run.site.device)
-    world = distributed.world(run.mesh, run.site.device)
+    world = distributed.world(run)
     sizes = [1024 * 4**power for power in range(12) if 1024 * 4**power <= args.largest] or [args.largest]
     rows = []
     for name in COLLECTIVES:

@@ -66,9 +66,10 @@ def origin(weights: Path) -> str:
 
 def evaluate_sharded(run: Run, data: Path, weights: Path) -> Evaluated:
     """Loss per target of ``weights`` under the run's own strategy; a collective, the same on every rank."""
-    world = distributed.world(run.mesh, run.site.device)
+    world = distributed.world(run)
     task = tasks.of_run(run, data, world.device)
     engine = strategies.build(run, task, world, weights)
+    distributed.limit_groups(run.site.hang_seconds)
     return evaluation.evaluate_sharded(run, engine, task, world)
 
 

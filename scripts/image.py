@@ -19,6 +19,7 @@ from shardlab.files import ROOT, read_json, sha256, write_json
 from shardlab.launch import container, debian
 from shardlab.launch.images import ImageReport
 from shardlab.schema import check
+from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 
 COMPRESSIONS = {"zstd": "-comp zstd -Xcompression-level 3", "gzip": "-comp gzip"}
@@ -60,8 +61,9 @@ def main() -> None:
             f"there is no image {image}; set container.image in the site's file to an existing one, or "
             "to null, and the workflow builds one."
         )
+    found = labels(command, image)
     report = ImageReport(
-        path=image, sha256=sha256(image), bytes=image.stat().st_size, labels=labels(command, image), **facts
+        path=image, sha256=sha256(image), bytes=image.stat().st_size, labels=found, **facts, **pytorch(found)
     )
     write_json(args.output, report.model_dump(mode="json"))
     print(f"{image}: {image.stat().st_size / 1e6:.0f} MB, sha256 {report.sha256}")
@@ -93,7 +95,7 @@ def build(command: str, image: Path, definition: Path, compression: str, values:
 
 
 def build_arguments(args: argparse.Namespace) -> dict[str, str]:
-    """What the definition file leaves open.
+    """Values for the braces of the definition file.
 
     Raises:
         UserError: the wheels were collected for another Python than the base has, or were changed.
@@ -105,7 +107,7 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
             f"base debootstrap is Debian 12 with Python 3.11, but the wheels are those of Python {python}; run "
             "Snakemake with Python 3.11, or set container.base to docker."
         )
-    check_wheels(args.wheelhouse)
+    check_wheels(args.wheelhouse, settings.base)
     mirror = settings.mirror or (debian.mirror() if settings.base == "debootstrap" else "none")
     lock = args.lock.read_text(encoding="utf-8")
     versions = dict(re.findall(r"^(torch|deepspeed)==(\S+)", lock, flags=re.MULTILINE))
@@ -115,6 +117,8 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
     )
     return {
         "base": settings.base,
+        "bootstrap": "debootstrap" if settings.base == "debootstrap" else "docker",
+        "from": settings.rocm_image if settings.base == "rocm" else f"python:{python}-slim",
         "python": python,
         "mirror": mirror,
         # Relative: %files of a definition takes no path with a space in it.
@@ -126,13 +130,18 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
     } | versions
 
 
-def check_wheels(folder: Path) -> None:
-    """Whether the wheels are those that were collected.
+def check_wheels(folder: Path, base: str) -> None:
+    """Compare the wheels with the list of what was collected.
 
     Raises:
-        UserError: one is missing or was changed.
+        UserError: one is missing or was changed, or PyTorch's own is among those for base rocm.
     """
     wheels = read_json(folder / "wheels.json", "list of the wheels", "collect them again")
+    if base == "rocm" and any(name.startswith("torch-") for name in wheels):
+        raise UserError(
+            f"{folder} has a wheel of PyTorch, which is built for CUDA, and was collected for another base than rocm; "
+            f"collect again with: snakemake --profile slurm -f {folder / 'wheels.json'}."
+        )
     for name, digest in wheels.items():
         if not (folder / name).is_file() or sha256(folder / name) != digest:
             raise UserError(
@@ -148,6 +157,12 @@ def labels(command: str, image: Path) -> dict[str, str]:
         raise UserError(f"{command} cannot read {image}: {inspect.stderr.strip()}; is it an Apptainer image?")
     found = json.loads(inspect.stdout)["data"]["attributes"].get("labels") or {}
     return {name: value for name, value in found.items() if ".deffile." not in name}
+
+
+def pytorch(labelled: dict[str, str]) -> dict[str, str | int | None]:
+    """Fields of the report that describe an image's PyTorch, by its labels; None where it has no such label."""
+    found: dict[str, str | None] = {name: labelled.get(f"shardlab.{name}") for name in ("torch", "cuda", "rocm")}
+    return found | {"driver": driver_needed(found["cuda"])}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 from shardlab.errors import run_program
 from shardlab.files import ROOT, read_json, write_json
-from shardlab.launch import container
+from shardlab.launch import container, gpus
 from shardlab.launch.policy import policy
 from shardlab.launch.script import RENDEZVOUS
 from shardlab.settings import load
@@ -127,25 +127,36 @@ def one_node(run: Run) -> Findings:
             problems.append(
                 f"{name}: Python has no {package}; rebuild the image, or install envs/train.txt where there is none"
             )
-    gpus: list[str] = []
-    if run.site.device == "cuda" and "torch" in versions:
-        import torch
-
-        gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-        if len(gpus) < run.ranks_per_node:
-            problems.append(
-                f"{name}: PyTorch sees {len(gpus)} GPUs and the run needs {run.ranks_per_node}; check slurm.gpus and "
-                "container.flags (--nv, --rocm) in the site's file, or lower ranks_per_node"
-            )
+    found: list[str] = []
+    if "torch" in versions and run.site.device == "cuda":
+        found, wrong = visible(run.devices_per_node)
+        problems += [f"{name}: {problem}" for problem in wrong]
     return {
         "host": name,
         "python": platform.python_version(),
         "versions": versions,
-        "gpus": gpus,
+        "gpus": found,
+        "driver": next((gpu.driver for gpu in gpus.listed()), None),
         "slurm_gpus": os.environ.get("SLURM_GPUS_ON_NODE"),
         "cores": len(os.sched_getaffinity(0)),
         "problems": problems,
     }
+
+
+def visible(needed: int) -> tuple[list[str], list[str]]:
+    """Names of the GPUs that PyTorch sees on this node, and a sentence for each thing that is wrong with them."""
+    import torch
+
+    from shardlab.training import device
+
+    listed, version = gpus.listed(), torch.version
+    count = torch.accelerator.device_count()
+    wrong = [gpus.other_torch(torch.__version__, rocm=version.hip is not None), gpus.old_driver(listed, version.cuda)]
+    if count < needed and wrong[1] is None:
+        cause = gpus.why_missing(count, version.cuda, version.hip)
+        wrong.append(f"PyTorch sees {count} GPUs and the run needs {needed}: {cause}")
+    names = [device.name(device.of_number(number)) for number in range(count)]
+    return names, [*filter(None, wrong), *gpus.busy(listed)]
 
 
 def storage(folder: Path, space: int = SPACE) -> list[str]:
@@ -200,7 +211,7 @@ def ranks(run: Run, output: Path) -> int:
     from shardlab.training import distributed
 
     distributed.start(run.site.device, timeout_seconds=4 * PATIENCE)
-    world = distributed.world(run.mesh, run.site.device)
+    world = distributed.world(run)
     problems = [
         f"{name} over {world.size} ranks gives wrong numbers; check NCCL's environment variables in the site's file"
         for name in wrong(world)
@@ -221,9 +232,10 @@ def show(run: Run, reports: list[Findings]) -> None:
         for sentence in report.get("policy", []):
             print(sentence)
         for node in report.get("nodes", []):
+            driver = f", driver {node['driver']}" if node["driver"] else ""
             print(
                 f"node {node['host']}: Python {node['python']}, {node['cores']} cores, GPUs {node['gpus'] or 'none'} "
-                f"(Slurm gave {node['slurm_gpus'] or 0})"
+                f"(Slurm gave {node['slurm_gpus'] or 0}{driver})"
             )
             print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
         if report["where"] == "ranks":

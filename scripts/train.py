@@ -45,6 +45,7 @@ def main() -> int:
     if args.image:
         image = read_report(args.image)
         origin |= {"image_digest": image.sha256, "image_labels": image.labels}
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(args.output / "nccl_rank_"))
     distributed.start(run.site.device, run.site.hang_seconds)
     try:
         files = args.data, args.weights, args.output
@@ -57,7 +58,7 @@ def main() -> int:
     except Exception as error:
         traceback.print_exc()
         # The ranks that wait for one that failed say less than that one does.
-        kind = "note" if "closed by peer" in str(error) or "Connection reset" in str(error) else "error"
+        kind = "note" if distributed.is_of_another(error) else "error"
         rank = os.environ.get("RANK", "0")
         sys.exit(
             f"{kind}: rank {rank} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

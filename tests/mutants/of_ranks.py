@@ -137,7 +137,7 @@ FAULTS = [
     Fault(
         "dropout masks not seeded by the step, so that a run that goes on repeats them",
         STEP,
-        "torch.default_generator.manual_seed(step.seed)",
+        "device.seed(world.device, step.seed)",
         "pass",
         DROPOUT,
     ),

@@ -65,27 +65,32 @@ def job(run, data, weights, output, fault="", resume=None, evaluate=None):
 class Server:
     """The process that ranks are forked from (ranks.py); one for all groups of a session."""
 
-    def __init__(self):
-        paths = [ROOT / "scripts", ROOT / "tests"]
-        environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    def __init__(self, environment=None):
+        """``environment``: what its ranks have in theirs besides."""
+        given = environment or {}
+        paths = [ROOT / "scripts", ROOT / "tests", *filter(None, [given.get("PYTHONPATH")])]
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("ranks.py"))],
-            env=os.environ | environment | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+            env=os.environ | threads | given | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
 
-    def work_off(self, jobs, folder, ranks, group=False):
-        """Work off jobs on that many ranks, with files in a folder. ``group``: in a process group, also one rank."""
+    def work_off(self, jobs, folder, ranks, group=False, fresh=False):
+        """Work off jobs on that many ranks, with files in a folder. ``group``: in a process group, also one rank.
+
+        ``fresh``: in processes started anew, as CUDA needs them, instead of forks.
+        """
         (folder / "jobs.json").write_text(json.dumps(jobs))
         log = folder / f"{ranks}.log"
-        if self._run(ranks, folder / "jobs.json", log, group):
+        if self._run(ranks, folder / "jobs.json", log, group, fresh):
             raise UserError(f"a training failed:\n{log.read_text()[-6000:]}")
 
-    def _run(self, ranks, jobs, log, group):
+    def _run(self, ranks, jobs, log, group, fresh):
         """Work off a file of jobs; returns the status."""
-        asked = {"ranks": ranks, "jobs": str(jobs), "log": str(log), "group": group or ranks > 1}
+        asked = {"ranks": ranks, "jobs": str(jobs), "log": str(log), "group": group or ranks > 1, "fresh": fresh}
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
         while line := self.process.stdout.readline():

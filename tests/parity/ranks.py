@@ -2,9 +2,10 @@
 
     python ranks.py
 
-reads one JSON object per line, {"ranks": N, "group": BOOL, "jobs": FILE, "log": FILE}; forks that many ranks, each of
-which works off the jobs (worker.py); answers with one line, the status. Without a process group two processes share
-the jobs. Forking is sound because nothing here has started a thread before, nor asked CUDA's driver for anything.
+reads one JSON object per line, {"ranks": N, "group": BOOL, "jobs": FILE, "log": FILE, "fresh": BOOL}; forks that many
+ranks, each of which works off the jobs (worker.py); answers with one line, the status. Without a process group two
+processes share the jobs. Forking is sound because nothing here has started a thread before, nor asked CUDA's driver for
+anything; for ranks on GPUs ``fresh`` starts processes that share nothing with this one, in seconds.
 """
 
 import gc
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import deepspeed  # noqa: F401
@@ -29,7 +31,7 @@ import worker
 from shardlab.models import _transformers  # noqa: F401
 from shardlab.strategies import fsdp, model_parallel, native, pipeline, tensor, zero  # noqa: F401
 
-FORK = multiprocessing.get_context("fork")
+FORK, SPAWN = (multiprocessing.get_context(name) for name in ("fork", "spawn"))
 
 
 def serve():
@@ -41,8 +43,9 @@ def serve():
             shares, environments = [jobs] * ranks, world(ranks)
         else:
             shares, environments = [jobs[0::2], jobs[1::2]], [{}, {}]
+        start, target = (SPAWN, fresh_rank) if asked["fresh"] else (FORK, rank)
         processes = [
-            FORK.Process(target=rank, args=(share, environment, asked["log"]), daemon=True)
+            start.Process(target=target, args=(share, environment, asked["log"]), daemon=True)
             for share, environment in zip(shares, environments, strict=True)
         ]
         for process in processes:
@@ -65,6 +68,22 @@ def rank(jobs, environment, log):
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     worker.main(jobs)
+
+
+def fresh_rank(*args):
+    """A rank in a process started anew, left like a fork: without Python's finalization (see distributed.finish)."""
+    gc.collect()
+    gc.freeze()
+    status = 1
+    try:
+        rank(*args)
+        status = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def wait(processes):

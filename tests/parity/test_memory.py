@@ -88,7 +88,8 @@ def test_recomputation_frees_activations_and_tensor_parallelism_splits_them(repo
     (whole,) = largest(reports, "single", "llama2", "activations")
     (full,) = largest(reports, "full", "llama2", "activations")
     assert full < 0.8 * whole
-    assert max(largest(reports, "tp", "llama2", "activations")) < 0.7 * whole
+    # 0.60; 0.70 where gloo's thread still holds the input of a collective that is done
+    assert max(largest(reports, "tp", "llama2", "activations")) < 0.75 * whole
 
 
 def test_activations_are_what_autograd_saves(tiny_data, tmp_path):

@@ -178,6 +178,20 @@ def test_no_rank_reads_from_its_device_in_a_step(results, case):
 
 
 @parametrized(MATRIX)
+def test_each_group_has_the_site_s_limit_and_each_rank_writes_its_part(results, case):
+    """ZeRO's tensors are gathered whole, one at a time, and one rank keeps them."""
+    if case not in CASES:
+        pytest.skip("not a run")
+    run, folder = case.run(), results / case.name
+    ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(run.world_size)]
+    limits = {seconds for rank in ranks for seconds in rank["timeouts"]}
+    assert limits == ({float(run.site.hang_seconds)} if run.mesh else set())
+    first, *others = [len(rank["written"]) for rank in ranks]
+    assert first > 0
+    assert all(count == 0 if run.engine == "deepspeed" else count > 0 for count in others)
+
+
+@parametrized(MATRIX)
 def test_evaluation_under_the_own_strategy_equals_one_device(results, case):
     """And no rank holds more than its part, where the strategy splits the weights."""
     if case not in CASES:

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -46,7 +46,10 @@ def main(cases):
             resume = case["resume"] and Path(case["resume"])
             observe = keep_first_gradients(output)
             with mock.patch.object(loop, "train_step", watched(loop.train_step, output)):
-                loop.train(run, Path(case["data"]), Path(case["weights"]), output, {}, observe=observe, resume=resume)
+                files = Path(case["data"]), Path(case["weights"]), output
+                # On a CPU samples of what is used would only take time from the others.
+                watched_too = loop.Watched(0.02 if run.site.device == "cuda" else None)
+                loop.train(run, *files, {}, observe=observe, resume=resume, watched=watched_too)
         finally:
             strategies.build = build
     distributed.finish()
@@ -62,7 +65,7 @@ class Reads(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        from_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
+        from_gpu = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in args)
         to_cpu = from_gpu and isinstance(made, torch.Tensor) and made.device.type == "cpu" and not made.is_pinned()
         if name in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal") or to_cpu:
             self.counts[name] += 1
@@ -73,18 +76,39 @@ def watched(train_step, output):
     """``train_step`` that writes, on each rank, what the second step read back to the host."""
 
     def watching(engine, step, world, *args, **options):
-        with Reads() if step.number == 1 else nullcontext() as reads:
+        with Reads() if step.number == 1 else nullcontext() as reads, unread(engine, step.number):
             taken = train_step(engine, step, world, *args, **options)
         if reads:
             (output / f"reads-{world.rank}.json").write_text(json.dumps(reads.counts))
+            (output / f"rank-{world.rank}.json").write_text(json.dumps(of_rank(engine, world)))
         return taken
 
     return watching
 
 
+def of_rank(engine, world):
+    """After how long this rank's groups give a collective up, and the tensors that it writes of a checkpoint."""
+    groups = world.mesh.get_all_groups() if world.mesh else []
+    backends = [group._get_backend(torch.device(kind)) for group in groups for kind in group._device_types]
+    written = engine.weights_state(to_write=True) | engine.optimizer_state(to_write=True)
+    return {"timeouts": [each.options._timeout.total_seconds() for each in backends], "written": [*written]}
+
+
+@contextmanager
+def unread(engine, step):
+    """A simulated device refuses to be waited for from the third step on; in the second DDP still sets things up."""
+    offloaded = engine.run.options.cpu_offload  # whose host does a part of the step
+    refuses = engine.world.device.type == "sim" and step > 1 and not offloaded
+    if refuses:
+        torch.sim.forbid_host_reads(True)
+    yield
+    if refuses:
+        torch.sim.forbid_host_reads(False)
+
+
 def evaluate_and_weigh(run, data, weights, output):
     """Write the sharded evaluation's report, and the bytes of the weights that each rank held before it."""
-    world = distributed.world(run.mesh, run.site.device)
+    world = distributed.world(run)
     task = tasks.of_run(run, data, world.device)
     engine = strategies.build(run, task, world, weights)
     if run.engine == "deepspeed":

@@ -34,7 +34,7 @@ def trained(tiny_data, tmp_path_factory):
 
 def newest(trained, output):
     run, data, initial, _ = trained
-    world = distributed.world(run.mesh, "cpu")
+    world = distributed.world(run, "cpu")
     start = resume.beginning(run, tasks.load(run.task, data, None, world.device), world, sha256(initial))
     return resume.newest(output, start, world, afresh=False)
 

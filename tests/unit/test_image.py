@@ -1,19 +1,55 @@
 """Image and wheelhouse: what goes wrong is one sentence, and nothing half-built is left."""
 
 import argparse
+import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import image
 import pytest
+import wheelhouse
 
 from helpers.common import ROOT
 from shardlab.errors import UserError
 from shardlab.files import lock, sha256, write_json
 from shardlab.launch.images import ImageReport, read_image
+from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
+
+DEFINITION = (ROOT / "containers/train.def").read_text()
+LOCK = ROOT / "envs/train.txt"
+
+
+def section(name):
+    """Text of a section of the definition."""
+    return re.search(rf"^%{name}\n(.*?)(?=^%|\Z)", DEFINITION, re.DOTALL | re.MULTILINE)[1]
+
+
+def filled(text, values):
+    """Part of the definition, with its braces filled in as Apptainer does."""
+    return re.sub(r"\{\{ (\w+) \}\}", lambda found: values[found[1]], text)
+
+
+def stub_torch(folder, version, cuda=None, hip=None):
+    """Put a module torch of this version into a folder; returns the environment in which Python finds it."""
+    built = f"version = SimpleNamespace(cuda={cuda!r}, hip={hip!r})"
+    (folder / "torch.py").write_text(f"from types import SimpleNamespace\n__version__ = {version!r}\n{built}\n")
+    return {"PYTHONPATH": str(folder), "PATH": f"{folder}:/usr/bin:/bin"}
+
+
+def arguments(folder, *wheels, **container):
+    """Build arguments for these settings, with these wheels."""
+    for name in wheels:
+        (folder / name).write_text(name)
+    write_json(folder / "wheels.json", {name: sha256(folder / name) for name in wheels})
+    settings = Container(mirror="http://127.0.0.1:9", **container)
+    definition = ROOT / "containers/train.def"
+    return image.build_arguments(
+        argparse.Namespace(container=settings, wheelhouse=folder, lock=LOCK, definition=definition)
+    )
 
 
 def build(tmp_path, **container):
@@ -124,3 +160,137 @@ def test_an_image_that_was_changed_after_its_report(tmp_path):
     os.utime(tmp_path / "train.sif", (2e9, 2e9))
     with pytest.raises(UserError, match=r"is not the one that .*train.image.json is about \(its SHA-256 differs\)"):
         read_image(tmp_path / "train.image.json")
+
+
+@pytest.mark.parametrize("lines", [r"^Include: .*", r"^ +apt-get install .*"])
+def test_every_base_gets_what_nccl_needs_between_nodes(lines):
+    packages = re.search(lines, DEFINITION, re.MULTILINE)[0].split()
+    assert {"libibverbs1", "ibverbs-providers", "librdmacm1", "g++"} <= set(packages)
+
+
+def test_the_image_is_tested_for_what_nccl_loads():
+    test = section("test")
+    assert test.index("set -eu") < test.index("/opt/shardlab/bin/python")
+    assert all(f'ctypes.CDLL("{name}")' in test for name in ("libibverbs.so.1", "librdmacm.so.1"))
+    assert "/libibverbs/libmlx5-rdmav*.so" in test
+
+
+@pytest.mark.parametrize(
+    ("container", "bootstrap", "start"),
+    [
+        ({}, "docker", "python:3.11-slim"),
+        ({"base": "debootstrap"}, "debootstrap", "python:3.11-slim"),
+        ({"base": "rocm"}, "docker", "rocm/pytorch:latest"),
+        ({"base": "rocm", "rocm_image": "rocm/pytorch:mine"}, "docker", "rocm/pytorch:mine"),
+    ],
+)
+def test_what_each_base_starts_from(monkeypatch, tmp_path, container, bootstrap, start):
+    monkeypatch.setattr(image, "sys", SimpleNamespace(version_info=SimpleNamespace(major=3, minor=11)))
+    header = filled(DEFINITION, arguments(tmp_path, **container)).splitlines()
+    assert header[0] == f"Bootstrap: {bootstrap}"
+    assert f"From: {start}" in header
+
+
+def test_the_definition_uses_every_argument_and_no_other(tmp_path):
+    """Apptainer refuses both, and it fills nothing in behind a # of the same line."""
+    lines = [line for line in DEFINITION.splitlines() if "{{" in line]
+    assert {name for line in lines for name in re.findall(r"\{\{ (\w+) \}\}", line)} == set(arguments(tmp_path))
+    assert not [line for line in lines if re.search(r"#.*\{\{", line)]
+
+
+def test_base_rocm_takes_no_wheel_of_pytorch(tmp_path):
+    assert arguments(tmp_path, "torchao-0.18.0-py3-none-any.whl", base="rocm")["base"] == "rocm"
+    with pytest.raises(UserError, match=r"has a wheel of PyTorch, .* another base than rocm; collect again with: "):
+        arguments(tmp_path, "torch-2.13.0-cp311-cp311-linux_x86_64.whl", base="rocm")
+
+
+def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(tmp_path):
+    lines = [line for line in LOCK.read_text().splitlines() if "==" in line]
+    lines += ["triton==3.7.0  # via torch", "nvidia-cublas-cu13==13.1.0  # via torch", "cuda-bindings==13.0.3"]
+    words = wheelhouse.command("rocm", LOCK, lines, tmp_path)
+    pins = [word for word in words if "==" in word]
+    left_out = {line.split()[0] for line in lines} - set(pins)
+    named = {"torch", "triton", "nvidia-ml-py", "nvidia-cublas-cu13", "cuda-bindings"}
+    assert {pin.split("==")[0] for pin in left_out} == named
+    assert set(pins) < {line.split()[0] for line in lines}
+    assert "--no-deps" in words
+    assert "-r" not in words
+    assert "$pip --no-deps --ignore-installed /wheelhouse/*.whl" in section("post")
+
+
+@pytest.mark.parametrize("base", ["docker", "debootstrap"])
+def test_wheels_for_other_bases_are_those_of_the_lock_file(tmp_path, base):
+    words = wheelhouse.command(base, LOCK, ["torch==1"], tmp_path)
+    assert words[-2:] == ["-r", str(LOCK)]
+    assert "--no-deps" not in words
+
+
+@pytest.mark.parametrize(
+    ("python", "torch", "hip", "says"),
+    [
+        (None, "2.13.1+rocm7.2", "7.2", None),
+        (
+            "3.9",
+            "2.13.1+rocm7.2",
+            "7.2",
+            "Python of IMAGE is 3.11, but the wheels are those of 3.9; set container.rocm",
+        ),
+        (None, "2.9.1+rocm7.2", "7.2", "PyTorch of IMAGE is 2.9.1+rocm7.2, but envs/train.txt pins 2.13.0; set contai"),
+        (None, "2.1.0", "7.2", "PyTorch of IMAGE is 2.1.0, but envs/train.txt pins 2.13.0"),
+        (None, "2.13.0+cu130", None, "PyTorch of IMAGE is not for ROCm, but envs/train.txt pins 2.13.0"),
+        (None, None, None, "PyTorch of IMAGE is none, but envs/train.txt pins 2.13.0"),
+    ],
+)
+def test_base_rocm_must_have_the_python_and_the_pytorch_of_the_wheels(tmp_path, python, torch, hip, says):
+    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+    environment = stub_torch(tmp_path, torch, hip=hip)
+    if torch is None:
+        (tmp_path / "torch.py").write_text("raise ModuleNotFoundError")
+    (tmp_path / "python3").symlink_to(sys.executable)
+    values = {"base": "rocm", "python": python or mine, "torch": "2.13.0", "from": "IMAGE"}
+    checks = filled(section("post").partition("# DeepSpeed")[0], values)
+    done = subprocess.run(["sh", "-ec", checks], capture_output=True, text=True, env=environment)
+    assert done.returncode == (says is not None)
+    assert not says or f"error: the {says.replace('3.11', mine)}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cuda", "hip", "facts"),
+    [
+        (None, None, {"torch": "2.13.0+x"}),
+        ("13.0", None, {"torch": "2.13.0+x", "cuda": "13.0"}),
+        (None, "7.2.2", {"torch": "2.13.0+x", "rocm": "7.2.2"}),
+    ],
+)
+def test_labels_of_pytorch_are_written_in_the_build_and_read_from_the_image(tmp_path, cuda, hip, facts):
+    lines = section("post").partition("/opt/shardlab/bin/python -c 'import torch; print(*(")
+    written = "".join([sys.executable, lines[1].removeprefix("/opt/shardlab/bin/python"), lines[2]])
+    for name in ("APPTAINER_LABELS", "SINGULARITY_LABELS"):
+        environment = stub_torch(tmp_path, "2.13.0+x", cuda, hip) | {name: str(tmp_path / name)}
+        subprocess.run(["sh", "-euc", written], check=True, env=environment)
+        labels = dict(line.split(" ") for line in (tmp_path / name).read_text().splitlines())
+        assert labels == {f"shardlab.{key}": value for key, value in facts.items()}
+    fields = dict.fromkeys(("torch", "cuda", "rocm", "driver")) | facts
+    assert image.pytorch(labels) == fields | ({"driver": 580} if cuda else {})
+    assert image.pytorch({}) == dict.fromkeys(fields)
+
+
+def test_the_report_of_an_image_says_its_pytorch(tmp_path):
+    program = tmp_path / "apptainer"
+    named = {"shardlab.torch": "2.13.0+cu130", "shardlab.cuda": "13.0", "org.x.deffile.mirrorurl": "http://127.0.0.1:9"}
+    found = json.dumps({"data": {"attributes": {"labels": named}}})
+    program.write_text(f"#!/bin/sh\necho '{found}'\n")
+    program.chmod(0o755)
+    (tmp_path / "mine.sif").write_text("image")
+    settings = Container(command=str(program), image=str(tmp_path / "mine.sif")).model_dump_json()
+    words = ["--container", settings, "--output", tmp_path / "named.json"]
+    subprocess.run([sys.executable, ROOT / "scripts/image.py", *words], check=True)
+    report = read_image(tmp_path / "named.json")
+    assert (report.torch, report.cuda, report.rocm, report.driver) == ("2.13.0+cu130", "13.0", None, 580)
+    assert set(report.labels) == {"shardlab.torch", "shardlab.cuda"}
+
+
+def test_the_driver_follows_from_the_major_version_of_cuda():
+    known = {"11.8": 450, "12.9": 525, "13.0": 580, "13": 580}
+    assert {cuda: driver_needed(cuda) for cuda in known} == known
+    assert not any(driver_needed(cuda) for cuda in ("10.2", "99.0", "", "x", None))

@@ -7,11 +7,12 @@ import sys
 import plan as plan_program
 import pytest
 
-from helpers.common import ROOT
+from helpers.common import ROOT, tiny_run
 from shardlab.errors import UserError
 from shardlab.launch import job
 from shardlab.report import plan, plan_table
 from shardlab.report.plan import Plan
+from shardlab.runs.simulate import simulate
 from shardlab.settings import load, resolve
 from shardlab.settings.sites import Figures
 
@@ -153,3 +154,40 @@ def test_auto_is_the_least_that_fits_and_launch_hands_it_on(tmp_path, monkeypatc
     (tmp_path / "plan.json").unlink()
     with pytest.raises(UserError, match=r"plan.json is missing .report.; make it with: snakemake -f"):
         job.recomputation(run, tmp_path)
+
+
+def on(device, run):
+    return run.model_copy(update={"site": run.site.model_copy(update={"device": device})})
+
+
+def test_what_lies_in_the_cpu_s_memory_is_no_device_s():
+    run = tiny_run("vit", "fsdp_offload")
+    host, gpu = simulate([(on("cpu", run), None), (on("cuda", run), None)])
+    (of_host,), (of_gpu,) = host["tensor_bytes"], gpu["tensor_bytes"]
+    assert of_host["largest"]["weights"] > 0
+    assert [of_gpu["largest"][kind] for kind in ("weights", "gradients", "optimizer")] == [0, 0, 0]
+    assert of_gpu["largest"]["activations"] == of_host["largest"]["activations"] > 0
+    assert of_gpu["peak"] == sum(of_gpu["at_peak"].values()) < of_host["peak"]
+
+
+def test_attention_without_a_kernel_on_the_gpu_keeps_its_scores():
+    """CUDA's kernels have no float32 with grouped heads; in bf16 they do."""
+    run = tiny_run("llama2")
+    assert run.model.args["kv_heads"] < run.model.args["heads"]
+    half = run.model_copy(update={"recipe": run.recipe.model_copy(update={"precision": "bf16"})})
+    cases = [(on(device, each), None) for each in (run, half) for device in ("cpu", "cuda")]
+    full_cpu, full_gpu, half_cpu, half_gpu = (
+        told["tensor_bytes"][0]["largest"]["activations"] for told in simulate(cases)
+    )
+    rows, length = run.recipe.global_batch, run.data.options["sequence_length"]
+    scores = run.model.args["layers"] * rows * run.model.args["heads"] * length**2 * 4
+    assert full_gpu - full_cpu > 0.9 * scores
+    assert half_gpu == half_cpu
+
+
+def test_what_no_plan_counts_is_left_free():
+    figures = KNOWN | {"device_memory_gib": 80, "unplanned_gib": 2}
+    assert made(figures=figures, peak=78 * GIB).fits
+    assert not made(figures=figures, peak=79 * GIB).fits
+    with pytest.raises(ValueError, match="unplanned_gib 90 leaves nothing of device_memory_gib 80"):
+        Figures(device_memory_gib=80, unplanned_gib=90)

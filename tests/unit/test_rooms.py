@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "launch": {"ground", "settings", "data", "report"},
     "documents": {"ground", "settings"},
     "models": {"ground", "settings"},
-    "training": {"ground", "settings", "data", "models", "report"},
+    "training": {"ground", "settings", "data", "models", "report", "launch"},
     "strategies": {"ground", "settings", "models", "training"},
     "measure": {"ground", "settings", "data", "models", "report", "training", "strategies"},
     "runs": {"ground", "settings", "data", "report", "launch", "models", "training", "strategies", "measure"},

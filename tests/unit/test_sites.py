@@ -118,7 +118,7 @@ def test_the_image_is_switched_by_one_key(container, inside):
     ("settings", "words"),
     [
         ({"slurm": {"acount": "x"}}, ["site_settings", "slurm.acount", "did you mean `account`?"]),
-        ({"container": {"base": "alpine"}}, ["container.base", "'docker' or 'debootstrap'"]),
+        ({"container": {"base": "alpine"}}, ["container.base", "'docker', 'debootstrap' or 'rocm'"]),
         ({"environment": {"my-var": "x"}}, ["environment", "my-var"]),
         ({"environment": {"A=1; touch x; B": "x"}}, ["environment"]),
         ({"srun": {"interface": "ib0; reboot"}}, ["srun.interface"]),
@@ -152,6 +152,12 @@ def test_a_stage_can_ask_for_something_else():
     assert (train["qos"], train["runtime"]) == ("regular", 30)
     assert (evaluate["qos"], evaluate["runtime"]) == ("debug", 7)
     assert (init["qos"], init["slurm_partition"], init["runtime"]) == ("regular", "shared", 30)
+
+
+def test_a_stage_that_needs_no_gpu_need_not_ask_for_one():
+    _, site = loaded(site="engaging", site_settings={"slurm": {"stages": {"plan": {"gpus": "none"}}}})
+    assert slurm.resources(site, "init", 1, 1, 30)["gres"] == "gpu:h200:1"
+    assert "gres" not in slurm.resources(site, "plan", 1, 1, 30)
 
 
 def test_lines_before_the_ranks_and_threads_apart_from_cores():

@@ -37,8 +37,10 @@ def test_another_container_runtime_is_data(extended):
     tree, (_, resolve, launch) = extended
     tree.run("sh", "-c", resolve)
     last = tree.run("sh", "-c", launch).stdout.splitlines()[-1]
-    image = f"--volume {tree.path}:{tree.path} --workdir {tree.path} IMAGE python {tree.path}/scripts/ranks.py"
-    assert last.startswith(f"exec podman-hpc run --rm --gpu {image}")
+    image = (
+        f"--volume {tree.path}:{tree.path} --workdir {tree.path} IMAGE /usr/bin/python3 {tree.path}/scripts/ranks.py"
+    )
+    assert last.startswith(f"exec podman-hpc run --rm --env-host --gpu {image}")
 
 
 def test_an_axis_that_nothing_uses_yet_is_three_files(extended):

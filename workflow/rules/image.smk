@@ -16,11 +16,13 @@ rule wheelhouse:
         "results/logs/wheelhouse.log",
     conda:
         environment("workflow")
+    params:
+        base=SITE.container.base,
     message:
         "Collecting the wheels of {input}"
     shell:
         f"python {SCRIPTS}/wheelhouse.py"
-        " --lock {input} --output {output} > {log} 2>&1"
+        " --base {params.base} --lock {input} --output {output} > {log} 2>&1"
 
 
 rule image:
@@ -35,7 +37,9 @@ rule image:
     conda:
         environment("workflow")
     params:
-        container=SITE.container.model_dump_json(include={"command", "base", "mirror"}),
+        container=SITE.container.model_dump_json(
+            include={"command", "base", "rocm_image", "mirror"}
+        ),
         variables=SITE.environment_clear,
         wheelhouse=subpath(input.wheels, parent=True),
     message:

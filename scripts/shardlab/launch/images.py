@@ -21,6 +21,12 @@ class ImageReport(Strict):
     base: str | None = Field(None, description="What it was built from; null for an image that was there.")
     compression: str | None = Field(None, description="Compression of its file system; null where not built here.")
     build_seconds: float | None = Field(None, description="Time of apptainer build; null where not built here.")
+    torch: str | None = Field(None, description="Its PyTorch; null for an image whose labels do not say it.")
+    cuda: str | None = Field(None, description="CUDA that this PyTorch is built for; null for CPUs or ROCm.")
+    rocm: str | None = Field(None, description="ROCm that this PyTorch is built for; null for CPUs or CUDA.")
+    driver: int | None = Field(
+        None, description="Oldest branch of NVIDIA's driver that runs this CUDA, such as 580; null without CUDA."
+    )
 
 
 def read_report(path: Path) -> ImageReport:

@@ -17,6 +17,10 @@ RENDEZVOUS = "RENDEZVOUS"
 """Environment variable with the address and port where the nodes of a job meet."""
 
 
+RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+"""NCCL's flight recorder: the last collectives of each rank, which a hang leaves in the run's folder (train.py)."""
+
+
 class Command(NamedTuple):
     """The start of a program at a site."""
 
@@ -86,8 +90,8 @@ def environment(site: SiteRuntime) -> dict[str, str]:
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(site.omp_threads or site.cpus_per_rank)
     )
     # Blocks of PyTorch's allocator that grow leave fewer gaps where lengths differ (PyTorch's "CUDA semantics").
-    memory = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if site.device == "cuda" else {}
-    return offline | alone | threads | memory | site.environment
+    of_gpus = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", **RECORDER} if site.device == "cuda" else {}
+    return offline | alone | threads | of_gpus | site.environment
 
 
 def _needs_torchrun(run: Run) -> bool:

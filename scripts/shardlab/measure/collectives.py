@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.measure.traffic import fraction_sent
+from shardlab.training.device import wait
 from shardlab.training.distributed import World
 
 
@@ -151,11 +152,8 @@ def _right(trial: Trial) -> bool:
 
 def _timed(world: World, run: Callable[[], Any]) -> float:
     dist.barrier()
-    on_gpu = world.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize()
+    wait(world.device)
     started = time.perf_counter()
     run()
-    if on_gpu:
-        torch.cuda.synchronize()
+    wait(world.device)
     return time.perf_counter() - started

@@ -5,6 +5,7 @@ when operators make them, when they are freed, and when FSDP resizes them.
 """
 
 import gc
+import re
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, get_args
@@ -15,6 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab.report.records import Kind
 
+ATTENTION = re.compile(
+    r"_scaled_dot_product_(?:fused_)?(flash|efficient|cudnn|\w+able)\w*(?<!backward)$|_safe_softmax$"
+)
+"""Operators of scaled dot product attention; without a kernel of its own it takes a softmax that nothing else takes."""
 KINDS: tuple[str, ...] = get_args(Kind)
 
 
@@ -27,6 +32,8 @@ class Memory(TorchDispatchMode):
         self.device, self.fake = device, fake
         self.events: list[tuple[int, int]] = []
         """(number of a storage, bytes more or less)"""
+        self.attention: str | None = None
+        """The kernel of attention that was seen."""
         self.kinds: dict[int, str] = {}
         self._numbers: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
@@ -53,6 +60,9 @@ class Memory(TorchDispatchMode):
         if any("DTensor" in kind.__name__ for kind in types):
             return NotImplemented  # it comes back as the operators that it is made of
         made = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if kernel := ATTENTION.match(name):
+            self.attention = kernel[1] or "math"
         if "all_gather" in str(func) or "allgather" in str(func):
             kind = "gathered"
         else:

@@ -1,7 +1,6 @@
 """What a training run costs while it runs: time, bytes sent, waiting, memory."""
 
 import os
-import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import Traffic
 from shardlab.report.timeline import RANKS_SHOWN
 from shardlab.settings.types import WARMUP_STEPS
+from shardlab.training.device import forget_peak, name, peak_memory
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
 
@@ -24,7 +24,7 @@ class Meter:
 
     def __init__(self, engine: Engine, world: World, first: int, steps: int) -> None:
         """The loop takes the steps ``first`` to before ``steps``."""
-        self.engine, self.world = engine, world
+        self.engine, self.world, self.steps = engine, world, steps
         self.memory = Memory(world.device)
         self.counted = min(first + WARMUP_STEPS, steps) - 1
         """The step whose traffic and memory are counted: the last one of the warm-up, whose time is no figure."""
@@ -35,7 +35,8 @@ class Meter:
         self.wall_seconds = 0.0
 
     def __enter__(self) -> Self:
-        """Start the clock."""
+        """Start the clock; the peak of loading is not the training's."""
+        forget_peak(self.world.devices)
         self._begin = time.perf_counter()
         return self
 
@@ -65,6 +66,8 @@ class Meter:
             self.timeline.end()
             self.look(number)
         self.engine.idle()  # the steps before also set things up: what is measured begins here
+        if number + 1 < self.steps:
+            forget_peak(self.world.devices)  # counting holds more
 
     def look(self, number: int) -> None:
         """Name the tensors that the engine holds; also between backward and update, when it has gradients."""
@@ -81,19 +84,16 @@ class Meter:
 
     def figures(self) -> dict[str, Any]:
         """What was measured, under the names of TrainReport; a collective, as every rank's memory is in it."""
-        world, on_gpu = self.world, self.world.device.type == "cuda"
-        # On a CPU: what the whole process had resident, in KiB.
-        peak = (
-            torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        )
+        world, device = self.world, self.world.device
         idle = [fraction for fractions in world.gather(self.engine.idle()) for fraction in fractions or []]
         return {
             "wall_seconds": self.wall_seconds,
+            "attention": self.memory.attention,
             "tensor_bytes": world.gather(self.memory.figures()),
             "traffic": self.traffic.report(world),
             "idle": idle or None,
             "hosts": world.gather(os.uname().nodename),
-            "devices": [torch.cuda.get_device_name() if on_gpu else "cpu"],
-            "peak_memory_bytes": world.gather(peak),
-            "peak_memory_kind": "CUDA allocated" if on_gpu else "process RSS",
+            "devices": [name(device)],
+            "peak_memory_bytes": world.gather(peak_memory(world.devices)),
+            "peak_memory_kind": "process RSS" if device.type == "cpu" else "CUDA allocated",
         }

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from shardlab.settings.devices import Arithmetic
+from shardlab.training.device import memory, wait
 
-SIZE = {"cuda": 8192, "cpu": 512}
+SIZE, SIZE_ON_CPU = 8192, 512
 """Rows of the square matrices: large enough that the product, not its start, is what takes the time."""
-BYTES = {"cuda": 2**30, "cpu": 2**26}
+BYTES, BYTES_ON_CPU = 2**30, 2**26
 """Of the tensor that is copied: far more than a cache holds."""
 SECONDS = 0.2
 """Of each measurement."""
@@ -23,17 +24,18 @@ def figures(device: torch.device) -> dict[str, Any]:
     (each byte read and written), and of a GPU the GiB that it has. Takes about a second.
     """
     found: dict[str, Any] = {"matrix_tflops": {}}
-    size = SIZE[device.type]
+    on_cpu = device.type == "cpu"
+    size = SIZE_ON_CPU if on_cpu else SIZE
     for kind, dtype in KINDS.items():
         left = torch.ones(size, size, dtype=dtype, device=device)
         seconds = _repeated(partial(torch.mm, left, left), device)
         found["matrix_tflops"][kind] = 2 * size**3 / seconds / 1e12
-    source = torch.ones(BYTES[device.type], dtype=torch.uint8, device=device)
+    source = torch.ones(BYTES_ON_CPU if on_cpu else BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = _repeated(partial(target.copy_, source), device)
     found["memory_gb_per_second"] = 2 * source.numel() / seconds / 1e9
-    if device.type == "cuda":
-        found["device_memory_gib"] = torch.cuda.mem_get_info(device)[1] / 2**30
+    if (whole := memory(device)) is not None:
+        found["device_memory_gib"] = whole / 2**30
     return found
 
 
@@ -50,16 +52,11 @@ def _repeated(work: Callable[[], Any], device: torch.device) -> float:
     """Seconds of one call, over as many as take a while."""
     work()
     calls = 0
-    _wait(device)
+    wait(device)
     began = time.perf_counter()
     while (taken := time.perf_counter() - began) < SECONDS:
         for _ in range(5):
             work()
         calls += 5
-        _wait(device)
+        wait(device)
     return taken / calls
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

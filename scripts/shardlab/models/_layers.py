@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+LENGTHS_KEPT = 16
+"""Lengths whose rotary angles are kept: batches of length buckets have a few each."""
+
 
 class Attention(nn.Module):
     """Multi-head attention (Vaswani et al., 2017, arXiv:1706.03762), grouped queries if kv_heads < heads.
@@ -70,12 +73,32 @@ class EncoderBlock(nn.Module):
         return x + self.down(self.activation(self.up(self.mlp_norm(x))))
 
 
-def rotary_angles(length: int, head_dim: int, like: Tensor, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
-    """Cos and sin of the rotary embedding (Su et al., 2021, arXiv:2104.09864), each (length, head_dim / 2)."""
-    exponents = torch.arange(0, head_dim, 2, device=like.device, dtype=torch.float64) / head_dim
-    positions = torch.arange(length, device=like.device, dtype=torch.float64)
-    angles = torch.outer(positions, base**-exponents)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+class Rotary:
+    """Angles of the rotary embedding (Su et al., 2021, arXiv:2104.09864), computed once for all layers and steps.
+
+    On a GPU they take a dozen small kernels, which every layer would start again.
+    """
+
+    def __init__(self, head_dim: int, base: float = 10_000.0) -> None:
+        self.head_dim, self.base = head_dim, base
+        self._known: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def angles(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cos and sin, each (length, head_dim / 2), of the device and dtype of ``like``."""
+        if torch.compiler.is_compiling():
+            return self._computed(length, like)  # a part of the compiled graph, which fuses it
+        key = length, like.device, like.dtype
+        if key not in self._known:
+            if len(self._known) >= LENGTHS_KEPT:
+                self._known.clear()
+            self._known[key] = self._computed(length, like)
+        return self._known[key]
+
+    def _computed(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        exponents = torch.arange(0, self.head_dim, 2, device=like.device, dtype=torch.float64) / self.head_dim
+        positions = torch.arange(length, device=like.device, dtype=torch.float64)
+        angles = torch.outer(positions, self.base**-exponents)
+        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -4,14 +4,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardlab.models._chain import Chain, Piece
-from shardlab.models._layers import Attention, initialize, rotary_angles
+from shardlab.models._layers import Attention, Rotary, initialize
 from shardlab.models._losses import TARGETS, sample_losses
 
 
 class Block(nn.Module):
     """Pre-norm block: causal attention with rotary positions, then SwiGLU (Shazeer, 2020, arXiv:2002.05202)."""
 
-    def __init__(self, dim: int, heads: int, kv_heads: int, hidden: int) -> None:
+    def __init__(self, dim: int, heads: int, kv_heads: int, hidden: int, rotary: Rotary) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(dim, eps=1e-5)
         self.attention = Attention(dim, heads, kv_heads, bias=False)
@@ -19,11 +19,11 @@ class Block(nn.Module):
         self.gate = nn.Linear(dim, hidden, bias=False)
         self.up = nn.Linear(dim, hidden, bias=False)
         self.down = nn.Linear(hidden, dim, bias=False)
-        self.head_dim = dim // heads
+        self.rotary = rotary
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, dim) to the same shape."""
-        rotary = rotary_angles(x.shape[1], self.head_dim, like=x)
+        rotary = self.rotary.angles(x.shape[1], like=x)
         x = x + self.attention(self.attention_norm(x), causal=True, rotary=rotary)
         states = self.mlp_norm(x)
         return x + self.down(F.silu(self.gate(states)) * self.up(states))
@@ -41,7 +41,8 @@ class Model(Chain):
     def __init__(self, *, vocab_size: int, dim: int, layers: int, heads: int, kv_heads: int, hidden: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, dim)
-        self.layers = nn.ModuleList(Block(dim, heads, kv_heads, hidden) for _ in range(layers))
+        rotary = Rotary(dim // heads)
+        self.layers = nn.ModuleList(Block(dim, heads, kv_heads, hidden, rotary) for _ in range(layers))
         self.norm = nn.RMSNorm(dim, eps=1e-5)
         self.output = nn.Linear(dim, vocab_size, bias=False)
         self.apply(self.initialize)

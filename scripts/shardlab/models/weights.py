@@ -65,15 +65,19 @@ def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[st
             write(value.reshape(-1).view(torch.uint8).numpy().data)
 
 
-def materialize(model: nn.Module, path: Path, device: torch.device, *, whole: bool = True) -> None:
+def materialize(
+    model: nn.Module, path: Path, device: torch.device, *, whole: bool = True, buffers: torch.device | None = None
+) -> None:
     """Give a model without weights its weights on ``device``; of a DTensor only this rank's shard.
+
+    ``buffers``: the device of what is no parameter (None: the same).
 
     One tensor is in memory at a time. A part of a model is not ``whole``: the file has more than it needs.
 
     Raises:
         UserError: the file is missing, damaged or of another model.
     """
-    allocate(model, device)
+    allocate(model, device, buffers)
     own = models.state(model)
     with open_weights(path) as file, torch.no_grad():
         check_weights(file, own, path, whole=whole)
@@ -81,15 +85,17 @@ def materialize(model: nn.Module, path: Path, device: torch.device, *, whole: bo
             assign(value, file.get_tensor(name))
 
 
-def allocate(model: nn.Module, device: torch.device) -> None:
+def allocate(model: nn.Module, device: torch.device, buffers: torch.device | None = None) -> None:
     """Give a model's meta parameters memory; buffers keep their values, tied parameters stay tied."""
-    buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
+    kept = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
     names: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
     model.to_empty(device=device)
-    for name, buffer in model.named_buffers():
-        buffer.copy_(buffers[name])
+    for name in [name for name, _ in model.named_buffers()]:
+        owner, _, leaf = name.rpartition(".")
+        # Offloaded weights are on the CPU between their uses, but nothing brings a buffer to the device.
+        setattr(model.get_submodule(owner), leaf, kept[name].to(buffers or device, copy=True))
     for first, *others in names.values():
         for name in others:
             owner, _, leaf = name.rpartition(".")

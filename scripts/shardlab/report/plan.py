@@ -101,10 +101,10 @@ def peak(told: dict[str, Any]) -> int:
 
 
 def fits(told: dict[str, Any], figures: Figures) -> bool | None:
-    """Whether what was simulated fits into a device; None where its memory is not known."""
+    """Whether what was simulated fits into a device, with what no plan counts; None where its memory is not known."""
     if figures.device_memory_gib is None:
         return None
-    return peak(told) <= figures.device_memory_gib * 2**30
+    return peak(told) <= (figures.device_memory_gib - figures.unplanned_gib) * 2**30
 
 
 def step_time(run: Run, figures: Figures, told: dict[str, Any], recomputation: str) -> tuple[float | None, list[str]]:
@@ -154,6 +154,8 @@ def misfit(run: Run, figures: Figures, path: Path) -> str | None:
         return None
     size = made.predicted_memory_bytes / 2**30
     what = f"{run.strategy} x {run.workload} does not fit into a device's {figures.device_memory_gib:g} GiB"
+    if figures.unplanned_gib:
+        what += f", of which {figures.unplanned_gib:g} are for what no plan counts (figures.unplanned_gib),"
     if made.fits:
         return (
             f"{what} as it is; set recipe.activation_checkpointing to {made.activation_checkpointing} ({size:.3g} GiB)."

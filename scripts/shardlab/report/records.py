@@ -154,6 +154,11 @@ class TrainReport(Report):
         "where that is not known.",
     )
     recomputed: str | None = Field(None, description="What was recomputed: the recipe's, or what auto came to.")
+    attention: str | None = Field(
+        None,
+        description="Kernel of attention: flash, efficient, cudnn, overrideable, or math, which is none; null for a "
+        "model without attention.",
+    )
     tensor_bytes: list[TensorBytes] = Field(description="Tensors of each rank in a step.")
     peak_memory_bytes: list[int] = Field(description="Peak memory of each rank.")
     peak_memory_kind: Literal["process RSS", "CUDA allocated"] = Field(description="What was measured.")

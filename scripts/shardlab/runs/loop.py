@@ -20,7 +20,7 @@ from shardlab.report.records import train_report
 from shardlab.report.timeline import Timeline
 from shardlab.settings.devices import peak
 from shardlab.settings.types import WARMUP_STEPS, Run
-from shardlab.training import distributed, tasks
+from shardlab.training import device, distributed, tasks
 from shardlab.training.batches import Ahead, Steps
 from shardlab.training.behind import Behind
 from shardlab.training.checkpoint import Checkpointer
@@ -69,7 +69,9 @@ def train(
     Raises:
         UserError: the loss or the gradient norm is not finite, or a file cannot be read or written.
     """
-    world = distributed.world(run.mesh, run.site.device)
+    if run.recipe.deterministic:
+        device.deterministic()
+    world = distributed.world(run)
     task = tasks.of_run(run, data, world.device)
     begun_with = world.gather(sha256(weights) if world.main else "")[0]
     start = beginning(run, task, world, begun_with)
@@ -80,6 +82,7 @@ def train(
     if recompute:
         run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"activation_checkpointing": recompute})})
     engine = strategies.build(run, task, world, weights)
+    distributed.limit_groups(run.site.hang_seconds)
     steps = Steps(task, engine, run.recipe, run.seed, world)
     start = restore(start, engine, steps, resume, world, output)
     checkpointer = Checkpointer(run, task, engine, world, output, start)
@@ -163,9 +166,10 @@ def _take_steps(parts: Parts, output: Path, watched: Watched, observe: Observer 
 def _operations(run: Run, task: Task, steps: Steps, first: int, log: MetricsLog) -> dict[str, Any]:
     """What a step computes, from the shapes of the one that is counted, and the device's peak in its arithmetic."""
     indices = steps.order.batch(min(first + WARMUP_STEPS, steps.count) - 1)
-    counted = flops.of_step(run, task, task.micro_batch("train", indices))
-    device = torch.cuda.get_device_name() if task.device.type == "cuda" else "cpu"
-    of_device = peak(device, run.recipe.dtype, run.recipe.precision)
+    # Shapes alone are needed: a whole global batch is not copied to the device.
+    on_cpu = tasks.of_run(run, task.folder, torch.device("cpu"))
+    counted = flops.of_step(run, task, on_cpu.micro_batch("train", indices))
+    of_device = peak(device.name(task.device), run.recipe.dtype, run.recipe.precision)
     if counted:
         log.flops_per_sample = counted.step / len(indices)
         log.peak_flops = (of_device or 0.0) * run.world_size * run.devices_per_rank

@@ -7,7 +7,7 @@ those of a CPU's tensors, which are those of any device's.
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import schedules, stage
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shardlab import models, strategies
 from shardlab.data import encoders
@@ -101,7 +102,7 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
     with ExitStack() as stack:
         if run.mesh:
             stack.enter_context(_fake_group(run.world_size, rank))
-        world = distributed.world(run.mesh, "cpu")
+        world = distributed.world(run, "cpu")
         task = _task(run, data, world)
         fake = FakeTensorMode(
             allow_non_fake_inputs=True,
@@ -121,7 +122,7 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
             engine.stage = _alone(boundary_states(run, task, meta))
         with fake:
             for part, device in zip(engine.parts, engine.devices(), strict=True):
-                allocate(part, device)
+                allocate(part, device, world.device)
             engine.ready(engine.parts)  # without DDP, whose C++ reads the gradients
             step = replace(step, micro_batches=[_faked(micro) for micro in step.micro_batches])
             if run.mesh.pipelined:
@@ -130,10 +131,12 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
                 _make_optimizer_state(engine)
             gc.collect()
             memory, traffic = Memory(world.device, fake=True), Traffic(world, Timeline())
-            with memory, traffic:
+            with memory, traffic, _kernels(run):
                 train_step(engine, step, world, lambda _, engine: _name(memory, engine))
                 _name(memory, engine)
         figures = memory.figures()
+        if run.options.cpu_offload and run.site.device != "cpu":
+            _leave_out(figures, ["weights", "gradients", "optimizer"])
         sent = [{"axis": a, "collective": name, "bytes": size} for (a, name), size in traffic.bytes.items()]
         if run.mesh.replicated and not run.mesh.sharded:
             model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
@@ -147,6 +150,26 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
             "flops_per_step_causal": counted and counted.causal,
             "parameters": engine.parameter_count,
         }
+
+
+def _kernels(run: Run) -> AbstractContextManager[Any]:
+    """The kernel of attention that a GPU would take, where a CPU takes another and so keeps less.
+
+    No fused one has float64; in float32 flash has none, and the efficient one none for fewer key heads than heads
+    (PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+    """
+    arithmetic = run.recipe.dtype if run.recipe.precision == "full" else run.recipe.precision
+    args = run.model.args
+    grouped = args.get("kv_heads", args.get("heads")) != args.get("heads")
+    fused = arithmetic != "float64" and not (arithmetic == "float32" and grouped)
+    return nullcontext() if fused or run.site.device == "cpu" else sdpa_kernel(SDPBackend.MATH)
+
+
+def _leave_out(figures: dict[str, Any], kinds: list[str]) -> None:
+    """Kinds of tensors that lie in the memory of the CPU, beside a device that has its own."""
+    for kind in kinds:
+        figures["peak"] -= figures["at_peak"][kind]
+        figures["at_peak"][kind] = figures["largest"][kind] = 0
 
 
 def _hold_buckets(figures: dict[str, Any], run: Run) -> None:
@@ -278,8 +301,13 @@ def _zero(run: Run, plain: dict[str, Any]) -> dict[str, Any]:
         held["gradients"] //= 1 if level == 1 else ranks
         held["other"] += bucket * weights // plain["parameters"]
     sent = [{"axis": "world", "collective": "all", "bytes": _zero_bytes(run, weights, plain["parameters"])}]
+    figures = {"peak": sum(at_peak.values()), "at_peak": at_peak, "largest": largest}
+    if run.site.device != "cpu":
+        zero = (run.engine_config or {}).get("zero_optimization", {})
+        offloaded = {"offload_param": "weights", "offload_optimizer": "optimizer"}
+        _leave_out(figures, [kind for key, kind in offloaded.items() if zero.get(key, {}).get("device") == "cpu"])
     return plain | {
-        "tensor_bytes": [{"peak": sum(at_peak.values()), "at_peak": at_peak, "largest": largest}],
+        "tensor_bytes": [figures],
         "traffic": sent if ranks > 1 else [],
     }
 

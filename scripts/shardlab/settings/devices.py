@@ -5,9 +5,12 @@ from typing import Literal
 Arithmetic = Literal["float64", "float32", "bf16", "fp16", "float8"]
 
 H100 = {"float64": 33.5e12, "float32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12, "float8": 1978.9e12}
+H100_NVL = {"float64": 30e12, "float32": 60e12, "bf16": 835.5e12, "fp16": 835.5e12, "float8": 1670.5e12}
 A100 = {"float64": 9.7e12, "float32": 19.5e12, "bf16": 312e12, "fp16": 312e12}
 PEAKS: dict[str, dict[str, float]] = {
     "H100 PCIe": {"float64": 25.6e12, "float32": 51.2e12, "bf16": 756e12, "fp16": 756e12, "float8": 1513e12},
+    "H100 NVL": H100_NVL,
+    "H200 NVL": H100_NVL,
     "H100": H100,
     "H200": H100,
     "GH200": H100,

@@ -103,6 +103,11 @@ class Recipe(Strict):
         "mixed precision); fp16: DeepSpeed only; float8: bf16, with the blocks' matrix products in float8 (torchao; "
         "Hopper and newer). Only full is held to a tolerance.",
     )
+    deterministic: bool = Field(
+        False,
+        description="The same bits at every call, also on a GPU, whose fastest kernels add in any order; slower, and "
+        "an error where an operator has no such kernel (torch.use_deterministic_algorithms).",
+    )
     checkpoint_every: PositiveInt | None = Field(
         None, description="Write a checkpoint every so many steps (null: by time alone)."
     )

@@ -25,6 +25,9 @@ class SlurmStage(Strict):
     qos: str | None = Field(None, description="Quality of service.")
     constraint: str | None = Field(None, description="Node features.")
     runtime: PositiveInt | None = Field(None, description="Time limit (minutes).")
+    gpus: Literal["none"] | None = Field(
+        None, description="none: no GPU is asked for, where the partition takes such jobs; only plan needs none."
+    )
 
 
 class Slurm(Strict):
@@ -47,13 +50,14 @@ class Slurm(Strict):
     )
     flags: list[str] = Field(default=[], description="More flags of sbatch, such as --exclusive.")
     stages: dict[Stage, SlurmStage] = Field(
-        default={}, description="Other values of partition, qos, constraint and runtime for the jobs of a stage."
+        default={}, description="Other values of partition, qos, constraint, runtime and gpus for a stage's jobs."
     )
 
     def of(self, stage: Stage) -> "Slurm":
         """With what is said for one stage put over the rest."""
         over = self.stages.get(stage, SlurmStage())
-        return self.model_copy(update=over.model_dump(exclude_none=True))
+        values = over.model_dump(exclude_none=True)
+        return self.model_copy(update=values | ({"gpus": None} if over.gpus == "none" else {}))
 
 
 class Srun(Strict):
@@ -122,8 +126,14 @@ class Container(ContainerExec):
     image_is: Literal["file", "name"] = Field(
         "file", description="What `image` is: a file, or a name that the command knows, as podman-hpc and shifter take."
     )
-    base: Literal["docker", "debootstrap"] = Field(
-        "docker", description="What the built image starts from: python:3.x-slim of Docker Hub, or Debian 12."
+    base: Literal["docker", "debootstrap", "rocm"] = Field(
+        "docker",
+        description="Start of the built image. docker: python:3.x-slim of Docker Hub; debootstrap: Debian 12; rocm: "
+        "`rocm_image` with its own PyTorch, for AMD GPUs.",
+    )
+    rocm_image: str = Field(
+        "rocm/pytorch:latest",
+        description="Docker Hub image for base rocm, whose Python has PyTorch for ROCm: the release in envs/train.txt.",
     )
     mirror: str | None = Field(
         None, description="Debian mirror for base debootstrap (null: the one in this machine's apt settings)."
@@ -175,7 +185,13 @@ class Figures(Strict):
     """What its hardware can do, for plans; null: not known, and what follows from it is not planned."""
 
     device_memory_gib: float | None = Field(
-        None, gt=0, description="Memory of a device that tensors can have (GiB), without the driver's part."
+        None, gt=0, description="Memory of a device that processes can have (GiB), as preflight prints it."
+    )
+    unplanned_gib: float = Field(
+        0.0,
+        ge=0,
+        description="Memory of a device that no plan counts (GiB): the context of CUDA, NCCL's buffers, gaps between "
+        "tensors. A run fits into device_memory_gib less this.",
     )
     matrix_tflops: dict[Arithmetic, PositiveFloat] = Field(
         default={},
@@ -191,6 +207,15 @@ class Figures(Strict):
     network_gb_per_second: float | None = Field(
         None, gt=0, description="The same between nodes, each device's share (GB/s)."
     )
+
+    @model_validator(mode="after")
+    def _leaves_memory(self) -> Self:
+        if self.device_memory_gib is not None and self.unplanned_gib >= self.device_memory_gib:
+            raise ValueError(
+                f"unplanned_gib {self.unplanned_gib:g} leaves nothing of device_memory_gib {self.device_memory_gib:g}; "
+                "lower it"
+            )
+        return self
 
 
 class Site(SiteRuntime):

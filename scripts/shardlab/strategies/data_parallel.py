@@ -4,6 +4,6 @@ import torch
 from torch import nn
 
 
-def apply(model: nn.Module, device: torch.device, devices: int) -> nn.Module:
+def apply(model: nn.Module, devices: list[torch.device]) -> nn.Module:
     """Wrap a model that lies on the first device. CPUs are one device: there it runs as if alone."""
-    return nn.DataParallel(model, device_ids=list(range(devices)) if device.type == "cuda" else None)
+    return nn.DataParallel(model, device_ids=devices if devices[0].type != "cpu" else None)

@@ -6,11 +6,10 @@ import torch
 from torch import nn
 
 from shardlab.errors import UserError
+from shardlab.training.device import has_float8, name
 
 MULTIPLE = 16
 """What cuBLAS's float8 products need the sides of a matrix to be a multiple of."""
-CAPABILITY = (8, 9)
-"""The first compute capability with them."""
 
 
 def apply(blocks: list[nn.Module], device: torch.device) -> None:
@@ -22,9 +21,11 @@ def apply(blocks: list[nn.Module], device: torch.device) -> None:
     os.environ.setdefault("TORCHAO_SKIP_LOADING_SO_FILES", "1")  # kernels that are not used here
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < CAPABILITY:
-        raise UserError(f"recipe.precision: {torch.cuda.get_device_name(device)} has no float8; set it to bf16.")
-    config = Float8LinearConfig(emulate=device.type == "cpu")
+    if not has_float8(device):
+        raise UserError(f"recipe.precision: {name(device)} has no float8; set it to bf16.")
+    # A micro-batch has any number of rows, and they are the inner dimension of the product that gives the weights'
+    # gradient: filled up with zeros to a multiple of 16.
+    config = Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
     for block in blocks:
         convert_to_float8_training(block, module_filter_fn=_fits, config=config)
 

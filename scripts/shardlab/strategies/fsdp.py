@@ -23,7 +23,7 @@ def apply(
     ``blocks`` are the workload's; with ``wrap_parameters`` they are instead the submodules that have so many
     parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard), ``dtype`` the weights' own.
     """
-    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if options.cpu_offload else OffloadPolicy()
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if options.cpu_offload else OffloadPolicy()
     inside = outside = MixedPrecisionPolicy()
     if bf16:
         # Gradients are summed in the weights' own type: the part of bf16 that costs accuracy most.

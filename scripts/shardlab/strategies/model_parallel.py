@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from shardlab.models._chain import Chain
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.strategies.native import NativeEngine
+from shardlab.training.device import wait
 from shardlab.training.tasks import MicroBatch
 
 
@@ -33,9 +34,7 @@ class ModelParallelEngine(NativeEngine):
 
     def devices(self) -> list[torch.device]:
         """See NativeEngine."""
-        if self.world.device.type != "cuda":
-            return [self.world.device] * len(self.parts)
-        return [torch.device("cuda", number) for number in range(len(self.parts))]
+        return self.world.devices
 
     def outputs(self, micro: MicroBatch) -> Tensor:
         """See NativeEngine."""
@@ -85,6 +84,5 @@ class ModelParallelEngine(NativeEngine):
 
     @staticmethod
     def _now(device: torch.device) -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # costs nothing here: the devices work one after the other anyway
+        wait(device)  # costs nothing here: the devices work one after the other anyway
         return time.perf_counter()

@@ -15,11 +15,16 @@ from shardlab.models.weights import materialize
 from shardlab.settings.types import Run
 from shardlab.strategies import parallelize
 from shardlab.training import optimizers
+from shardlab.training.device import wait
 from shardlab.training.distributed import World
 from shardlab.training.tasks import MicroBatch, Task
 
 LONGEST_ROW = 2**16
 """Values whose float32 norm is good to seven digits."""
+TOGETHER = 32
+"""Tensors that are gathered before the host waits for the device. NCCL counts a collective's time from when it is
+enqueued: thousands of them, each fast, would run into its limit.
+"""
 Groups = dict[tuple[Any, ...], list[nn.Parameter]]
 
 
@@ -27,6 +32,8 @@ class NativeEngine:
     """Single device, DataParallel, DDP, FSDP, HSDP and their products with tensor parallelism."""
 
     chunks: int | None = None
+    """See Engine."""
+    scales_loss = False
     """See Engine."""
 
     def __init__(self, run: Run, task: Task, world: World, weights: Path | None) -> None:
@@ -41,7 +48,9 @@ class NativeEngine:
         for part, device in zip(self.parts, self.devices(), strict=True):
             parallelize.apply(run, part, world)
             if weights:
-                materialize(part, weights, device, whole=len(self.layout) == len(models.state(part)))
+                whole_part = len(self.layout) == len(models.state(part))
+                buffers = world.device if run.options.cpu_offload else device
+                materialize(part, weights, device, whole=whole_part, buffers=buffers)
         if weights:
             self.ready([parallelize.wrap(run, part, world) for part in self.parts])
 
@@ -128,14 +137,14 @@ class NativeEngine:
         """See Engine."""
         return self._collected({name: value for part in self.parts for name, value in models.state(part).items()})
 
-    def weights_state(self) -> dict[str, Tensor]:
+    def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine."""
         return {name: value.detach() for part in self.parts for name, value in models.state(part).items()}
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
         """See Engine: they were the parameters' own memory."""
 
-    def optimizer_state(self) -> dict[str, Tensor]:
+    def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine."""
         return {
             f"{name}/{key}": value
@@ -166,11 +175,15 @@ class NativeEngine:
 
     def whole(self, name: str, value: Tensor | None) -> Tensor:
         """The full tensor of that name; ``value`` is this rank's shard, None if it lies on other ranks."""
-        return plain(cast(Tensor, value))
+        return plain(
+            cast(Tensor, value).to(self.world.device)
+        )  # offloaded shards lie on the CPU, which nccl cannot send
 
     def _collected(self, values: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        for name in self.layout:
+        for number, name in enumerate(self.layout):
             whole = self.whole(name, values.get(name))  # a collective: every rank takes part
+            if number % TOGETHER == 0:
+                wait(self.world.device)
             yield name, whole.detach()
 
     def _loss_context(self) -> Any:
@@ -186,7 +199,8 @@ class NativeEngine:
             gradient: Any = parameter.grad
             placements = parameter.placements
             if gradient is not None and gradient.placements != placements:
-                parameter.grad = gradient.redistribute(placements=placements)
+                whole = gradient.to(self.world.device).redistribute(placements=placements)
+                parameter.grad = whole.to(gradient.device)
 
     def _scale(self, factor: Tensor) -> None:
         for group in self.groups.values():

@@ -51,7 +51,7 @@ def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
     if run.options.one_process == "dp":
         from shardlab.strategies import data_parallel
 
-        return data_parallel.apply(model, world.device, run.devices_per_rank)
+        return data_parallel.apply(model, world.devices)
     if (mesh := world.replicate_mesh) is not None and not run.mesh.sharded:
         from shardlab.strategies import ddp
 
@@ -115,4 +115,5 @@ def _keep_products() -> list[Any]:
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_mm.default,  # float8 in compiled blocks; elsewhere its products are seen as mm
     ]

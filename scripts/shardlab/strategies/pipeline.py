@@ -15,11 +15,12 @@ from torch.distributed.pipelining import PipelineStage
 from shardlab.models._chain import Chain
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.strategies.native import NativeEngine, plain
+from shardlab.training.device import wait
 from shardlab.training.tasks import MicroBatch
 
 
 class Stopwatch:
-    """Seconds that a device computes, by CUDA events on a GPU, which do not make the host wait."""
+    """Seconds that a device computes, by events on a GPU, which do not make the host wait."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -71,20 +72,19 @@ class Stopwatch:
         self._elapsed += self._between(begun, ended)
 
     def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        wait(self.device)
 
     def _is_over(self, mark: Any) -> bool:
-        return self.device.type != "cuda" or bool(mark.query())
+        return self.device.type == "cpu" or bool(mark.query())
 
     def _between(self, start: Any, stop: Any) -> float:
-        return float(stop - start if self.device.type != "cuda" else start.elapsed_time(stop) / 1000)
+        return float(stop - start if self.device.type == "cpu" else start.elapsed_time(stop) / 1000)
 
     def _mark(self) -> Any:
-        if self.device.type != "cuda":
+        if self.device.type == "cpu":
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event = torch.Event(self.device, enable_timing=True)
+        event.record(torch.accelerator.current_stream(self.device))
         return event
 
 

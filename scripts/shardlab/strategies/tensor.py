@@ -115,7 +115,7 @@ class _Dropout(ParallelStyle):
             if not module.training:
                 return cast(Tensor, forward(x))
             common = drawn()
-            with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            with torch.random.fork_rng(devices=[x.device] if x.device.type != "cpu" else [], device_type=x.device.type):
                 torch.manual_seed(common + rank)
                 return cast(Tensor, forward(x))
 

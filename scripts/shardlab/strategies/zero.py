@@ -1,5 +1,6 @@
 """DeepSpeed ZeRO, stages 1 to 3 (Rajbhandari et al., 2020, arXiv:1910.02054)."""
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab import models
@@ -17,7 +19,8 @@ from shardlab.training import optimizers
 from shardlab.training.distributed import World
 from shardlab.training.tasks import MicroBatch, Task
 
-if not torch.cuda.is_available():
+if not (dist.is_initialized() and dist.get_backend() == "nccl"):
+    # On a machine with GPUs DeepSpeed would take one, whatever the site says.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 # DeepSpeed looks whether the optimizer is its Muon. Importing that compiles a function, for which PyTorch imports its
@@ -46,8 +49,9 @@ class ZeroEngine:
         # On a CPU, DeepSpeed would compile a shared-memory all-reduce (half a minute, a C++ compiler)
         # that only its inference uses.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
+        deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
         self.run, self.task, self.world = run, task, world
+        self.scales_loss = run.recipe.precision == "fp16"
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
         self.layout = {name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()}
         self.parameter_count = models.parameter_count(whole)
@@ -107,7 +111,9 @@ class ZeroEngine:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.model.step()
-        return torch.as_tensor(self.model.get_global_grad_norm(), device=self.world.device)
+        # DeepSpeed has waited for the device here, and knows.
+        norm = self.model.get_global_grad_norm() if self.model.was_step_applied() else math.inf
+        return torch.as_tensor(norm, device=self.world.device)
 
     def drop_gradients(self) -> None:
         """See Engine: with DeepSpeed a training stops instead (see compatibility.py)."""
@@ -125,9 +131,9 @@ class ZeroEngine:
             with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
                 yield name, value.detach().to(dtype, copy=True)
 
-    def weights_state(self) -> dict[str, Tensor]:
-        """See Engine. Whole tensors, as those of ``optimizer_state``."""
-        return dict(self.weights())
+    def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
+        """See Engine. Whole tensors in the CPU's memory, as those of ``optimizer_state``, written by rank 0."""
+        return {name: value.cpu() for name, value in self.weights() if self.world.main or not to_write}
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
         """See Engine: into the parameters, and into DeepSpeed's own copy, which the optimizer updates."""
@@ -139,18 +145,20 @@ class ZeroEngine:
             if name in parameters:
                 safe_set_full_fp32_param(parameters[name], state[name])
 
-    def optimizer_state(self) -> dict[str, Tensor]:
+    def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine. Whole tensors: ZeRO's partitions do not follow the parameters' shapes."""
         flat: dict[str, Any] = next(iter(self.optimizer.optimizer.state.values()), {})
         state = {}
         for name, parameter in self.plain.named_parameters():
             for key, value in flat.items():
                 scalar = not isinstance(value, Tensor) or value.dim() == 0
-                state[f"{name}/{key}"] = (
+                whole = (
                     torch.as_tensor(value, dtype=torch.float32).clone()
                     if scalar
-                    else safe_get_full_optimizer_state(parameter, key)
+                    else safe_get_full_optimizer_state(parameter, key)  # a collective
                 )
+                if self.world.main or not to_write:
+                    state[f"{name}/{key}"] = whole.cpu()
         return state
 
     def restored(self, state: dict[str, Tensor]) -> None:

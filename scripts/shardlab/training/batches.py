@@ -10,6 +10,7 @@ import torch
 
 from shardlab.data import order
 from shardlab.settings.recipe import Recipe
+from shardlab.training.device import Prefetch
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
 from shardlab.training.tasks import MicroBatch, Task
@@ -88,9 +89,9 @@ class Ahead:
 
     def __init__(self, steps: Steps, device: torch.device, *, prepare: bool | None = None) -> None:
         """``prepare`` says whether there is such a thread (None: on a GPU)."""
-        self.steps, self.device = steps, device
-        self.prepare = device.type == "cuda" if prepare is None else prepare
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.steps = steps
+        self.prepare = device.type != "cpu" if prepare is None else prepare
+        self._prefetch = Prefetch(device)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._next: dict[int, Future[tuple[Step, Any]]] = {}
 
@@ -102,12 +103,7 @@ class Ahead:
         step, copied = waiting.result() if waiting else self._prepared(number)
         if number + 1 < self.steps.count:
             self._next = {number + 1: self._thread.submit(self._prepared, number + 1)}
-        if copied is not None:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(copied)
-            for micro in step.micro_batches:
-                for tensor in micro.batch.values():
-                    tensor.record_stream(current)
+        self._prefetch.ready([tensor for micro in step.micro_batches for tensor in micro.batch.values()], copied)
         return step
 
     def __enter__(self) -> Self:
@@ -121,14 +117,7 @@ class Ahead:
         self._thread.shutdown(cancel_futures=True)
 
     def _prepared(self, number: int) -> tuple[Step, Any]:
-        if self._stream is None:
-            return self.steps[number], None
-        torch.cuda.set_device(self.device)  # of this thread
-        with torch.cuda.stream(self._stream):
-            step = self.steps[number]
-            copied = torch.cuda.Event()
-            copied.record(self._stream)
-        return step, copied
+        return self._prefetch.made(lambda: self.steps[number])
 
 
 def micro_batches(

@@ -10,7 +10,6 @@ import shutil
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +24,7 @@ from shardlab.models import weights
 from shardlab.report import manifest
 from shardlab.report.manifest import File, Manifest
 from shardlab.settings.types import Run
+from shardlab.training import device, distributed
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
 from shardlab.training.evaluation import mean_loss
@@ -58,7 +58,10 @@ class Checkpointer:
         self.start, self.best, self.skipped = start, start.best, start.skipped
         self.written, self._last = 0, time.monotonic()
         self._group: dist.ProcessGroup | None = None
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        # DCP's loader asks for the current device's stream.
+        self._writer = ThreadPoolExecutor(
+            1, thread_name_prefix="checkpoint", initializer=device.use, initargs=(world.device,)
+        )
         self._under_way: Future[None] | None = None
         if run.site.container:
             # Where a job is taken away, the program that holds the image's file system may end before the ranks.
@@ -92,9 +95,11 @@ class Checkpointer:
         self.wait()
         self._last = time.monotonic()
         if self.world.size > 1 and self._group is None:
-            timeout = timedelta(seconds=self.run.site.hang_seconds)
-            self._group = dist.new_group(backend="gloo", timeout=timeout)
-        kinds = {"weights": self.engine.weights_state(), "optimizer": self.engine.optimizer_state()}
+            self._group = distributed.host_group(self.run.site.hang_seconds)
+        kinds = {
+            "weights": self.engine.weights_state(to_write=True),
+            "optimizer": self.engine.optimizer_state(to_write=True),
+        }
         tensors = {f"{kind}/{name}": _copy(value) for kind, state in kinds.items() for name, value in state.items()}
         folder = manifest.place(self.output, step)
         new = folder.with_name(f".{folder.name}.new")

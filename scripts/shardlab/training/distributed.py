@@ -14,6 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardlab.errors import UserError
 from shardlab.settings.mesh import DATA, ParallelDims
+from shardlab.settings.types import Run
+from shardlab.training import device
 
 T = TypeVar("T")
 OWN = "shardlab_own"
@@ -30,6 +32,13 @@ class World:
     dims: ParallelDims = field(default_factory=lambda: ParallelDims({}))
     mesh: DeviceMesh | None = None
     """Of the axes of ``dims``; None without a process group."""
+    others: tuple[torch.device, ...] = ()
+    """More devices that this rank drives, by itself (dp and mp)."""
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """All devices of this rank."""
+        return [self.device, *self.others]
 
     @property
     def main(self) -> bool:
@@ -102,22 +111,54 @@ class World:
 
 
 def start(device_name: str, timeout_seconds: int = 600) -> None:
-    """Join the process group that torchrun prepared; without torchrun this is a world of one.
+    """Take this rank's device and join the process group that torchrun prepared; without torchrun a world of one.
 
     Raises:
         UserError: the site says cuda, but there are fewer GPUs than ranks on this node.
     """
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    if device_name == "cuda":
-        if local_rank >= torch.cuda.device_count():
-            raise UserError(
-                f"rank {local_rank} of this node needs a GPU of its own, but PyTorch sees "
-                f"{torch.cuda.device_count()}; lower ranks_per_node or set the site's device to cpu."
-            )
-        torch.cuda.set_device(local_rank)
+    own = device.of_rank(device_name)
+    device.use(own)
+    device.warn_if_shared(own)
+    device.exact()
     if "RANK" in os.environ and not dist.is_initialized():
-        backend, device = ("nccl", torch.device("cuda", local_rank)) if device_name == "cuda" else ("gloo", None)
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds), device_id=device)
+        dist.init_process_group(
+            dist.get_default_backend_for_device(own),
+            timeout=timedelta(seconds=timeout_seconds),
+            device_id=None if own.type == "cpu" else own,
+        )
+
+
+def host_group(timeout_seconds: int) -> dist.ProcessGroup:
+    """Another group of all ranks, over gloo: for what lies in the CPU's memory, and for other threads; a collective.
+
+    PyTorch 2.13.0 asks a new group for the backend of the device that the default group is bound to, and gloo has none
+    for a GPU ("No backend type associated with device type cuda"), so that is unbound for a moment.
+    """
+    whole = dist.distributed_c10d._get_default_group()
+    bound, whole.bound_device_id = whole.bound_device_id, None
+    try:
+        return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+    finally:
+        whole.bound_device_id = bound
+
+
+def limit_groups(timeout_seconds: int) -> None:
+    """Give a collective up after that time in every group: those of a mesh are made with PyTorch's own limits."""
+    for group in [*dist.distributed_c10d._world.pg_map] if dist.is_initialized() else ():
+        for kind in group._device_types:
+            group._get_backend(kind)._set_default_timeout(timedelta(seconds=timeout_seconds))
+
+
+OF_ANOTHER = (
+    *("Connection closed by peer", "Connection reset by peer"),  # gloo
+    *("Connection closed by remote peer", "remote process exited", "ncclRemoteError", "communicator was aborted"),
+)
+"""What gloo and NCCL say on a rank whose neighbor ended."""
+
+
+def is_of_another(error: BaseException) -> bool:
+    """Whether a rank's error says no more than that another rank failed."""
+    return any(phrase.lower() in str(error).lower() for phrase in OF_ANOTHER)
 
 
 def is_main() -> bool:
@@ -142,18 +183,21 @@ def finish(status: int = 0) -> None:
             os._exit(status)
 
 
-def world(dims: ParallelDims, device_name: str) -> World:
-    """This rank's place in a mesh of these dims; needs ``start`` first.
+def world(run: Run, site_device: str | None = None) -> World:
+    """This rank's place in a run's mesh, on its site's device unless another is given; needs ``start`` first.
 
     Raises:
-        UserError: the number of started ranks is not that of the mesh.
+        UserError: the number of started ranks is not that of the mesh, or there are fewer GPUs than this rank drives.
     """
-    size = dist.get_world_size() if dist.is_initialized() else 1
+    dims, size = run.mesh, dist.get_world_size() if dist.is_initialized() else 1
     if size != dims.size:
         raise UserError(f"the run needs {dims.size} ranks, but {size} were started; use scripts/launch.py.")
     rank = dist.get_rank() if dist.is_initialized() else 0
-    device = torch.device("cuda", torch.cuda.current_device()) if device_name == "cuda" else torch.device("cpu")
+    kind = site_device or run.site.device
+    own, *others = (
+        [device.of_rank(kind)] if run.devices_per_rank == 1 else device.of_process(kind, run.devices_per_rank)
+    )
     if not dims or not dist.is_initialized():
-        return World(rank, size, device, dims)
-    mesh = init_device_mesh(device.type, tuple(dims.root.values()), mesh_dim_names=tuple(dims.root))
-    return World(rank, size, device, dims, mesh)
+        return World(rank, size, own, dims, others=tuple(others))
+    mesh = init_device_mesh(own.type, tuple(dims.root.values()), mesh_dim_names=tuple(dims.root))
+    return World(rank, size, own, dims, mesh)

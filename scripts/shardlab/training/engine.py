@@ -17,6 +17,8 @@ class Engine(Protocol):
     """Whole weights of the plain model on the meta device, in the order of ``weights``."""
     parameter_count: int
     """Trainable values of the whole model."""
+    scales_loss: bool
+    """Whether a step whose gradient overflows is left out by a loss scaler, which then scales less (fp16)."""
 
     def train(self, mode: bool) -> None:
         """Set training or evaluation mode."""
@@ -45,19 +47,21 @@ class Engine(Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor) of the plain model, on the rank's device; a collective, valid on rank 0."""
 
-    def weights_state(self) -> dict[str, Tensor]:
+    def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """Names of ``weights``: tensor or DTensor; a collective.
 
-        A rank gives those that it has; they are the engine's own, or are put into it by ``load_weights``.
+        A rank gives those that it has; they are the engine's own, or are put into it by ``load_weights``. ``to_write``:
+        only those that this rank has to write.
         """
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
         """Take over what was loaded into the tensors of ``weights_state``."""
 
-    def optimizer_state(self) -> dict[str, Tensor]:
+    def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """``<parameter name>/<key>``: tensor or DTensor, once a step was taken; a collective.
 
         A rank gives those of its parameters; they are the engine's own, or are put into it by ``restored``.
+        ``to_write``: see ``weights_state``.
         """
 
     def restored(self, state: dict[str, Tensor]) -> None:

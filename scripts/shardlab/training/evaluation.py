@@ -13,6 +13,7 @@ from shardlab.report.records import Evaluated
 from shardlab.settings.types import Run
 from shardlab.training import tasks
 from shardlab.training.batches import micro_batches
+from shardlab.training.device import of_rank
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
 from shardlab.training.tasks import Task
@@ -34,7 +35,7 @@ def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: Wo
 @torch.no_grad()
 def evaluate(run: Run, data: Path, weights: Path) -> Evaluated:
     """Loss per target and metric of ``weights`` over the whole test split, unpadded."""
-    device = torch.device(run.site.device)
+    device = of_rank(run.site.device)
     dtype = getattr(torch, run.recipe.dtype)
     task = tasks.load(run.task, data, dtype, device, loss_chunks=run.recipe.loss_chunks)
     model = models.build(run.model, run.task, dtype)

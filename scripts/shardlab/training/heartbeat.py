@@ -1,5 +1,7 @@
 """Where each rank stands, so that a hang can be laid at the right door: PyTorch blames whoever waited."""
 
+import math
+import sys
 import threading
 import time
 import traceback
@@ -10,6 +12,8 @@ import torch.distributed as dist
 
 from shardlab.training.distributed import World
 
+WARNED = 0.9
+"""Part of the time after which a collective is given up, in which a GPU's rank says where it stands."""
 COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 
 
@@ -18,8 +22,9 @@ class Heartbeat:
 
     def __init__(self, world: World, seconds: float) -> None:
         """``seconds`` is after how long a collective is given up."""
-        self.world, self.step = world, 0
+        self.world, self.step, self.seconds = world, 0, seconds
         self.interval = min(10.0, max(0.2, seconds / 20))
+        self._beats = 0
         self._end = threading.Event()
         self._store: Any = dist.distributed_c10d._get_default_store() if world.size > 1 else None  # type: ignore[no-untyped-call]
         self._thread = threading.Thread(target=self._beat, daemon=True)
@@ -38,29 +43,51 @@ class Heartbeat:
         Raises:
             UserError: it was, with the ranks that lag and the collective's name.
         """
-        self._end.set()
-        if isinstance(error, RuntimeError) and "timed out" in str(error).lower():
-            from shardlab.errors import UserError
+        try:
+            if isinstance(error, RuntimeError) and "timed out" in str(error).lower():
+                from shardlab.errors import UserError
 
-            raise UserError(self._explain(error)) from error
+                raise UserError(self._explain(error)) from error
+        finally:
+            self._end.set()  # not before: the others explain at the same time, and must not take this rank for dead
 
     def _beat(self) -> None:
-        count = 0
+        step, since = self.step, time.monotonic()
         while not self._end.wait(self.interval):
-            count += 1
-            try:
-                self._store.set(f"beat/{self.world.rank}", f"{self.step} {count}")
-            except (RuntimeError, ValueError):
+            if not self._tell():
                 return  # the job ends
+            if step != self.step:
+                step, since = self.step, time.monotonic()
+            # NCCL's watchdog ends the process and tells Python nothing, so this has to be said before.
+            if self.world.device.type != "cpu" and time.monotonic() - since > WARNED * self.seconds:
+                print(f"warning: {self._explain()}", file=sys.stderr, flush=True)
+                since = math.inf
 
-    def _explain(self, error: BaseException) -> str:
-        names = [
-            frame.name for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(COLLECTIVES)
-        ]
+    def _tell(self) -> bool:
+        """Tell where this rank stands; False where nobody is there to be told."""
+        self._beats += 1
+        try:
+            self._store.set(f"beat/{self.world.rank}", f"{self.step} {self._beats}")
+        except (RuntimeError, ValueError):
+            return False
+        return True
+
+    def _explain(self, error: BaseException | None = None) -> str:
+        frames = traceback.extract_tb(error.__traceback__) if error else []
+        names = [frame.name for frame in frames if frame.filename.endswith(COLLECTIVES)]
         waited = f"rank {self.world.rank} waited in vain in step {self.step} ({names[-1] if names else 'a collective'})"
+        if error is None:
+            waited = (
+                f"rank {self.world.rank} is in step {self.step} for {WARNED * self.seconds:.0f} s, and a collective "
+            )
+            waited += (
+                f"is given up after {self.seconds:.0f} s (NCCL's record of each rank: nccl_rank_* beside train.json)"
+            )
         others = [rank for rank in range(self.world.size) if rank != self.world.rank]
         first = {rank: self._told(rank) for rank in others}
-        time.sleep(4 * self.interval)
+        for _ in range(4):
+            time.sleep(self.interval)
+            self._tell()
         silent = [rank for rank in others if self._told(rank) == first[rank]]
         steps = {rank: int(told.split()[0]) for rank, told in first.items() if told}
         if silent:

@@ -6,7 +6,6 @@ Only rank 0 writes.
 import json
 import math
 import os
-import resource
 import shutil
 import sys
 import threading
@@ -20,6 +19,7 @@ from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.report.metrics import now, read
 from shardlab.training.batches import Step
+from shardlab.training.device import peak_memory
 from shardlab.training.distributed import World
 
 EVENTS = "tensorboard"
@@ -45,6 +45,7 @@ class MetricsLog:
         self._lock = threading.Lock()
         self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._steps = 0
+        self._devices: list[torch.device] = []
         self.flops_per_sample = self.peak_flops = 0.0
         """Floating-point operations of a sample, and what all devices can do in a second; 0: not known."""
         if path:
@@ -62,7 +63,7 @@ class MetricsLog:
 
     def attempt(self, start: int, steps: int, resume: Path | None, world: World, origin: Mapping[str, Any]) -> None:
         """Write where this attempt begins, of how many steps, and where it runs; a collective."""
-        self._steps = steps
+        self._steps, self._devices = steps, world.devices
         hosts = world.gather(os.uname().nodename)
         place = {"number": origin.get("attempt"), "slurm_job_id": origin.get("slurm_job_id"), "hosts": hosts}
         self.write("attempt", step=start, steps=steps, time=now(), checkpoint=str(resume) if resume else None, **place)
@@ -78,7 +79,7 @@ class MetricsLog:
         self.write("train", **where, **values, learning_rate=step.learning_rate, seconds=seconds)
         if self._file:
             used = self.flops_per_sample * step.samples / seconds / self.peak_flops if self.peak_flops else None
-            self._say(_line(step, self._steps, loss, norm, seconds, used, self._colour))
+            self._say(_line(step, self._steps, loss, norm, seconds, used, _memory(self._devices), self._colour))
 
     def validation(self, step: Step, loss: float) -> None:
         """Write and print the loss on the validation split."""
@@ -128,13 +129,15 @@ class MetricsLog:
             print(line, flush=True)
 
 
-def _line(step: Step, steps: int, loss: float, norm: float, seconds: float, used: float | None, colour: bool) -> str:
+def _line(
+    step: Step, steps: int, loss: float, norm: float, seconds: float, used: float | None, memory: str, colour: bool
+) -> str:
     """A training step in aligned columns; the targets of language models are tokens, ``used`` is the MFU."""
     width = len(str(steps))
     speed = f"{_short(step.samples / seconds):>9} samples/s"
     if step.targets != step.samples:
         speed += f"  {_short(step.targets / seconds):>9} targets/s"
-    cells = [f"epoch {step.epoch:>3}", f"grad norm {norm:9.4g}", f"lr {step.learning_rate:8.2e}", speed, _memory()]
+    cells = [f"epoch {step.epoch:>3}", f"grad norm {norm:9.4g}", f"lr {step.learning_rate:8.2e}", speed, memory]
     cells += [] if used is None else [f"MFU {used:6.1%}"]
     dim, bold, plain = (DIM, BOLD, PLAIN) if colour else ("", "", "")
     first = f"step {step.number + 1:>{width}}/{steps}  loss {bold}{loss:10.6f}{plain}  "
@@ -145,8 +148,6 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _memory() -> str:
-    """The most that this rank's tensors took of its GPU until now, or its process of the machine's memory."""
-    on_gpu = torch.cuda.is_initialized()
-    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return f"{peak / 2**20:8.0f} MiB"
+def _memory(devices: list[torch.device]) -> str:
+    """The most that this rank's tensors took of a GPU until now, or its process of the machine's memory."""
+    return f"{peak_memory(devices) / 2**20:8.0f} MiB"

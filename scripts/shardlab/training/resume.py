@@ -21,7 +21,16 @@ from shardlab.training.tasks import Task
 
 FREE = (
     *("epochs", "max_steps", "accumulate", "length_buckets", "loss_chunks", "activation_checkpointing"),
-    *("compile", "compile_backend", "precision", "evaluation", "evaluation_batch", "keep_best", "non_finite"),
+    *(
+        "compile",
+        "compile_backend",
+        "precision",
+        "deterministic",
+        "evaluation",
+        "evaluation_batch",
+        "keep_best",
+        "non_finite",
+    ),
     *("checkpoint_every", "checkpoint_minutes", "checkpoints_kept"),
 )
 """Keys of a recipe that a run that goes on may have otherwise: how long, and what changes no number."""

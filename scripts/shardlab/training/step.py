@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from shardlab.errors import UserError
+from shardlab.training import device
 from shardlab.training.batches import Step
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
@@ -45,15 +46,12 @@ class Figures(NamedTuple):
 class Taken:
     """A step that was handed to the device, which may still be at it; its figures are on their way to the host."""
 
-    def __init__(self, step: Step, values: Tensor) -> None:
-        """``values``: (4,) loss summed over the global batch, ranks that want each wish, gradient norm."""
-        self.step, self._values = replace(step, micro_batches=[]), values  # which can go
-        self._arrived: Any = None
-        if values.device.type == "cuda":
-            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._values.copy_(values, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
+    def __init__(self, step: Step, values: Tensor, *, scaled: bool = False) -> None:
+        """``values``: (4,) loss summed over the global batch, ranks that want each wish, gradient norm; ``scaled``: a
+        norm that is not finite is a step that the loss scaler left out.
+        """
+        self.scaled = scaled
+        self.step, self._values = replace(step, micro_batches=[]), device.Arriving(values)  # the batches can go
 
     def figures(self, *, skip: bool = False) -> Figures:
         """Its figures; waits for the step to end. ``skip``: see ``train_step``.
@@ -61,14 +59,13 @@ class Taken:
         Raises:
             UserError: loss or gradient norm is not finite: the weights are spoilt from this step on.
         """
-        if self._arrived is not None:
-            self._arrived.synchronize()
         loss, *wishes, norm = self._values.tolist()
         figures = Figures(loss / self.step.targets, norm, Wish(*(ranks > 0 for ranks in wishes)))
         if not skip:
             # Every rank has the same values, so all of them stop.
             _stop_unless_finite("loss", figures.loss, self.step.number)
-            _stop_unless_finite("gradient norm", figures.norm, self.step.number)
+            if not self.scaled:
+                _stop_unless_finite("gradient norm", figures.norm, self.step.number)
         return figures
 
 
@@ -85,10 +82,7 @@ def train_step(
     skip: bool = False,
 ) -> Taken:
     """Hand a step to the device. With ``skip`` it waits for its figures; if one is not finite nothing is updated."""
-    # torch.manual_seed would also note, for each kind of device that is not there, where it was called from: 1 ms.
-    torch.default_generator.manual_seed(step.seed)
-    if world.device.type == "cuda":
-        torch.cuda.manual_seed(step.seed)
+    device.seed(world.device, step.seed)
     losses = [
         # Engines average over the data-parallel ranks; the loss is a sum over all of them.
         engine.add_gradients(micro, world.data_size / step.targets, last=number == len(step.micro_batches))
@@ -103,7 +97,7 @@ def train_step(
         norm = told.new_full((), math.nan)
     else:
         norm = engine.step(step.learning_rate)
-    return Taken(step, torch.cat([told, norm.reshape(1)]))
+    return Taken(step, torch.cat([told, norm.reshape(1)]), scaled=engine.scales_loss)
 
 
 def _stop_unless_finite(what: str, value: float, step: int) -> None:

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import psutil
-import torch
 import torch.distributed as dist
 
+from shardlab.training import device
 from shardlab.training.distributed import World
 from shardlab.training.metrics import USED, MetricsLog
 
@@ -66,14 +66,8 @@ class Usage:
 
     def sample(self) -> dict[str, float | int | None]:
         """This rank's use now, under the names of a record."""
-        device: dict[str, float | int | None] = {}
-        if self.world.device.type == "cuda":
-            free, whole = torch.cuda.mem_get_info()
-            device = {"device_memory_bytes": whole - free}
-            device["device_use"] = _asked(lambda: torch.cuda.utilization() / 100)
-            device["watts"] = _asked(lambda: torch.cuda.power_draw() / 1000)
         cores = round(self._process.cpu_percent() / 100, 2)
-        return {"cpu_cores": cores, "memory_bytes": self._process.memory_info().rss, **device}
+        return {"cpu_cores": cores, "memory_bytes": self._process.memory_info().rss} | device.usage(self.world.device)
 
     def _exchange(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
         """What each rank told last, on rank 0; an empty one for a rank that told nothing yet."""
@@ -84,11 +78,3 @@ class Usage:
             return []
         keys = [f"usage/{rank}" for rank in range(self.world.size)]
         return [json.loads(self._store.get(key)) if self._store.check([key]) else {} for key in keys]
-
-
-def _asked(value: Callable[[], float]) -> float | None:
-    """A figure of the device's driver; None where its library is missing or does not know."""
-    try:
-        return round(value(), 3)
-    except Exception:
-        return None

@@ -164,7 +164,7 @@ class Task(ABC):
         """Onto the device; floats in the run's dtype."""
         tensor = torch.as_tensor(values)
         tensor = tensor.to(self.dtype if tensor.is_floating_point() else None)
-        if self.device.type == "cuda":
+        if self.device.type != "cpu":
             tensor = tensor.pin_memory()  # from there it is copied while the host goes on
         return tensor.to(self.device, non_blocking=True)
 

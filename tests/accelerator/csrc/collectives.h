@@ -1,0 +1,287 @@
+// A process group's backend for the device, over gloo: ordered like NCCL's, on a stream of its own, which waits for the
+// current one, and for which the current one waits in `Work.wait`.
+#pragma once
+
+#include "kernels.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace sim {
+
+using Tensors = std::vector<at::Tensor>;
+using Started = c10::intrusive_ptr<c10d::Work>;
+
+struct Work final : c10d::Work {
+  Work(int rank, c10d::OpType type, Started started, Tensors reads, Tensors tensors, Clock done, int64_t divide_by)
+      : c10d::Work(rank, type), started(std::move(started)), reads(std::move(reads)), tensors(std::move(tensors)),
+        done(std::move(done)), divide_by(divide_by) {}
+
+  bool isCompleted() override {
+    return started->isCompleted();
+  }
+  bool isSuccess() const override {
+    return started->isSuccess();
+  }
+  bool wait(std::chrono::milliseconds timeout) override {
+    started->wait(timeout);
+    if (divide_by > 1) {
+      for (auto& tensor : tensors) {
+        on_cpu(tensor).div_(divide_by);
+      }
+      divide_by = 1;
+    }
+    Lock lock(state().mutex);
+    for (const auto& [stream, number] : done) {
+      merge(state().clocks[current(stream.first)], done);
+    }
+    reads.clear();  // NCCL's keeps them until here, too
+    return true;
+  }
+  void synchronize() override {
+    wait(kNoTimeout);
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    wait(kNoTimeout);
+    std::vector<c10::Device> places;
+    if (!tensors.empty()) {
+      places.push_back(tensors.front().device());
+    }
+    auto future =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), std::move(places));
+    future->markCompleted(at::IValue(tensors));
+    return future;
+  }
+  Tensors result() override {
+    return tensors;
+  }
+
+  Started started;
+  Tensors reads, tensors;
+  Clock done;
+  int64_t divide_by;
+};
+
+inline Tensors on_cpu(const Tensors& tensors) {
+  Tensors same;
+  for (const auto& tensor : tensors) {
+    TORCH_CHECK(is_sim(tensor), "a collective of sim's backend on a tensor of ", tensor.device());
+    same.push_back(on_cpu(tensor));
+  }
+  return same;
+}
+
+inline std::vector<Tensors> on_cpu(const std::vector<Tensors>& lists) {
+  std::vector<Tensors> same;
+  for (const auto& tensors : lists) {
+    same.push_back(on_cpu(tensors));
+  }
+  return same;
+}
+
+inline Tensors flat(const std::vector<Tensors>& lists) {
+  Tensors all;
+  for (const auto& tensors : lists) {
+    all.insert(all.end(), tensors.begin(), tensors.end());
+  }
+  return all;
+}
+
+struct GroupOptions final : c10d::Backend::Options {
+  explicit GroupOptions(std::chrono::milliseconds timeout) : Options("sim", timeout) {}
+};
+
+using Gloo = std::function<c10::intrusive_ptr<c10d::Backend>(
+    const c10::intrusive_ptr<c10d::Store>&, int, int, std::chrono::milliseconds)>;
+
+struct Collectives final : c10d::Backend {
+  Collectives(
+      const Gloo& gloo_of, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+      std::chrono::milliseconds timeout)
+      : c10d::Backend(rank, size), gloo_of(gloo_of), gloo(gloo_of(store, rank, size, timeout)), timeout(timeout) {
+    Lock lock(state().mutex);
+    stream = ++state().streams;
+  }
+
+  const std::string getBackendName() const override {
+    return "sim";
+  }
+  void setTimeout(std::chrono::milliseconds given) override {
+    timeout = given;
+    gloo->setTimeout(given);
+  }
+  c10::intrusive_ptr<Options> getBackendOptions() override {
+    return c10::make_intrusive<GroupOptions>(timeout);
+  }
+  // The groups of a mesh are split off, as NCCL's are.
+  bool supportsSplitting() const override {
+    return true;
+  }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<Options>& options) override {
+    const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
+    if (mine == ranks.end()) {
+      return nullptr;
+    }
+    return c10::make_intrusive<Collectives>(
+        gloo_of, store, int(mine - ranks.begin()), int(ranks.size()), options->timeout);
+  }
+  void setSequenceNumberForGroup() override {
+    gloo->setSequenceNumberForGroup();
+  }
+  uint64_t getSequenceNumberForGroup() override {
+    return gloo->getSequenceNumberForGroup();
+  }
+
+  // Enqueue: `start` is given nothing and begins the work on the CPU.
+  template <typename Start>
+  Started enqueued(
+      c10d::OpType type, const Tensors& reads, const Tensors& writes, bool async, int64_t divide_by, Start start) {
+    const auto& first = writes.empty() ? reads.front() : writes.front();
+    const int device = first.device().index();
+    Clock done;
+    {
+      Lock lock(state().mutex);
+      const StreamKey here = current(device), there = async ? StreamKey{device, stream} : here;
+      sim::merge(state().clocks[there], state().clocks[here]);
+      std::vector<Access> accesses;
+      for (const auto& tensor : reads) {
+        accesses.push_back({block_of(tensor), false});
+      }
+      for (const auto& tensor : writes) {
+        accesses.push_back({block_of(tensor), true});
+      }
+      launch(there, accesses, c10d::opTypeToString(type));
+      done = state().clocks[there];
+    }
+    auto work = c10::make_intrusive<Work>(
+        getRank(), type, start(), reads, writes, std::move(done), divide_by);
+    if (!async) {
+      work->wait(kNoTimeout);
+    }
+    return work;
+  }
+
+  // gloo has no average.
+  template <typename Options>
+  int64_t summed(Options& options) const {
+    if (options.reduceOp != c10d::ReduceOp::AVG) {
+      return 1;
+    }
+    options.reduceOp = c10d::ReduceOp::SUM;
+    return getSize();
+  }
+
+  Started broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    auto same = on_cpu(tensors);
+    const bool root = options.rootRank == getRank();
+    return enqueued(c10d::OpType::BROADCAST, root ? tensors : Tensors(), root ? Tensors() : tensors, options.asyncOp, 1,
+                    [&] { return gloo->broadcast(same, options); });
+  }
+  Started allreduce(Tensors& tensors, const c10d::AllreduceOptions& given) override {
+    auto same = on_cpu(tensors);
+    auto options = given;
+    const auto divide_by = summed(options);
+    return enqueued(c10d::OpType::ALLREDUCE, {}, tensors, options.asyncOp, divide_by,
+                    [&] { return gloo->allreduce(same, options); });
+  }
+  Started allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& given) override {
+    auto same = on_cpu(tensors);
+    auto options = given;
+    const auto divide_by = summed(options);
+    return enqueued(c10d::OpType::ALLREDUCE_COALESCED, {}, tensors, options.asyncOp, divide_by,
+                    [&] { return gloo->allreduce_coalesced(same, options); });
+  }
+  Started reduce(Tensors& tensors, const c10d::ReduceOptions& given) override {
+    auto same = on_cpu(tensors);
+    auto options = given;
+    const auto divide_by = summed(options);
+    return enqueued(c10d::OpType::REDUCE, {}, tensors, options.asyncOp, divide_by,
+                    [&] { return gloo->reduce(same, options); });
+  }
+  Started allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    auto into = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return enqueued(c10d::OpType::ALLGATHER, inputs, flat(outputs), options.asyncOp, 1,
+                    [&] { return gloo->allgather(into, from, options); });
+  }
+  Started _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    auto into = on_cpu(Tensors{output});
+    auto from = on_cpu(Tensors{input});
+    return enqueued(c10d::OpType::_ALLGATHER_BASE, {input}, {output}, options.asyncOp, 1,
+                    [&] { return gloo->_allgather_base(into[0], from[0], options); });
+  }
+  Started allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    auto into = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return enqueued(c10d::OpType::COALESCED, inputs, outputs, options.asyncOp, 1,
+                    [&] { return gloo->allgather_into_tensor_coalesced(into, from, options); });
+  }
+  Started gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    auto into = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return enqueued(c10d::OpType::GATHER, inputs, flat(outputs), options.asyncOp, 1,
+                    [&] { return gloo->gather(into, from, options); });
+  }
+  Started scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+    auto into = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return enqueued(c10d::OpType::SCATTER, flat(inputs), outputs, options.asyncOp, 1,
+                    [&] { return gloo->scatter(into, from, options); });
+  }
+  Started reduce_scatter(
+      Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& given) override {
+    auto into = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    auto options = given;
+    const auto divide_by = summed(options);
+    return enqueued(c10d::OpType::REDUCE_SCATTER, flat(inputs), outputs, options.asyncOp, divide_by,
+                    [&] { return gloo->reduce_scatter(into, from, options); });
+  }
+  Started _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& given) override {
+    auto into = on_cpu(Tensors{output});
+    auto from = on_cpu(Tensors{input});
+    auto options = given;
+    const auto divide_by = summed(options);
+    return enqueued(c10d::OpType::_REDUCE_SCATTER_BASE, {input}, {output}, options.asyncOp, divide_by,
+                    [&] { return gloo->_reduce_scatter_base(into[0], from[0], options); });
+  }
+  Started reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& given) override {
+    auto into = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    auto options = given;
+    const auto divide_by = summed(options);
+    return enqueued(c10d::OpType::COALESCED, inputs, outputs, options.asyncOp, divide_by,
+                    [&] { return gloo->reduce_scatter_tensor_coalesced(into, from, options); });
+  }
+  Started alltoall_base(
+      at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
+      const c10d::AllToAllOptions& options) override {
+    auto into = on_cpu(Tensors{output});
+    auto from = on_cpu(Tensors{input});
+    return enqueued(c10d::OpType::ALLTOALL_BASE, {input}, {output}, options.asyncOp, 1, [&] {
+      return gloo->alltoall_base(into[0], from[0], output_sizes, input_sizes, options);
+    });
+  }
+  Started send(Tensors& tensors, int to, int tag) override {
+    auto same = on_cpu(tensors);
+    return enqueued(c10d::OpType::SEND, tensors, {}, true, 1, [&] { return gloo->send(same, to, tag); });
+  }
+  Started recv(Tensors& tensors, int from, int tag) override {
+    auto same = on_cpu(tensors);
+    return enqueued(c10d::OpType::RECV, {}, tensors, true, 1, [&] { return gloo->recv(same, from, tag); });
+  }
+  Started barrier(const c10d::BarrierOptions& options) override {
+    return gloo->barrier(options);
+  }
+
+  Gloo gloo_of;
+  c10::intrusive_ptr<c10d::Backend> gloo;
+  std::chrono::milliseconds timeout;
+  int64_t stream;
+};
+
+}  // namespace sim

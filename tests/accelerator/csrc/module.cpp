@@ -1,0 +1,258 @@
+// A simulated accelerator for PyTorch's key PrivateUse1: "sim".
+#include "collectives.h"
+
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/python.h>
+
+namespace sim {
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  static constexpr auto static_type = kType;
+  Guard() = default;
+  explicit Guard(c10::DeviceType) {}
+
+  static StreamKey key(const c10::Stream& stream) {
+    return {stream.device_index(), stream.id()};
+  }
+  static c10::Stream stream(const StreamKey& key) {
+    return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, key.first), key.second);
+  }
+
+  c10::DeviceType type() const override {
+    return kType;
+  }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const auto before = c10::DeviceIndex(std::max(device_set, 0));
+    device_set = device.index();
+    return c10::Device(kType, before);
+  }
+  c10::Device getDevice() const override {
+    return c10::Device(kType, current_device());
+  }
+  void setDevice(c10::Device device) const override {
+    device_set = index_of(device);
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    device_set = device.index();
+  }
+  c10::Stream getStream(c10::Device device) const override {
+    return stream(current(index_of(device)));
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return stream({index_of(device), 0});
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    return getNewStream(device, 0);
+  }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    Lock lock(state().mutex);
+    return stream({index_of(device), ++state().streams});
+  }
+  c10::Stream exchangeStream(c10::Stream next) const override {
+    const auto before = current(next.device_index());
+    stream_set[next.device_index()] = next.id();
+    return stream(before);
+  }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return c10::DeviceIndex(devices());
+  }
+
+  void record(void** event, const c10::Stream& on, const c10::DeviceIndex, const c10::EventFlag) const override {
+    Lock lock(state().mutex);
+    if (!*event) {
+      *event = new Event;
+    }
+    auto clock = state().clocks[key(on)];
+    merge(clock, state().host);
+    *static_cast<Event*>(*event) = {clock, std::chrono::steady_clock::now(), false};
+  }
+  void block(void* event, const c10::Stream& waiting) const override {
+    Lock lock(state().mutex);
+    if (event) {
+      merge(state().clocks[key(waiting)], static_cast<Event*>(event)->clock);
+    }
+  }
+  // As on a busy device: not done when asked for the first time.
+  bool queryEvent(void* event) const override {
+    Lock lock(state().mutex);
+    if (!event) {
+      return true;
+    }
+    auto& one = *static_cast<Event*>(event);
+    const bool over = std::all_of(one.clock.begin(), one.clock.end(), [](const auto& each) {
+      return knows(state().host, each.first, each.second);
+    });
+    if (!over && !one.asked) {
+      one.asked = true;
+      return false;
+    }
+    host_waits(one.clock);
+    return true;
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event) {
+      host_waits(static_cast<Event*>(event)->clock);
+    }
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<Event*>(event);
+  }
+  double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
+    TORCH_CHECK(from && to, "both events must be recorded first");
+    const std::chrono::duration<double, std::milli> passed =
+        static_cast<Event*>(to)->time - static_cast<Event*>(from)->time;
+    return passed.count();
+  }
+  bool queryStream(const c10::Stream& on) const override {
+    synchronizeStream(on);
+    return true;
+  }
+  void synchronizeStream(const c10::Stream& on) const override {
+    Lock lock(state().mutex);
+    host_waits(Clock(state().clocks[key(on)]));
+  }
+  void synchronizeDevice(const c10::DeviceIndex device) const override {
+    Lock lock(state().mutex);
+    Clock all;
+    for (const auto& [stream, clock] : state().clocks) {
+      if (stream.first == device) {
+        merge(all, clock);
+      }
+    }
+    host_waits(all);
+  }
+};
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+REGISTER_ALLOCATOR(kType, &allocator());
+
+inline void unpin(void* pointer) {
+  Lock lock(state().mutex);
+  state().pinned.erase(pointer);
+  std::free(pointer);
+}
+
+struct PinnedAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    void* pointer = nullptr;
+    TORCH_CHECK(posix_memalign(&pointer, 64, std::max(bytes, size_t(1))) == 0, "the host is out of memory");
+    Lock lock(state().mutex);
+    state().pinned[pointer] = std::max(bytes, size_t(1));
+    return {pointer, pointer, &unpin, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &unpin;
+  }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+};
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override {
+    return true;
+  }
+  bool isAvailable() const override {
+    return devices() > 0;
+  }
+  bool hasPrimaryContext(c10::DeviceIndex) const override {
+    return true;
+  }
+  c10::DeviceIndex deviceCount() const override {
+    return c10::DeviceIndex(devices());
+  }
+  c10::DeviceIndex getCurrentDevice() const override {
+    return c10::DeviceIndex(current_device());
+  }
+  void setCurrentDevice(c10::DeviceIndex device) const override {
+    device_set = index_of(c10::Device(kType, device));
+  }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
+    return Guard().exchangeDevice(c10::Device(kType, device)).index();
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
+    return device < 0 ? c10::DeviceIndex(std::max(device_set, 0)) : exchangeDevice(device);
+  }
+  bool isPinnedPtr(const void* pointer) const override {
+    return is_pinned(pointer);
+  }
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    static auto* one = new PinnedAllocator;
+    return one;
+  }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    resize_bytes(storage, bytes);
+  }
+};
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("resize_", &resize_);
+  m.impl("view", &view);
+  m.impl("as_strided", &as_strided);
+  m.impl("_reshape_alias", &reshape_alias);
+  m.impl("set_.source_Storage", &set_whole_storage);
+  m.impl("set_.source_Storage_storage_offset", &set_storage);
+  m.impl("set_.source_Tensor", &set_tensor);
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("_local_scalar_dense", &local_scalar);
+  m.impl("record_stream", &record_stream);
+  m.impl("_fused_sdp_choice", &attention);
+  // PyTorch's own say only that there is none.
+  for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
+}
+
+using at::autocast::CastPolicy;
+#define LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+#define FLOAT(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  AT_FORALL_LOWER_PRECISION_FP(LOWER)
+  AT_FORALL_FP32(FLOAT)
+}
+
+}  // namespace sim
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace sim;
+  static Hooks hooks;
+  at::RegisterPrivateUse1HooksInterface(&hooks);
+  m.def("device_count", &devices);
+  m.def("current_device", &current_device);
+  m.def("set_device", [](int device) { device_set = index_of(c10::Device(kType, c10::DeviceIndex(device))); });
+  m.def("random", [](int device) { return state().random.at(device); });
+  m.def("set_random", [](int device, uint64_t seed, uint64_t offset) { state().random.at(device) = {seed, offset}; });
+  m.def("host_reads", [] { return state().host_reads; });
+  m.def("forbid_host_reads", [](bool forbid) { reads_forbidden = forbid; });
+  py::class_<GroupOptions, c10::intrusive_ptr<GroupOptions>, c10d::Backend::Options>(m, "GroupOptions")
+      .def("__deepcopy__", [](const GroupOptions& self, const py::object&) {
+        return c10::make_intrusive<GroupOptions>(self.timeout);
+      });
+  py::class_<Collectives, c10::intrusive_ptr<Collectives>, c10d::Backend>(m, "Collectives")
+      .def("_set_default_timeout", &Collectives::setTimeout)
+      .def_property_readonly("options", [](Collectives& self) {
+        return c10::make_intrusive<GroupOptions>(self.timeout);
+      });
+  m.def(
+      "collectives",
+      [](const py::function& gloo, c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+         std::chrono::milliseconds timeout) {
+        auto* kept = new py::function(gloo);  // copied and ended without Python's lock
+        const Gloo gloo_of = [kept](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                    std::chrono::milliseconds timeout) {
+          py::gil_scoped_acquire held;
+          return (*kept)(store, rank, size, timeout).cast<c10::intrusive_ptr<c10d::Backend>>();
+        };
+        return c10::make_intrusive<Collectives>(gloo_of, store, rank, size, timeout);
+      });
+}

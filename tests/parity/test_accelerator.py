@@ -1,0 +1,131 @@
+"""Every PyTorch-native strategy on simulated accelerators (tests/accelerator), beside one CPU: the whole program, with
+its streams, pinned copies, prefetched batches, checkpoints and the thread that asks for what is used.
+
+What a GPU would compute wrongly, or wait for in a step, is an error there.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+
+import pytest
+from group import Group, Server, differences, outside, steps
+from test_parity import ACCUMULATED, STRATEGIES, Case, supported
+
+from helpers import accelerator
+from helpers.common import ROOT, TINY, tiny_run
+from shardlab.files import write_json
+from shardlab.report import metrics
+from shardlab.training import evaluation
+
+NATIVE = ["single", *(name for name in STRATEGIES if "zero" not in name)]
+HARD = [Case(s, "llama2", tuple(ACCUMULATED.items())) for s in NATIVE]
+MATRIX = [Case(s, w) for s in NATIVE for w in TINY]
+CASES = [case for case in (*HARD, *MATRIX) if supported(case)]
+SHORT = [c for c in CASES if c.run().world_size < 4 and (c in HARD or c.strategy in ("single", "dp", "fsdp"))]
+HALF = {"max_steps": 2, "checkpoint_every": 1}
+
+
+def on_accelerator(run):
+    return run.model_copy(update={"site": run.site.model_copy(update={"device": "cuda"})})
+
+
+def parametrized(cases):
+    marks = {True: [], False: [pytest.mark.long]}
+    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c in SHORT]) for c in cases])
+
+
+@pytest.fixture(scope="module")
+def folders(request, server, tmp_path_factory, tiny_data):
+    """Two folders: the trainings on CPUs and those on simulated devices."""
+    cases = CASES if request.config.getoption("--long") else SHORT
+    simulated = Server(accelerator.environment(SIM_DEVICES="8"))
+    cpu = Group(server, tmp_path_factory.mktemp("cpu"), tiny_data)
+    sim = Group(simulated, tmp_path_factory.mktemp("sim"), tiny_data)
+    for case in cases:
+        cpu.add(case.reference.name, case.reference.run())
+    cpu.start(1)
+    by_ranks = defaultdict(list)
+    for case in cases:
+        by_ranks[case.run().world_size].append(case)
+    try:
+        for ranks, group in by_ranks.items():
+            for case in group:
+                sim.add(case.name, on_accelerator(case.run()))
+            if ranks == 2:
+                sim.add("half", on_accelerator(tiny_run("llama2", "fsdp", dtype="float64", **HALF)))
+            sim.start(ranks)
+        sim.add("whole", on_accelerator(tiny_run("llama2", "tp_sp", dtype="float64")), resume="half")
+        sim.start(2)
+    finally:
+        simulated.stop()
+    return cpu.folder, sim.folder
+
+
+@parametrized(CASES)
+def test_equals_a_cpu(folders, case, tiny_data):
+    cpu, sim = folders
+    found = differences(sim / case.name, cpu / case.reference.name, case.reference.run(), tiny_data / case.workload)
+    assert outside(found, native=True) == {}
+
+
+def test_a_training_that_goes_on_under_another_strategy_equals_a_cpu(folders):
+    cpu, sim = folders
+    whole = steps(cpu / Case("single", "llama2").reference.name)[2:]
+    for mine, theirs in zip(steps(sim / "whole"), whole, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-10)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-10)
+
+
+@parametrized(CASES)
+def test_the_report_is_of_the_devices(folders, case):
+    """The peak of each rank's own device, without what counting took, is near to what its tensors came to."""
+    report = json.loads((folders[1] / case.name / "train.json").read_text())
+    assert report["devices"] == ["simulated accelerator 0"]
+    assert report["peak_memory_kind"] == "CUDA allocated"
+    assert len(report["peak_memory_bytes"]) == case.run().world_size
+    for peak, counted in zip(report["peak_memory_bytes"], report["tensor_bytes"], strict=True):
+        assert peak > 0
+        assert counted["peak"] > 0
+
+
+def test_each_rank_says_what_its_own_device_holds(folders):
+    """Of all devices' memory, that of rank 1 differs from rank 0's under pipelines: each asked for its own."""
+    records = [
+        record
+        for path in folders[1].glob("pp-*/metrics.jsonl")
+        for record in metrics.read(path)
+        if record["kind"] == "usage"
+    ]
+    held = [record["device_memory_bytes"] for record in records]
+    assert any(len({*values}) == 2 and None not in values for values in held)
+
+
+@pytest.mark.long
+def test_the_programs_from_initial_weights_to_the_test_loss(tmp_path, tiny_data):
+    """As launch.py starts them: torchrun's ranks are processes, and what is measured and monitored is on."""
+    cpu = tiny_run("llama2", "fsdp", compile="blocks", compile_backend="aot_eager")
+    place = cpu.site.model_copy(update={"device": "cuda", "environment_clear": []})
+    folder, data = tmp_path / "fsdp", tiny_data / "llama2"
+    write_json(folder / "run.json", cpu.model_copy(update={"site": place}).model_dump())
+
+    def launched(*words):
+        command = [sys.executable, ROOT / "scripts/launch.py", *words, f"--data={data}"]
+        command += [f"--settings={folder}/run.json"]
+        environment = os.environ | accelerator.environment()
+        done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    initial, report = tmp_path / "init.safetensors", tmp_path / "init.json"
+    launched("init", f"--output={initial}", f"--report={report}")
+    launched("train", f"--weights={initial}", f"--output={folder}", f"--done={folder}.done", "--usage-seconds=0.2")
+    weights = folder / "model.safetensors"
+    launched("evaluate", f"--weights={weights}", f"--initial={report}", f"--output={folder}/test.json")
+    found = json.loads((folder / "test.json").read_text())
+    assert found["loss"] == pytest.approx(evaluation.evaluate(cpu, data, weights).loss, rel=1e-5)
+    assert found["untrained_loss"] == pytest.approx(evaluation.evaluate(cpu, data, initial).loss, rel=1e-5)
+    train = json.loads((folder / "train.json").read_text())
+    assert train["attention"] is not None
+    assert {kind["kind"] for kind in metrics.read(folder / "metrics.jsonl")} >= {"train", "validation", "usage"}

@@ -1,0 +1,208 @@
+"""What a first GPU run would meet, as far as a machine without one can see it (tests/accelerator, docs/gpu.md)."""
+
+import ast
+import math
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers import accelerator
+from helpers.common import ROOT, tiny_run, with_weights
+from shardlab.errors import UserError
+from shardlab.models import weights
+from shardlab.runs import loop
+from shardlab.strategies import float8, native, parallelize
+from shardlab.training import device, distributed, heartbeat, tasks
+from shardlab.training.batches import Step, Steps
+from shardlab.training.distributed import World
+from shardlab.training.heartbeat import Heartbeat
+from shardlab.training.step import Taken
+
+OF_CUDA = ROOT / "scripts/shardlab/training/device.py"
+
+
+def simulated(*command, **values):
+    """Run a command where PyTorch has simulated devices."""
+    environment = accelerator.environment(**values)
+    paths = [environment["PYTHONPATH"], str(ROOT / "scripts"), str(ROOT / "tests")]
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={**os.environ, **environment, "PYTHONPATH": ":".join(paths)},
+        text=True,
+        capture_output=True,
+    )
+
+
+def test_the_simulated_accelerator_refuses_what_a_gpu_would_compute_wrongly_or_wait_for():
+    """And what the project asks of a device is right there."""
+    options = ["-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null"]
+    done = simulated("-m", "pytest", *options, *(ROOT / "tests/accelerator" / f"{n}.py" for n in ("refusals", "uses")))
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "scripts").rglob("*.py")), ids=lambda path: path.name)
+def test_what_only_cuda_has_is_in_one_file(path):
+    """And nobody asks for the current device, which in a new thread is device 0."""
+    tree = ast.parse(path.read_text())
+    names = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    assert path == OF_CUDA or not [name for name in names if name.startswith(("torch.cuda", "torch.backends"))]
+    assert not [name for name in names if name.endswith(("current_device_index", "current_device"))]
+
+
+def test_float8_takes_any_number_of_rows():
+    """Its products want multiples of 16, and rows are an inner dimension in the backward pass. Shapes alone."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(32, 48, bias=False))
+        x = torch.empty(5, 31, 32, requires_grad=True)
+    float8.apply([model], torch.device("meta"))
+    model(x).sum().backward()
+    assert model[0].weight.grad.shape == (48, 32)
+
+
+class Store(dict):
+    """A job's store."""
+
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+    def get(self, key):
+        return self[key]
+
+
+def test_a_hang_is_named_before_nccl_ends_the_process(capfd):
+    """Two ranks wait for a third, which says nothing more: both lay it at its door, and neither at the other's."""
+    store, hearts = Store(), []
+    for rank in range(3):
+        with mock.patch.object(heartbeat.dist.distributed_c10d, "_get_default_store", return_value=store):
+            hearts.append(Heartbeat(World(rank, 3, torch.device("meta")), seconds=1.0))
+        hearts[-1].step = 7
+    hearts[2]._tell()
+    with hearts[0], hearts[1]:
+        time.sleep(2.5)
+    said = capfd.readouterr().err
+    assert said.count("rank 2 gives no sign of life since step 7") == 2
+    assert "rank 0 gives" not in said
+    assert "rank 1 gives" not in said
+    assert "nccl_rank_" in said
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_that_fp16_s_loss_scaler_left_out_is_counted_and_no_error(scaled):
+    values = torch.tensor([6.0, 0.0, 0.0, math.inf])
+    taken = Taken(Step(3, 0, 2, 2, 0.1, [], 0, validates=False), values, scaled=scaled)
+    if not scaled:
+        with pytest.raises(UserError, match="gradient norm of step 3 is inf"):
+            taken.figures()
+        return
+    assert not taken.figures().finite
+    spoilt = Taken(taken.step, torch.tensor([math.nan, 0.0, 0.0, 1.0]), scaled=True)
+    with pytest.raises(UserError, match="the loss of step 3 is nan"):
+        spoilt.figures()
+
+
+@pytest.mark.parametrize("phrase", distributed.OF_ANOTHER)
+def test_an_error_of_gloo_or_nccl_about_another_rank_is_known(phrase):
+    assert distributed.is_of_another(RuntimeError(f"... {phrase}: ..."))
+    assert not distributed.is_of_another(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_float32_is_float32():
+    """PyTorch lets convolutions round to TF32."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    distributed.start("cpu")
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_a_weight_that_is_gathered_waits_for_those_before():
+    """NCCL counts a collective's time from when it is enqueued: not thousands of them at once."""
+    engine = SimpleNamespace(layout=dict.fromkeys(map(str, range(100))), world=World(0, 1, torch.device("cpu")))
+    engine.whole = lambda name, value: torch.zeros(1)
+    with mock.patch.object(native, "wait") as waited:
+        assert len([*native.NativeEngine._collected(engine, {})]) == 100
+    assert waited.call_count >= 100 // native.TOGETHER
+
+
+def test_operations_are_counted_on_shapes_of_the_cpu(tiny_data):
+    """A whole global batch is not copied to the first rank's GPU."""
+    run = tiny_run("mlp")
+    task = tasks.of_run(run, tiny_data / "mlp", torch.device("meta"))
+    steps = Steps(task, mock.Mock(), run.recipe, run.seed, World(0, 1, torch.device("meta")))
+    with mock.patch.object(loop.flops, "of_step", return_value=None) as counted, mock.patch.object(loop.device, "name"):
+        loop._operations(run, task, steps, 0, mock.Mock())
+    (_, _, micro), _ = counted.call_args
+    assert {tensor.device.type for tensor in micro.batch.values()} == {"cpu"}
+
+
+def test_the_same_bits_are_asked_for_before_anything_else(tmp_path):
+    run = tiny_run("mlp", deterministic=True)
+    with mock.patch.object(loop.device, "deterministic", side_effect=InterruptedError), pytest.raises(InterruptedError):
+        loop.train(run, tmp_path, tmp_path, tmp_path, {})
+    with mock.patch.dict(os.environ):
+        try:
+            device.deterministic()
+            assert torch.are_deterministic_algorithms_enabled()
+            assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+def test_selective_recomputation_keeps_products_of_float8():
+    """Counted on shapes: the forward product once, and the two of the backward pass."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(32, 48, bias=False), torch.nn.ReLU()))
+        x = torch.empty(5, 31, 32, requires_grad=True)
+    float8.apply([*model], torch.device("meta"))
+    parallelize.recompute(model, ["0"], "selective")
+    with Counted("_scaled_mm") as products:
+        model(x).sum().backward()
+    assert products.count == 3
+
+
+def test_rotary_angles_are_computed_once_for_all_layers_and_steps():
+    model = with_weights(tiny_run("llama2"))
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    for expected in (1, 0):
+        with Counted("cos") as angles:
+            model(tokens)
+        assert angles.count == expected
+    assert model.double()(tokens).dtype == torch.float64
+
+
+def test_deepspeed_takes_no_gpu_where_the_site_says_cpu():
+    code = "import torch; torch.cuda.is_available = lambda: True; from shardlab.strategies import zero; "
+    code += "from deepspeed.accelerator import get_accelerator; print(get_accelerator().device_name())"
+    assert simulated("-c", code).stdout.split()[-1] == "cpu"
+
+
+class Counted(TorchDispatchMode):
+    """Count of an operator's calls."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.count = name, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any("Float8" in kind.__name__ for kind in types):
+            return NotImplemented  # it comes back as the operators that it is made of
+        self.count += func.overloadpacket.__name__ == self.name
+        return func(*args, **(kwargs or {}))
+
+
+def test_buffers_of_offloaded_weights_are_on_the_device():
+    model = torch.nn.BatchNorm1d(3)
+    for name, parameter in [*model.named_parameters()]:
+        setattr(model, name, torch.nn.Parameter(parameter.to("meta")))
+    weights.allocate(model, torch.device("cpu"), torch.device("meta"))
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert {buffer.device.type for buffer in model.buffers()} == {"meta"}
