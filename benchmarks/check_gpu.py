@@ -171,7 +171,11 @@ def equality(args: argparse.Namespace, ranks: int, apart: ProcessPoolExecutor) -
 
 
 def cases(workload: str, strategies: list[str], kind: str, ranks: int) -> list[Case]:
-    """All trainings of a workload: each strategy in each arithmetic, on the most ranks that it takes."""
+    """All trainings of a workload: each strategy in each arithmetic, on the most ranks that it takes.
+
+    Raises:
+        UserError: there are none.
+    """
     alone = {name: run_of(workload, "single", name, kind, ranks, 1) for name in KINDS}
     on_cpu = {name: run_of(workload, "single", name, "cpu", ranks, 1) for name in KINDS}
     found = [Case(TO_CPU, name, alone[name], on_cpu[name], f"single-{name}", f"cpu-{name}") for name in KINDS]
@@ -181,6 +185,8 @@ def cases(workload: str, strategies: list[str], kind: str, ranks: int) -> list[C
         for name in KINDS if strategy != "single" else ():
             if run := most(workload, strategy, name, kind, ranks):
                 found.append(Case(strategy, name, run, alone[name], f"{strategy}-{name}", f"single-{name}"))
+    if not found:
+        raise UserError(f"none of the strategies {', '.join(strategies)} goes with {workload} on {ranks} devices.")
     return found
 
 

@@ -113,13 +113,13 @@ def test_too_few_gpus_are_one_sentence(check_gpu):
 @pytest.mark.long
 def test_devices_are_also_compared_with_a_cpu(tmp_path):
     """On simulated devices; DeepSpeed knows none of those."""
-    words = ["--workloads", "mlp", "--strategies", "dp", "mp", "ddp", "--only", "equal", "--output", tmp_path]
+    words = ["--workloads", "mlp", "--strategies", "dp", "mp", "ddp", "fsdp", "--only", "equal", "--output", tmp_path]
     done = run(*words, **accelerator.environment(SIM_DEVICES="2"))
     assert done.returncode == 0, done.stderr[-3000:]
     above, table = markdown(done.stdout)
     assert "1 x simulated accelerator 0, 1 x simulated accelerator 1" in above
-    assert [*table.strategy.unique()] == ["single (GPU to CPU)", "dp", "mp", "ddp"]
-    assert [*table.equal] == ["yes", "yes", "not judged"] * 4
+    assert [*table.strategy.unique()] == ["single (GPU to CPU)", "dp", "mp", "ddp", "fsdp"]
+    assert [*table.equal] == ["yes", "yes", "not judged"] * 5
 
 
 @pytest.mark.long

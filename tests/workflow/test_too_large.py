@@ -47,13 +47,3 @@ def test_evaluation_under_the_own_strategy_goes_through_the_workflow(tree):
     assert (whole.evaluation, sharded["samples"]) == ("whole", whole.samples)
     assert (pd.read_csv(tree.path / "results/summary.csv").status == "done").all()
     assert tree.json("results/init/llama2.json")["loss"] is None, "the initial weights would be whole on one device"
-
-
-def test_the_gpu_comparison_runs(tree):
-    """On a CPU, which is all that is here: that it prepares, trains, compares and judges."""
-    command = ["python", "benchmarks/gpu.py", "--device", "cpu", "--workloads", "mlp", "--strategies", "single"]
-    tree.run(*command)
-    table = pd.read_csv(tree.path / "results/gpu.csv")
-    assert list(table.precision) == ["full", "bf16"]
-    assert table.difference[0] == 0
-    assert table.good.all()

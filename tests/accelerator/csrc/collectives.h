@@ -23,12 +23,14 @@ struct Work final : c10d::Work {
     return started->isSuccess();
   }
   bool wait(std::chrono::milliseconds timeout) override {
-    started->wait(timeout);
-    if (divide_by > 1) {
+    if (!waited) {  // gloo's would copy its results once more, over those that were divided
+      started->wait(timeout);
+      waited = true;
       for (auto& tensor : tensors) {
-        on_cpu(tensor).div_(divide_by);
+        if (divide_by > 1) {
+          on_cpu(tensor).div_(divide_by);
+        }
       }
-      divide_by = 1;
     }
     Lock lock(state().mutex);
     for (const auto& [stream, number] : done) {
@@ -59,6 +61,7 @@ struct Work final : c10d::Work {
   Tensors reads, tensors;
   Clock done;
   int64_t divide_by;
+  bool waited = false;
 };
 
 inline Tensors on_cpu(const Tensors& tensors) {
