@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := @$(BIN)/python scripts/install.py
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
-.PHONY: help run matrix watch setup test test-cluster test-all test-all-here test-all-cluster mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help run matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # What can be made.
@@ -30,25 +30,21 @@ watch: .venv/login
 # For a login node: Snakemake and the data stages; PyTorch is in the image.
 setup: .venv/login
 
+# Two processes, of which each takes whole files; most tests wait for others much of the time.
+PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup --no-loadscope-reorder
 # What changes nothing outside of this folder, as any user.
 test: .venv/dev
-	$(BIN)/python -m pytest tests/unit tests/parity tests/workflow
+	$(PYTEST) tests/unit tests/parity tests/workflow
 
 # On a cluster in a box: needs root and Debian, and says first what it installs.
 test-cluster: .venv/dev
 	$(PYTHON) tests/cluster/cluster.py prepare
 	$(BIN)/python -m pytest tests/cluster
 
-# Both, with the tests marked long, at the same time: on the cluster most of it is waiting for Slurm.
+# Both, and the tests marked long.
 test-all: .venv/dev
 	$(PYTHON) tests/cluster/cluster.py prepare
-	@$(MAKE) --no-print-directory --jobs=2 test-all-here test-all-cluster
-
-test-all-here:
-	$(BIN)/python -m pytest --long tests/unit tests/parity tests/workflow
-
-test-all-cluster:
-	$(BIN)/python -m pytest --long tests/cluster
+	$(PYTEST) --long
 
 # Faults put into a copy of the code, one at a time: which test catches each.
 mutants: .venv/dev

@@ -1,4 +1,5 @@
-"""A line of progress per test file, with an estimate of what is left; and tests that only run in the long form.
+"""A line of progress per test file, with an estimate of what is left; tests that only run in the long form; and which
+tests share a process where there are several (pytest-xdist).
 
 The estimate comes from tests/seconds.json, what each file took on two idle cores: pytest --record-seconds writes it.
 """
@@ -16,6 +17,7 @@ from helpers.common import ROOT
 SECONDS = ROOT / "tests/seconds.json"
 UNKNOWN = 5.0
 """Seconds of a file that was never recorded."""
+CLUSTER = "tests/cluster"
 
 
 def pytest_addoption(parser):
@@ -26,10 +28,31 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: runs with --long only (make test-all)")
-    config.pluginmanager.register(Progress(config), "shardlab-progress")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config), "shardlab-progress")
+
+
+def expected():
+    """Seconds that each test file took once."""
+    return json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+
+
+def spread(items):
+    """Tests of a file stay together, and those of the one cluster; the longest group comes first."""
+    known, seconds = expected(), Counter()
+    groups = {}
+    for item in items:
+        file = item.location[0]
+        groups[file] = CLUSTER if file.startswith(CLUSTER) else file
+        item.add_marker(pytest.mark.xdist_group(groups[file]))
+    for file, group in groups.items():
+        seconds[group] += known.get(file, UNKNOWN)
+    items.sort(key=lambda item: -seconds[groups[item.location[0]]])
 
 
 def pytest_collection_modifyitems(config, items):
+    if hasattr(config, "workerinput"):
+        spread(items)
     if config.getoption("--long"):
         return
     for item in items:
@@ -40,14 +63,23 @@ def pytest_collection_modifyitems(config, items):
 class Progress:
     def __init__(self, config):
         self.config = config
-        self.expected = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+        self.expected = expected()
         self.left = Counter()
         self.taken = defaultdict(float)
         self.outcomes = defaultdict(Counter)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session):
-        self.left = Counter(item.location[0] for item in session.items)
+        self.start(item.location[0] for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids):
+        """Each process has collected the same."""
+        if not self.left:
+            self.start(name.split("::")[0] for name in ids)
+
+    def start(self, files):
+        self.left = Counter(files)
         self.files = list(self.left)
         self.begin = time.monotonic()
 
