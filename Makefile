@@ -31,7 +31,7 @@ watch: .venv/login
 setup: .venv/login
 
 # Two processes, of which each takes whole files; most tests wait for others much of the time.
-PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder
 # What changes nothing outside of this folder, as any user.
 test: .venv/dev
 	$(PYTEST) tests/unit tests/parity tests/workflow

@@ -37,22 +37,34 @@ def expected():
     return json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
 
 
-def spread(items):
-    """Tests of a file stay together, and those of the one cluster; the longest group comes first."""
+def group(file):
+    """Tests of a file stay in one process, and those of the one cluster."""
+    return CLUSTER if file.startswith(CLUSTER) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        """As pytest-xdist's loadgroup, whose marks do not reach the scheduler under pytest 9.2."""
+
+        def _split_scope(self, nodeid):
+            return group(nodeid.split("::")[0])
+
+    return ByGroup(config, log)
+
+
+def longest_first(items):
     known, seconds = expected(), Counter()
-    groups = {}
-    for item in items:
-        file = item.location[0]
-        groups[file] = CLUSTER if file.startswith(CLUSTER) else file
-        item.add_marker(pytest.mark.xdist_group(groups[file]))
-    for file, group in groups.items():
-        seconds[group] += known.get(file, UNKNOWN)
-    items.sort(key=lambda item: -seconds[groups[item.location[0]]])
+    for file in {item.location[0] for item in items}:
+        seconds[group(file)] += known.get(file, UNKNOWN)
+    items.sort(key=lambda item: -seconds[group(item.location[0])])
 
 
 def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):
-        spread(items)
+        longest_first(items)
     if config.getoption("--long"):
         return
     for item in items:
