@@ -125,7 +125,7 @@ FAULTS = [
         f"{S}measure/meter.py",
         "            forget_peak(self.world.devices)  # counting",
         "            pass  # counting",
-        simulated("report"),
+        PIECES,
     ),
     Fault(
         "a rank that hangs is not named before NCCL ends it",
@@ -179,9 +179,9 @@ FAULTS = [
     ),
     Fault(
         "a stage that needs no GPU asks for one",
-        f"{S}settings/sites.py",
-        '({"gpus": None} if over.gpus == "none" else {})',
-        "{}",
+        f"{LAUNCH}/slurm.py",
+        'if slurm.gpus == "gres":',
+        'if site.slurm.gpus == "gres":',
         SITES,
     ),
     Fault(

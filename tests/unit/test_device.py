@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import accelerator
 from helpers.common import ROOT, tiny_run, with_weights
 from shardlab.errors import UserError
+from shardlab.measure import meter
 from shardlab.models import weights
 from shardlab.runs import loop
 from shardlab.strategies import float8, native, parallelize
@@ -142,6 +143,16 @@ def test_operations_are_counted_on_shapes_of_the_cpu(tiny_data):
         loop._operations(run, task, steps, 0, mock.Mock())
     (_, _, micro), _ = counted.call_args
     assert {tensor.device.type for tensor in micro.batch.values()} == {"cpu"}
+
+
+def test_the_peak_is_counted_from_after_what_was_profiled():
+    engine = mock.Mock(**{"held.return_value": {}})
+    with mock.patch.object(meter, "forget_peak") as forgotten:
+        with meter.Meter(engine, World(0, 1, torch.device("cpu")), 0, 6) as measured:
+            assert forgotten.call_count == 1, "nor is that of loading the training's"
+            with measured.count(measured.counted):
+                pass
+        assert forgotten.call_count == 2
 
 
 def test_the_same_bits_are_asked_for_before_anything_else(tmp_path):

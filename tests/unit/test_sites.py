@@ -160,6 +160,13 @@ def test_a_stage_that_needs_no_gpu_need_not_ask_for_one():
     assert "gres" not in slurm.resources(site, "plan", 1, 1, 30)
 
 
+def test_podman_hands_the_environment_on():
+    """As nothing of it gets into its containers otherwise: NCCL's, the threads', the ranks' numbers."""
+    _, site = loaded(site="perlmutter")
+    words = container.words(site.container, Path("IMAGE"))
+    assert "--env-host" in words[: words.index("IMAGE")]
+
+
 def test_lines_before_the_ranks_and_threads_apart_from_cores():
     settings = {"before": ["module load pytorch"], "omp_threads": 3, "cpus_per_rank": 8}
     config, _ = loaded(site="test", site_settings=settings)
