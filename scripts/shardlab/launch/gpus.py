@@ -46,11 +46,11 @@ def why_missing(found: int, cuda: str | None, hip: str | None) -> str:
 
     ``cuda`` and ``hip`` are the versions that PyTorch was built for (``torch.version``).
     """
-    gpus = listed()
     if hip is None and cuda is None:
         return "this PyTorch is a CPU build; install one for the GPUs, or set device to cpu in the site's file"
     if hip is not None:
         return "check ROCR_VISIBLE_DEVICES, and slurm.gpus and container.binds in the site's file"
+    gpus = listed()
     if not gpus:
         inside = any(name in os.environ for name in IN_CONTAINER)
         if inside and (DEVICES / "nvidiactl").exists():

@@ -166,7 +166,7 @@ def _kernels(run: Run) -> AbstractContextManager[Any]:
 
 
 def _leave_out(figures: dict[str, Any], kinds: list[str]) -> None:
-    """Kinds of tensors that lie in the memory of the CPU, beside a device that has its own."""
+    """Subtract kinds of tensors that are in the CPU's memory and not in the device's."""
     for kind in kinds:
         figures["peak"] -= figures["at_peak"][kind]
         figures["at_peak"][kind] = figures["largest"][kind] = 0

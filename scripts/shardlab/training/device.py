@@ -114,7 +114,7 @@ def name(device: torch.device) -> str:
 
 
 def has_float8(device: torch.device) -> bool:
-    """Whether it multiplies matrices of float8: on NVIDIA's from compute capability 8.9 on; a CPU emulates it."""
+    """True where it multiplies matrices of float8: NVIDIA's from compute capability 8.9 on; a CPU emulates it."""
     if device.type != "cuda" or torch.version.hip is not None:
         return True
     return torch.cuda.get_device_capability(device) >= (8, 9)
