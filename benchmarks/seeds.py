@@ -6,7 +6,6 @@ its steps and not PyTorch's start.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -21,7 +20,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/parity"))
 
 from shardlab.errors import run_program
 from shardlab.files import write_text
-from shardlab.report.summary import COLUMNS, compared
+from shardlab.report.records import TrainReport
+from shardlab.report.summary import COLUMNS, compare_first_steps, compared
 from shardlab.report.verdict import DIFFERENCES, EQUAL, ROUNDING, TOLERANCES, UNEQUAL, judge
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
@@ -81,8 +81,8 @@ def trained(server: Any, config: Config, workload: str, strategies: list[str], t
     table = compared(table.convert_dtypes())
     of_twins = table[table.strategy.str.startswith("twin")]
     table["spread"] = of_twins[[*DIFFERENCES]].max().max()
-    columns = ["strategy", "workload", "test_loss", *DIFFERENCES, "spread", "equality"]
-    return judge(table, TOLERANCES[single.recipe.dtype])[columns].assign(seed=config.seed)
+    columns = ["strategy", "workload", "test_loss", "first_rel_diff", *DIFFERENCES, "spread", "equality"]
+    return judge(table)[columns].assign(seed=config.seed)
 
 
 def moved(run: Run, place: Path, number: int) -> Path:
@@ -98,10 +98,11 @@ def row(single: Run, place: Path, name: str) -> dict[str, Any]:
     """Losses of a training, under its name."""
     from evaluate import evaluate_sharded
 
-    report = json.loads((place / name / "train.json").read_text())
+    report = TrainReport.read(place / name / "train.json", "train again")
     loss = evaluate_sharded(single, place / "data", place / name / "model.safetensors").loss
-    losses = {"test_loss": loss, "validation_loss": report["validation_loss"]}
-    return {"strategy": name, "workload": single.workload, "status": "done", **losses}
+    losses = {"test_loss": loss, "validation_loss": report.validation_loss, "learned_nothing": report.learned_nothing}
+    beginning = compare_first_steps(single, report, TrainReport.read(place / "single/train.json", "train again"))
+    return {"strategy": name, "workload": single.workload, "status": "done", **losses, **beginning}
 
 
 def shown(table: pd.DataFrame) -> str:
@@ -110,7 +111,8 @@ def shown(table: pd.DataFrame) -> str:
     rows = []
     for workload, part in runs.groupby("workload", sort=False):
         counts = {name: int((part.equality == name).sum()) for name in (EQUAL, ROUNDING, UNEQUAL)}
-        farthest = {"farthest run": part[[*DIFFERENCES]].max().max(), "farthest twin": part.spread.max()}
+        farthest = {"first steps": part.first_rel_diff.max()}
+        farthest |= {"farthest run": part[[*DIFFERENCES]].max().max(), "farthest twin": part.spread.max()}
         rows.append({"workload": workload, "runs": len(part), **counts, **farthest})
     return str(pd.DataFrame(rows).to_markdown(index=False, floatfmt=".0e"))
 

@@ -17,20 +17,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     load.add_config_argument(parser)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
-    parser.add_argument("--check", action="store_true", help="fail unless every run is done and within the tolerance")
+    parser.add_argument("--check", action="store_true", help="fail unless every run is done and none is unequal")
     parser.add_argument(
-        "--tolerance", type=float, help="relative difference to single that counts as equal (default: by dtype)"
+        "--tolerance",
+        type=float,
+        help="relative difference of the final losses that is equal (default: by dtype)",
     )
     args = parser.parse_args()
-    table, left_out, tolerance = summary.of(args.config, args.results, args.tolerance)
+    table, left_out = summary.of(args.config, args.results, args.tolerance)
     write_text(args.results / "summary.csv", table.to_csv(index=False))
-    write_text(args.results / "summary.md", page.markdown(table, args.config, left_out, tolerance))
+    write_text(args.results / "summary.md", page.markdown(table, args.config, left_out))
     if args.config.sweep:
         write_text(args.results / sweep.FILE, sweep.table(table).to_csv(index=False))
-    good, sentence = verdict.verdict(table, tolerance)
+    good, sentence = verdict.verdict(table)
     if args.check and not good:
         raise UserError(sentence)
-    print(page.screen(table, args.config, tolerance, args.results))
+    print(page.screen(table, args.config, args.results))
 
 
 if __name__ == "__main__":

@@ -18,13 +18,11 @@ from shardlab.errors import run_program
 from shardlab.files import sha256
 from shardlab.models import weights
 from shardlab.report.records import TrainReport, Twin, TwinsReport
+from shardlab.report.verdict import ROUNDING_SIZE
 from shardlab.runs.loop import train
 from shardlab.settings import identity
 from shardlab.settings.types import Run, read_run
 from shardlab.training import distributed
-
-ROUNDING = 6e-8
-"""Half the distance of 1 to the next float32 (2^-24): the relative error of one rounding."""
 
 
 def main() -> None:
@@ -44,7 +42,7 @@ def main() -> None:
         identity=identity.of(run, fingerprint),
         initial_weights=sha256(args.weights),
         workload=run.workload,
-        scale=ROUNDING,
+        scale=ROUNDING_SIZE,
         twins=twins,
     )
     report.write(args.output)
@@ -62,7 +60,7 @@ def twin(run: Run, data: Path, initial: Path, number: int) -> Twin:
 
 
 def move(run: Run, initial: Path, number: int, path: Path) -> None:
-    """Write initial weights times 1 + ROUNDING N(0, 1), drawn from the number."""
+    """Write initial weights times 1 + ROUNDING_SIZE N(0, 1), drawn from the number."""
     layout = models.state(models.build(run.model, run.task, getattr(torch, run.recipe.dtype)))
     weights.save(_moved(initial, list(layout), number), layout, path)
 
@@ -74,7 +72,7 @@ def _moved(path: Path, names: list[str], number: int) -> Iterator[tuple[str, Ten
             value: Tensor = file.get_tensor(name)
             if value.is_floating_point():
                 noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-                value = (value.double() * (1 + ROUNDING * noise)).to(value.dtype)
+                value = (value.double() * (1 + ROUNDING_SIZE * noise)).to(value.dtype)
             yield name, value
 
 

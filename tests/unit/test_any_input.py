@@ -62,6 +62,6 @@ def test_a_damaged_file(data):
         with suppress(UserError):
             assert isinstance(read_run(path), Run)
         (results / "ddp/mlp.done").touch()
-        row = summary.collect([tiny_run("mlp", "ddp")], results)
+        row = summary.collect([tiny_run("mlp", "ddp")], results, 0)
         assert row.status[0].startswith("damaged: ")
         assert row.test_loss.isna().all()

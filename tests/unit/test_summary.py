@@ -6,17 +6,19 @@ import pandas as pd
 import pytest
 
 from helpers.common import tiny_run
-from helpers.reports import finished
+from helpers.reports import STEP, finished
 from shardlab.report import page, summary
 from shardlab.report.records import TrainReport, Twin, TwinsReport
-from shardlab.report.verdict import TOLERANCES, judge, verdict
+from shardlab.report.verdict import FIRST_TOLERANCES, ROUNDING_SIZE, TOLERANCES, judge, verdict
 from shardlab.settings import identity, load
 
-TOLERANCE = TOLERANCES["float32"]
+ALL = "All {} runs are equal to single: first steps, validation loss and test loss."
 
 
-def table(spread=None, validation=None, **losses):
-    """One row per strategy on mlp; a loss of None: not finished. ``validation``: losses there, 1.0 if not named."""
+def table(spread=None, validation=None, first=None, dtype="float32", idle=(), tolerance=None, **losses):
+    """One row per strategy on mlp; a loss of None: not finished. ``validation``: losses there, 1.0 if not named;
+    ``first``: differences of the first steps; ``dtype`` of all rows, None: low precision; ``idle``: learned nothing.
+    """
     rows = [
         {
             "strategy": name,
@@ -25,26 +27,34 @@ def table(spread=None, validation=None, **losses):
             "test_loss": loss,
             "validation_loss": None if loss is None else (validation or {}).get(name, 1.0),
             "spread": None if name == "single" else spread,
+            "first_rel_diff": (first or {}).get(name, 0.0),
+            "first_tolerance": FIRST_TOLERANCES.get(dtype),
+            "tolerance": TOLERANCES.get(dtype),
+            "learned_nothing": "its loss never changes" if name in idle else None,
         }
         for name, loss in losses.items()
     ]
-    return judge(summary.compared(pd.DataFrame(rows, columns=summary.COLUMNS).convert_dtypes()), TOLERANCE)
+    return judge(summary.compared(pd.DataFrame(rows, columns=summary.COLUMNS).convert_dtypes()), tolerance)
 
 
 def test_a_sentence_names_some_of_thousands():
-    _, sentence = verdict(table(**{f"s{number}": None for number in range(2000)}), TOLERANCE)
+    _, sentence = verdict(table(**{f"s{number}": None for number in range(2000)}))
     assert sentence.endswith("s39 x mlp (missing) and 1,960 more.")
 
 
 @pytest.mark.parametrize(
     ("values", "good", "sentence"),
     [
-        ({"single": 2.0, "ddp": 2.0001, "fsdp": 2.0}, True, "All 3 runs are within 0.0001 of single."),
-        ({"single": 2.0}, True, "The only run is within 0.0001 of single."),
+        (
+            {"single": 2.0, "ddp": 2.0001, "fsdp": 2.0},
+            True,
+            ALL.format(3),
+        ),
+        ({"single": 2.0}, True, "The only run is finished; there is nothing to compare it with."),
         (
             {"single": 2.0, "ddp": 2.1, "fsdp": None},
             False,
-            "Of 3 runs, 1 not within 0.0001 of single: ddp x mlp (5.0e-02); 1 not finished: fsdp x mlp (missing).",
+            "Of 3 runs, 1 not equal to single: ddp x mlp (5.0e-02); 1 not finished: fsdp x mlp (missing).",
         ),
         ({"ddp": 2.0}, False, "Of 1 runs, 1 without a finished single to compare with: ddp x mlp."),
         (
@@ -56,36 +66,69 @@ def test_a_sentence_names_some_of_thousands():
         (
             {"single": 2.0, "ddp": 2.0, "validation": {"ddp": 1.1}},
             False,
-            "Of 2 runs, 1 not within 0.0001 of single: ddp x mlp (validation 1.0e-01).",
+            "Of 2 runs, 1 not equal to single: ddp x mlp (validation 1.0e-01).",
         ),
         # The twins move by 1e-3, so 2e-3 may be rounding, and float64 tells; 2e-2 may not.
         (
             {"single": 2.0, "ddp": 2.004, "spread": 1e-3},
             True,
-            "Of 2 runs, 1 within 0.0001 of single; 1 not distinguishable from rounding "
+            "Of 2 runs, 1 equal to single; 1 not distinguishable from rounding "
             "(--config dtype=float64 settles it): ddp x mlp (2.0e-03, twins 1.0e-03).",
         ),
         (
             {"single": 2.0, "ddp": 2.04, "spread": 1e-3},
             False,
-            "Of 2 runs, 1 not within 0.0001 of single: ddp x mlp (2.0e-02, twins 1.0e-03).",
+            "Of 2 runs, 1 not equal to single: ddp x mlp (2.0e-02, twins 1.0e-03).",
         ),
         # The twins stay within the tolerance, and the run near them.
         (
             {"single": 2.0, "ddp": 2.0004, "spread": 9e-5},
             True,
-            "Of 2 runs, 1 within 0.0001 of single; 1 as near as 10 times the farthest twin: ddp x mlp "
-            "(2.0e-04, twins 9.0e-05).",
+            ALL.format(2),
+        ),
+        # A reference below zero, or zero.
+        (
+            {"single": -2.0, "ddp": 5.0},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (3.5e+00).",
+        ),
+        (
+            {"single": 0.0, "ddp": 0.0, "fsdp": 1.0},
+            False,
+            "Of 3 runs, 1 not equal to single: fsdp x mlp (1.0e+00).",
+        ),
+        # The end is equal, the beginning is not.
+        (
+            {"single": 2.0, "ddp": 2.0, "first": {"ddp": 0.5}},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (first 4 steps 5.0e-01).",
+        ),
+        # Each row has its own tolerance; low precision has none.
+        (
+            {"single": 2.0, "ddp": 2.00002, "dtype": "float64"},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (1.0e-05).",
+        ),
+        (
+            {"single": 2.0, "ddp": 2.02, "dtype": "bf16"},
+            True,
+            "Of 2 runs, 2 reported, since low precision has no tolerance: single x mlp (0.0e+00), ddp x mlp (1.0e-02).",
+        ),
+        (
+            {"single": 2.0, "ddp": 2.0, "idle": ("single", "ddp")},
+            False,
+            "Of 2 runs, 2 suspicious: single x mlp (its loss never changes), ddp x mlp (its loss never changes).",
         ),
     ],
 )
 def test_the_verdict_is_one_sentence(values, good, sentence):
-    assert verdict(table(**values), TOLERANCE) == (good, sentence)
+    assert verdict(table(**values)) == (good, sentence)
 
 
 def test_a_tolerance_can_be_asked_for():
-    judged = judge(table(single=2.0, ddp=2.0001), 1e-6)
-    assert verdict(judged, 1e-6)[0] is False
+    assert verdict(table(single=2.0, ddp=2.0001, tolerance=1e-6))[0] is False
+    assert verdict(table(single=2.0, ddp=2.0000001, tolerance=0))[0] is False
+    assert verdict(table(single=2.0, ddp=2.0, tolerance=0))[0] is True
 
 
 def test_the_page_begins_with_verdict_and_call_and_says_where_single_is_missing():
@@ -93,7 +136,7 @@ def test_the_page_begins_with_verdict_and_call_and_says_where_single_is_missing(
     values |= {"recipe": {"max_steps": 3, "optimizer": {"learning_rate": 0.5}}}
     values |= {"site_settings": {"slurm": {"account": "mine"}}}
     config = load.config(values | {"site": "test"})
-    lines = page.markdown(table(ddp=2.0), config, {}, TOLERANCE).splitlines()
+    lines = page.markdown(table(ddp=2.0), config, {}).splitlines()
     assert lines[0] == "# Summary"
     assert lines[2] == "**Of 1 runs, 1 without a finished single to compare with: ddp x mlp.**"
     assert lines[4] == (
@@ -109,7 +152,7 @@ def test_a_row_belongs_to_its_run(tmp_path):
 
     def status(run=ddp, **made):
         finished(tmp_path, run, **made)
-        rows = summary.collect([single, ddp], tmp_path)
+        rows = summary.collect([single, ddp], tmp_path, 0)
         assert pd.isna(rows.rel_diff[1]) == (rows.status[1] != "done")
         return rows.status[1]
 
@@ -132,7 +175,7 @@ def test_an_edited_report_is_no_figure_of_the_table(tmp_path, name, key):
     finished(tmp_path, run)
     path = tmp_path / "single/mlp" / f"{name}.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: 1}))
-    rows = summary.collect([run], tmp_path)
+    rows = summary.collect([run], tmp_path, 0)
     assert rows.status[0].startswith("damaged: ")
     assert "seal" in rows.status[0]
     assert rows.test_loss.isna().all()
@@ -143,14 +186,35 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
     finished(tmp_path, single)
     finished(tmp_path, ddp)
 
-    def spread(run):
+    def spread(run=single, count=2, **changed):
         twins = [Twin(test_loss=2.002, validation_loss=3.0), Twin(test_loss=1.999, validation_loss=3.0)]
-        made = {"identity": identity.of(run, "d"), "initial_weights": "i", "workload": "mlp", "scale": 6e-8}
-        TwinsReport(**made, twins=twins).write(tmp_path / "twins/mlp.json")
-        return summary.collect([single, ddp], tmp_path).spread[1]
+        made = {"identity": identity.of(run, "d"), "initial_weights": "i", "workload": "mlp", "scale": ROUNDING_SIZE}
+        TwinsReport(**made | changed, twins=twins).write(tmp_path / "twins/mlp.json")
+        return summary.collect([single, ddp], tmp_path, count).spread[1]
 
-    assert spread(single) == pytest.approx(1e-3)
+    assert spread() == pytest.approx(1e-3)
+    for changed in ({"scale": 6e-6}, {"initial_weights": "other"}, {"workload": "mnist"}, {"count": 6}):
+        assert pd.isna(spread(**changed)), changed
+    assert pd.isna(spread(identity=identity.of(single, "other")))
     assert pd.isna(spread(single.model_copy(update={"seed": 7})))
+
+
+@pytest.mark.parametrize(
+    ("changed", "first", "reason"),
+    [
+        ([{}, {"loss": 0.5}], 0.0, None),
+        ([{"grad_norm": 0.0}, {"grad_norm": 0.0, "loss": 0.5}], 1.0, "its gradient norm is always 0"),
+        ([{}, {}], 1.0, "its loss never changes"),
+        ([{}, {"loss": None, "grad_norm": None}, {"loss": 0.5}], 0.0, None),
+    ],
+)
+def test_first_steps_and_runs_that_learn_nothing(tmp_path, changed, first, reason):
+    single, ddp = tiny_run("mlp"), tiny_run("mlp", "ddp")
+    finished(tmp_path, single, steps=[STEP, STEP | {"step": 1, "loss": 0.5}])
+    finished(tmp_path, ddp, steps=[STEP | each | {"step": number} for number, each in enumerate(changed)])
+    row = summary.collect([single, ddp], tmp_path, 0).iloc[1]
+    assert row.first_rel_diff == first
+    assert (None if pd.isna(row.learned_nothing) else row.learned_nothing) == reason
 
 
 def test_train_report_is_read_back(tmp_path):

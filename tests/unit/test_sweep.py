@@ -173,7 +173,7 @@ def test_mean_deviation_and_the_best(tmp_path):
     assert sweep.sentences(found)[0] == (
         "`single` x `mnist`: the lowest validation loss is 2.5 ± 0.5 (3 runs) with learning_rate 0.1."
     )
-    text = page.markdown(table, config, left_out, 1e-4)
+    text = page.markdown(table, config, left_out)
     assert "| single     | mnist      | 0.1             | 3      | 2.500000 ± 0.500000" in text
     drawn = chart.table(evidence.Evidence(table, [], tmp_path, pd.DataFrame()))
     assert drawn[["variant", "number", "low", "high"]].to_numpy().tolist()[:2] == [

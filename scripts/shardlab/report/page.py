@@ -53,9 +53,9 @@ def axes(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], st
     return strategies[:VARIANTS], workloads[:VARIANTS]
 
 
-def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str], tolerance: float) -> str:
+def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> str:
     """The verdict, the call, the matrix of test losses, the figures of each workload, what is left out or missing."""
-    parts = ["# Summary", "", f"**{verdict(table, tolerance)[1]}**", "", call(config), ""]
+    parts = ["# Summary", "", f"**{verdict(table)[1]}**", "", call(config), ""]
     if config.sweep:
         parts += ["## Sweep", "", *_swept(table), ""]
     strategies, workloads = axes(table, config, left_out)
@@ -75,7 +75,7 @@ def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str]
     return "\n".join(parts)
 
 
-def screen(table: pd.DataFrame, config: Config, tolerance: float, results: Path) -> str:
+def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
     """What a call ends with on a terminal: the matrix of test losses, the verdict, and the file to open."""
     strategies, workloads = axes(table, config, {})
     rows = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
@@ -86,7 +86,7 @@ def screen(table: pd.DataFrame, config: Config, tolerance: float, results: Path)
         cells = [[s, *(_short(rows.get((s, w))) for w in shown)] for s in strategies]
         blocks.append(tabulate(cells, ["test loss", *shown], tablefmt="simple", disable_numparse=True))
     about = "In brackets: relative difference to single.\n" if "single" in strategies else ""
-    return "\n\n".join([*blocks, f"{about}{verdict(table, tolerance)[1]}", f"Open {results / 'report.html'}"])
+    return "\n\n".join([*blocks, f"{about}{verdict(table)[1]}", f"Open {results / 'report.html'}"])
 
 
 def _short(row: dict[Hashable, Any] | None) -> str:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from shardlab.errors import UserError
 from shardlab.files import read_json, write_json
+from shardlab.report.verdict import FIRST_STEPS
 from shardlab.schema import Strict, check
 from shardlab.settings.identity import Identity, digest
 from shardlab.settings.types import WARMUP_STEPS, Run
@@ -97,6 +98,13 @@ class Attempt(Strict, frozen=False):
         return self.saved is not None and self.saved > (self.from_step or 0)
 
 
+class FirstStep(Strict):
+    """A step at the beginning, before rounding can grow; null where it was not finite."""
+
+    loss: float | None = Field(description="Loss per target of the global batch.")
+    grad_norm: float | None = Field(description="Global L2 norm of the gradient, before clipping.")
+
+
 class TrainReport(Report):
     """train.json: how a run went. A figure that was not measured is null."""
 
@@ -122,6 +130,10 @@ class TrainReport(Report):
     )
     targets_per_rank: list[int] = Field(description="Targets of these samples.")
     train_loss: float = Field(description="Loss of the last step's batch.")
+    first_steps: list[FirstStep] = Field(description=f"The first {FIRST_STEPS} steps.")
+    learned_nothing: str | None = Field(
+        None, description="Reason why the run cannot have learned anything; null if it may have."
+    )
     validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
     wall_seconds: float = Field(
         description="Training loop with validation, without start-up and saving; of earlier attempts their steps."
@@ -257,6 +269,8 @@ def train_report(
             "samples": sum(record["samples"] for record in steps),
             "targets": sum(record["targets"] for record in steps),
             "bytes_per_step": sum(entry["bytes"] for entry in measured["traffic"]),
+            "first_steps": [{key: record[key] for key in FirstStep.model_fields} for record in steps[:FIRST_STEPS]],
+            "learned_nothing": _learned_nothing(steps),
             "train_loss": next(record["loss"] for record in reversed(steps) if record["loss"] is not None),
             "validation_loss": [record["loss"] for record in records if record["kind"] == "validation"][-1],
         }
@@ -271,6 +285,16 @@ def train_report(
             "lost_steps": _lost(attempts),
         }
     )
+
+
+def _learned_nothing(steps: list[dict[str, Any]]) -> str | None:
+    """Two runs that learned nothing have equal losses whatever their strategies do."""
+    norms, losses = ({record[key] for record in steps} - {None} for key in ("grad_norm", "loss"))
+    if norms == {0.0}:
+        return "its gradient norm is always 0"
+    if len(losses) == 1 and len(steps) > 1:
+        return "its loss never changes"
+    return None
 
 
 def _utilization(run: Run, measured: dict[str, Any], seconds: float | None) -> float | None:

@@ -25,6 +25,10 @@ COLUMNS = [
     "spread",
     "validation_loss",
     "validation_rel_diff",
+    "first_rel_diff",
+    "first_tolerance",
+    "tolerance",
+    "learned_nothing",
     "equality",
     "metric_name",
     "metric_value",
@@ -40,31 +44,32 @@ COLUMNS = [
     "memory_error",
     "bytes_per_step",
 ]
-MADE = ("data", "initial weights")
-"""What every strategy's run must share with ``single``'s, besides its settings."""
 
 
 def of(
     config: Config, results: Path, tolerance: float | None = None
-) -> tuple[pd.DataFrame, dict[tuple[str, str], str], float]:
-    """The judged table of a call's runs, the runs left out with the reason, and the tolerance (default: by dtype)."""
+) -> tuple[pd.DataFrame, dict[tuple[str, str], str]]:
+    """The judged table of a call's runs, and the runs left out with the reason. ``tolerance``: see verdict.judge."""
     planned, left_out = resolve.matrix(config)
-    tolerance = tolerance or max(verdict.TOLERANCES[run.recipe.dtype] for run in planned)
-    return verdict.judge(collect(planned, results), tolerance), left_out, tolerance
+    return verdict.judge(collect(planned, results, config.twins), tolerance), left_out
 
 
-def collect(planned: list[Run], results: Path) -> pd.DataFrame:
-    """One row per run; a figure that was not measured is an empty cell.
+def collect(planned: list[Run], results: Path, twins: int) -> pd.DataFrame:
+    """One row per run; a figure that was not measured is an empty cell. ``twins``: how many each ``single`` has.
 
     A row whose files belong to another run than the planned one has status ``stale``, with the key that differs, and
     none of their figures; one whose files were edited or damaged has status ``damaged``.
     """
-    shared: dict[str, dict[str, str]] = {}
+    singles: dict[str, TrainReport] = {}
     rows = {}
-    # `single` first: what it was made of is what the others are held to.
+    # `single` first: the others are compared with it.
     for run in sorted(planned, key=lambda run: run.strategy != "single"):
-        rows[run.strategy, run.workload] = _row(run, results, shared)
-    spreads = {run.workload: _spread(run, results, rows) for run in planned if run.strategy == "single"}
+        rows[run.strategy, run.workload] = _row(run, results, singles)
+    spreads = {
+        run.workload: _spread(rows["single", run.workload], singles.get(run.workload), results, twins)
+        for run in planned
+        if run.strategy == "single"
+    }
     ordered = [
         rows[run.strategy, run.workload] | (spreads.get(run.workload, {}) if run.strategy != "single" else {})
         for run in planned
@@ -77,11 +82,12 @@ def compared(table: pd.DataFrame) -> pd.DataFrame:
     singles = table[table.strategy == "single"].set_index("workload")
     for loss, difference in (("test_loss", "rel_diff"), ("validation_loss", "validation_rel_diff")):
         single = table.workload.map(singles[loss])
-        table[difference] = (table[loss] - single).abs() / single
+        # Of a reference that is 0 the difference itself is all there is.
+        table[difference] = (table[loss] - single).abs() / single.abs().replace(0.0, 1.0)
     return table
 
 
-def _row(run: Run, results: Path, shared: dict[str, dict[str, str]]) -> dict[str, Any]:
+def _row(run: Run, results: Path, singles: dict[str, TrainReport]) -> dict[str, Any]:
     folder = results / run.strategy / run.workload
     row: dict[str, Any] = {"strategy": run.strategy, "workload": run.workload, "status": "missing"}
     if not folder.with_name(f"{folder.name}.done").exists():
@@ -91,12 +97,16 @@ def _row(run: Run, results: Path, shared: dict[str, dict[str, str]]) -> dict[str
         test = TestReport.read(folder / "test.json", "evaluate again") if (folder / "test.json").exists() else None
     except UserError as error:
         return row | {"status": f"damaged: {error}"}
-    made = dict(zip(MADE, (train.identity.data, train.initial_weights), strict=True))
-    if key := _differs(run, train, test, made, shared.setdefault(run.workload, made)):
+    single = singles.get(run.workload, train)
+    if key := _differs(run, train, test, _made(train), _made(single)):
         return row | {"status": f"stale: {key}"}
+    if run.strategy == "single":
+        singles[run.workload] = train
     row |= {
         "status": "not evaluated",
         "validation_loss": train.validation_loss,
+        "learned_nothing": train.learned_nothing,
+        **compare_first_steps(run, train, single),
         "world_size": train.world_size,
         "nodes": train.nodes,
         "steps": train.steps,
@@ -117,6 +127,30 @@ def _row(run: Run, results: Path, shared: dict[str, dict[str, str]]) -> dict[str
             "metric_value": test.metric_value,
         }
     return row
+
+
+def _made(train: TrainReport) -> dict[str, str]:
+    return {"data": train.identity.data, "initial weights": train.initial_weights}
+
+
+def compare_first_steps(run: Run, train: TrainReport, single: TrainReport) -> dict[str, Any]:
+    """Largest relative difference of the first steps' losses and gradient norms to those of ``single``; tolerances.
+
+    No tolerance in low precision. Steps that either run left out, as they were not finite, are not compared.
+    """
+    pairs = [
+        (own, other)
+        for step, of_single in zip(train.first_steps, single.first_steps, strict=False)
+        for own, other in ((step.loss, of_single.loss), (step.grad_norm, of_single.grad_norm))
+        if own is not None and other is not None
+    ]
+    differences = [verdict.relative(own, other) for own, other in pairs]
+    full = run.recipe.precision == "full"
+    return {
+        "first_rel_diff": max(differences, default=None),
+        "first_tolerance": verdict.FIRST_TOLERANCES[run.recipe.dtype] if full else None,
+        "tolerance": verdict.TOLERANCES[run.recipe.dtype] if full else None,
+    }
 
 
 def _foreseen(run: Run, folder: Path, train: TrainReport) -> dict[str, Any]:
@@ -152,20 +186,22 @@ def _differs(
     return None
 
 
-def _spread(run: Run, results: Path, rows: dict[tuple[str, str], dict[str, Any]]) -> dict[str, float]:
-    """How far the twins of a workload's ``single`` end from it; nothing without twins of just this run."""
-    single, path = rows["single", run.workload], results / "twins" / f"{run.workload}.json"
-    if single["status"] != "done" or not path.exists():
+def _spread(row: dict[str, Any], single: TrainReport | None, results: Path, twins: int) -> dict[str, float]:
+    """How far the twins of a workload's ``single`` end from it; nothing without the twins of exactly this run."""
+    path = results / "twins" / f"{row['workload']}.json"
+    if single is None or row["status"] != "done" or not path.exists():
         return {}
     try:
         report = TwinsReport.read(path, "make it again")
     except UserError:
         return {}
-    if report.identity.numbers != identity.of(run, "").numbers:
+    found = (report.identity.numbers, report.identity.data, report.initial_weights, report.workload, report.scale)
+    planned = (single.identity.numbers, single.identity.data, single.initial_weights, single.workload)
+    if found != (*planned, verdict.ROUNDING_SIZE) or not len(report.twins) == twins > 0:
         return {}
-    test = _farthest(single["test_loss"], [twin.test_loss for twin in report.twins])
-    return {"spread": max(test, _farthest(single["validation_loss"], [twin.validation_loss for twin in report.twins]))}
-
-
-def _farthest(loss: float, others: list[float]) -> float:
-    return max((abs(other - loss) / loss for other in others), default=0.0)
+    pairs = [
+        pair
+        for twin in report.twins
+        for pair in ((twin.test_loss, row["test_loss"]), (twin.validation_loss, row["validation_loss"]))
+    ]
+    return {"spread": max(verdict.relative(*pair) for pair in pairs)}

@@ -1,72 +1,88 @@
-"""Whether runs are equal to one device, and how equal can be expected of float32. Imports no torch."""
+"""The verdict: runs that are equal to one device, and how equal float32 can be. Imports no torch."""
 
 from typing import Any
 
 import pandas as pd
 
 TOLERANCES = {"float32": 1e-4, "float64": 1e-10}
-"""Arithmetic: largest relative difference of a loss to that of ``single`` that counts as equal."""
+"""Arithmetic: largest relative difference of a test or validation loss to that of ``single``."""
+FIRST_STEPS = 4
+"""Steps whose loss and gradient norm are compared: in these, rounding has not had time to grow."""
+FIRST_TOLERANCES = {"float32": 1e-5, "float64": 1e-11}
+"""Arithmetic: largest relative difference there (the largest one measured is in docs/equality.md)."""
+ROUNDING_SIZE = 6e-8
+"""Half the distance of 1 to the next float32 (2^-24): the relative error of one rounding."""
 MULTIPLE = 10.0
-"""A run may end so many times as far from ``single`` as its farthest twin (docs/equality.md says why)."""
+"""A run may end this many times as far from ``single`` as its farthest twin (docs/equality.md says why)."""
 NAMED = 40
-"""Runs that a sentence names; of a sweep there may be thousands."""
+"""Runs that a sentence names; a sweep may have thousands."""
 DIFFERENCES = ("rel_diff", "validation_rel_diff")
-EQUAL, ROUNDING, UNEQUAL = "equal", "rounding", "unequal"
+EQUAL, ROUNDING, UNEQUAL, SUSPICIOUS, REPORTED = "equal", "rounding", "unequal", "suspicious", "reported"
 SETTLES = "--config dtype=float64 settles it"
 
 
-def judge(table: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """The table with the column ``equality`` filled in, for runs that are done and have a ``single`` to be held to.
+def relative(value: float, reference: float) -> float:
+    """Difference relative to the reference's size; the difference itself where that is 0."""
+    return abs(value - reference) / (abs(reference) or 1.0)
 
-    equal: test and validation loss within the tolerance of ``single``'s, or, where its twins stay within the
-    tolerance, within MULTIPLE times their spread. rounding: not distinguishable from it: the twins themselves end
-    farther apart than the tolerance, and the run within MULTIPLE times that. unequal: neither.
+
+def judge(table: pd.DataFrame, tolerance: float | None = None) -> pd.DataFrame:
+    """The table with the column ``equality`` filled in, for runs that are done and have a ``single`` to compare with.
+
+    ``tolerance`` replaces that of every row that has one.
+
+    reported: low precision, which has no tolerance. suspicious: the run learned nothing, so that being equal says
+    nothing. unequal: the first steps are not within FIRST_TOLERANCES, or the end is neither equal nor rounding. equal:
+    test and validation loss are within the row's tolerance, or, where the twins are, within MULTIPLE times their
+    spread. rounding: the twins themselves end farther apart than the tolerance, and the run within MULTIPLE times that.
     """
+    if tolerance is not None:
+        table["tolerance"] = table.tolerance.mask(table.tolerance.notna(), tolerance)
+    judged = table.status.eq("done") & table.rel_diff.notna()
     table["equality"] = pd.array(
-        [
-            _worst(row, tolerance) if row["status"] == "done" and not pd.isna(row["rel_diff"]) else pd.NA
-            for row in table.to_dict("records")
-        ],
+        [_of(row) if is_judged else pd.NA for row, is_judged in zip(table.to_dict("records"), judged, strict=True)],
         dtype="string",
     )
     return table
 
 
-def _worst(row: dict[Any, Any], tolerance: float) -> str:
+def _of(row: dict[Any, Any]) -> str:
+    if pd.isna(row["tolerance"]):
+        return REPORTED
+    if not pd.isna(row["learned_nothing"]):
+        return SUSPICIOUS
+    if not pd.isna(row["first_rel_diff"]) and row["first_rel_diff"] > row["first_tolerance"]:
+        return UNEQUAL
     away = max(row[difference] for difference in DIFFERENCES if not pd.isna(row[difference]))
     apart = 0.0 if pd.isna(row["spread"]) else row["spread"]
-    if away <= tolerance:
+    if away <= row["tolerance"]:
         return EQUAL
     if away <= MULTIPLE * apart:
-        return EQUAL if apart <= tolerance else ROUNDING
+        return EQUAL if apart <= row["tolerance"] else ROUNDING
     return UNEQUAL
 
 
-def verdict(table: pd.DataFrame, tolerance: float) -> tuple[bool, str]:
-    """Whether every run is done and none unequal, and one sentence that says so or names the others."""
+def verdict(table: pd.DataFrame) -> tuple[bool, str]:
+    """True if every run is done and none is unequal or suspicious; and one sentence, which names the others."""
     done = table[table.status == "done"]
-    wrong = {
-        f"not within {tolerance:g} of single": _names(done[done.equality == UNEQUAL], differences=True),
-        "without a finished single to compare with": _names(done[done.rel_diff.isna()]),
-        "not finished": _names(table[table.status != "done"], status=True),
-    }
-    equal = done[done.equality == EQUAL]
-    beyond = equal[equal[[*DIFFERENCES]].max(axis=1) > tolerance]
-    near = {
-        f"as near as {MULTIPLE:g} times the farthest twin": _names(beyond, differences=True),
-        f"not distinguishable from rounding ({SETTLES})": _names(done[done.equality == ROUNDING], differences=True),
-    }
-    if not any(wrong.values()):
-        within = len(table) - sum(map(len, near.values()))
-        if within == len(table):
-            every = f"All {within} runs are" if within > 1 else "The only run is"
-            return True, f"{every} within {tolerance:g} of single."
-        return True, f"Of {len(table)} runs, {within} within {tolerance:g} of single; {'; '.join(_counted(near))}."
-    return False, f"Of {len(table)} runs, {'; '.join(_counted(wrong | near))}."
-
-
-def _counted(groups: dict[str, list[str]]) -> list[str]:
-    return [f"{len(names)} {what}: {_listed(names)}" for what, names in groups.items() if names]
+    parts: dict[str, list[str]] = {}
+    unequal = done[done.equality == UNEQUAL]
+    starts = unequal.first_rel_diff.gt(unequal.first_tolerance).fillna(False).astype(bool)
+    parts["not equal to single"] = [*_names(unequal[starts], _first), *_names(unequal[~starts], _end)]
+    parts["suspicious"] = _names(done[done.equality == SUSPICIOUS], lambda row: row["learned_nothing"])
+    parts["without a finished single to compare with"] = _names(done[done.rel_diff.isna()], lambda row: "")
+    parts["not finished"] = _names(table[table.status != "done"], lambda row: row["status"])
+    good = not any(parts.values())
+    parts[f"not distinguishable from rounding ({SETTLES})"] = _names(done[done.equality == ROUNDING], _end)
+    parts["reported, since low precision has no tolerance"] = _names(done[done.equality == REPORTED], _end)
+    equal = int((done.equality == EQUAL).sum())
+    if equal == len(table) == 1:
+        return True, "The only run is finished; there is nothing to compare it with."
+    if equal == len(table):
+        return True, f"All {equal} runs are equal to single: first steps, validation loss and test loss."
+    counts = [f"{equal} equal to single"] if good and equal else []
+    counts += [f"{len(names)} {text}: {_listed(names)}" for text, names in parts.items() if names]
+    return good, f"Of {len(table)} runs, {'; '.join(counts)}."
 
 
 def _listed(names: list[str]) -> str:
@@ -74,15 +90,19 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:NAMED])} and {more:,} more"
 
 
-def _names(rows: pd.DataFrame, *, status: bool = False, differences: bool = False) -> list[str]:
-    """Runs by name, with their status, or how far they and the twins are from ``single``, behind each."""
-    names = []
-    for row in rows.to_dict("records"):
-        more = f" ({row['status']})" if status else ""
-        if differences:
-            difference = max(DIFFERENCES, key=lambda column: -1.0 if pd.isna(row[column]) else row[column])
-            what = "" if difference == "rel_diff" else "validation "
-            twins = "" if pd.isna(row["spread"]) else f", twins {row['spread']:.1e}"
-            more = f" ({what}{row[difference]:.1e}{twins})"
-        names.append(f"{row['strategy']} x {row['workload']}{more}")
-    return names
+def _names(rows: pd.DataFrame, detail: Any) -> list[str]:
+    """``strategy x workload (detail)`` of each row."""
+    details = ((row, detail(row)) for row in rows.to_dict("records"))
+    return [f"{row['strategy']} x {row['workload']}" + (f" ({text})" if text else "") for row, text in details]
+
+
+def _first(row: dict[Any, Any]) -> str:
+    return f"first {FIRST_STEPS} steps {row['first_rel_diff']:.1e}"
+
+
+def _end(row: dict[Any, Any]) -> str:
+    """The larger of the two differences of the end, and the twins'."""
+    difference = max(DIFFERENCES, key=lambda column: -1.0 if pd.isna(row[column]) else row[column])
+    name = "" if difference == "rel_diff" else "validation "
+    twins = "" if pd.isna(row["spread"]) else f", twins {row['spread']:.1e}"
+    return f"{name}{row[difference]:.1e}{twins}"

@@ -18,16 +18,18 @@ from shardlab.report.evidence import Evidence, Shown
 from shardlab.report.pages import explained
 from shardlab.report.records import TrainReport
 from shardlab.report.summary import SHOWN
-from shardlab.report.verdict import EQUAL, ROUNDING, UNEQUAL, verdict
+from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, verdict
 from shardlab.settings.config import Config
 
 HERE = Path(__file__).parent
 PAGES = 40
 """Strategies that have drawings of their own; more would make the page slow, and there are not as many names."""
 STATES = {
-    EQUAL: "within the tolerance, or as near as rounding explains.",
+    EQUAL: "first steps and final losses within the tolerance, or as near as rounding explains.",
     ROUNDING: "rounding alone takes one device as far.",
     UNEQUAL: "neither.",
+    SUSPICIOUS: "the run learned nothing, so equality says nothing.",
+    REPORTED: "low precision: reported, without a tolerance.",
 }
 Drawn = dict[str, tuple[pd.DataFrame, dict[str, Any]]]
 """Name of a chart, ``loss.llama2``: its table and its Vega-Lite specification."""
@@ -60,11 +62,10 @@ def html(
     drawn: Drawn,
     config: Config,
     left_out: dict[tuple[str, str], str],
-    tolerance: float,
     accounting: dict[str, dict[str, str]],
 ) -> str:
     """The page. ``accounting``: what Slurm says of each job."""
-    good, sentence = verdict(evidence.table, tolerance)
+    good, sentence = verdict(evidence.table)
     strategies_shown, workloads = page.axes(evidence.table, config, left_out)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = _code
