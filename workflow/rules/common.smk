@@ -41,14 +41,14 @@ try:
     # A job reads this file again for its own run alone: one of a sweep of thousands must not wait for all.
     RUNS = [] if driver.of_one_run(sys.argv[1:]) else resolve.matrix(CONFIG)[0]
     known = {(run.strategy, run.workload): run for run in RUNS}
-    asked_for = set(known)
+    asked_for = dict(known)
     for target in sys.argv[1:]:
         asked = re.match(r"results/([^/]+)/([^/]+?)(?:\.done$|/)", target)
         if asked and asked[1] not in RESERVED:
-            inputs.check_data_set(CONFIG, resolve.run(CONFIG, *asked.groups()))
-            asked_for.add(asked.groups())
+            asked_for[asked.groups()] = resolve.run(CONFIG, *asked.groups())
+            inputs.check_data_set(CONFIG, asked_for[asked.groups()])
     if WORKS:
-        driver.note_done(Path.cwd(), asked_for)
+        driver.note_done(Path.cwd(), asked_for.values())
 except UserError as error:
     raise WorkflowError(str(error)) from None
 

@@ -21,7 +21,7 @@ from shardlab.settings.identity import Identity
 from shardlab.settings.recipe import OPTIMIZERS
 from shardlab.settings.types import Run
 
-FILE, SEEN = "attempts.json", ".seen"
+FILE, LOGS, SEEN = "attempts.json", "attempts", ".seen"
 TRIES = 3
 """Attempts of one call in a row that come no further: then it gives up."""
 CALL = "SHARDLAB_CALL"
@@ -86,8 +86,19 @@ class Story:
             return False
 
     def was_seen(self) -> bool:
-        """Whether the driver knew that the run was done: then it is asked to be trained again."""
-        return (self.folder / SEEN).exists()
+        """Whether a call knew that this run was done: if its job starts nevertheless, training it again was requested.
+
+        The note is of this run's settings; it stays until that training begins.
+        """
+        try:
+            return (self.folder / SEEN).read_text(encoding="utf-8") == self.identity.numbers
+        except FileNotFoundError:
+            return False
+
+    def tried_by_this_call(self) -> bool:
+        """Whether an earlier attempt belongs to this call of Snakemake: its job was started again."""
+        call = os.environ.get(CALL)
+        return call is not None and any(attempt.call == call for attempt in self.attempts)
 
     def note_done(self, done: Path | None) -> int:
         """Write the file that Snakemake waits for, if it asked for one; returns the status 0."""
@@ -98,12 +109,18 @@ class Story:
     def forget_done(self, done: Path | None, *, checkpoints: bool) -> None:
         """Remove what says that the run is done, so that an interrupted training is not mistaken for the previous one.
 
-        ``checkpoints``: also remove those of the previous training, so that the next one does not resume from them.
+        ``checkpoints``: also remove those of the previous training, so that the next one does not resume from them, and
+        its attempts. After a kill in between, train.json and the request to train again are still there.
         """
         if done:
             done.unlink(missing_ok=True)
         if checkpoints:
+            for folder in manifest.saved(self.folder):
+                manifest.remove(folder)
             shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+            self.attempts = []
+            (self.folder / FILE).unlink(missing_ok=True)
+            shutil.rmtree(self.folder / LOGS, ignore_errors=True)
         (self.folder / "train.json").unlink(missing_ok=True)
         (self.folder / SEEN).unlink(missing_ok=True)
 
@@ -159,7 +176,7 @@ class Story:
 
     def log(self, attempt: Attempt) -> Path:
         """File with all that an attempt prints."""
-        return self.folder / "attempts" / f"{attempt.number:03d}.log"
+        return self.folder / LOGS / f"{attempt.number:03d}.log"
 
     def stopped(self) -> str | None:
         """Why the last attempt saved and ended, if that is how it did."""

@@ -12,6 +12,8 @@ from typing import IO
 
 from shardlab.files import flock
 from shardlab.launch.attempts import CALL, SEEN
+from shardlab.settings import identity
+from shardlab.settings.types import Run
 
 PATIENCE = 5.0
 """Seconds in which a short call (a dry run, a graph) may be in the way."""
@@ -32,20 +34,19 @@ def of_one_run(arguments: list[str]) -> bool:
     return all("=" in target for target in takewhile(lambda word: not word.startswith("-"), behind))
 
 
-def note_done(folder: Path, runs: Iterable[tuple[str, str]]) -> None:
-    """Note which runs (strategy, workload) are done as this call begins: to train such a one again is then meant.
+def note_done(folder: Path, runs: Iterable[Run]) -> None:
+    """Note which runs are done as this call begins: if the call trains such a run, that was requested.
 
-    A run that ended after its driver's death is done, whatever Snakemake believes of its `.done`, which is written
-    last and whole.
+    The note names the settings, and stays until that training begins: Snakemake removes `.done` when it submits the
+    job, and may be killed while the job waits. A run that ended after its driver's death is done, whatever Snakemake
+    believes of its `.done`, which is written last and whole.
     """
     os.environ.setdefault(CALL, uuid.uuid4().hex)
-    for strategy, workload in runs:
-        name = f"results/{strategy}/{workload}"
+    for run in runs:
+        name = f"results/{run.strategy}/{run.workload}"
         seen = folder / name / SEEN
-        if not (folder / f"{name}.done").exists():
-            seen.unlink(missing_ok=True)
-        elif seen.parent.is_dir():
-            seen.touch()
+        if (folder / f"{name}.done").exists() and seen.parent.is_dir():
+            seen.write_text(identity.of(run, "").numbers, encoding="utf-8")
             if _held:
                 mark = base64.urlsafe_b64encode(f"{name}.done".encode()).decode()
                 (folder / ".snakemake" / "incomplete" / mark).unlink(missing_ok=True)

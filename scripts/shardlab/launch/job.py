@@ -93,6 +93,8 @@ def train(
     """
     name = f"{run.strategy} x {run.workload}"
     finished = story.finished()
+    # A call begins from scratch once: a job that was put back into the queue resumes.
+    afresh = afresh and not story.tried_by_this_call()
     # Snakemake asks for what is there if it was told to, or if it does not know of it: its driver died, say.
     if finished == story.identity and not (afresh or story.was_seen()):
         print(f"{name} had come to its end; nothing is trained again.", flush=True)

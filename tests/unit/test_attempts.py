@@ -1,0 +1,140 @@
+"""A finished run is trained again from scratch once for each request, however often that is interrupted."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from helpers.common import save_initial, tiny_run
+from shardlab.data import store
+from shardlab.launch import driver, job
+from shardlab.launch.attempts import CALL, Story
+from shardlab.report import manifest
+from shardlab.report.records import TrainReport
+from shardlab.runs import loop
+
+RUN = tiny_run("mlp", checkpoint_every=2)
+
+
+class Killed(BaseException):
+    """The end of launch.py and its ranks; nothing is noted."""
+
+
+class Project:
+    """A folder with one run, whose jobs train it in this process."""
+
+    def __init__(self, folder, data):
+        self.folder, self.data, self.initial = folder, data, folder / "initial"
+        self.output, self.done = folder / "results/single/mlp", folder / "results/single/mlp.done"
+        self.output.mkdir(parents=True)
+        save_initial(RUN, self.initial)
+        self.kill_at, self.steps = None, []
+
+    def ranks(self, command, log):
+        log.parent.mkdir(exist_ok=True)
+        log.touch()
+
+        def observe(number, _):
+            self.steps.append(number)
+            if number == self.kill_at:
+                raise Killed
+
+        number = int(command.lines.partition("--attempt=")[2].split()[0])
+        origin = {"attempt": number}
+        loop.train(
+            RUN, self.data, self.initial, self.output, origin, observe, afresh="--afresh" in command.lines.split()
+        )
+        return 0
+
+    def call(self, *, force=False, run=RUN):
+        """A call of Snakemake begins; it removes the .done of a run that it is forced to train."""
+        driver.note_done(self.folder, [run])
+        if force:
+            self.done.unlink(missing_ok=True)
+
+    def job(self, kill_at=None, *, afresh=False):
+        """The run's job; returns the steps that it took."""
+        self.kill_at, self.steps = kill_at, []
+        try:
+            self.train(afresh=afresh)
+        except Killed:
+            assert not self.done.exists()
+            assert not (self.output / "train.json").exists()
+        return self.steps
+
+    def train(self, *, afresh=False):
+        story = Story(RUN, self.output, store.fingerprint_of(self.data), self.initial)
+        assert job.train(RUN, story, ["train.py"], None, self.done, None, afresh=afresh) == 0
+
+
+@pytest.fixture
+def project(tiny_data, tmp_path, monkeypatch):
+    """A project whose run is done."""
+    made = Project(tmp_path, tiny_data / "mlp")
+    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=made.ranks, told=""))
+    monkeypatch.setenv(CALL, "first")
+    made.call()
+    assert made.job() == [0, 1, 2, 3]
+    return made
+
+
+def test_what_is_done_is_trained_again_only_if_that_is_asked_for(project):
+    project.done.unlink()
+    assert project.job() == [], "its driver had died"
+    project.call(force=True)
+    assert project.job() == [0, 1, 2, 3]
+    assert project.job() == []
+
+
+def test_a_forced_run_is_trained_from_scratch_however_often_its_calls_are_killed(project):
+    project.call(force=True)
+    # Killed while its job waits in the queue; the next call is not forced.
+    project.call()
+    assert project.job(kill_at=1) == [0, 1]
+    assert manifest.saved(project.output) == []
+    project.call()
+    assert project.job(kill_at=3) == [0, 1, 2, 3]
+    project.call()
+    assert project.job() == [2, 3]
+    report = TrainReport.read(project.output / "train.json", "")
+    assert [each.from_step for each in report.attempts] == [0, 0, 2], "those of the training before are another's"
+    assert report.lost_steps == 1, "the third step was taken again"
+
+
+@pytest.mark.parametrize("last", ["mlp.done", "checkpoints", "attempts.json", "train.json"])
+def test_a_kill_while_the_old_training_is_removed_loses_no_request(project, monkeypatch, last):
+    project.call(force=True)
+    real = driver.Path.unlink, manifest.remove
+
+    def unlink(path, missing_ok=False):
+        real[0](path, missing_ok=missing_ok)
+        if path.name == last:
+            raise Killed
+
+    def remove(folder):
+        real[1](folder)
+        if last == "checkpoints":
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver.Path, "unlink", unlink)
+        patched.setattr(manifest, "remove", remove)
+        with pytest.raises(Killed):
+            project.train()
+    project.call()
+    assert project.job() == [0, 1, 2, 3]
+    assert TrainReport.read(project.output / "train.json", "").lost_steps == 0
+
+
+def test_a_request_is_for_its_own_settings(project):
+    project.call(force=True, run=tiny_run("mlp", checkpoint_every=2, max_steps=3))
+    project.call()
+    assert project.job() == [], "the settings are those of the finished run again"
+
+
+def test_one_call_begins_from_scratch_once(project, monkeypatch):
+    monkeypatch.setenv(CALL, "second")
+    assert project.job(kill_at=3, afresh=True) == [0, 1, 2, 3]
+    assert project.job(afresh=True) == [2, 3], "Slurm has put its job back into the queue"
+    assert project.job(afresh=True) == []
+    monkeypatch.setenv(CALL, "third")
+    assert project.job(afresh=True) == [0, 1, 2, 3]
