@@ -16,6 +16,7 @@ from shardlab.errors import UserError
 from shardlab.files import sha256
 from shardlab.report import manifest
 from shardlab.report.metrics import now, read
+from shardlab.report.records import TrainReport
 from shardlab.runs import loop
 from shardlab.training import distributed, resume, tasks
 
@@ -161,3 +162,16 @@ def test_a_full_disk_loses_nothing(tiny_data, tmp_path, what, fits):
         subprocess.run(["umount", "--lazy", output], check=True)
     attempts = [{"reached": 4, "ended": ended}, {"from_step": last, "first_step_at": begun[-1]["time"]}]
     survived(f"disk full at {what}", "a tmpfs that is too small, then made larger", *cost(attempts), layer="unit")
+
+
+def test_a_run_that_resumes_behind_its_last_step_has_measured_nothing(trained, tmp_path):
+    run, data, initial, whole = trained
+    for name in ("checkpoints", "metrics.jsonl", "timeline.json"):
+        (shutil.copytree if (whole / name).is_dir() else shutil.copyfile)(whole / name, tmp_path / name)
+    assert loop.train(run, data, initial, tmp_path, {})
+    report = TrainReport.read(tmp_path / "train.json", "")
+    assert report.weights == TrainReport.read(whole / "train.json", "").weights
+    unmeasured = (report.tensor_bytes, report.peak_memory_bytes, report.traffic, report.bytes_per_step, report.idle)
+    assert unmeasured == (None,) * len(unmeasured)
+    assert report.step_seconds_median is not None, "of the steps that earlier attempts took"
+    assert not (tmp_path / "timeline.json").exists(), "of a step that was not drawn"

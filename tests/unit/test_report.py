@@ -162,3 +162,33 @@ def test_benchmarks_have_their_charts(tmp_path):
     assert list(drawn) == list(charts.BENCHMARKS)
     assert drawn["peers"][0].trainer.tolist() == ["bare", "shardlab"]
     assert 'id="benchmarks"' in html.html(found, drawn, CONFIG, {}, {})
+
+
+def test_a_run_that_measured_nothing_leaves_its_cells_empty(tmp_path):
+    runs = [tiny_run("mlp"), tiny_run("mlp", "ddp")]
+    nothing = dict.fromkeys(("tensor_bytes", "peak_memory_bytes", "traffic"))
+    for run in runs:
+        finished(tmp_path, run, steps=[STEP], **nothing)
+    table = judge(summary.collect(runs, tmp_path, 0))
+    assert (table.status == "done").all()
+    assert table[["tensor_bytes", "weights_bytes", "peak_memory_bytes", "bytes_per_step"]].isna().all(axis=None)
+    found = evidence.collect(table, tmp_path)
+    drawn = html.charts(found, ["mlp"])
+    assert not {"memory.mlp", "traffic.mlp", "held.ddp"} & set(drawn)
+    assert "| ddp" in page.markdown(table, CONFIG, {})
+    assert "not measured" in html.html(found, drawn, CONFIG, {}, {})
+
+
+@pytest.mark.parametrize("broken", ["empty", "folder"])
+def test_one_row_that_cannot_be_read_breaks_no_table(tmp_path, broken):
+    runs = [tiny_run("mlp"), tiny_run("mlp", "ddp")]
+    for run in runs:
+        finished(tmp_path, run, **({"tensor_bytes": []} if run.strategy == "ddp" and broken == "empty" else {}))
+    if broken == "folder":
+        (tmp_path / "ddp/mlp/train.json").unlink()
+        (tmp_path / "ddp/mlp/train.json").mkdir()
+    table = summary.collect(runs, tmp_path, 0)
+    assert table.status[0] == "done"
+    assert table.status[1].startswith("damaged: ")
+    assert "ddp/mlp" in table.status[1]
+    assert table.iloc[1].drop(["strategy", "workload", "status"]).isna().all()

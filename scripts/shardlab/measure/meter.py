@@ -30,6 +30,8 @@ class Meter:
         """The step whose traffic and memory are counted: the last one of the warm-up, whose time is no figure."""
         self.timeline = Timeline()
         self.traffic = Traffic(world, self.timeline)
+        self.measures = first < steps
+        """Whether a step is left to be counted: not in a run that resumes at its last step."""
         self.seconds = 0.0
         """Of the last step."""
         self.wall_seconds = 0.0
@@ -89,11 +91,11 @@ class Meter:
         return {
             "wall_seconds": self.wall_seconds,
             "attention": self.memory.attention,
-            "tensor_bytes": world.gather(self.memory.figures()),
-            "traffic": self.traffic.report(world),
-            "idle": idle or None,
+            "tensor_bytes": world.gather(self.memory.figures()) if self.measures else None,
+            "traffic": self.traffic.report(world) if self.measures else None,
+            "idle": (idle or None) if self.measures else None,
             "hosts": world.gather(os.uname().nodename),
             "devices": [name(device)],
-            "peak_memory_bytes": world.gather(peak_memory(world.devices)),
+            "peak_memory_bytes": world.gather(peak_memory(world.devices)) if self.measures else None,
             "peak_memory_kind": "process RSS" if device.type == "cpu" else "CUDA allocated",
         }

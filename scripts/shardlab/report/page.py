@@ -155,7 +155,7 @@ def figures(rows: pd.DataFrame) -> pd.DataFrame:
             "planned MiB": rows.predicted_memory_bytes.map(_mebibytes),
             "error": rows.memory_error.map(lambda value: _number(value, "+.1%")),
             **{str(kind): rows[f"{kind}_bytes"].map(_mebibytes) for kind in SHOWN},
-            "process MiB": rows.peak_memory_bytes.map(lambda value: _number(value / 2**20, ".0f")),
+            "process MiB": (rows.peak_memory_bytes / 2**20).map(lambda value: _number(value, ".0f")),
         }
     )
 

@@ -169,16 +169,18 @@ class TrainReport(Report):
     attention: str | None = Field(
         None,
         description="Kernel of attention: flash, efficient, cudnn, overrideable, or math, which is none; null for a "
-        "model without attention.",
+        "model without attention, or if no step was measured.",
     )
-    tensor_bytes: list[TensorBytes] = Field(description="Tensors of each rank in a step.")
-    peak_memory_bytes: list[int] = Field(description="Peak memory of each rank.")
+    tensor_bytes: list[TensorBytes] | None = Field(
+        description="Tensors of each rank in a step; null, like the next ones, for a run that resumed at its last step."
+    )
+    peak_memory_bytes: list[int] | None = Field(description="Peak memory of each rank.")
     peak_memory_kind: Literal["process RSS", "CUDA allocated"] = Field(description="What was measured.")
-    bytes_per_step: float = Field(description="Bytes that a rank sends in a step (mean over the ranks).")
+    bytes_per_step: float | None = Field(description="Bytes that a rank sends in a step (mean over the ranks).")
     bytes_per_step_theory: float | None = Field(
         description="The same from sizes and shapes alone; null where no formula is known."
     )
-    traffic: list[Traffic] = Field(description="bytes_per_step by mesh axis and collective.")
+    traffic: list[Traffic] | None = Field(description="bytes_per_step by mesh axis and collective.")
     checkpoints: int = Field(description="Checkpoints written, best.safetensors included.")
     attempts: list[Attempt] = Field(default=[], description="All attempts at the run, this one last.")
     lost_steps: int = Field(0, description="Steps that were taken again, as an attempt ended behind its checkpoint.")
@@ -190,6 +192,12 @@ class TrainReport(Report):
     slurm_job_id: str | None = Field(None, description="Slurm job; null without Slurm.")
     git_commit: str | None = Field(None, description="Commit of the working tree, with -dirty if changed.")
     versions: dict[str, str] = Field(description="Versions of what took part.")
+
+    def held(self, kind: Kind | None = None) -> int | None:
+        """Most bytes that a rank held of a kind, or of all at a time; None if that was not measured."""
+        if self.tensor_bytes is None:
+            return None
+        return max(rank.largest[kind] if kind else rank.peak for rank in self.tensor_bytes)
 
 
 class Evaluated(Strict):
@@ -257,6 +265,7 @@ def train_report(
         attempts[-1].why, attempts[-1].from_step, attempts[-1].reached = "finished", begun, records[-1]["step"] + 1
         attempts[-1].first_step_at = told[-1]["time"]
     steps = [record for record in records if record["kind"] == "train"]
+    sent = measured["traffic"]
     return TrainReport.model_validate(
         {
             "settings": run.model_dump(mode="json"),
@@ -268,7 +277,7 @@ def train_report(
             "steps": len(steps),
             "samples": sum(record["samples"] for record in steps),
             "targets": sum(record["targets"] for record in steps),
-            "bytes_per_step": sum(entry["bytes"] for entry in measured["traffic"]),
+            "bytes_per_step": None if sent is None else sum(entry["bytes"] for entry in sent),
             "first_steps": [{key: record[key] for key in FirstStep.model_fields} for record in steps[:FIRST_STEPS]],
             "learned_nothing": _learned_nothing(steps),
             "train_loss": next(record["loss"] for record in reversed(steps) if record["loss"] is not None),

@@ -93,16 +93,23 @@ def _row(run: Run, results: Path, singles: dict[str, TrainReport]) -> dict[str, 
     if not folder.with_name(f"{folder.name}.done").exists():
         return row
     try:
-        train = TrainReport.read(folder / "train.json", "train again")
-        test = TestReport.read(folder / "test.json", "evaluate again") if (folder / "test.json").exists() else None
+        return row | _figures(run, folder, singles)
     except UserError as error:
         return row | {"status": f"damaged: {error}"}
+    except Exception as error:  # one run's files must not take the table from all the others
+        return row | {"status": f"damaged: the reports in {folder} cannot be read ({error!r}); train again."}
+
+
+def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[str, Any]:
+    """The columns of a finished run."""
+    train = TrainReport.read(folder / "train.json", "train again")
+    test = TestReport.read(folder / "test.json", "evaluate again") if (folder / "test.json").exists() else None
     single = singles.get(run.workload, train)
     if key := _differs(run, train, test, _made(train), _made(single)):
-        return row | {"status": f"stale: {key}"}
+        return {"status": f"stale: {key}"}
     if run.strategy == "single":
         singles[run.workload] = train
-    row |= {
+    row = {
         "status": "not evaluated",
         "validation_loss": train.validation_loss,
         "learned_nothing": train.learned_nothing,
@@ -112,9 +119,9 @@ def _row(run: Run, results: Path, singles: dict[str, TrainReport]) -> dict[str, 
         "steps": train.steps,
         "wall_seconds": train.wall_seconds,
         "samples_per_second": train.samples_per_second,
-        "tensor_bytes": max(rank.peak for rank in train.tensor_bytes),
-        **{f"{kind}_bytes": max(rank.largest[kind] for rank in train.tensor_bytes) for kind in SHOWN},
-        "peak_memory_bytes": max(train.peak_memory_bytes),
+        "tensor_bytes": train.held(),
+        **{f"{kind}_bytes": train.held(kind) for kind in SHOWN},
+        "peak_memory_bytes": max(train.peak_memory_bytes) if train.peak_memory_bytes else None,
         **_foreseen(run, folder, train),
         "bytes_per_step": train.bytes_per_step,
     }
@@ -161,10 +168,10 @@ def _foreseen(run: Run, folder: Path, train: TrainReport) -> dict[str, Any]:
         return {}
     if not plan.is_of(run):
         return {}
-    measured = max(rank.peak for rank in train.tensor_bytes)
+    measured = train.held()
     return {
         "predicted_memory_bytes": plan.predicted_memory_bytes,
-        "memory_error": plan.predicted_memory_bytes / measured - 1,
+        "memory_error": plan.predicted_memory_bytes / measured - 1 if measured else None,
     }
 
 

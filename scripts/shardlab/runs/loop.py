@@ -102,7 +102,9 @@ def train(
     measured |= operations | _figures(parts, meter) | {"recomputed": run.recipe.activation_checkpointing}
     drawn = meter.drawn()
     if world.main:
-        Timeline(identity=start.identity, **drawn).write(output / "timeline.json")
+        (output / "timeline.json").unlink(missing_ok=True)
+        if meter.measures:
+            Timeline(identity=start.identity, **drawn).write(output / "timeline.json")
         measured |= {key: value for key, value in origin.items() if key != "attempt"}
         lines = metrics.read(output / metrics.NAME)
         train_report(asked, lines, measured, history(output)).write(output / "train.json")

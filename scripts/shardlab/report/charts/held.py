@@ -21,10 +21,10 @@ def table(evidence: Evidence) -> pd.DataFrame:
     rows = []
     for run in evidence.runs:
         train = run.train
-        singles = [one for one in evidence.singles if one.train.workload == train.workload]
-        for one in singles if train.strategy != "single" else []:
-            rows += _rows(train.workload, "single", one.train.tensor_bytes[0], {})
-        for number, rank in enumerate(train.tensor_bytes):
+        singles = [one.train.tensor_bytes for one in evidence.singles if one.train.workload == train.workload]
+        for ranks in singles if train.strategy != "single" else []:
+            rows += [row for rank in ranks or [] for row in _rows(train.workload, "single", rank, {})]
+        for number, rank in enumerate(train.tensor_bytes or []):
             rows += _rows(train.workload, f"rank {number}", rank, held(train))
     return pd.DataFrame(rows, columns=["workload", "rank", "kind", "mib", "theory"])
 

@@ -22,6 +22,8 @@ def table(evidence: Evidence) -> pd.DataFrame:
     """strategy, kind, mib."""
     rows = []
     for run in evidence.runs:
+        if run.train.tensor_bytes is None:
+            continue
         fullest = max(run.train.tensor_bytes, key=lambda rank: rank.peak)
         rows += [(run.train.strategy, kind, fullest.at_peak[kind] / 2**20) for kind in KINDS]
     return pd.DataFrame(rows, columns=["strategy", "kind", "mib"])

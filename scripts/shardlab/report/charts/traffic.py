@@ -23,7 +23,7 @@ def table(evidence: Evidence) -> pd.DataFrame:
             None if run.train.bytes_per_step_theory is None else run.train.bytes_per_step_theory / 2**20,
         )
         for run in evidence.runs
-        for entry in run.train.traffic
+        for entry in run.train.traffic or []
     ]
     return pd.DataFrame(rows, columns=["strategy", "collective", "mib", "theory"])
 

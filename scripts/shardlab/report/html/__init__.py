@@ -175,18 +175,21 @@ def _strategy(evidence: Evidence, name: str, drawn: Drawn) -> dict[str, Any]:
 
 
 def _holdings(train: TrainReport) -> list[str]:
-    """A run's mesh, what its fullest rank held of each kind, and what a rank sent, in MiB."""
-    held = ", ".join(f"{kind} {max(rank.largest[kind] for rank in train.tensor_bytes) / 2**20:.3g}" for kind in SHOWN)
-    theory = train.bytes_per_step_theory
+    """A run's mesh, what its fullest rank held of each kind, and what a rank sent."""
+    held = ", ".join(f"{kind} {_mebibytes(train.held(kind))}" for kind in SHOWN)
     return [
         train.workload,
         str(train.world_size),
         " x ".join(f"{axis} {degree}" for axis, degree in train.mesh.items()) or "one rank",
-        f"{held} MiB",
-        f"{max(rank.peak for rank in train.tensor_bytes) / 2**20:.3g} MiB",
-        f"{train.bytes_per_step / 2**20:.3g} MiB",
-        "no formula" if theory is None else f"{theory / 2**20:.3g} MiB",
+        held,
+        _mebibytes(train.held()),
+        _mebibytes(train.bytes_per_step),
+        _mebibytes(train.bytes_per_step_theory, "no formula"),
     ]
+
+
+def _mebibytes(size: float | None, missing: str = "not measured") -> str:
+    return missing if size is None else f"{size / 2**20:.3g} MiB"
 
 
 def _shown(name: str, key: str) -> dict[str, str]:
