@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shardlab.errors import run_program
-from shardlab.files import ROOT, read_json, write_json
+from shardlab.errors import UserError, run_program
+from shardlab.files import ROOT, flock, read_json, write_json
 from shardlab.launch import container, gpus
 from shardlab.launch.policy import policy
 from shardlab.launch.script import RENDEZVOUS
@@ -160,11 +160,14 @@ def visible(needed: int) -> tuple[list[str], list[str]]:
 
 
 def storage(folder: Path, space: int = SPACE) -> list[str]:
-    """Whether a folder can be written to and has ``space`` bytes free; one sentence for each thing that is wrong."""
+    """Whether a folder can be written to, has locks and ``space`` bytes free; a sentence for each thing that is not."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".preflight."):
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".preflight.") as file:
+            flock(file)
             free = shutil.disk_usage(folder).free
+    except UserError as error:
+        return [str(error).removesuffix(".")]
     except OSError as error:
         return [
             f"{folder} cannot be written to ({error.strerror}); put it on a file system that all nodes can write to"

@@ -1,5 +1,6 @@
 """Files that are whole or not there: written under a temporary name, then renamed."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -9,12 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from shardlab.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 """The project's folder."""
+
+
+HELD = (errno.EWOULDBLOCK, errno.EACCES)
+"""Errors of flock that mean that another process holds the lock; NFS, which emulates it, has the second one."""
 
 
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
@@ -98,15 +103,18 @@ def lock(
     may take ``patience`` seconds to end. Yields the descriptor.
 
     Raises:
-        UserError: another process holds it; ``doing`` says what for (trained, downloaded).
+        UserError: another process holds it, ``doing`` says what for (trained, downloaded); or its file system has no
+            locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
-        free = flock(file.fileno(), patience)
+        free = flock(file, patience)
         file.seek(0)
         holder = file.read().strip()
         if not free or (holder and still(holder)):
-            raise UserError(f"{path.parent} is being {doing} by {holder}; wait for it or end it.") from None
+            raise UserError(
+                f"{path.parent} is being {doing} by {holder or 'another process'}; wait for it or end it."
+            ) from None
         file.truncate(0)
         file.write(me or f"process {os.getpid()} on {os.uname().nodename}")
         file.flush()
@@ -116,13 +124,24 @@ def lock(
             file.truncate(0)
 
 
-def flock(descriptor: int, patience: float = 0) -> bool:
-    """Whether an open file could be locked, at once or within ``patience`` seconds."""
+def flock(file: IO[Any], patience: float = 0) -> bool:
+    """Lock an open file, at once or within ``patience`` seconds; returns whether it could be.
+
+    Raises:
+        UserError: its file system has no locks. There is no substitute: a lock has to end with the process that holds
+            it, however that ends.
+    """
     until = time.monotonic() + patience
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in HELD:
+                raise UserError(
+                    f"{file.name} cannot be locked ({error.strerror}), so two trainings could write to one folder: its "
+                    "file system has no file locks; mount it with them (Lustre: -o flock), or put the project on "
+                    "another file system."
+                ) from None
             if time.monotonic() > until:
                 return False
             time.sleep(0.1)

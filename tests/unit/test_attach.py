@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 import snakemake_executor_plugin_slurm as plugin
 
+from shardlab.errors import UserError
+from shardlab.files import lock
 from shardlab.launch import attach, slurm
 
 SCRIPT = """#!/bin/sh
@@ -48,6 +50,43 @@ def test_a_job_of_an_earlier_call_is_known_by_its_script_not_by_its_comment(queu
     assert attach.live_job(tmp_path, "shardlab-1", job("fsdp", "tp_llama2")) is None
 
 
+@pytest.fixture
+def silent(monkeypatch):
+    """Commands of Slurm whose controller answers again after some calls: how many; what they say before that."""
+    state = SimpleNamespace(calls=0, fail=99, text="slurm_load_jobs error: Unable to contact slurm controller")
+
+    def run(words, **_):
+        state.calls += 1
+        if state.calls <= state.fail:
+            return SimpleNamespace(stdout="", stderr=state.text, returncode=1)
+        said = {"squeue": "7|RUNNING|rule_train_wildcards_fsdp_tp_llama2\n", "scontrol": SCRIPT}
+        return SimpleNamespace(stdout="RUNNING\n" if "--states=all" in words else said[words[0]], returncode=0)
+
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
+    monkeypatch.setattr(slurm.subprocess, "run", run)
+    monkeypatch.setattr(slurm.time, "sleep", lambda seconds: None)
+    return state
+
+
+def test_a_queue_that_does_not_answer_for_a_moment_is_asked_again(silent, tmp_path):
+    silent.fail = 2
+    assert slurm.in_queue("Slurm job 7")
+    silent.calls = 0
+    assert attach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2")) == "7"
+
+
+def test_a_queue_that_does_not_answer_is_not_an_empty_one(silent, tmp_path):
+    sentence = "Slurm does not answer .*Unable to contact.*run the same command again once it does"
+    with pytest.raises(UserError, match=sentence):
+        attach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2"))
+    (tmp_path / ".lock").write_text("Slurm job 7")
+    with pytest.raises(UserError, match=sentence), lock(tmp_path / ".lock", "trained", still=slurm.in_queue):
+        pytest.fail("a second training begins")
+    assert (tmp_path / ".lock").read_text() == "Slurm job 7", "the next call has to ask, too"
+    silent.text = "slurm_load_jobs error: Invalid job id specified"
+    assert not slurm.in_queue("Slurm job 7"), "Slurm has forgotten it"
+
+
 def test_all_calls_in_a_folder_give_their_jobs_one_name(tmp_path):
     assert attach.name_of(tmp_path) == attach.name_of(tmp_path / ".") != attach.name_of(tmp_path / "other")
 
@@ -77,7 +116,7 @@ def test_only_the_node_that_is_down_is_avoided(monkeypatch):
 def test_time_that_is_left(monkeypatch, left, seconds):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
-    monkeypatch.setattr(slurm.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=f"{left}\n"))
+    monkeypatch.setattr(slurm.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=f"{left}\n", returncode=0))
     assert slurm.seconds_left() == seconds
 
 
@@ -119,9 +158,17 @@ def test_the_patched_executor_follows_and_asks_by_the_common_name(monkeypatch, t
     reported = []
     executor.logger, executor.slurm_logdir = SimpleNamespace(info=reported.append), tmp_path
     executor._report_job_submission_threadsafe = reported.append
+    executor._report_job_error_threadsafe = lambda info, msg: reported.append(msg)
     asked = job("fsdp_tp", "llama2")
     asked.jobid = 3
     executor.run_job(asked)
     assert reported[0] == "Job 3 is Slurm job 7 of an earlier call, which is followed."
     assert (reported[1].external_jobid, reported[1].aux["slurm_logfile"].name) == ("7", "7.log")
     assert asyncio.run(copy.query_job_status("", None)) == ({"7": "RUNNING"}, 0.1)
+
+    def fails(*_):
+        raise UserError("Slurm does not answer.")
+
+    monkeypatch.setattr(attach, "live_job", fails)
+    executor.run_job(asked)
+    assert reported[2] == "Slurm does not answer.", "and nothing was submitted"

@@ -1,10 +1,13 @@
 """Files are whole or not there; damaged ones are named."""
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
 from types import SimpleNamespace
 
+import preflight
 import pytest
 import torch
 
@@ -12,7 +15,7 @@ from helpers.common import tiny_run
 from shardlab import models
 from shardlab.data import store
 from shardlab.errors import UserError
-from shardlab.files import read_json, write_atomic, write_json
+from shardlab.files import lock, read_json, write_atomic, write_json
 from shardlab.models import weights as weights_file
 from shardlab.models.weights import materialize
 from shardlab.report import metrics
@@ -77,6 +80,18 @@ def test_a_folder_that_is_not_ours_is_no_full_disk(tmp_path):
 
     with pytest.raises(UserError, match="Make that folder writable for you"):
         write_atomic(tmp_path / "report.json", refuse)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL])
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    sentence = rf"{tmp_path}/\.lock cannot be locked .*{os.strerror(number)}.*mount it with them \(Lustre: -o flock\)"
+    with pytest.raises(UserError, match=sentence), lock(tmp_path / ".lock", "trained"):
+        pytest.fail("nothing holds it")
+    assert [problem for problem in preflight.storage(tmp_path, 0) if "cannot be locked" in problem]
 
 
 def test_json_refuses_nan_and_keeps_the_old_file(tmp_path):

@@ -24,7 +24,10 @@ from shardlab.settings.types import RESERVED
 # After a kill the same call goes on, without --unlock.
 WORKS = driver.works(sys.argv[1:])
 if WORKS:
-    driver.take_over(Path.cwd())
+    try:
+        driver.take_over(Path.cwd())
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
     attach.install(Path.cwd())
     reevaluation.install()
     if sys.stderr.isatty():

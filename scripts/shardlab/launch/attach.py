@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError
+from shardlab.launch import slurm
 from shardlab.launch.attempts import read_story
-from shardlab.launch.slurm import LIVE
 from shardlab.settings import identity
 from shardlab.settings.types import read_run
 
@@ -64,7 +64,11 @@ def install(folder: Path) -> None:
         self._failed_nodes = FailedNodes(self._failed_nodes)
 
     def run_job(self: Any, job: Any) -> None:
-        found = live_job(folder, self.run_uuid, job)
+        try:
+            found = live_job(folder, self.run_uuid, job)
+        except UserError as error:
+            self._report_job_error_threadsafe(plugin.SubmittedJobInfo(job), str(error))
+            return
         if found is None:
             submit(self, job)
             return
@@ -109,15 +113,17 @@ def name_of(folder: Path) -> str:
 
 
 def live_job(folder: Path, name: str, job: Any) -> str | None:
-    """The Slurm job, waiting or running, that does a Snakemake job; None where none does."""
+    """The Slurm job, waiting or running, that does a Snakemake job; None where none does.
+
+    Raises:
+        UserError: Slurm does not answer.
+    """
     if job.is_group() or shutil.which("squeue") is None:
         return None
-    listed = subprocess.run(
-        ["squeue", "--me", "--noheader", f"--name={name}", "--format=%i|%T|%k"], capture_output=True, text=True
-    )
-    for line in listed.stdout.splitlines():
+    listed = slurm.answer(["squeue", "--me", "--noheader", f"--name={name}", "--format=%i|%T|%k"])
+    for line in listed.splitlines():
         number, state, comment = line.split("|", 2)
-        if state in LIVE and comment.startswith(f"rule_{job.rule.name}") and _does(number, job):
+        if state in slurm.LIVE and comment.startswith(f"rule_{job.rule.name}") and _does(number, job):
             return None if _trains_otherwise(folder, number, job) else number
     return None
 
@@ -137,7 +143,7 @@ def _trains_otherwise(folder: Path, number: str, job: Any) -> bool:
 
 def _does(number: str, job: Any) -> bool:
     """Whether a Slurm job's script asks for this job. Its comment joins wildcards with _, which names have, too."""
-    script = subprocess.run(["scontrol", "write", "batch_script", number, "-"], capture_output=True, text=True).stdout
+    script = slurm.answer(["scontrol", "write", "batch_script", number, "-"])
     wildcards = ",".join(f"{key}={value}" for key, value in sorted(job.wildcards_dict.items()))
     target = f"{job.rule.name}:{wildcards}" if wildcards else job.rule.name
     words = script.replace("'", " ").replace('"', " ").split()

@@ -57,11 +57,14 @@ def take_over(folder: Path) -> None:
 
     The system gives the lock of a dead process back. Where another one lives, Snakemake's own locks stay and say so;
     where the last one ran on another machine, too: not every file system carries locks between machines.
+
+    Raises:
+        UserError: the file system has no locks.
     """
     place = folder / ".snakemake"
     place.mkdir(exist_ok=True)
     file = (place / "driver.lock").open("a+", encoding="utf-8")
-    if not flock(file.fileno(), PATIENCE):
+    if not flock(file, PATIENCE):
         return
     file.seek(0)
     if (last := file.read().strip()) and last != os.uname().nodename and any((place / "locks").glob("*")):

@@ -42,14 +42,18 @@ class Look:
 
 
 def alive(folder: Path) -> str | None:
-    """Who holds the lock of a run; None if nobody does."""
+    """Who holds the lock of a run; None if nobody does.
+
+    Raises:
+        UserError: the file system has no locks, or Slurm does not answer.
+    """
     lock = folder / ".lock"
     if not lock.exists():
         return None
     with lock.open("a+", encoding="utf-8") as file:
         file.seek(0)
         holder = file.read().strip()
-        if not flock(file.fileno()):
+        if not flock(file):
             return holder or "another process"
         return holder if holder and slurm.in_queue(holder) else None
 

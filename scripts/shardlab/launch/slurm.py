@@ -5,13 +5,17 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable
 from typing import Any
 
+from shardlab.errors import UserError
 from shardlab.settings.sites import Site, Stage
 
 LIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
 """States of a job that has not ended."""
+PAUSES = (0, 2, 5, 10, 20)
+"""Seconds to wait before Slurm's controller is asked for the first time, and after each question without an answer."""
 
 
 TIME_LIMIT = "time limit"
@@ -41,26 +45,54 @@ def holder() -> str | None:
     return f"Slurm job {job_id()}" if job_id() else None
 
 
+def answer(words: list[str]) -> str:
+    """Output of a command that asks Slurm's controller, which may not answer for a moment; empty for an unknown job.
+
+    Raises:
+        UserError: it does not answer at all.
+    """
+    reason = ""
+    for pause in PAUSES:
+        time.sleep(pause)
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reason = str(error)
+        else:
+            if done.returncode == 0:
+                return done.stdout
+            reason = done.stderr.strip() or f"status {done.returncode}"
+            if "invalid job id" in reason.lower():
+                return ""
+    raise UserError(
+        f"Slurm does not answer ({words[0]}: {reason.splitlines()[0]}), so it is not known whether another job already "
+        "trains; run the same command again once it does."
+    )
+
+
 def in_queue(holder: str) -> bool:
     """Whether a lock's holder is another Slurm job that has not ended.
 
     Not every file system carries a lock from one node to another.
+
+    Raises:
+        UserError: Slurm does not answer.
     """
     job = re.fullmatch(r"Slurm job (\d+)", holder)
-    if job is None or job[1] == job_id() or shutil.which("squeue") is None:
+    if job is None or job[1] == job_id() or (shutil.which("squeue") is None and job_id() is None):
         return False
-    queue = subprocess.run(
-        ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job[1]}"], capture_output=True, text=True
-    )
-    return queue.stdout.strip() in LIVE
+    return answer(["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job[1]}"]).strip() in LIVE
 
 
 def seconds_left() -> float | None:
-    """Until the time limit of this process's job; None without a job or a limit."""
+    """Until the time limit of this process's job; None without a job or a limit, or if Slurm does not answer."""
     if not (job := job_id()) or shutil.which("squeue") is None:
         return None
-    left = subprocess.run(["squeue", "--noheader", f"--jobs={job}", "--format=%L"], capture_output=True, text=True)
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", left.stdout.strip())
+    try:
+        left = answer(["squeue", "--noheader", f"--jobs={job}", "--format=%L"]).strip()
+    except UserError:
+        return None
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", left)
     if found is None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
