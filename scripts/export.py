@@ -12,7 +12,7 @@ import torch
 
 from shardlab.data import store
 from shardlab.errors import UserError, run_program
-from shardlab.files import sha256, write_text
+from shardlab.files import sha256, sync, sync_all, write_text
 from shardlab.models import _transformers, export
 from shardlab.report.records import TestReport, TrainReport
 from shardlab.settings.types import Run, read_run
@@ -49,8 +49,10 @@ def main() -> None:
             "do not use them."
         )
     write_text(new / "README.md", card(run, train, test, loss))
+    sync_all(new)
     shutil.rmtree(args.output, ignore_errors=True)
     new.replace(args.output)
+    sync(args.output.parent)
     print(f"{args.output}: transformers opens it; test loss {loss:.8g}, in test.json {test.loss:.8g}.")
 
 

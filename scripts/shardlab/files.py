@@ -1,11 +1,15 @@
 """Files that are whole or not there: written under a temporary name, then renamed."""
 
+import ctypes
 import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import stat
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,9 +27,10 @@ HELD = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """Call ``write`` with a temporary path beside ``path``, sync it and rename it into place.
+    """Call ``write`` with a temporary path beside ``path``, sync it, rename it into place, and sync the folder.
 
-    Whatever goes wrong, ``path`` is either what it was before or the whole new file.
+    Whatever goes wrong, ``path`` is either what it was before or the whole new file. Its mode follows the umask, also
+    where the library that writes it makes private files.
 
     Raises:
         UserError: the file could not be written (disk full, no permission, ...).
@@ -33,10 +38,13 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        mode = stat.S_IMODE(temporary.stat().st_mode)
         write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        temporary.chmod(mode)
+        sync(temporary)
         temporary.replace(path)
+        sync(path.parent)
     except Exception as error:
         temporary.unlink(missing_ok=True)
         # safetensors reports I/O errors as its own exception type, with the system's text inside.
@@ -50,6 +58,50 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
                 "was left."
             ) from error
         raise
+
+
+def sync(path: Path) -> None:
+    """Bring a file's content, or a folder's list of names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync folders.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_all(folder: Path) -> None:
+    """Bring a folder with all that is in it to the disk: its files, and then the folders, the inner ones first."""
+    for path in sorted(folder.rglob("*"), key=lambda path: (path.is_dir(), -len(path.parts))):
+        sync(path)
+    sync(folder)
+
+
+def no_room(folder: Path, size: int) -> str | None:
+    """Say why a folder has no room for ``size`` more bytes; None if it has, as far as its file system tells.
+
+    Free space says nothing of quotas, so the bytes are also reserved for a moment, in a file without a name.
+    """
+    if size > (free := shutil.disk_usage(folder).free):
+        return f"{free / 2**20:.0f} MiB of free space"
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            _allocate(file.fileno(), size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return os.strerror(error.errno)
+    return None
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Linux: fallocate(2). Python's posix_fallocate would write where the file system cannot reserve."""
+    if size > 0 and sys.platform.startswith("linux"):
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.fallocate(descriptor, 0, ctypes.c_longlong(0), ctypes.c_longlong(size)):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def link(source: Path, target: Path) -> None:

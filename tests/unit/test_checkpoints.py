@@ -5,8 +5,10 @@ import os
 import pickle
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +21,7 @@ from shardlab.report.metrics import now, read
 from shardlab.report.records import TrainReport
 from shardlab.runs import loop
 from shardlab.training import distributed, resume, tasks
+from shardlab.training.checkpoint import Checkpointer
 
 RECIPE = {"max_steps": 6, "checkpoint_every": 2, "checkpoints_kept": 3, "keep_best": True}
 
@@ -175,3 +178,14 @@ def test_a_run_that_resumes_behind_its_last_step_has_measured_nothing(trained, t
     assert unmeasured == (None,) * len(unmeasured)
     assert report.step_seconds_median is not None, "of the steps that earlier attempts took"
     assert not (tmp_path / "timeline.json").exists(), "of a step that was not drawn"
+
+
+@pytest.mark.parametrize("main", [False, True])
+def test_what_needs_room_is_known_without_the_files_that_rank_0_removes(tmp_path, monkeypatch, main):
+    new = tmp_path / ".step-00000002.new"
+    new.mkdir()
+    monkeypatch.setattr(manifest.Path, "rglob", lambda *_: pytest.fail("files are looked at"))
+    rank = SimpleNamespace(world=SimpleNamespace(main=main))
+    with pytest.raises(UserError, match=r"\(\[Errno 122\] Disk quota exceeded; it needs at least 3.0 MiB"):
+        Checkpointer._refuse(rank, new, OSError(122, "Disk quota exceeded"), {"weights/a": torch.zeros(3, 2**18)})
+    assert new.exists() != main

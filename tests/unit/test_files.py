@@ -5,20 +5,25 @@ import fcntl
 import json
 import os
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import preflight
 import pytest
 import torch
 
-from helpers.common import tiny_run
-from shardlab import models
+from helpers.common import save_initial, tiny_run
+from shardlab import data as data_sets
+from shardlab import files, models
 from shardlab.data import store
+from shardlab.data.encoders import encode
 from shardlab.errors import UserError
-from shardlab.files import lock, read_json, write_atomic, write_json
+from shardlab.files import lock, no_room, read_json, write_atomic, write_json
+from shardlab.models import export
 from shardlab.models import weights as weights_file
 from shardlab.models.weights import materialize
 from shardlab.report import metrics
+from shardlab.runs import loop
 from shardlab.training.metrics import MetricsLog
 
 
@@ -148,3 +153,68 @@ def test_data_set_prepared_with_other_settings(prepared):
     data = tiny_run("mlp").data
     with pytest.raises(UserError, match="prepared with another seed"):
         store.verify(prepared, data.model_copy(update={"seed": 2}))
+
+
+@pytest.fixture
+def written(monkeypatch, tmp_path):
+    """What was brought to the disk or renamed, in order, by its path below the test's folder."""
+    seen = []
+    fsync, replace, rename = os.fsync, Path.replace, Path.rename
+
+    def note(what, path):
+        seen.append(f"{what} {Path(path).relative_to(tmp_path)}".replace(f".{os.getpid()}", ""))
+
+    def synced(descriptor):
+        note("sync", Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", lambda path, target: note("rename", target) or replace(path, target))
+    monkeypatch.setattr(Path, "rename", lambda path, target: note("rename", target) or rename(path, target))
+    return seen
+
+
+def test_a_file_its_name_and_its_folder_are_brought_to_the_disk_in_this_order(tmp_path, written):
+    write_json(tmp_path / "report.json", {})
+    assert written == ["sync .report.json.tmp", "rename report.json", "sync ."]
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, written, tiny_data):
+    run = tiny_run("mlp", checkpoint_every=2, max_steps=2)
+    save_initial(run, tmp_path / "initial")
+    assert loop.train(run, tiny_data / "mlp", tmp_path / "initial", tmp_path / "run", {})
+    new, named = "run/checkpoints/.step-00000002.new", written.index("rename run/checkpoints/step-00000002")
+    shard = next(what for what in written if what.endswith(".safetensors") and f"sync {new}/shards/" in what)
+    order = [f"rename {new}/manifest.json", shard, f"sync {new}/shards", f"sync {new}"]
+    last = [max(i for i, what in enumerate(written[:named]) if what == each) for each in order]
+    assert last == sorted(last)
+    assert written[named + 1] == "sync run/checkpoints"
+
+
+def test_files_follow_the_umask_whatever_library_writes_them(tmp_path, tiny_data):
+    run = tiny_run("llama2")
+    save_initial(run, tmp_path / "initial")
+    before = os.umask(0o022)
+    try:
+        store.write(tmp_path / "data", run.data, *encode(run.data, data_sets.read(run.data, tmp_path)))
+        export.write(run, tmp_path / "initial", tmp_path / "data", tmp_path / "exported")
+        files = [path for name in ("data", "exported") for path in (tmp_path / name).iterdir()]
+        assert {path.name for path in files if path.stat().st_mode & 0o777 != 0o644} == set()
+        os.umask(0o027)
+        write_json(tmp_path / "report.json", {})
+        assert (tmp_path / "report.json").stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.ENOSPC])
+def test_a_quota_that_is_full_is_no_room(tmp_path, monkeypatch, number):
+    assert no_room(tmp_path, 2**20) is None
+    assert "MiB of free space" in no_room(tmp_path, 2**60)
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files, "_allocate", refuse)
+    assert no_room(tmp_path, 2**20) == os.strerror(number)
+    assert list(tmp_path.iterdir()) == []

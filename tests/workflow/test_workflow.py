@@ -99,7 +99,9 @@ def test_a_disk_without_room_for_the_run_is_said_before_it_trains(tree, full_dis
     tree.snakemake(*options, "results/ddp/mnist/run.json")
     done = tree.snakemake(*options, "results/ddp/mnist.done", check=False)
     assert done.returncode != 0
-    assert re.search(r"error: .*ddp/mnist has 0 MiB of free space, and the weights and 2 checkpoints", done.stdout)
+    assert re.search(
+        r"error: .*ddp/mnist has no room \(0 MiB of free space\): the weights and 2 checkpoints", done.stdout
+    )
     left = sorted(path.name for path in full_disk.iterdir())
     assert left == [".lock", "logs", "run.json"]
     assert not (tree.path / "results/ddp/mnist.done").exists()

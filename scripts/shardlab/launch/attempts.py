@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from shardlab.errors import IN_LOG, UserError
-from shardlab.files import read_json, sha256, write_json, write_text
+from shardlab.files import no_room, read_json, sha256, write_json, write_text
 from shardlab.launch import slurm
 from shardlab.report import manifest, metrics
 from shardlab.report.records import Attempt, TrainReport
@@ -141,22 +141,21 @@ class Story:
             )
 
     def check_room(self) -> None:
-        """Compare the free space with what weights and checkpoints will take.
+        """Make sure that weights and checkpoints will have room, in free space and in the quota.
 
         Raises:
-            UserError: there is less.
+            UserError: they will not.
         """
         recipe, size = self.run.recipe, initial_size(self.initial)
         states = OPTIMIZERS[recipe.optimizer.name].states(recipe.optimizer)
         one = size * (1 + states + recipe.keep_best) if recipe.keeps_checkpoints else 0
         needed = (recipe.checkpoints_kept + 1) * one + size * (1 + recipe.keep_best)
         there = sum(path.stat().st_size for path in self.folder.glob("checkpoints/**/*") if path.is_file())
-        free = shutil.disk_usage(self.folder).free
-        if needed - there > free:
+        if reason := no_room(self.folder, needed - there):
             raise UserError(
-                f"{self.folder} has {free / 2**20:.0f} MiB of free space, and the weights and "
-                f"{recipe.checkpoints_kept} checkpoints of this run, one more while it is written, will need "
-                f"{(needed - there) / 2**20:.0f} MiB; make room, then run the same command again."
+                f"{self.folder} has no room ({reason}): the weights and {recipe.checkpoints_kept} checkpoints of this "
+                f"run, one more while it is written, will need {(needed - there) / 2**20:.0f} MiB; make room, then run "
+                "the same command again."
             )
 
     @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from shardlab.errors import UserError, choices
+from shardlab.files import write_atomic
 from shardlab.settings.types import Run
 
 LLAMA = {
@@ -70,7 +71,7 @@ def write(run: Run, weights: Path, data: Path, folder: Path) -> None:
         raise UserError(
             f"model {run.model.name} has no counterpart in transformers; those that have one: {choices(OURS)}, hf:."
         )
-    save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
+    write_atomic(folder / "model.safetensors", lambda path: save_file(values, path, metadata={"format": "pt"}))
 
 
 def renamed(name: str, patterns: Mapping[str, str]) -> str:

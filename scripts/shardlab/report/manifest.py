@@ -4,7 +4,6 @@ A checkpoint is valid when its manifest is there, which is written last, and eve
 SHA-256 that it gives.
 """
 
-import os
 import re
 import shutil
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from shardlab.errors import UserError
-from shardlab.files import sha256
+from shardlab.files import sha256, sync, sync_all
 from shardlab.report.records import Report
 from shardlab.schema import Strict
 from shardlab.settings.identity import Identity
@@ -90,9 +89,9 @@ def damage(folder: Path, manifest: Manifest, names: Iterable[str]) -> str | None
 
 
 def publish(new: Path, folder: Path, manifest: Manifest) -> None:
-    """Make the folder ``new``, whose other files are whole and synced, the checkpoint ``folder``."""
+    """Make the folder ``new``, whose other files are whole, the checkpoint ``folder``."""
     manifest.write(new / NAME)
-    sync(new)
+    sync_all(new)
     if folder.exists():
         remove(folder)
     new.rename(folder)
@@ -112,12 +111,3 @@ def remove(folder: Path) -> None:
     """Remove a checkpoint, its manifest first: what a kill leaves of it counts for nothing."""
     (folder / NAME).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def sync(folder: Path) -> None:
-    """Bring a folder's list of names to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -145,7 +145,7 @@ class Checkpointer:
         try:
             save(tensors, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
         except CheckpointException as error:
-            self._refuse(new, next(iter(error.failures.values()))[0])
+            self._refuse(new, next(iter(error.failures.values()))[0], tensors)
         own = [*(new / "shards").glob(f"shard-{self.world.rank + 1:05d}-*")]
         if self.world.main and (new / BEST).exists():
             own.append(new / BEST)
@@ -159,17 +159,18 @@ class Checkpointer:
                 manifest.publish(new, folder, state.model_copy(update={"files": every}))
                 manifest.prune(self.output, self.run.recipe.checkpoints_kept)
             except (OSError, UserError) as error:
-                self._refuse(new, error)
+                self._refuse(new, error, tensors)
 
-    def _refuse(self, new: Path, error: BaseException) -> None:
+    def _refuse(self, new: Path, error: BaseException, tensors: dict[str, Tensor]) -> None:
         """Raise what went wrong, once nothing of the checkpoint is left."""
-        size = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
         if self.world.main:
             shutil.rmtree(new, ignore_errors=True)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         remedy = "run the same command again"
         if re.search("no space|quota", str(error), re.IGNORECASE):
-            reason += f"; it needs more than {size / 2**20:.0f} MiB of free space"
+            # The files cannot be asked: rank 0 removes them.
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            reason += f"; it needs at least {size / 2**20:.1f} MiB of free space and quota"
             remedy = f"make room, then {remedy}"
         raise UserError(
             f"a checkpoint could not be written to {new.parent} ({reason}). The one before stays; {remedy}."
