@@ -31,6 +31,8 @@ def main() -> None:
     for name in filter(None, args.imports.split(",")):
         import_module(name)
     os.environ[processes.TORCHRUN] = str(os.getpid())
+    # Otherwise torchrun leaves a folder in TMPDIR for logs that nobody asked it to write.
+    words = [f"--log-dir={os.devnull}", *words]
     if not args.imports:
         torchrun.main(words)
         return

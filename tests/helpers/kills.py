@@ -58,7 +58,8 @@ class Trial:
     def __init__(self, folder, strategy, scripts=ROOT / "scripts", hang_seconds=60, stop_seconds=10, **recipe):
         self.folder, self.strategy, self.scripts = folder / "results" / strategy / "llama2", strategy, scripts
         self.forked = True
-        self.data, self.initial = folder / "data", folder / "initial.safetensors"
+        self.data, self.initial, self.temporary = folder / "data", folder / "initial.safetensors", folder / "tmp"
+        self.temporary.mkdir(parents=True, exist_ok=True)
         recipe = {"dtype": "float32", "epochs": 200, "max_steps": STEPS, "checkpoint_every": 5} | recipe
         run = tiny_run("llama2", strategy, **recipe)
         site = run.site.model_copy(update={"hang_seconds": hang_seconds, "stop_seconds": stop_seconds})
@@ -79,7 +80,7 @@ class Trial:
                 [sys.executable, self.scripts / "launch.py", *words],
                 cwd=self.folder,
                 env=os.environ
-                | {MARK: self.mark, "SHARDLAB_CALL": self.call}
+                | {MARK: self.mark, "SHARDLAB_CALL": self.call, "TMPDIR": str(self.temporary)}
                 | (server(self.scripts) if self.forked else {})
                 | environment,
                 stdout=log,
@@ -210,6 +211,7 @@ def end_well(trial, expected):
     assert [step["step"] for step in trial.steps()] == list(range(STEPS)), log
     assert all((weights(trial)[name] == value).all() for name, value in expected.items()), log
     assert trial.ended_within(2)
+    assert not [*trial.temporary.iterdir()], "a run leaves nothing in the temporary folder"
 
 
 def attempts(folder):
