@@ -54,7 +54,11 @@ def main() -> None:
 
 def started(place: Path, ranks: int) -> Any:
     """Run this program on the ranks; what the first of them measured."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    launcher = (
+        ["-m", "torch.distributed.run", "--log-dir=/dev/null", "--standalone", f"--nproc-per-node={ranks}"]
+        if ranks > 1
+        else []
+    )
     command = [sys.executable, *launcher, __file__, "--inside", str(place)]
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if done.returncode:

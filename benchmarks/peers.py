@@ -83,7 +83,11 @@ def main() -> None:
 
 def started(place: Path, ranks: int, names: list[str], alone: str = "") -> Any:
     """Run this program on the ranks; returns what rank 0 wrote."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    launcher = (
+        ["-m", "torch.distributed.run", "--log-dir=/dev/null", "--standalone", f"--nproc-per-node={ranks}"]
+        if ranks > 1
+        else []
+    )
     command = [sys.executable, *launcher, __file__, "--inside", str(place), "--alone", alone]
     write_json(place / "names.json", {"names": names})
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BEGUN": str(time.time())}

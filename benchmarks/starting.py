@@ -46,7 +46,7 @@ def main() -> None:
         program.write_text(RANK)
         ways = {
             "forked": [*inside, str(ROOT / "scripts/ranks.py"), IMPORTS],
-            "torchrun": [*inside, "-m", "torch.distributed.run"],
+            "torchrun": [*inside, "-m", "torch.distributed.run", "--log-dir=/dev/null"],
         }
         rows = [
             {"ranks": ranks, "started": way}

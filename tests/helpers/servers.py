@@ -1,6 +1,8 @@
 """Fork servers for tests: PyTorch is imported once for all jobs of the same programs."""
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ def server(scripts=ROOT / "scripts"):
     variables = script.environment(site)
     inherited = {key: value for key, value in os.environ.items() if key not in site.environment_clear}
     folder = Path(tempfile.mkdtemp(prefix="shardlab-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with forkserver.listen(folder) as listener:
         subprocess.Popen(
             [sys.executable, scripts / "forkserver.py", folder, str(os.getpid()), *variables],
