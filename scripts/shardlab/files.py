@@ -130,12 +130,14 @@ def read_json(path: Path, what: str, remedy: str) -> Any:
     """Read a JSON file of ours.
 
     Raises:
-        UserError: it is missing or not JSON; the sentence ends with ``remedy``.
+        UserError: it is missing, cannot be read or is not JSON; the sentence ends with ``remedy``.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} is missing ({what}); {remedy}.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({what}: {error.strerror}); {remedy}.") from None
     except (ValueError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is damaged ({what} is not JSON: {error}); {remedy}.") from None
 

@@ -1,16 +1,20 @@
 """A finished run is trained again from scratch once for each request, however often that is interrupted."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
 
 from helpers.common import save_initial, tiny_run
 from shardlab.data import store
+from shardlab.errors import UserError
 from shardlab.launch import driver, job
 from shardlab.launch.attempts import CALL, Story
-from shardlab.report import manifest
+from shardlab.launch.look import recovery
+from shardlab.report import manifest, summary
 from shardlab.report.records import TrainReport
 from shardlab.runs import loop
+from shardlab.settings.types import read_run
 
 RUN = tiny_run("mlp", checkpoint_every=2)
 
@@ -129,6 +133,82 @@ def test_a_request_is_for_its_own_settings(project):
     project.call(force=True, run=tiny_run("mlp", checkpoint_every=2, max_steps=3))
     project.call()
     assert project.job() == [], "the settings are those of the finished run again"
+
+
+@pytest.mark.parametrize("name", ["train.json", "model.safetensors"])
+def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, monkeypatch, capsys, name):
+    path, weights = project.output / name, (project.output / "model.safetensors").read_bytes()
+    monkeypatch.setattr(driver, "_held", [None])
+    project.call()
+    assert recovery(RUN, project.output) == "done"
+    if name == "train.json":  # that of another run, which is whole
+        report = TrainReport.read(path, "")
+        report.model_copy(update={"initial_weights": "another"}).write(path)
+    else:
+        os.truncate(path, len(weights) - 1)
+    assert recovery(RUN, project.output).startswith("resumable after step 4; attempt 1 ")
+    assert f" finished ({path} " in recovery(RUN, project.output)
+    row = summary.collect([RUN], project.folder / "results").iloc[0]
+    assert row.status.startswith(f"damaged: {path}")
+    project.call()
+    assert not project.done.exists(), "Snakemake has its job run"
+    assert f"warning: {path}" in capsys.readouterr().err
+    assert project.job() == [], "its last checkpoint is that of its last step"
+    assert (project.output / "model.safetensors").read_bytes() == weights
+    assert recovery(RUN, project.output) == "done"
+
+
+@pytest.mark.parametrize("content", ["", '{"strategy": '])
+def test_a_damaged_run_json_is_written_again_and_trains_nothing(project, content):
+    path = project.output / "run.json"
+    path.write_text(content)
+    os.utime(path, (1, 1))
+    project.call()
+    assert read_run(path) == RUN
+    assert path.stat().st_mtime == 1, "what was made of it is not older"
+
+
+def test_a_folder_in_place_of_run_json_is_named(project):
+    (project.output / "run.json").mkdir()
+    with pytest.raises(UserError, match=r"run\.json is a folder; remove it"):
+        project.call()
+    with pytest.raises(UserError, match=r"run\.json cannot be read .*Is a directory"):
+        read_run(project.output / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "sentence"),
+    [
+        (1, "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7) (SIGKILL)\n", "rank 1 was killed by signal 9"),
+        (-9, "", "its process was killed by signal 9 (Killed)"),
+        (137, "", "its process was killed by signal 9 (Killed)"),
+        (1, "  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 7)\n", "it ended with status 1"),
+        (1, "error: no room.\n", "error: no room."),
+    ],
+)
+def test_why_an_attempt_ended(project, status, text, sentence):
+    story = Story(RUN, project.output, store.fingerprint_of(project.data), project.initial)
+    cause = f"Root Cause (first observed failure):\n[0]:\n  time      : now\n  host      : here\n{text}"
+    story.log(story.attempts[0]).write_text(cause)
+    assert story.sentence(story.attempts[0], status).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [("SIGINT", "it was interrupted by the user"), ("SIGTERM", "its job was cancelled or preempted")],
+)
+def test_why_a_training_was_told_to_stop(project, monkeypatch, told, why):
+    project.call(force=True)
+    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=lambda *_: 3, told=told))
+    with pytest.raises(job.Stopped, match=rf"was told to stop \({told}\): {why}\. Steps saved: 0; the same command"):
+        project.train()
+
+
+def test_the_table_names_the_step_that_an_unfinished_run_resumes_from(project):
+    project.call(force=True)
+    project.job(kill_at=3)
+    row = summary.collect([RUN], project.folder / "results").iloc[0]
+    assert row.status == "missing: resumable from step 2"
 
 
 def test_one_call_begins_from_scratch_once(project, monkeypatch):

@@ -16,6 +16,7 @@ from helpers.faults import cost, survived
 from helpers.kills import STEPS, Trial, attempts, end_well, soak, weights
 from shardlab.launch.attempts import history
 from shardlab.report import metrics
+from shardlab.settings import identity
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -210,7 +211,8 @@ def test_a_finished_run_whose_driver_died_is_taken_as_it_is(tmp_path):
     assert trial.start().wait() == 0
     assert "had come to its end; nothing is trained again" in log(trial)
     assert (trial.folder / "model.safetensors").stat().st_mtime_ns == before
-    (trial.folder / ".seen").touch()  # as the driver does, that knows of it: -f is meant
+    # As the driver does, that knows of it: -f is meant.
+    (trial.folder / ".seen").write_text(identity.of(trial.run, "").numbers)
     assert trial.start().wait() == 0
     assert (trial.folder / "model.safetensors").stat().st_mtime_ns > before
 

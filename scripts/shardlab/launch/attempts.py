@@ -1,7 +1,9 @@
 """The attempts at a run: what a start finds, and why each one ended. Nothing here imports torch."""
 
 import os
+import re
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
@@ -11,8 +13,9 @@ from typing import Literal
 from pydantic import Field
 
 from shardlab.errors import IN_LOG, UserError
-from shardlab.files import no_room, read_json, sha256, write_json, write_text
+from shardlab.files import no_room, read_json, sha256, write_json
 from shardlab.launch import slurm
+from shardlab.report import done as done_file
 from shardlab.report import manifest, metrics
 from shardlab.report.records import Attempt, TrainReport
 from shardlab.schema import Strict, check
@@ -24,6 +27,10 @@ from shardlab.settings.types import Run
 FILE, LOGS, SEEN = "attempts.json", "attempts", ".seen"
 TRIES = 3
 """Attempts of one call in a row that come no further: then it gives up."""
+KILLED = re.compile(r"Root Cause \(first observed failure\):.*?^  rank +: (\d+).*?^  exitcode +: -(\d+) ", re.M | re.S)
+"""The rank that torchrun saw die first, if by a signal."""
+KILLED_IN_SHELL = 128
+"""What a shell adds to the signal that killed a program, for its status."""
 CALL = "SHARDLAB_CALL"
 """Environment variable that is the same for all jobs of one call of Snakemake: a new call may try again."""
 
@@ -90,10 +97,7 @@ class Story:
 
         The note is of this run's settings; it stays until that training begins.
         """
-        try:
-            return (self.folder / SEEN).read_text(encoding="utf-8") == self.identity.numbers
-        except FileNotFoundError:
-            return False
+        return requested(self.folder, self.identity)
 
     def tried_by_this_call(self) -> bool:
         """Whether an earlier attempt belongs to this call of Snakemake: its job was started again."""
@@ -103,7 +107,7 @@ class Story:
     def note_done(self, done: Path | None) -> int:
         """Write the file that Snakemake waits for, if it asked for one; returns the status 0."""
         if done:
-            write_text(done, f"{metrics.now()}\n")
+            done_file.note(done, self.folder)
         return 0
 
     def forget_done(self, done: Path | None, *, checkpoints: bool) -> None:
@@ -186,8 +190,15 @@ class Story:
     def sentence(self, attempt: Attempt, status: int) -> str:
         """The one line that says why an attempt failed, out of all that its ranks printed."""
         text = self.log(attempt).read_text(encoding="utf-8", errors="replace")
-        found = IN_LOG.search(text)
-        return found[1] if found else f"it ended with status {status}; see {self.log(attempt)}"
+        if found := IN_LOG.search(text):
+            return found[1]
+        if killed := KILLED.search(text):
+            who, number = f"rank {killed[1]}", int(killed[2])
+        elif status < 0 or status > KILLED_IN_SHELL:
+            who, number = "its process", -status if status < 0 else status - KILLED_IN_SHELL
+        else:
+            return f"it ended with status {status}; see {self.log(attempt)}"
+        return f"{who} was killed by signal {number} ({signal.strsignal(number)}); see {self.log(attempt)}"
 
     def _end(self, attempt: Attempt, why: str) -> None:
         told = metrics.read(self.folder / metrics.NAME)
@@ -204,6 +215,14 @@ class Story:
     def _write(self) -> None:
         story = Attempts(numbers=self.identity.numbers, attempts=self.attempts)
         write_json(self.folder / FILE, story.model_dump())
+
+
+def requested(folder: Path, of: Identity) -> bool:
+    """Whether a call knew that the run of these settings was done, and no training has begun since then."""
+    try:
+        return (folder / SEEN).read_text(encoding="utf-8") == of.numbers
+    except FileNotFoundError:
+        return False
 
 
 def initial_size(path: Path) -> int:

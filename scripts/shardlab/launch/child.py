@@ -43,7 +43,7 @@ class Child:
             self.child = self._forked(command.program, file) if command.program else self._started(command.lines, file)
             for number in processes.STOP:
                 signal.signal(number, lambda number, _: self.stop(signal.Signals(number).name))
-            processes.watch_snakemake(lambda: self.stop("Snakemake ended"))
+            processes.watch_snakemake(lambda: self.stop(processes.DRIVER_ENDED))
             if self.request:
                 threading.Thread(target=self._mind_the_time, daemon=True).start()
             status = self.child.wait()

@@ -1,17 +1,21 @@
 """Snakemake after a kill: its lock, and what it does not know of. Nothing here imports torch."""
 
 import base64
+import json
 import os
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
-from shardlab.files import flock
+from shardlab.errors import UserError
+from shardlab.files import flock, write_json
 from shardlab.launch.attempts import CALL, SEEN
+from shardlab.report import done
 from shardlab.settings import identity
 from shardlab.settings.types import Run
 
@@ -39,17 +43,40 @@ def note_done(folder: Path, runs: Iterable[Run]) -> None:
 
     The note names the settings, and stays until that training begins: Snakemake removes `.done` when it submits the
     job, and may be killed while the job waits. A run that ended after its driver's death is done, whatever Snakemake
-    believes of its `.done`, which is written last and whole.
+    believes of its `.done`, which is written last and whole. One whose files are not those that it ended with is not.
+
+    Raises:
+        UserError: a run.json is a folder.
     """
     os.environ.setdefault(CALL, uuid.uuid4().hex)
     for run in runs:
         name = f"results/{run.strategy}/{run.workload}"
         seen = folder / name / SEEN
-        if (folder / f"{name}.done").exists() and seen.parent.is_dir():
+        path = folder / f"{name}.done"
+        _repair_settings(run, folder / name / "run.json")
+        if _held and (reason := done.changed(folder / name)):
+            print(f"warning: {reason}; the run is trained again from its last checkpoint.", file=sys.stderr)
+            path.unlink()
+            seen.unlink(missing_ok=True)  # from scratch was not requested
+        elif path.exists() and seen.parent.is_dir():
             seen.write_text(identity.of(run, "").numbers, encoding="utf-8")
             if _held:
                 mark = base64.urlsafe_b64encode(f"{name}.done".encode()).decode()
                 (folder / ".snakemake" / "incomplete" / mark).unlink(missing_ok=True)
+
+
+def _repair_settings(run: Run, path: Path) -> None:
+    """Write a damaged run.json again, with its old time: nothing is older than it because of that."""
+    try:
+        json.loads(path.read_bytes())
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder; remove it, then run the same command again.") from None
+    except ValueError:
+        times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+        write_json(path, run.model_dump(mode="json"))
+        os.utime(path, ns=times)
 
 
 def take_over(folder: Path) -> None:

@@ -74,6 +74,16 @@ def main(description: str | None) -> int:
         raise
 
 
+STOPPED_BY = {
+    "SIGINT": "it was interrupted by the user",
+    "SIGHUP": "its terminal was closed",
+    "SIGUSR1": "its job is near its time limit",
+    slurm.TIME_LIMIT: "its job is near its time limit",
+    processes.DRIVER_ENDED: "its driver ended",
+}
+"""Why a training is told to stop, by the signal or the word that says so."""
+
+
 class Stopped(UserError):
     """A training saved and ended because it was told to; ``why`` says what for."""
 
@@ -120,9 +130,9 @@ def train(
         return story.note_done(done)
     if not told:
         raise UserError(attempt.why.removeprefix("error: "))
+    why = STOPPED_BY.get(told, "its job was cancelled or preempted")
     raise Stopped(
-        f"{name} was told to stop ({told}): its job was cancelled or reached its time limit, or its driver ended. "
-        f"Steps saved: {attempt.saved or 0}; the same call goes on from there.",
+        f"{name} was told to stop ({told}): {why}. Steps saved: {attempt.saved or 0}; the same command resumes there.",
         told,
     )
 

@@ -11,9 +11,9 @@ from shardlab.errors import UserError
 from shardlab.files import flock
 from shardlab.launch import attempts, slurm
 from shardlab.launch.attach import name_of
-from shardlab.report import manifest, metrics
+from shardlab.report import done, manifest, metrics
 from shardlab.report.records import Attempt, TrainReport
-from shardlab.settings.identity import difference
+from shardlab.settings.identity import difference, of
 from shardlab.settings.types import Run
 
 RECENT = 20
@@ -77,12 +77,15 @@ def recovery(run: Run, folder: Path) -> str:
     if holder := alive(folder):
         return f"alive: {holder} trains it; the next call follows it or waits for it"
     other = trained(run, folder)
-    if other == "" and folder.with_name(f"{folder.name}.done").exists():
-        return "done"
-    if other == "":
+    changed = done.changed(folder)
+    if other == "" and not changed:
+        if folder.with_name(f"{folder.name}.done").exists():
+            return "done"
+        if attempts.requested(folder, of(run, "")):
+            return "finished, and to be trained again, as was requested: the next call does so from scratch"
         return "finished, and its driver does not know: the next call takes it as it is"
     reason = f" of another {other};" if other else ""
-    skipped = ""
+    skipped = f" ({changed})" if changed else ""
     for place in manifest.saved(folder):
         try:
             found = manifest.read(place)

@@ -16,6 +16,8 @@ WARNINGS = STOP[1:]
 that died in start-up hears of no signal otherwise, and torchrun gives it 30 s."""
 REQUEST = ".stop"
 """File in a run's folder that asks its ranks to save and end, and says why."""
+DRIVER_ENDED = "Snakemake ended"
+"""Why a training is told to stop whose Snakemake is gone."""
 TORCHRUN = "SHARDLAB_TORCHRUN"
 """Environment variable with the process id of the torchrun that started a rank."""
 driver: int | None = None

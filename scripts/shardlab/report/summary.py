@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from shardlab.errors import UserError
-from shardlab.report import verdict
+from shardlab.report import done, manifest, verdict
 from shardlab.report.plan import FILE, Plan
 from shardlab.report.records import Kind, TestReport, TrainReport, TwinsReport
 from shardlab.settings import identity, resolve
@@ -91,7 +91,8 @@ def _row(run: Run, results: Path, singles: dict[str, TrainReport]) -> dict[str, 
     folder = results / run.strategy / run.workload
     row: dict[str, Any] = {"strategy": run.strategy, "workload": run.workload, "status": "missing"}
     if not folder.with_name(f"{folder.name}.done").exists():
-        return row
+        begun = manifest.saved(folder)
+        return row | {"status": f"missing: resumable from step {manifest.step_of(begun[0])}"} if begun else row
     try:
         return row | _figures(run, folder, singles)
     except UserError as error:
@@ -102,6 +103,8 @@ def _row(run: Run, results: Path, singles: dict[str, TrainReport]) -> dict[str, 
 
 def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[str, Any]:
     """The columns of a finished run."""
+    if reason := done.changed(folder):
+        raise UserError(f"{reason}; run the same command again, which repairs it.")
     train = TrainReport.read(folder / "train.json", "train again")
     test = TestReport.read(folder / "test.json", "evaluate again") if (folder / "test.json").exists() else None
     single = singles.get(run.workload, train)

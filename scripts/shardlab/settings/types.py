@@ -271,4 +271,5 @@ def read_run(path: Path) -> Run:
     Raises:
         UserError: the file is missing, damaged or of another version.
     """
-    return check(Run, read_json(path, "settings of the run", "make it with scripts/resolve.py"), str(path))
+    again = f"make it again with: snakemake --force {path}"
+    return check(Run, read_json(path, "settings of the run", again), str(path))
