@@ -16,7 +16,7 @@ from shardlab.settings.types import Run
 
 PACKAGE = ROOT / "scripts/shardlab"
 COMPUTES = tuple(f"settings/{name}.py" for name in ("learning_rate", "mesh", "pipeline_schedules", "recipe"))
-TRAINING = ("models/", "runs/", "training/", "strategies/", "data/order.py", *COMPUTES)
+TRAINING = ("models/", "runs/", "training/", "strategies/", "data/order.py", "data/store.py", *COMPUTES)
 """Where code decides what a training computes; the rest checks, starts, measures and reports."""
 DATA = ("data/",)
 """Where code decides what a prepared data set contains."""
@@ -40,6 +40,7 @@ def of_run(run: Run) -> dict[str, str]:
         "fsdp": run.mesh.sharded and run.engine == "torch",
         "ddp": run.mesh.replicated and not run.mesh.sharded,
         "data_parallel": run.options.one_process == "dp",
+        "float8": run.recipe.precision == "float8",
     }
     files = (f"strategies/{name}.py" for name, used in uses.items() if used)
     return _digests(("runs/loop.py", f"training/tasks/{run.task}.py", *files), TRAINING)
