@@ -40,6 +40,8 @@ OTHERS = {
 }
 """Trainers beside ours, by strategy. On a CPU Hugging Face's takes DDP where FSDP is asked for, and Lightning's refuses
 DeepSpeed."""
+LEAST = 10
+"""Rounds: the first ones show the settings and are not counted."""
 ALONE = 10
 """Steps of the processes whose start-up and memory are measured."""
 
@@ -63,22 +65,30 @@ def main() -> None:
     if args.inside:
         inside(args.inside, args.alone)
         return
-    steps, starts = [], []
+    if args.rounds < LEAST:
+        raise UserError(f"--rounds {args.rounds}: too few to tell anything; take {LEAST} or more.")
+    steps, starts, settings = [], [], {}
     with tempfile.TemporaryDirectory() as folder:
         for strategy in args.strategies:
             for size in args.sizes:
                 place = Path(folder) / f"{strategy}-{size}"
                 ranks = prepare(place, strategy, size, args.rounds).world_size
                 names = ["bare", "shardlab", *OTHERS[strategy]]
-                table = pd.DataFrame(started(place, ranks, names))
-                steps += rows(table, strategy, size, names, args.rounds // 10)
+                found = started(place, ranks, names)
+                settings[strategy] = found["settings"]
+                steps += rows(pd.DataFrame(found["seconds"]), strategy, size, names, args.rounds // 10)
                 if ranks == 1 and args.repeats and size in (args.sizes[0], args.sizes[-1]):
                     prepare(place / "alone", strategy, size, ALONE)
                     starts += startups(place / "alone", size, names, args.repeats)
-    for name, found in (("peers", steps), ("peers_start", starts)):
-        if found:
-            write_text(args.output / f"{name}.csv", pd.DataFrame(found).to_csv(index=False))
-            print(pd.DataFrame(found).to_markdown(index=False, floatfmt=".4g"), end="\n\n")
+    of_all = pd.DataFrame(settings).fillna("").rename_axis("setting").reset_index()
+    for name, each in (
+        ("peers", pd.DataFrame(steps)),
+        ("peers_start", pd.DataFrame(starts)),
+        ("peers_settings", of_all),
+    ):
+        if len(each):
+            write_text(args.output / f"{name}.csv", each.to_csv(index=False))
+            print(each.to_markdown(index=False, floatfmt=".4g"), end="\n\n")
 
 
 def started(place: Path, ranks: int, names: list[str], alone: str = "") -> Any:
@@ -114,8 +124,10 @@ def inside(place: Path, alone: str) -> None:
 
 
 def race(run: Run, place: Path, output: Path, names: list[str]) -> Any:
-    """Seconds of each step of each trainer, in turn."""
-    from trainers import TRAINERS, Race  # type: ignore[import-not-found]
+    """Seconds of each step of each trainer, in turn, and the settings that all of them train with."""
+    from trainers import TRAINERS  # type: ignore[import-not-found]
+    from trainers.race import Race  # type: ignore[import-not-found]
+    from trainers.settings import same  # type: ignore[import-not-found]
 
     conductor = threading.Semaphore(0)
     turns = {name: threading.Semaphore(0) for name in names}
@@ -151,7 +163,7 @@ def race(run: Run, place: Path, output: Path, names: list[str]) -> Any:
             conductor.acquire()
             seconds[name].append(time.perf_counter() - started)
     check({name: each.losses for name, each in races.items()}, run)
-    return seconds
+    return {"seconds": seconds, "settings": same({name: each.settings for name, each in races.items()})}
 
 
 def check(losses: dict[str, list[float]], run: Run) -> None:
@@ -164,7 +176,8 @@ def check(losses: dict[str, list[float]], run: Run) -> None:
 
 def by_itself(run: Run, place: Path, output: Path, name: str) -> Any:
     """Seconds from the process's start to its first step's begin, and what the process took in all."""
-    from trainers import TRAINERS, Race
+    from trainers import TRAINERS
+    from trainers.race import Race
 
     begun: list[float] = []
     race = Race(run, place, place / "initial.safetensors", output, lambda: begun.append(time.time()))

@@ -1,16 +1,14 @@
 """The same training by four hands: a bare PyTorch loop, Shardlab, Hugging Face's Trainer, Lightning.
 
-Each is a function of a Race that trains the model of its run on its data and calls ``begin`` at the start of each step.
-All have the same weights, batches, order, optimizer (the fused one), clipping and learning rate, and write each step's
-loss to a file.
+Each is a function of a Race that trains the model of its run on its data and calls ``start_step`` at the start of each
+step. All have the same weights, batches, order, optimizer (the fused one), clipping, learning rate and settings of DDP,
+FSDP or DeepSpeed, and write each step's loss, over all ranks, to a file. None evaluates or saves between steps.
 """
 
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,49 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardlab import models
-from shardlab.data import store
-from shardlab.data.order import BatchOrder, samples_of
-from shardlab.models.weights import materialize
-from shardlab.settings.types import Run
-
-
-@dataclass
-class Race:
-    """What a trainer needs."""
-
-    run: Run
-    data: Path
-    weights: Path
-    output: Path
-    begin: Callable[[], None]
-    losses: list[float] = field(default_factory=list)
-    """Of each step; what shows that all did the same."""
-
-    @property
-    def ranks(self) -> int:
-        """Ranks that share a batch."""
-        return dist.get_world_size() if dist.is_initialized() else 1
-
-    def model(self) -> nn.Module:
-        """The plain model with its weights."""
-        model = models.build(self.run.model, self.run.task, torch.float32)
-        materialize(model, self.weights, torch.device("cpu"))
-        return model
-
-    def batches(self, *, whole: bool = False) -> Iterator[Tensor]:
-        """(samples, length + 1) tokens of each step's batch; this rank's share, unless ``whole``."""
-        tokens = store.open_arrays(self.data / "train.safetensors")["tokens"]
-        recipe = self.run.recipe
-        order = BatchOrder(len(tokens), recipe.global_batch, self.run.seed)
-        rank, ranks = (dist.get_rank(), self.ranks) if self.ranks > 1 and not whole else (0, 1)
-        for number in range(recipe.max_steps or 0):
-            yield torch.from_numpy(tokens[samples_of(order.batch(number), rank, ranks)]).long()
-
-    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
-        """The recipe's."""
-        settings = self.run.recipe.optimizer
-        return torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
+from trainers.race import Race  # type: ignore[import-not-found]
 
 
 def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -81,14 +37,14 @@ def bare(race: Race) -> None:
         _shard(model)
     optimizer = race.optimizer(model.parameters())
     with (race.output / "bare.jsonl").open("w") as log:
-        for number, tokens in enumerate(race.batches()):
-            race.begin()
+        for tokens in race.batches():
+            race.start_step(model, optimizer)
             loss = loss_of(model(tokens[:, :-1]), tokens)
             loss.backward()
             norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
             optimizer.zero_grad()
-            _write(race, log, number, loss.detach(), getattr(norm, "full_tensor", lambda norm=norm: norm)())
+            race.record(log, _mean(race, loss.detach()), getattr(norm, "full_tensor", lambda norm=norm: norm)())
 
 
 def _shard(model: Any, **options: Any) -> None:
@@ -107,38 +63,37 @@ def _bare_zero(race: Race) -> None:
         model=model, optimizer=race.optimizer(model.parameters()), config=dict(race.run.engine_config or {})
     )
     with (race.output / "bare.jsonl").open("w") as log:
-        for number, tokens in enumerate(race.batches()):
-            race.begin()
+        for tokens in race.batches():
+            race.start_step(engine, engine.optimizer)
             loss = loss_of(engine(tokens[:, :-1]), tokens)
             engine.backward(loss)
             engine.step()
-            _write(race, log, number, loss.detach(), engine.get_global_grad_norm())
+            race.record(log, _mean(race, loss.detach()), engine.get_global_grad_norm())
 
 
-def _write(race: Race, log: Any, number: int, loss: Tensor, norm: Any) -> None:
-    """Append a step to a file; over all ranks, as the others do."""
+def _mean(race: Race, loss: Tensor) -> float:
+    """The loss over all ranks."""
     if race.ranks > 1:
         dist.all_reduce(loss)
-    race.losses.append(float(loss) / race.ranks)
-    log.write(json.dumps({"step": number, "loss": race.losses[-1], "norm": float(norm)}) + "\n")
-    log.flush()
+    return float(loss) / race.ranks
 
 
 def shardlab(race: Race) -> None:
-    """Our loop, whole: metrics, heartbeat, samples of usage, and what it counts in its third step."""
+    """Our loop, whole: metrics, heartbeat, and what it counts in its third step; without samples of usage."""
     from unittest import mock
 
     from shardlab.runs import loop
     from shardlab.training.step import train_step
 
-    def step(*args: Any, **options: Any) -> Any:
-        race.begin()
-        return train_step(*args, **options)
+    def step(engine: Any, *args: Any, **options: Any) -> Any:
+        models = getattr(engine, "models", None)
+        race.start_step(models[0] if models else engine.model, engine.optimizer)
+        return train_step(engine, *args, **options)
 
     folder = race.output / "shardlab"
     folder.mkdir()
     with mock.patch.object(loop, "train_step", step):
-        loop.train(race.run, race.data, race.weights, folder, {}, watched=loop.Watched(usage_seconds=10))
+        loop.train(race.run, race.data, race.weights, folder, {})
     if not dist.is_initialized() or dist.get_rank() == 0:
         records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         race.losses += [record["loss"] for record in records if record["kind"] == "train"]
@@ -173,19 +128,23 @@ class WithLoss(nn.Module):
 
 
 def hugging_face(race: Race) -> None:
-    """transformers.Trainer, logging each step; it deals the batches to the ranks, and hands zero2 to deepspeed."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    """transformers.Trainer, logging each step; it deals the batches to the ranks, and hands zero2 to deepspeed.
+
+    Left to itself it has DDP search for unused parameters, in a model that is not one of transformers', and copy
+    gradients into its buckets.
+    """
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
     from transformers.utils import logging as messages
 
     messages.set_verbosity_error()  # type: ignore[no-untyped-call]
 
     class Begin(TrainerCallback):
         def on_step_begin(self, *args: Any, **options: Any) -> None:
-            race.begin()
+            race.start_step(trainer.model_wrapped, trainer.optimizer)
 
         def on_log(self, *args: Any, logs: Any = None, **options: Any) -> None:
             if "loss" in (logs or {}):
-                race.losses.append(float(logs["loss"]))
+                race.record(log, float(logs["loss"]), logs["grad_norm"])
 
     recipe = race.run.recipe
     arguments = TrainingArguments(
@@ -204,17 +163,14 @@ def hugging_face(race: Race) -> None:
         use_cpu=True,
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
         deepspeed=dict(race.run.engine_config or {}) or None,
     )
     trainer = Trainer(WithLoss(race.model()), arguments, train_dataset=Windows(race, whole=True), callbacks=[Begin()])
-    trainer.remove_callback(_printing())
-    trainer.train()
-
-
-def _printing() -> Any:
-    from transformers import PrinterCallback
-
-    return PrinterCallback
+    trainer.remove_callback(PrinterCallback)
+    trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
+    with (race.output / "hugging_face.jsonl").open("w") as log:
+        trainer.train()
 
 
 def lightning(race: Race) -> None:
@@ -222,8 +178,7 @@ def lightning(race: Race) -> None:
     warnings.filterwarnings("ignore", module="lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     from lightning import pytorch as pl
-    from lightning.pytorch.loggers import CSVLogger
-    from lightning.pytorch.strategies import ModelParallelStrategy
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
     sharded = race.run.strategy == "fsdp"
 
@@ -245,14 +200,14 @@ def lightning(race: Race) -> None:
             return race.optimizer(self.parameters())
 
     class Begin(pl.Callback):  # type: ignore[misc]
-        def on_train_batch_start(self, *args: Any) -> None:
-            race.begin()
+        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+            race.start_step(trainer.strategy.model, trainer.optimizers[0])
 
-        def on_train_batch_end(self, *args: Any) -> None:
-            race.losses.append(float(args[0].callback_metrics["loss"]))
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            race.record(log, float(trainer.callback_metrics["loss"]))
 
     recipe = race.run.recipe
-    parallel: Any = "ddp" if race.ranks > 1 else "auto"
+    parallel: Any = DDPStrategy(gradient_as_bucket_view=True) if race.ranks > 1 else "auto"
     if sharded:
         parallel = ModelParallelStrategy(data_parallel_size=race.ranks, tensor_parallel_size=1)
     trainer = pl.Trainer(
@@ -263,14 +218,15 @@ def lightning(race: Race) -> None:
         callbacks=[Begin()],
         max_steps=recipe.max_steps or -1,
         gradient_clip_val=recipe.clip_norm,
-        logger=CSVLogger(str(race.output / "lightning")),
+        logger=False,
         log_every_n_steps=1,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     windows = Windows(race, whole=False)
-    trainer.fit(Module(), torch.utils.data.DataLoader(windows, batch_size=recipe.global_batch // race.ranks))
+    with (race.output / "lightning.jsonl").open("w") as log:
+        trainer.fit(Module(), torch.utils.data.DataLoader(windows, batch_size=recipe.global_batch // race.ranks))
 
 
 TRAINERS: dict[str, Callable[[Race], None]] = {
