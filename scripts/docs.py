@@ -32,6 +32,11 @@ SCHEMAS: dict[str, type[BaseModel]] = {
 
 SHOWN_WORKLOAD = "llama2"
 """Whose figures stand in docs/strategies."""
+README_LOSSES = ("single", "ddp", "fsdp_tp", "zero3")
+README_MEMORY = ("single", "ddp", "fsdp", "fsdp_tp", "zero1", "zero3")
+"""Strategies of README.md's two tables, which repeat rows of docs/matrix.md and of docs/strategies."""
+TWINS = "rounding alone (twins)"
+"""Last row of the matrix."""
 SITE_GROUPS: dict[str, type[BaseModel]] = {
     "slurm": sites.Slurm,
     "srun": sites.Srun,
@@ -45,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
     parser.add_argument(
-        "--summary", type=Path, help="summary.csv of all strategies, for docs/matrix.md, docs/strategies"
+        "--summary", type=Path, help="summary.csv of all strategies, for docs/matrix.md, docs/strategies, README.md"
     )
     args = parser.parse_args()
     for path, text in generated(args.summary, whole=args.check).items():
@@ -93,13 +98,33 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     if summary:
         table = pd.read_csv(summary)
         shown = matrix(table)
-        files |= {each: fill(each, {"figures": figures(each, table)}) for each in pages.all_pages()}
+        held = {each: figures(each, table) for each in pages.all_pages()}
+        files |= {each: fill(each, {"figures": text}) for each, text in held.items()}
     else:
         shown = between(page, "matrix")
+        held = {each: between(each, "figures") for each in pages.all_pages()}
     if whole or summary:
         check_matrix(shown)
     files[page] = fill(page, {"matrix": shown})
+    readme = ROOT / "README.md"
+    files[readme] = fill(readme, {"losses": readme_losses(shown), "memory": readme_memory([*held.values()])})
     return files
+
+
+def readme_losses(shown: str) -> str:
+    """Rows of the matrix for README.md."""
+    names = ["strategy", "---", *(f"`{name}`" for name in README_LOSSES), TWINS]
+    lines = {line.split("|")[1].strip(): line for line in shown.splitlines() if line.startswith("|")}
+    return "\n".join(lines[name] for name in names if name in lines)
+
+
+def readme_memory(held: list[str]) -> str:
+    """Rows of the tables of docs/strategies for README.md: what a rank holds, by kind."""
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for text in held for line in text.splitlines()]
+    shown = [cells[0].index(column) for column in ("strategy", *SHOWN)]
+    rows = {row[0]: [row[place] for place in shown] for row in cells}
+    lines = [rows["strategy"], ["---"] * len(shown), *(rows[f"`{name}`"] for name in README_MEMORY)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def figures(page: Path, table: pd.DataFrame) -> str:
@@ -141,7 +166,9 @@ def key_table(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None =
 
 
 def matrix(table: pd.DataFrame) -> str:
-    """Markdown table of what ran: test loss of ``single``, relative difference of the others, or a reason."""
+    """Markdown table of what ran: test loss of ``single``, relative difference of the others, or a reason; then how far
+    the farthest twin of ``single`` is from it.
+    """
     config = load.config({"strategies": ["all"]})
     _, left_out = resolve.matrix(config)
     notes = list(dict.fromkeys(left_out.values()))
@@ -151,6 +178,8 @@ def matrix(table: pd.DataFrame) -> str:
         cells[row["strategy"], row["workload"]] = f"{row['test_loss']:.4f}" if single else f"{row['rel_diff']:.0e}"
     lines = ["| strategy | " + " | ".join(config.workloads) + " |", "| --- |" + " --- |" * len(config.workloads)]
     lines += [f"| `{s}` | " + " | ".join(cells[s, w] for w in config.workloads) + " |" for s in config.strategies]
+    spreads = table.groupby("workload").spread.max()
+    lines.append(f"| {TWINS} | " + " | ".join(f"{spreads[w]:.0e}" for w in config.workloads) + " |")
     return "\n".join([*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))])
 
 
@@ -167,7 +196,12 @@ def faults(path: Path) -> str:
 
 def between(path: Path, name: str) -> str:
     """What stands between a file's markers of that name."""
-    return path.read_text(encoding="utf-8").split(f"<!-- {name} -->\n")[1].split(f"\n<!-- end {name} -->")[0]
+    return block(path.read_text(encoding="utf-8"), name)
+
+
+def block(text: str, name: str) -> str:
+    """What stands between a text's markers of that name."""
+    return text.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- end {name} -->")[0]
 
 
 def check_matrix(text: str) -> None:

@@ -1,6 +1,7 @@
 """What docs say of the strategies: each has its page, with figures, and every link leads somewhere."""
 
 import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -36,6 +37,33 @@ def test_figures_come_from_the_summary():
     assert rows[2:] == [
         [f"`{name}`", ranks, *["0.50"] * 6] for name, ranks in (("single", "1"), ("dp", "1"), ("ddp", "2"))
     ]
+
+
+def test_readme_and_pages_show_the_same_figures(tmp_path):
+    config = load.config({"strategies": ["all"]})
+    cells = [(s, w) for s in config.strategies for w in config.workloads]
+    table = pd.DataFrame(cells, columns=["strategy", "workload"])
+    table = table.assign(test_loss=0.25, rel_diff=table.index * 1e-9, spread=5e-7, world_size=2)
+    sizes = [f"{kind}_bytes" for kind in docs.SHOWN] + ["tensor_bytes", "bytes_per_step"]
+    table = table.assign(**{size: table.index * 2**20 + number for number, size in enumerate(sizes)})
+    table.to_csv(tmp_path / "summary.csv")
+    files = {
+        path.relative_to(ROOT): text for path, text in docs.generated(tmp_path / "summary.csv", whole=True).items()
+    }
+
+    def rows(name):
+        lines = [line for line in files[Path(name)].splitlines() if line.startswith(("| `", "| rounding"))]
+        return {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines}
+
+    losses = docs.block(files[Path("README.md")], "losses").splitlines()
+    assert len(losses) == 2 + len(docs.README_LOSSES) + 1
+    assert set(losses) <= {*files[Path("docs/matrix.md")].splitlines()}
+    assert losses[-1] == "| rounding alone (twins) | " + " | ".join(["5e-07"] * len(config.workloads)) + " |"
+    memory = rows("README.md")
+    for page in ("data-parallel", "fully-sharded", "products", "zero"):
+        for name, shown in rows(f"docs/strategies/{page}.md").items():
+            if name.strip("`") in docs.README_MEMORY:
+                assert memory[name] == shown[1 : 1 + len(docs.SHOWN)]
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
