@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What starting a training's ranks costs: 1, 2, 4 and 8 of them, forked by scripts/ranks.py and by plain torchrun, in
-turn. Each starts, imports what a training imports, joins the process group and ends. Needs no GPU.
+"""What starting a training's ranks costs: 1, 2 and 8 of them, forked by scripts/ranks.py and by plain torchrun, in
+turn. Each starts, imports what a training imports, joins the process group and ends. Then whole trainings of a small
+Llama, started both ways, whose weights must be equal to the last bit. Needs no GPU.
 """
 
 import argparse
@@ -11,13 +12,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
+from trainers.places import prepare  # type: ignore[import-not-found]
+
 from shardlab.errors import UserError, run_program
-from shardlab.files import ROOT, write_text
+from shardlab.files import ROOT, sha256, write_text
 
 RANK = """
 import shardlab.runs.loop, shardlab.strategies.native, torch._dynamo
@@ -25,13 +29,22 @@ from shardlab.training import distributed
 distributed.start("cpu")
 distributed.finish()
 """
-IMPORTS = "--imports=shardlab.runs.loop,shardlab.strategies.native,torch._dynamo"
+IMPORTS = "--imports=shardlab.runs.loop,shardlab.strategies.{},torch._dynamo"
+STEPS = 20
+"""Of a whole training."""
 
 
 def main() -> None:
     """Start, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 8])
+    parser.add_argument(
+        "--trainings",
+        nargs="*",
+        metavar="STRATEGY",
+        default=["fsdp", "fsdp_tp", "zero2"],
+        help="strategies of whole trainings (fsdp fsdp_tp zero2), on 2 ranks or, in two ways parallel, on 4",
+    )
     parser.add_argument("--repeats", type=int, default=2, help="starts of each; their medians count")
     parser.add_argument("--image", type=Path, help="a .sif to start them in; needs apptainer")
     parser.add_argument(
@@ -44,34 +57,77 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "rank.py"
         program.write_text(RANK)
-        ways = {
-            "forked": [*inside, str(ROOT / "scripts/ranks.py"), IMPORTS],
-            "torchrun": [*inside, "-m", "torch.distributed.run", "--log-dir=/dev/null"],
-        }
         rows = [
-            {"ranks": ranks, "started": way}
-            | dict(zip(("seconds", "CPU s"), started(words, ranks, program), strict=True))
+            {"ranks": ranks, "started": way} | started(words, ranks, str(program))
             for _ in range(args.repeats)
             for ranks in args.ranks
-            for way, words in ways.items()
+            for way, words in ways(inside, "native").items()
         ]
-    table = pd.DataFrame(rows).groupby(["ranks", "started"], sort=False)[["seconds", "CPU s"]].median().reset_index()
+        trained = [
+            row
+            for strategy in args.trainings
+            for row in trainings(Path(folder) / strategy, strategy, inside, args.repeats)
+        ]
+    table = medians(rows, ["ranks", "started"])
     least = table[table.ranks == min(args.ranks)].set_index("started").seconds
     table["to the fewest"] = table.seconds / table.started.map(least)
-    write_text(args.output, table.to_csv(index=False))
+    show(table, args.output)
+    if trained:
+        print()
+        show(medians(trained, ["strategy", "ranks", "started"]), args.output.with_stem(f"{args.output.stem}_trainings"))
+
+
+def ways(inside: list[str], engine: str) -> dict[str, list[str]]:
+    """Words that start ranks, by name; torchrun's and the program's follow. ``engine``: file of its strategy."""
+    return {
+        "forked": [*inside, str(ROOT / "scripts/ranks.py"), IMPORTS.format(engine)],
+        "torchrun": [*inside, "-m", "torch.distributed.run", "--log-dir=/dev/null"],
+    }
+
+
+def trainings(place: Path, strategy: str, inside: list[str], repeats: int) -> list[dict[str, Any]]:
+    """A row for each training of a strategy, started both ways in turn.
+
+    Raises:
+        UserError: they did not end at the same weights.
+    """
+    run = prepare(place, strategy, "tiny", STEPS, nodes=1, ranks_per_node=4 if "_" in strategy else 2)
+    rows, weights = [], set()
+    for number in range(repeats):
+        for way, words in ways(inside, run.engine_file).items():
+            output = place / f"{way}-{number}"
+            paths = {"settings": place / "run.json", "data": place, "weights": place / "initial.safetensors"}
+            program = [str(ROOT / "scripts/train.py"), *(f"--{key}={path}" for key, path in paths.items())]
+            figures = started(words, run.world_size, *program, f"--output={output}")
+            rows.append({"strategy": strategy, "ranks": run.world_size, "started": way} | figures)
+            weights.add(sha256(output / "model.safetensors"))
+    if len(weights) > 1:
+        raise UserError(f"{strategy}: forked ranks and those of plain torchrun did not end at the same weights.")
+    return rows
+
+
+def medians(rows: list[dict[str, Any]], keys: list[str]) -> pd.DataFrame:
+    """Median seconds of the rows with the same keys."""
+    return pd.DataFrame(rows).groupby(keys, sort=False)[["seconds", "CPU s"]].median().reset_index()
+
+
+def show(table: pd.DataFrame, path: Path) -> None:
+    """Print a table and write it."""
+    write_text(path, table.to_csv(index=False))
     print(table.to_markdown(index=False, floatfmt=".3g"))
 
 
-def started(words: list[str], ranks: int, program: Path) -> tuple[float, float]:
-    """Wall and CPU seconds of a start."""
-    command = [*words, f"--nproc-per-node={ranks}", "--standalone", str(program)]
+def started(words: list[str], ranks: int, *program: str) -> dict[str, float]:
+    """Wall and CPU seconds of a program on so many ranks, from its start to its end."""
+    command = [*words, f"--nproc-per-node={ranks}", "--standalone", *program]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "scripts")}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
-        raise UserError(f"{ranks} ranks did not start:\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
-    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        raise UserError(f"{ranks} ranks did not start or train:\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": seconds, "CPU s": used}
 
 
 if __name__ == "__main__":
