@@ -93,9 +93,9 @@ SEED ?= 1
 soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
-# What docs/performance.md holds, on this machine, in some 45 minutes: beside other trainers and by hand on two ranks,
-# plans, starting ranks, checkpoints, 1 to 8 ranks, sweeps of up to 10,000 runs, the workflow beside a shell script, the
-# driver's CPU time, and `make run` beside an earlier commit.
+# Compared with other trainers, also by hand on two ranks; plans, starting ranks, checkpoints, 1 to 8 ranks, sweeps of up
+# to 10,000 runs, the workflow compared with a shell script and with an earlier commit, the driver's CPU time.
+# The tables of docs/performance.md, on this machine, in some 45 minutes.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py
 	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 60 --repeats 0 --output results/benchmarks/ranks
