@@ -32,9 +32,12 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="also write a table of all plans")
     parser.add_argument("--cores", type=int, default=1, help="ranks to simulate at a time")
     args = parser.parse_args()
-    runs, _ = resolve.matrix(args.config)
-    if args.strategy and args.workload:
+    if bool(args.strategy) != bool(args.workload):
+        raise UserError("one run has both --strategy and --workload; give both, or neither for all runs.")
+    if args.strategy:
         runs = [resolve.run(args.config, args.strategy, args.workload)]
+    else:
+        runs, _ = resolve.matrix(args.config)
     plans, refused = made(runs, load.site(args.config), args.data, args.cores)
     for each in plans:
         each.write(args.results / each.strategy / each.workload / plan.FILE)

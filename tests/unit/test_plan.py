@@ -191,3 +191,15 @@ def test_what_no_plan_counts_is_left_free():
     assert not made(figures=figures, peak=79 * GIB).fits
     with pytest.raises(ValueError, match="unplanned_gib 90 leaves nothing of device_memory_gib 80"):
         Figures(device_memory_gib=80, unplanned_gib=90)
+
+
+def test_one_run_is_planned_whatever_the_others_are(tmp_path, monkeypatch):
+    """No other workload has the size 7b."""
+    monkeypatch.setattr("shardlab.runs.simulate.simulate", lambda runs, cores: [told() for _ in runs])
+    words = ["plan.py", "--config", '{"size": "7b"}', f"--results={tmp_path}", "--strategy=fsdp"]
+    monkeypatch.setattr("sys.argv", [*words, "--workload=llama2"])
+    plan_program.main()
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")] == ["fsdp/llama2/plan.json"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(UserError, match="one run has both --strategy and --workload"):
+        plan_program.main()
