@@ -1,35 +1,44 @@
 """Put faults into a copy of the code, one at a time, and say which test catches each: python tests/mutants [WORDS]
 
-With WORDS only the faults whose name has them. Ends with status 1 if one is not caught.
+With WORDS only the faults whose name has them. First their tests run without a fault, and all must pass. A fault is
+caught by a failed assertion or by the program's own sentence, not by a crash (judge.py). Ends with status 1 if one is
+not caught.
 """
 
 import os
-import re
+
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
 import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections import defaultdict
 from pathlib import Path
-from queue import Queue
 
+import running
 from faults import FAULTS
+from running import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIES = len(os.sched_getaffinity(0))
 
 
 def main():
+    began = time.monotonic()
     words = " ".join(sys.argv[1:])
     faults = [fault for fault in FAULTS if words in fault.name]
-    with tempfile.TemporaryDirectory() as place:
-        copies = Queue()
-        for number in range(COPIES):
-            copies.put(copy(Path(place) / f"copy{number}"))
-        with ThreadPoolExecutor(COPIES) as pool:
-            found = list(pool.map(lambda fault: caught(fault, copies), faults))
-    missed = [fault.name for fault, test in zip(faults, found, strict=True) if test is None]
-    print(f"{len(faults) - len(missed)} of {len(faults)} faults were caught" + (f"; not: {missed}" if missed else ""))
+    for fault in faults:
+        fault.put_into((ROOT / fault.file).read_text(encoding="utf-8"))
+    running.warm()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+        copies = [copy(Path(place) / f"copy{number}") for number in range(COPIES)]
+        check(faults, copies)
+        runs = [Run(fault.tests, fault) for fault in faults]
+        missed = [run.fault.name for run in running.work_off(runs, copies) if not caught(run)]
+    took = f" in {time.monotonic() - began:.0f} s"
+    print(f"{len(faults) - len(missed)} of {len(faults)} faults were caught{took}" + (f"; not: {missed}" if missed else ""))
     sys.exit(bool(missed))
 
 
@@ -44,30 +53,30 @@ def copy(folder):
     return folder
 
 
-def caught(fault, copies):
-    """The test that fails with a fault, or None; prints it."""
-    folder = copies.get()
-    path = folder / fault.file
-    text = path.read_text()
-    path.write_text(changed(fault, text))
-    command = [sys.executable, "-m", "pytest", "-x", "-rfE", "-p", "no:cacheprovider", *fault.tests]
-    done = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    path.write_text(text)
-    copies.put(folder)
-    test = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    if done.returncode == 1 and test:
-        print(f"{fault.name}: {test[1]}", flush=True)
-        return test[1]
-    print(f"{fault.name}: NOT CAUGHT (pytest ended with {done.returncode})\n{done.stdout[-1500:]}", flush=True)
-    return None
+def check(faults, copies):
+    """Run the tests of all faults without one; ends the program where one does not pass."""
+    tests = defaultdict(dict)
+    for fault in faults:
+        for test in fault.tests:
+            tests[test.partition("::")[0]][test] = None
+    wrong = []
+    for run in running.work_off([Run((*of_file,)) for of_file in tests.values()], copies):
+        wrong += [f"{failure.test}: {failure.sentence}\n{run.output[-1500:]}" for failure in run.failures]
+        wrong += [f"{test} is skipped: {why}" for test, why in run.skipped.items()]
+    if wrong:
+        sys.exit("Without a fault these tests do not pass, so that they prove nothing:\n" + "\n".join(wrong))
+    print(f"{sum(map(len, tests.values()))} tests pass without a fault", flush=True)
 
 
-def changed(fault, text):
-    """The text of a file with a fault in it."""
-    count = text.count(fault.right)
-    if count != 1:
-        raise ValueError(f"{fault.name}: {fault.file} has its text {count} times")
-    return text.replace(fault.right, fault.wrong)
+def caught(run):
+    """True if a test catches the run's fault; prints which, or what happened instead."""
+    failure = next((each for each in run.failures if each.catches(run.fault.error)), None)
+    if failure:
+        print(f"{run.fault.name}: {failure.test} ({failure.sentence}) {run.seconds:.0f} s", flush=True)
+        return True
+    why = "; ".join(f"{each.test} crashed with {each.sentence}" for each in run.failures) or "its tests pass"
+    print(f"{run.fault.name}: NOT CAUGHT, {why}\n{run.output[-1500:] if run.failures else ''}", flush=True)
+    return False
 
 
 if __name__ == "__main__":

@@ -26,10 +26,29 @@ def parity(names: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Fault:
-    """In ``file``, the one occurrence of ``right`` becomes ``wrong``; ``tests`` are pytest's arguments."""
+    """In ``file``, the one occurrence of ``right`` becomes ``wrong``."""
 
     name: str
     file: str
     right: str
     wrong: str
     tests: tuple[str, ...]
+    """What pytest is asked to run: as few tests as catch it."""
+    error: str = ""
+    """Regular expression of the error that catches it, where that is no failed assertion and no sentence of the
+    program: PyTorch's, the simulated accelerator's, a time limit's.
+    """
+
+    def put_into(self, text: str) -> str:
+        """The text of the file with the fault in it; without its place there, or where it is no code, the end."""
+        if (count := text.count(self.right)) != 1:
+            raise SystemExit(f"{self.name}: {self.file} has its text {count} times; write it as the code is now.")
+        changed = text.replace(self.right, self.wrong)
+        if changed == text:
+            raise SystemExit(f"{self.name}: it changes nothing.")
+        if self.file.endswith(".py"):
+            try:
+                compile(changed, self.file, "exec")
+            except SyntaxError as error:
+                raise SystemExit(f"{self.name}: it is no Python ({error}).") from None
+        return changed

@@ -62,21 +62,25 @@ def job(run, data, weights, output, fault="", resume=None, evaluate=None):
     return {"run": run.model_dump(), "fault": fault} | {name: path and str(path) for name, path in paths.items()}
 
 
+def start(environment):
+    """The process of ranks.py, with these variables besides. `make mutants` forks it instead."""
+    paths = [ROOT / "scripts", ROOT / "tests", *filter(None, [environment.get("PYTHONPATH")])]
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("ranks.py"))],
+        env=os.environ | threads | environment | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
 class Server:
     """The process that ranks are forked from (ranks.py); one for all groups of a session."""
 
     def __init__(self, environment=None):
         """``environment``: what its ranks have in theirs besides."""
-        given = environment or {}
-        paths = [ROOT / "scripts", ROOT / "tests", *filter(None, [given.get("PYTHONPATH")])]
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("ranks.py"))],
-            env=os.environ | threads | given | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self.process = start(environment or {})
 
     def work_off(self, jobs, folder, ranks, group=False, fresh=False):
         """Work off jobs on that many ranks, with files in a folder. ``group``: in a process group, also one rank.

@@ -34,6 +34,15 @@ from shardlab.strategies import fsdp, model_parallel, native, pipeline, tensor, 
 FORK, SPAWN = (multiprocessing.get_context(name) for name in ("fork", "spawn"))
 
 
+def main():
+    # Ends the ranks, too, which are daemons of this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # each case collects, and looks through all objects for tensors: not through those of the imports
+    serve()
+
+
 def serve():
     for line in sys.stdin:
         asked = json.loads(line)
@@ -98,9 +107,4 @@ def wait(processes):
 
 
 if __name__ == "__main__":
-    # Ends the ranks, too, which are daemons of this process.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # each case collects, and looks through all objects for tensors: not through those of the imports
-    serve()
+    main()

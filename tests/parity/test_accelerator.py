@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from group import Group, Server, differences, outside, steps
@@ -37,30 +38,36 @@ def parametrized(cases):
     return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c in SHORT]) for c in cases])
 
 
+def asked(items, *, long):
+    """The cases of the tests that were chosen; all of them if one is that looks at several."""
+    every = CASES if long else SHORT
+    mine = [item for item in items if "folders" in item.fixturenames and item.path == Path(__file__)]
+    chosen = [item.callspec.params["case"] for item in mine if hasattr(item, "callspec")]
+    return [case for case in every if case in chosen] if len(chosen) == len(mine) else every
+
+
 @pytest.fixture(scope="module")
-def folders(request, server, tmp_path_factory, tiny_data):
+def simulated():
+    """The process that ranks on simulated devices are forked from."""
+    server = Server(accelerator.environment(SIM_DEVICES="8"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def folders(request, server, simulated, tmp_path_factory, tiny_data):
     """Two folders: the trainings on CPUs and those on simulated devices."""
-    cases = CASES if request.config.getoption("--long") else SHORT
-    simulated = Server(accelerator.environment(SIM_DEVICES="8"))
     cpu = Group(server, tmp_path_factory.mktemp("cpu"), tiny_data)
     sim = Group(simulated, tmp_path_factory.mktemp("sim"), tiny_data)
-    for case in cases:
-        cpu.add(case.reference.name, case.reference.run())
-    cpu.start(1)
     by_ranks = defaultdict(list)
-    for case in cases:
+    for case in asked(request.session.items, long=request.config.getoption("--long")):
+        cpu.add(case.reference.name, case.reference.run())
         by_ranks[case.run().world_size].append(case)
-    try:
-        for ranks, group in by_ranks.items():
-            for case in group:
-                sim.add(case.name, on_accelerator(case.run()))
-            if ranks == 2:
-                sim.add("half", on_accelerator(tiny_run("llama2", "fsdp", dtype="float64", **HALF)))
-            sim.start(ranks)
-        sim.add("whole", on_accelerator(tiny_run("llama2", "tp_sp", dtype="float64")), resume="half")
-        sim.start(2)
-    finally:
-        simulated.stop()
+    cpu.start(1)
+    for ranks, cases in by_ranks.items():
+        for case in cases:
+            sim.add(case.name, on_accelerator(case.run()))
+        sim.start(ranks)
     return cpu.folder, sim.folder
 
 
@@ -71,10 +78,16 @@ def test_equals_a_cpu(folders, case, tiny_data):
     assert outside(found, native=True) == {}
 
 
-def test_a_training_that_goes_on_under_another_strategy_equals_a_cpu(folders):
-    cpu, sim = folders
-    whole = steps(cpu / Case("single", "llama2").reference.name)[2:]
-    for mine, theirs in zip(steps(sim / "whole"), whole, strict=True):
+def test_a_training_that_goes_on_under_another_strategy_equals_a_cpu(server, simulated, tmp_path_factory, tiny_data):
+    cpu = Group(server, tmp_path_factory.mktemp("cpu"), tiny_data)
+    sim = Group(simulated, tmp_path_factory.mktemp("sim"), tiny_data)
+    cpu.add("single", tiny_run("llama2", dtype="float64"))
+    cpu.start(1)
+    sim.add("half", on_accelerator(tiny_run("llama2", "fsdp", dtype="float64", **HALF)))
+    sim.start(2)
+    sim.add("whole", on_accelerator(tiny_run("llama2", "tp_sp", dtype="float64")), resume="half")
+    sim.start(2)
+    for mine, theirs in zip(steps(sim.folder / "whole"), steps(cpu.folder / "single")[2:], strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-10)
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-10)
 
