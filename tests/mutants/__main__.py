@@ -38,7 +38,10 @@ def main():
         runs = [Run(fault.tests, fault) for fault in faults]
         missed = [run.fault.name for run in running.work_off(runs, copies) if not caught(run)]
     took = f" in {time.monotonic() - began:.0f} s"
-    print(f"{len(faults) - len(missed)} of {len(faults)} faults were caught{took}" + (f"; not: {missed}" if missed else ""))
+    print(
+        f"{len(faults) - len(missed)} of {len(faults)} faults were caught{took}"
+        + (f"; not: {missed}" if missed else "")
+    )
     sys.exit(bool(missed))
 
 

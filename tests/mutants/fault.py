@@ -11,17 +11,29 @@ ORDER, MESH, RATE = f"{S}data/order.py", f"{S}settings/mesh.py", f"{S}settings/l
 EVALUATION, RECIPE, MODELS = f"{S}training/evaluation.py", f"{S}settings/recipe.py", f"{S}models"
 STEP, SUMMARY, VERDICT = f"{S}training/step.py", f"{S}report/summary.py", f"{S}report/verdict.py"
 
-REFERENCE = ("tests/parity/test_reference.py",)
-DROPOUT = ("tests/parity/test_dropout.py",)
-RESUME = ("tests/parity/test_resume.py", "-k", "single-fsdp or zero3-single")
-CHECKPOINTS = ("tests/unit/test_checkpoints.py",)
-TABLE = ("tests/unit/test_summary.py",)
-DATA = ("tests/unit/test_embedded_data.py",)
+ACCUMULATED = (
+    "accumulate=2_length_buckets=True_loss_chunks=3_activation_checkpointing=full_clip_norm=0.01"
+    "_schedule=-name-constant-warmup_steps-3-"
+)
+"""The recipe with accumulation and clipping in the parity suite's names."""
 
 
-def parity(names: str) -> tuple[str, ...]:
-    """Cases of the parity suite."""
-    return ("tests/parity/test_parity.py", "-k", names)
+def at(file: str, *tests: str) -> tuple[str, ...]:
+    """Tests of a file."""
+    return tuple(f"tests/{file}.py::{test}" for test in tests)
+
+
+def reference(workload: str) -> tuple[str, ...]:
+    """Equality of ``single`` with the plain loop."""
+    return at("parity/test_reference", f"test_single_equals_a_plain_loop[{workload}]")
+
+
+def parity(name: str) -> tuple[str, ...]:
+    """Equality of a case of the parity suite with one device."""
+    return at("parity/test_parity", f"test_equals_one_device[{name}]")
+
+
+ZERO_ACCUMULATED = parity(f"zero1-llama2-optimizer=-learning_rate-0.0003-_{ACCUMULATED}-float32")
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,11 @@
 """What would go wrong on a GPU and not on a CPU; the simulated accelerator and tests of single pieces catch it."""
 
-from fault import CHECKPOINT, NATIVE, STEP, ZERO, Fault, S, parity
+from fault import ACCUMULATED, CHECKPOINT, NATIVE, STEP, ZERO, Fault, S, at
 
 DEVICE, LAUNCH, SIMULATE, LOOP = f"{S}training/device.py", f"{S}launch", f"{S}runs/simulate.py", f"{S}runs/loop.py"
-PIECES, PLAN, GPUS = ("tests/unit/test_device.py",), ("tests/unit/test_plan.py",), ("tests/unit/test_gpus.py",)
-SITES, IMAGE = ("tests/unit/test_sites.py",), ("tests/unit/test_image.py",)
-
-
-def simulated(names: str) -> tuple[str, ...]:
-    """Cases of the simulated accelerator."""
-    return ("tests/parity/test_accelerator.py", "-k", names)
+SIMULATED = at(
+    "unit/test_device", "test_the_simulated_accelerator_refuses_what_a_gpu_would_compute_wrongly_or_wait_for"
+)
 
 
 FAULTS = [
@@ -18,205 +14,226 @@ FAULTS = [
         f"{LAUNCH}/script.py",
         '    if site.device == "cpu":\n        # On a GPU ranks',
         "    if True:\n        # On a GPU ranks",
-        SITES,
+        at("unit/test_sites", "test_sbatch_and_srun_lines_are_the_approved_ones"),
     ),
     Fault(
         "offloaded shards gathered from the CPU over NCCL",
         NATIVE,
         "cast(Tensor, value).to(self.world.device)",
         "cast(Tensor, value)",
-        simulated("fsdp_offload"),
+        at("parity/test_accelerator", f"test_equals_a_cpu[fsdp_offload-llama2-{ACCUMULATED}-float64]"),
     ),
-    Fault("fp16's first overflow ends the run", STEP, "if not self.scaled:", "if True:", PIECES),
+    Fault(
+        "fp16's first overflow ends the run",
+        STEP,
+        "if not self.scaled:",
+        "if True:",
+        at("unit/test_device", "test_a_step_that_fp16_s_loss_scaler_left_out_is_counted_and_no_error"),
+    ),
     Fault(
         "float8's products of any number of rows",
         f"{S}strategies/float8.py",
         ", pad_inner_dim=True)",
         ")",
-        PIECES,
+        at("unit/test_device", "test_float8_takes_any_number_of_rows"),
+        error="to be divisible by 16",
     ),
     Fault(
         "compiled blocks eager after the counted step",
         f"{S}measure/meter.py",
         'torch.compiler.set_stance("force_eager"), ',
         "",
-        ("tests/unit/test_watched.py", "-k", "compiled"),
+        at("unit/test_watched", "test_compiled_blocks_stay_compiled_after_the_counted_step"),
     ),
     Fault(
         "the monitor's thread asks for device 0",
         DEVICE,
         "free, whole = torch.accelerator.get_memory_info(device)",
         "free, whole = torch.accelerator.get_memory_info()",
-        PIECES,
+        SIMULATED,
     ),
     Fault(
         "the checkpoint's thread has device 0",
         CHECKPOINT,
         ", initializer=device.use, initargs=(world.device,)",
         "",
-        simulated("tp-llama2 or goes_on"),
+        at("parity/test_accelerator", "test_a_training_that_goes_on_under_another_strategy_equals_a_cpu"),
     ),
     Fault(
         "the batches' thread has device 0",
         DEVICE,
         "        use(self.device)\n        with self._stream:",
         "        with self._stream:",
-        PIECES,
+        SIMULATED,
     ),
     Fault(
         "convolutions round to TF32",
         DEVICE,
         "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False",
         "torch.backends.cuda.matmul.allow_tf32 = False",
-        PIECES,
+        at("unit/test_device", "test_float32_is_float32"),
     ),
     Fault(
         "a mesh's groups keep PyTorch's limit",
         LOOP,
         "    distributed.limit_groups(run.site.hang_seconds)\n",
         "",
-        parity("each_group and hsdp-mlp"),
+        at(
+            "parity/test_parity", "test_each_group_has_the_site_s_limit_and_each_rank_writes_its_part[hsdp-mlp-float64]"
+        ),
     ),
     Fault(
         "no providers of InfiniBand in the image",
         "containers/train.def",
         "g++ ca-certificates libibverbs1 ibverbs-providers",
         "g++ ca-certificates libibverbs1",
-        IMAGE,
+        at("unit/test_image", "test_every_base_gets_what_nccl_needs_between_nodes"),
     ),
     Fault(
         "every rank keeps ZeRO's whole weights for a checkpoint",
         ZERO,
         "for name, value in self.weights() if self.world.main or not to_write}",
         "for name, value in self.weights()}",
-        parity("each_group and zero3-mlp"),
+        at(
+            "parity/test_parity",
+            "test_each_group_has_the_site_s_limit_and_each_rank_writes_its_part[zero3-mlp-float32]",
+        ),
     ),
     Fault(
         "offloaded states counted as the device's",
         SIMULATE,
         'if run.options.cpu_offload and run.site.device != "cpu":',
         "if False:",
-        PLAN,
+        at("unit/test_plan", "test_what_lies_in_the_cpu_s_memory_is_no_device_s"),
     ),
     Fault(
         "plans with the CPU's kernel of attention",
         SIMULATE,
         'return nullcontext() if fused or run.site.device == "cpu" else sdpa_kernel(SDPBackend.MATH)',
         "return nullcontext()",
-        PLAN,
+        at("unit/test_plan", "test_attention_without_a_kernel_on_the_gpu_keeps_its_scores"),
     ),
     Fault(
         "recipe.deterministic does nothing",
         LOOP,
         "    if run.recipe.deterministic:\n        device.deterministic()\n",
         "",
-        PIECES,
+        at("unit/test_device", "test_the_same_bits_are_asked_for_before_anything_else"),
     ),
-    Fault("only one device of a process is seeded", DEVICE, ".manual_seed_all(value)", ".manual_seed(value)", PIECES),
+    Fault(
+        "only one device of a process is seeded", DEVICE, ".manual_seed_all(value)", ".manual_seed(value)", SIMULATED
+    ),
     Fault(
         "the peak of the first device alone",
         DEVICE,
         "max(int(torch.accelerator.max_memory_allocated(device)) for device in devices)",
         "int(torch.accelerator.max_memory_allocated(devices[0]))",
-        PIECES,
+        SIMULATED,
     ),
     Fault(
         "the peak includes what counting held",
         f"{S}measure/meter.py",
         "            forget_peak(self.world.devices)  # counting",
         "            pass  # counting",
-        PIECES,
+        at("unit/test_device", "test_the_peak_is_counted_from_after_what_was_profiled"),
     ),
     Fault(
         "a rank that hangs is not named before NCCL ends it",
         f"{S}training/heartbeat.py",
         'if self.world.device.type != "cpu" and',
         "if False and",
-        PIECES,
+        at("unit/test_device", "test_a_hang_is_named_before_nccl_ends_the_process"),
     ),
     Fault(
         "a neighbor's end over NCCL is taken for a rank's own error",
         f"{S}training/distributed.py",
         "return any(phrase.lower() in str(error).lower()",
         'return any("gloo" in phrase and phrase.lower() in str(error).lower()',
-        PIECES,
+        at("unit/test_device", "test_an_error_of_gloo_or_nccl_about_another_rank_is_known"),
     ),
-    Fault("thousands of collectives enqueued at once", NATIVE, "if number % TOGETHER == 0:", "if False:", PIECES),
+    Fault(
+        "thousands of collectives enqueued at once",
+        NATIVE,
+        "if number % TOGETHER == 0:",
+        "if False:",
+        at("unit/test_device", "test_a_weight_that_is_gathered_waits_for_those_before"),
+    ),
     Fault(
         "buffers of offloaded weights on the CPU",
         f"{S}models/weights.py",
         "kept[name].to(buffers or device, copy=True)",
         "kept[name].to(device, copy=True)",
-        PIECES,
+        at("unit/test_device", "test_buffers_of_offloaded_weights_are_on_the_device"),
     ),
     Fault(
         "DeepSpeed takes a GPU where the site says cpu",
         ZERO,
         'if not (dist.is_initialized() and dist.get_backend() == "nccl"):',
         "if not torch.cuda.is_available():",
-        PIECES,
+        at("unit/test_device", "test_deepspeed_takes_no_gpu_where_the_site_says_cpu"),
     ),
     Fault(
         "a whole global batch on the first GPU",
         LOOP,
         'on_cpu = tasks.of_run(run, task.folder, torch.device("cpu"))',
         "on_cpu = task",
-        PIECES,
+        at("unit/test_device", "test_operations_are_counted_on_shapes_of_the_cpu"),
+        error="Cannot access accelerator device",
     ),
     Fault(
         "a driver that is too old is not named",
         f"{LAUNCH}/gpus.py",
         "    if problem := old_driver(gpus, cuda):\n        return problem\n",
         "",
-        GPUS,
+        at("unit/test_gpus", "test_a_driver_is_as_new_as_cuda_needs"),
     ),
     Fault(
         "no environment in podman-hpc's container",
         "config/sites/perlmutter.yaml",
         "--env-host, ",
         "",
-        SITES,
+        at("unit/test_sites", "test_podman_hands_the_environment_on"),
     ),
     Fault(
         "a stage that needs no GPU asks for one",
         f"{LAUNCH}/slurm.py",
         'if slurm.gpus == "gres":',
         'if site.slurm.gpus == "gres":',
-        SITES,
+        at("unit/test_sites", "test_a_stage_that_needs_no_gpu_need_not_ask_for_one"),
     ),
     Fault(
         "each layer computes its rotary angles",
         f"{S}models/_layers.py",
         "        if key not in self._known:\n",
         "        if True:\n",
-        PIECES,
+        at("unit/test_device", "test_rotary_angles_are_computed_once_for_all_layers_and_steps"),
     ),
     Fault(
         "a batch made ahead is not waited for",
         DEVICE,
         "        current.wait_event(done)\n",
         "",
-        PIECES,
+        SIMULATED,
     ),
     Fault(
         "memory of a batch made ahead given out while it is used",
         DEVICE,
         "            tensor.record_stream(current)\n",
         "            pass\n",
-        PIECES,
+        SIMULATED,
     ),
     Fault(
         "figures read before they have arrived",
         DEVICE,
         "        if self._arrived is not None:\n            self._arrived.synchronize()\n",
         "",
-        PIECES,
+        SIMULATED,
     ),
     Fault(
         "what no plan counts is not left free",
         f"{S}report/plan.py",
         "(figures.device_memory_gib - figures.unplanned_gib)",
         "figures.device_memory_gib",
-        PLAN,
+        at("unit/test_plan", "test_what_no_plan_counts_is_left_free"),
     ),
 ]

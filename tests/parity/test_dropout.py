@@ -1,21 +1,23 @@
 """Dropout masks: a function of (seed, step, data rank), the same where tensors are whole, different where split."""
 
+from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from group import newest, steps
+from group import Group, newest, steps
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from helpers.common import save_initial, tiny_run
-from shardlab import models
+from shardlab import models, strategies
 from shardlab.models import weights
 from shardlab.report import metrics
 from shardlab.runs import loop
 from shardlab.settings.mesh import ParallelDims
-from shardlab.strategies.tensor import _Dropout
+from shardlab.strategies.tensor import _Dropout, drawn
 from shardlab.training import batches, tasks
 
 SHARES = {"dp_replicate": 2, "pp": 2, "dp_shard": 2, "tp": 2}
@@ -27,7 +29,8 @@ def seed(number, **place):
     place = dict.fromkeys(SHARES, 0) | place
     steps = batches.Steps.__new__(batches.Steps)
     steps.order = SimpleNamespace(seed=1)
-    steps.world = SimpleNamespace(data_rank=dims.data_rank(place), stage=dims.stage(place))
+    rank = np.ravel_multi_index([*place.values()], [*SHARES.values()])
+    steps.world = SimpleNamespace(rank=rank, data_rank=dims.data_rank(place), stage=dims.stage(place))
     return steps._seed(number)
 
 
@@ -65,15 +68,54 @@ def test_recomputation_draws_the_same_masks():
     assert x.grad.equal(2 * kept.detach())
 
 
-def test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop(tiny_data, tmp_path):
-    run = tiny_run("mnist", dtype="float64")
+def run_of(strategy):
+    """mnist with dropout of a tensor that is whole under tensor parallelism, and of one that is split there."""
+    run = tiny_run("mnist", strategy, dtype="float64")
     args = run.model.args | {"dropout1": 0.25, "dropout2": 0.5}
-    run = run.model_copy(update={"model": run.model.model_copy(update={"args": args})})
+    return run.model_copy(update={"model": run.model.model_copy(update={"args": args})})
+
+
+def test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_own_of_split_ones(
+    server, tiny_data, tmp_path
+):
+    """They train as one device does that draws the two halves of a split tensor's masks from the ranks' seeds."""
+    group = Group(server, tmp_path, tiny_data)
+    group.add("tp", run_of("tp"))
+    group.start(2)
+
+    def in_halves(layer, forward, x):
+        if not layer.training:
+            return forward(x)
+        common, halves = drawn(), []
+        for rank, half in enumerate(x.chunk(2, -1)):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(common + rank)
+                halves.append(forward(half))
+        return torch.cat(halves, -1)
+
+    def build(*args, make=strategies.build):
+        engine = make(*args)
+        layer = engine.parts[0].dropout2
+        layer.forward = partial(in_halves, layer, layer.forward)
+        return engine
+
+    initial = tmp_path / "mnist-float64.safetensors"
+    with mock.patch.object(strategies, "build", build):
+        loop.train(run_of("single"), tiny_data / "mnist", initial, tmp_path / "single", {})
+    for mine, theirs in zip(steps(tmp_path / "tp"), steps(tmp_path / "single"), strict=True):
+        for key in ("loss", "grad_norm"):
+            assert mine[key] == pytest.approx(theirs[key], rel=1e-10), f"step {mine['step']}"
+
+
+def test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop(tiny_data, tmp_path):
+    run, drops = run_of("single"), []
     half = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": 2, "checkpoint_every": 2})})
     save_initial(run, tmp_path / "initial")
     for name, settings, resume in (("whole", run, None), ("half", half, None), ("rest", run, "half")):
         checkpoint = resume and newest(tmp_path / resume)
-        loop.train(settings, tiny_data / "mnist", tmp_path / "initial", tmp_path / name, {}, resume=checkpoint)
+        files = tiny_data / "mnist", tmp_path / "initial", tmp_path / name
+        loop.train(settings, *files, {}, lambda _, engine: drops.append(engine.parts[0].training), resume=checkpoint)
+    assert drops == [True] * 8, "also in the step after a validation"
     losses = {name: [step["loss"] for step in steps(tmp_path / name)] for name in ("whole", "half", "rest")}
     assert losses["half"] + losses["rest"] == losses["whole"]
     assert len(set(losses["whole"])) == 4

@@ -157,8 +157,10 @@ def test_the_peak_is_counted_from_after_what_was_profiled():
 
 def test_the_same_bits_are_asked_for_before_anything_else(tmp_path):
     run = tiny_run("mlp", deterministic=True)
-    with mock.patch.object(loop.device, "deterministic", side_effect=InterruptedError), pytest.raises(InterruptedError):
+    asked = mock.Mock(**{"world.side_effect": InterruptedError})
+    with mock.patch.multiple(loop, device=asked, distributed=asked), pytest.raises(InterruptedError):
         loop.train(run, tmp_path, tmp_path, tmp_path, {})
+    assert [call[0] for call in asked.method_calls] == ["deterministic", "world"]
     with mock.patch.dict(os.environ):
         try:
             device.deterministic()
