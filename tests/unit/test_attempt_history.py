@@ -1,0 +1,82 @@
+"""The attempts at a run: when it is given up, how far each came, what room a run needs."""
+
+import json
+from collections import namedtuple
+
+import pytest
+
+from helpers.common import tiny_run
+from shardlab.errors import UserError
+from shardlab.launch import attempts
+from shardlab.launch.attempts import Story
+from shardlab.report.records import Attempt
+
+FAILED = "error: rank 1 failed"
+
+
+def tried(number, why=FAILED, call="this", **values):
+    return Attempt(number=number, call=call, began="b", ended="e", host="h", slurm_job_id=None, why=why, **values)
+
+
+@pytest.fixture
+def story(tmp_path, monkeypatch):
+    monkeypatch.setenv(attempts.CALL, "this")
+    (tmp_path / "initial").write_bytes(bytes(1000))
+    return Story(tiny_run("mlp"), tmp_path / "run", "d", tmp_path / "initial")
+
+
+@pytest.mark.parametrize(
+    ("whys", "last", "given_up"),
+    [
+        ([FAILED], {}, False),
+        ([FAILED, FAILED], {}, True),
+        ([FAILED, "error: another"], {}, False),
+        (["killed", "error: another", FAILED], {}, True),
+        (["killed", "killed"], {}, False),
+        ([FAILED, "stopped: SIGTERM"], {}, False),
+        ([FAILED, FAILED], {"from_step": 2, "saved": 4}, False),
+        ([FAILED, FAILED], {"from_step": 2, "saved": 2}, True),
+        ([FAILED, FAILED], {"call": "another"}, False),
+    ],
+)
+def test_a_run_is_given_up_where_attempts_of_a_call_lead_nowhere(story, whys, last, given_up):
+    """Two that end with the same sentence, or three, of which none wrote a checkpoint."""
+    story.attempts = [tried(number, why, **(last if number == len(whys) else {})) for number, why in enumerate(whys, 1)]
+    if given_up:
+        with pytest.raises(UserError, match="is given up: further attempts of this call"):
+            story.refuse_hopeless()
+    else:
+        story.refuse_hopeless()
+
+
+def test_an_attempt_notes_how_far_it_came(story):
+    story.folder.mkdir()
+    records = [
+        {"kind": "attempt", "number": 1, "step": 2, "time": "t"},
+        *({"kind": "train", "step": n} for n in (2, 3)),
+    ]
+    (story.folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (story.folder / "checkpoints/step-00000003").mkdir(parents=True)
+    (story.folder / "checkpoints/step-00000003/manifest.json").touch()
+    with story.attempt() as attempt:
+        attempt.why = "stopped: SIGTERM"
+    found = attempts.history(story.folder)[-1]
+    assert (found.from_step, found.reached, found.saved, found.first_step_at) == (2, 4, 3, "t")
+    assert found.ended
+
+
+def test_the_room_that_a_run_needs(story, monkeypatch):
+    """Weights of 1000 bytes and two moments: 3000 a checkpoint, two of which stay beside a third; then the weights."""
+    recipe = {"checkpoint_every": 2, "checkpoints_kept": 2, "optimizer": {"name": "adamw"}}
+    story.run = tiny_run("mlp", **recipe)
+    story.folder.mkdir()
+    for needed, best in ((3 * 3000 + 1000, False), (3 * 4000 + 2000, True)):
+        story.run = tiny_run("mlp", keep_best=best, **recipe)
+        for free in (needed, needed - 1):
+            disk = namedtuple("Disk", "free")(free)
+            monkeypatch.setattr(attempts.shutil, "disk_usage", lambda _, disk=disk: disk)
+            if free == needed:
+                story.check_room()
+            else:
+                with pytest.raises(UserError, match="make room, then run the same command again"):
+                    story.check_room()

@@ -1,0 +1,89 @@
+"""The figures of train.json, by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from helpers.common import tiny_run
+from helpers.reports import BYTES, STEP
+from shardlab.report.records import Attempt, train_report
+from shardlab.settings import identity
+from shardlab.settings.pipeline_schedules import SCHEDULES
+from shardlab.settings.types import WARMUP_STEPS
+
+SECONDS = [9.0, *[8.0] * (WARMUP_STEPS - 1), *range(1, 21)]
+"""A warm-up of 9 and 8 s a step, then 20 steps of 1 to 20 s."""
+
+
+def report(run, attempts=(), begun=0, seconds=SECONDS, **more):
+    steps = [STEP | {"step": number, "seconds": float(each)} for number, each in enumerate(seconds)]
+    losses = [{"kind": "validation", "step": step, "loss": loss} for step, loss in ((0, 5.0), (len(steps) - 1, 3.0))]
+    measured = {
+        "identity": identity.of(run, "d"),
+        **dict.fromkeys(("initial_weights", "weights", "flops_formula"), "x"),
+        **dict.fromkeys(("hosts", "devices"), ["here"]),
+        **dict.fromkeys(("samples_per_rank", "targets_per_rank", "peak_memory_bytes"), [1]),
+        **dict.fromkeys(("parameters", "checkpoints", "flops_per_step_causal"), 1),
+        "wall_seconds": 100.0,
+        "tensor_bytes": [{"peak": 9, "at_peak": BYTES, "largest": BYTES}],
+        "peak_memory_kind": "process RSS",
+        "bytes_per_step_theory": None,
+        "flops_per_step": 2 * 10**12,
+        "device_peak_flops": 10**12,
+        "traffic": [{"axis": "pp", "collective": name, "bytes": size} for name, size in (("send", 2.0), ("sum", 3.0))],
+    }
+    records = [*steps[:1], losses[0], {"kind": "attempt", "step": begun, "time": "t"}, *steps[1:], losses[1]]
+    return train_report(run, records, measured | more, attempts)
+
+
+def attempt(number, **values):
+    return Attempt(number=number, call="c", began="b", host="here", slurm_job_id=None, **values)
+
+
+def test_times_are_those_of_the_steps_behind_the_warm_up():
+    found = report(tiny_run("mlp"))
+    assert found.step_seconds_median == 10.5
+    assert found.step_seconds_p95 == 19.0, "of 20 steps one takes longer"
+    assert found.samples_per_second == 20 * STEP["samples"] / sum(range(1, 21))
+    assert (found.steps, found.samples) == (len(SECONDS), len(SECONDS) * STEP["samples"])
+    assert found.validation_loss == 3.0, "the last one"
+    assert found.bytes_per_step == 5.0
+    assert report(tiny_run("mlp"), seconds=[1.0] * WARMUP_STEPS).samples_per_second is None
+
+
+def test_the_mfu_is_of_all_devices():
+    """2e12 operations in a step of 10.5 s, on devices of 1e12 FLOP/s each."""
+    assert report(tiny_run("mlp")).mfu == pytest.approx(2 / 10.5)
+    assert report(tiny_run("mlp", "ddp", 2)).mfu == pytest.approx(1 / 10.5)
+    assert report(tiny_run("mlp", "mp", 2)).mfu == pytest.approx(1 / 10.5), "one rank that drives two"
+    assert report(tiny_run("mlp"), device_peak_flops=None).mfu is None
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "pieces", "bubble"),
+    [("GPipe", 4, 4, 3 / 7), ("1F1B", 2, 8, 1 / 9), ("Interleaved1F1B", 4, 4, 3 / 11), ("ZBVZeroBubble", 2, 4, None)],
+)
+def test_the_bubble_of_a_pipeline(name, ranks, pieces, bubble):
+    """(p - 1) / (m + p - 1), with twice the m where a rank has two stages."""
+    assert SCHEDULES[name].bubble(ranks, pieces) == bubble
+
+
+def test_a_report_counts_the_steps_of_all_attempts():
+    """The first attempt ended 4 steps behind its checkpoint of step 3, the second came to none, the third was stopped
+    at its checkpoint."""
+    attempts = [attempt(1, from_step=0, reached=7), attempt(2, reached=99), attempt(3, from_step=3, reached=8)]
+    found = report(tiny_run("mlp"), [*attempts, attempt(4, from_step=8)], begun=8)
+    assert found.lost_steps == 4
+    assert found.wall_seconds == 100.0 + sum(SECONDS[:8])
+    last = found.attempts[-1]
+    assert (last.why, last.from_step, last.reached, last.first_step_at) == ("finished", 8, len(SECONDS), "t")
+
+
+def test_a_pipeline_s_rank_waits_until_the_slowest_is_done(monkeypatch):
+    """It computed 1 s of its own 2; the longest took 4."""
+    from shardlab.strategies import pipeline
+
+    engine = SimpleNamespace(watch=SimpleNamespace(take=lambda: (1.0, 2.0)), group=None)
+    engine.world = SimpleNamespace(device="cpu")
+    monkeypatch.setattr(pipeline.dist, "all_reduce", lambda value, op, group: value.fill_(4.0))
+    assert pipeline.PipelineEngine.idle(engine) == [0.75]
