@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from shardlab.report import manifest
 from shardlab.report.metrics import now, read
 from shardlab.report.records import TrainReport
 from shardlab.runs import loop
-from shardlab.training import distributed, resume, tasks
-from shardlab.training.checkpoint import Checkpointer
+from shardlab.training import checkpoint, distributed, resume, tasks
+from shardlab.training.checkpoint import BEST, Checkpointer
+from shardlab.training.distributed import World
 
 RECIPE = {"max_steps": 6, "checkpoint_every": 2, "checkpoints_kept": 3, "keep_best": True}
 
@@ -128,9 +130,54 @@ def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained,
     assert len(manifest.saved(tmp_path)) == 3, "nothing was lost"
     assert loop.train(other, data, initial, tmp_path, {}, afresh=True)
     assert [path.name for path in manifest.saved(tmp_path)] == ["step-00000004", "step-00000002"]
+    with pytest.raises(UserError, match=r"step-00000006 stands at step 6, beyond the 5 of this run; raise max_steps"):
+        loop.train(other, data, initial, tmp_path / "beyond", {}, resume=manifest.place(whole, 6))
     when = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_every": 3})})
     shutil.copytree(whole, tmp_path / "when")
     assert loop.train(when, data, initial, tmp_path / "when", {}), "when checkpoints are written is another matter"
+
+
+def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(trained, tmp_path):
+    """With a best loss that is never reached again the best weights stay those of the checkpoint."""
+    run, data, initial, whole = trained
+    folder = shutil.copytree(manifest.place(whole, 2), tmp_path / "before")
+    found = manifest.read(folder)
+    assert found.skipped == 0
+    shutil.copyfile(initial, folder / BEST)
+    files = found.files | {BEST: manifest.File(bytes=initial.stat().st_size, sha256=sha256(initial))}
+    found.model_copy(update={"best": -1.0, "skipped": 7, "files": files}).write(folder / manifest.NAME)
+    assert loop.train(run, data, initial, tmp_path / "out", {}, resume=folder)
+    report = TrainReport.read(tmp_path / "out/train.json", "")
+    assert report.skipped_steps == 7
+    assert (tmp_path / "out" / BEST).exists()
+    assert filecmp.cmp(tmp_path / "out" / BEST, initial, shallow=False)
+    last = manifest.read(manifest.place(tmp_path / "out", 6))
+    assert (last.best, last.skipped, last.files[BEST]) == (-1.0, 7, files[BEST])
+
+
+def test_when_a_checkpoint_is_due(trained, tmp_path, monkeypatch):
+    """By the number of steps, and by minutes since the last one."""
+    run, *_ = trained
+    recipe = run.recipe.model_copy(update={"checkpoint_every": 3, "checkpoint_minutes": 2.0, "keep_best": False})
+    clock = mock.Mock(return_value=1000.0)
+    monkeypatch.setattr(checkpoint, "time", mock.Mock(monotonic=clock))
+    state = {"weights_state.return_value": {}, "optimizer_state.return_value": {}}
+    made = [run.model_copy(update={"recipe": recipe}), None, mock.Mock(**state), World(0, 1, torch.device("cpu"))]
+    checkpointer = checkpoint.Checkpointer(*made, tmp_path, mock.Mock())
+    monkeypatch.setattr(checkpointer, "_writer", mock.Mock())
+    assert [step for step in range(1, 8) if checkpointer.is_due(step)] == [3, 6]
+    for later, old in ((100.0, False), (21.0, True)):
+        clock.return_value += later
+        assert checkpointer.is_old() is old
+    checkpointer.checkpoint(3)
+    assert not checkpointer.is_old(), "the clock begins anew"
+
+
+def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
+    value = torch.ones(3)
+    copied = checkpoint._copy(value)
+    value.zero_()
+    assert copied.tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize(("what", "fits"), [("the second checkpoint", 1.6), ("the weights at the end", 2.2)])

@@ -30,3 +30,9 @@ def test_fingerprint(workload, tmp_path):
         PINNED.write_text(json.dumps(pinned | {data.name: found}, indent=2, sort_keys=True) + "\n")
     else:
         assert found == pinned[data.name]
+
+
+def test_no_sample_is_in_two_splits():
+    cut = data_sets.split(list(range(30)), seed=1)
+    assert {name: len(samples) for name, samples in cut.items()} == {"train": 24, "validation": 3, "test": 3}
+    assert sorted(sample for samples in cut.values() for sample in samples) == list(range(30))

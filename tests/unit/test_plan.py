@@ -59,6 +59,22 @@ def test_the_time_is_the_longer_of_products_and_traffic_then_the_update():
     assert made("tp", traffic=[("tp", 100e9)]).step_seconds == pytest.approx(products + 1 + update), "waited for"
 
 
+def test_a_pipeline_s_time_has_its_bubble():
+    """Two micro-batches on two ranks: each computes two thirds of the time."""
+    run = run_of("pp")
+    parts = run.options.microbatches
+    seconds, _ = plan.step_time(run, Figures(**KNOWN), told(weights=0), "none")
+    assert (run.options.pipeline.torch_class, run.mesh.stages) == ("Schedule1F1B", 2)
+    assert seconds == pytest.approx(1e14 / (2 * 1e13) * (parts + 1) / parts)
+
+
+def test_the_fullest_rank_counts():
+    seen = told(peak=1)
+    seen["tensor_bytes"] += [{**seen["tensor_bytes"][0], "peak": 81 * GIB}]
+    assert plan.peak(seen) == 81 * GIB
+    assert plan.fits(seen, Figures(**KNOWN)) is False
+
+
 def test_between_nodes_the_network_counts():
     figures = Figures(**KNOWN)
     values = {"nodes": 2, "ranks_per_node": 4, "site_settings": {"nodes_max": 2, "srun": {}}}
@@ -85,6 +101,8 @@ def test_what_to_take():
     ddp, fsdp = made(peak=90 * GIB), made("fsdp", peak=50 * GIB)
     assert (ddp.fits, fsdp.fits) == (False, True)
     assert plan_table.choice([ddp, fsdp]).startswith("Take fsdp: expected to be the fastest of those that fit")
+    slow = made("fsdp", peak=50 * GIB, flops=10**15)
+    assert plan_table.choice([slow, made(peak=60 * GIB)]).startswith("Take ddp: expected to be the fastest")
     assert plan_table.choice([ddp]).startswith("Nothing fits: ddp needs least, 90 GiB a rank")
     no_time = {key: value for key, value in KNOWN.items() if key == "device_memory_gib"}
     plans = [made(name, figures=no_time, peak=size * GIB) for name, size in (("ddp", 60), ("fsdp", 50))]

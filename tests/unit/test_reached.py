@@ -21,3 +21,11 @@ def test_the_slowest_rank_counts():
         {"matrix_tflops": {"bf16": bf16}, "memory_gb_per_second": memory} for bf16, memory in ((2.0, 9.0), (3.0, 1 / 3))
     ]
     assert reached.least(ranks) == {"matrix_tflops": {"bf16": 2.0}, "memory_gb_per_second": 0.333}
+
+
+def test_a_product_has_two_operations_a_value_and_a_copy_reads_and_writes(monkeypatch):
+    monkeypatch.setattr(reached, "SIZE_ON_CPU", 100)
+    monkeypatch.setattr(reached, "BYTES_ON_CPU", 2000)
+    monkeypatch.setattr(reached, "_repeated", lambda work, device: 1e-3)
+    found = reached.figures(torch.device("cpu"))
+    assert found == {"matrix_tflops": {"float32": 2e-3, "bf16": 2e-3}, "memory_gb_per_second": 4e-3}

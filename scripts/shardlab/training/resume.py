@@ -126,6 +126,7 @@ def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, 
         _load(folder, "optimizer", tensors, world)
         engine.restored(tensors)
     if world.main:
+        output.mkdir(parents=True, exist_ok=True)
         (output / BEST).unlink(missing_ok=True)
         if BEST in found.files:
             link(folder / BEST, output / BEST)
