@@ -328,3 +328,9 @@ def test_low_precision_trains_and_is_near_full_precision(results, case, record_p
     least, most = {"bf16": (1e-4, 5e-2), "float8": (1e-2, 0.3)}[dict(case.recipe)["precision"]]
     assert least < found["gradient"] < most
     assert found["test"] < 1e-2
+    if case.strategy == "fsdp":
+        gradients = load_file(results / case.name / "gradients.safetensors")
+        blocks = {name: value for name, value in gradients.items() if name.startswith("layers.")}
+        assert blocks
+        sums = [name for name, value in blocks.items() if not value.equal(value.bfloat16().float())]
+        assert sums == [*blocks], "bf16 gradients are summed in float32"

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab import strategies
@@ -55,14 +56,33 @@ def main(cases):
     distributed.finish()
 
 
+METHODS = ("tolist", "numpy", "cpu", "item", "__array__", "__bool__", "__float__", "__int__", "__index__")
+"""Of a tensor that the host reads; on a CPU some of them run no operator."""
+
+
+class Called(TorchFunctionMode):
+    """Counts calls of a tensor's methods that read it."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.counts = counts
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if (name := getattr(func, "__name__", "")) in METHODS:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
 class Reads(TorchDispatchMode):
     """Counts the operators that make the host wait for a device's values."""
 
-    def __init__(self):
+    def __init__(self, counts):
         super().__init__()
-        self.counts = Counter()
+        self.counts = counts
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any("DTensor" in kind.__name__ for kind in types):
+            return NotImplemented  # it comes back as the operators that it is made of
         made = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         from_gpu = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in args)
@@ -72,14 +92,22 @@ class Reads(TorchDispatchMode):
         return made
 
 
+@contextmanager
+def counted(reads):
+    """Count what the host reads, but for the numbers of its own generator (strategies/tensor.py)."""
+    with mock.patch.object(tensor, "drawn", lambda: 0), Called(reads), Reads(reads):
+        yield
+
+
 def watched(train_step, output):
     """``train_step`` that writes, on each rank, what the second step read back to the host."""
 
     def watching(engine, step, world, *args, **options):
-        with Reads() if step.number == 1 else nullcontext() as reads, unread(engine, step.number):
+        reads = Counter()
+        with counted(reads) if step.number == 1 else nullcontext(), unread(engine, step.number):
             taken = train_step(engine, step, world, *args, **options)
-        if reads:
-            (output / f"reads-{world.rank}.json").write_text(json.dumps(reads.counts))
+        if step.number == 1:
+            (output / f"reads-{world.rank}.json").write_text(json.dumps(reads))
             (output / f"rank-{world.rank}.json").write_text(json.dumps(of_rank(engine, world)))
         return taken
 
