@@ -257,7 +257,7 @@ def row(case: Case, mine: Path, theirs: Path, data: Path) -> dict[str, Any]:
         "ranks": case.run.world_size,
         "devices": case.run.devices_per_node,
         "arithmetic": case.arithmetic,
-        **values,
+        **{name: values[name] for name in FIGURES},
     }
     judged = case.arithmetic in BOUNDS
     return made | {"equal": ("no" if outside(made) else "yes") if judged else "not judged"}

@@ -175,13 +175,6 @@ FAULTS = [
         at("unit/test_checkpoints", "test_a_full_disk_loses_nothing"),
     ),
     Fault(
-        "a run is tried again and again with the same mistake",
-        f"{S}launch/attempts.py",
-        "        if vain and (again or len(vain) >= TRIES):",
-        "        if False:",
-        ("tests/workflow/test_faults.py", "-k", "no_number"),
-    ),
-    Fault(
         "rotary positions left out",
         f"{MODELS}/_layers.py",
         "query, key = rotate(query, *rotary), rotate(key, *rotary)",
@@ -208,7 +201,7 @@ FAULTS = [
         "workflow/rules/evaluate.smk",
         "{wildcards.strategy}/{wildcards.workload}/model.safetensors",
         "single/{wildcards.workload}/model.safetensors",
-        ("tests/workflow/test_matrix.py", "-k", "all_runs_are_done"),
+        at("workflow/test_workflow", "test_each_run_is_evaluated_by_its_own_weights"),
     ),
     Fault(
         "the table compares each run with itself",

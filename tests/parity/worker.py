@@ -95,7 +95,7 @@ class Reads(TorchDispatchMode):
 @contextmanager
 def counted(reads):
     """Count what the host reads, but for the numbers of its own generator (strategies/tensor.py)."""
-    with mock.patch.object(tensor, "drawn", lambda: 0), Called(reads), Reads(reads):
+    with mock.patch.object(tensor, "drawn", return_value=0), Called(reads), Reads(reads):
         yield
 
 

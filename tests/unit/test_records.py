@@ -21,8 +21,8 @@ def report(run, attempts=(), begun=0, seconds=SECONDS, **more):
     measured = {
         "identity": identity.of(run, "d"),
         **dict.fromkeys(("initial_weights", "weights", "flops_formula"), "x"),
-        **dict.fromkeys(("hosts", "devices"), ["here"]),
-        **dict.fromkeys(("samples_per_rank", "targets_per_rank", "peak_memory_bytes"), [1]),
+        **{key: ["here"] for key in ("hosts", "devices")},
+        **{key: [1] for key in ("samples_per_rank", "targets_per_rank", "peak_memory_bytes")},
         **dict.fromkeys(("parameters", "checkpoints", "flops_per_step_causal"), 1),
         "wall_seconds": 100.0,
         "tensor_bytes": [{"peak": 9, "at_peak": BYTES, "largest": BYTES}],

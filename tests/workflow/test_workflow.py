@@ -21,6 +21,13 @@ def test_dry_run_needs_no_profile(tree):
     assert re.search(r"^total +143$", tree.run("snakemake", "-n", "all").stdout, re.MULTILINE)
 
 
+def test_each_run_is_evaluated_by_its_own_weights(tree):
+    runs = ["fsdp/mlp", "tp/mnist"]
+    said = tree.run("snakemake", "-n", "-p", *(f"results/{run}/test.json" for run in runs)).stdout
+    lines = re.findall(r"launch.py evaluate --settings results/(\S+)/run.json .* --weights results/(\S+)/model", said)
+    assert sorted(lines) == [(run, run) for run in runs]
+
+
 @pytest.mark.parametrize("graph", ["--rulegraph", "--dag"])
 def test_graphs_are_drawn(tree, graph):
     drawn = tree.run("snakemake", "results/fsdp/mlp.done", graph).stdout

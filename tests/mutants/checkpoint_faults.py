@@ -1,0 +1,120 @@
+"""What is kept of a training, what one goes on with, and when a run is given up."""
+
+from fault import CHECKPOINT, RESUMING, Fault, S, at
+
+MANIFEST, ATTEMPTS, EVALUATION = f"{S}report/manifest.py", f"{S}launch/attempts.py", f"{S}training/evaluation.py"
+CHECKPOINTS = "unit/test_checkpoints"
+RESUMED = at(CHECKPOINTS, "test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before")
+DUE = at(CHECKPOINTS, "test_when_a_checkpoint_is_due")
+KEPT = at(CHECKPOINTS, "test_the_newest_is_taken_and_the_last_ones_are_kept")
+ANOTHER = at(CHECKPOINTS, "test_another_configuration_is_refused_with_its_key_or_begins_afresh")
+SYNCED = at("unit/test_files", "test_a_checkpoint_s_folder_and_its_name_are_on_the_disk")
+GIVEN_UP = at("unit/test_attempts", "test_a_run_is_given_up_where_attempts_of_a_call_lead_nowhere")
+ROOM = at("unit/test_attempts", "test_the_room_that_a_run_needs")
+
+FAULTS = [
+    # What a training goes on with.
+    Fault("no best weights after a resume", RESUMING, "link(folder / BEST, output / BEST)", "pass", RESUMED),
+    Fault("no best loss after a resume", RESUMING, '"best": found.best', '"best": start.best', RESUMED),
+    Fault("no skipped steps after a resume", RESUMING, '"skipped": found.skipped', '"skipped": start.skipped', RESUMED),
+    Fault(
+        "a checkpoint without the best weights",
+        CHECKPOINT,
+        "link(self.output / BEST, new / BEST)",
+        "pass",
+        RESUMED,
+    ),
+    Fault(
+        "a training goes on beyond its end",
+        RESUMING,
+        "if found.step > steps.count:",
+        "if False:",
+        ANOTHER,
+    ),
+    Fault(
+        "train afresh goes on from the checkpoints",
+        RESUMING,
+        "for folder in [] if afresh else world.gather",
+        "for folder in world.gather",
+        ANOTHER,
+    ),
+    Fault(
+        "evaluation mode after a validation",
+        EVALUATION,
+        "    engine.train(True)\n",
+        "",
+        at("parity/test_dropout", "test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop"),
+    ),
+    # When, and how whole, a checkpoint is.
+    Fault("a checkpoint a step too late", CHECKPOINT, "step % every == 0", "step % every == 1", DUE),
+    Fault("checkpoint_minutes are seconds", CHECKPOINT, "> 60 * minutes", "> minutes", DUE),
+    Fault(
+        "the clock of checkpoint_minutes never begins anew",
+        CHECKPOINT,
+        "        self._last = time.monotonic()\n        if self.world.size",
+        "        if self.world.size",
+        DUE,
+    ),
+    Fault(
+        "a checkpoint of weights that change while it is written",
+        CHECKPOINT,
+        'return value.detach().to("cpu", copy=True)',
+        "return value.detach()",
+        at(CHECKPOINTS, "test_a_checkpoint_is_of_the_moment_it_was_asked_for"),
+    ),
+    Fault("the oldest checkpoint first", MANIFEST, "key=step_of, reverse=True", "key=step_of", KEPT),
+    Fault("one checkpoint too few is kept", MANIFEST, "saved(output)[keep:]", "saved(output)[keep - 1 :]", KEPT),
+    Fault(
+        "files have their name before they are on the disk",
+        f"{S}files.py",
+        "            os.fsync(file.fileno())\n",
+        "            pass\n",
+        at("unit/test_files", "test_a_file_is_on_the_disk_before_it_has_its_name"),
+    ),
+    Fault("folders are not on the disk", MANIFEST, "        os.fsync(descriptor)\n", "        pass\n", SYNCED),
+    # When a run is given up, and what is known of it.
+    Fault(
+        "a run is tried again and again with the same mistake",
+        ATTEMPTS,
+        "        if vain and (again or len(vain) >= TRIES):",
+        "        if False:",
+        GIVEN_UP,
+    ),
+    Fault("attempts of other calls count", ATTEMPTS, "if attempt.call == os.environ.get(CALL)]", "]", GIVEN_UP),
+    Fault(
+        "attempts that wrote a checkpoint count as vain",
+        ATTEMPTS,
+        "attempt.failed and not attempt.progress",
+        "attempt.failed",
+        GIVEN_UP,
+    ),
+    Fault(
+        "an attempt came a step less far",
+        ATTEMPTS,
+        "max([step + 1 for step in steps]",
+        "max([step for step in steps]",
+        at("unit/test_attempts", "test_an_attempt_notes_how_far_it_came"),
+    ),
+    Fault(
+        "no room for the checkpoint that is being written",
+        ATTEMPTS,
+        "(recipe.checkpoints_kept + 1) * one",
+        "recipe.checkpoints_kept * one",
+        ROOM,
+    ),
+    Fault("no room for the optimizer", ATTEMPTS, "size * (1 + states + recipe.keep_best)", "size", ROOM),
+    Fault(
+        "what is left of a run is the whole of it",
+        f"{S}launch/look.py",
+        "(found.steps - found.step) * seconds",
+        "found.steps * seconds",
+        at("unit/test_watch", "test_a_run_that_is_trained_now"),
+    ),
+    Fault(
+        "a day of Slurm's has 12 hours",
+        f"{S}launch/policy.py",
+        "(days * 24 + hours)",
+        "(days * 12 + hours)",
+        at("unit/test_policy", "test_slurm_s_times"),
+    ),
+]

@@ -1,0 +1,174 @@
+"""What is measured and planned: times, bytes, operations, waiting, and the figures in the reports."""
+
+from fault import Fault, S, at
+
+RECORDS, PLAN, PLANS = f"{S}report/records.py", f"{S}report/plan.py", f"{S}report/plan_table.py"
+COLLECTIVES, TRAFFIC, REACHED = (f"{S}measure/{name}.py" for name in ("collectives", "traffic", "reached"))
+THEORY = f"{S}measure/expected_traffic.py"
+TIMES = at("unit/test_records", "test_times_are_those_of_the_steps_behind_the_warm_up")
+BANDWIDTHS = at("unit/test_collectives", "test_bandwidths_are_of_the_slowest_rank")
+FIGURES = at("unit/test_reached", "test_a_product_has_two_operations_a_value_and_a_copy_reads_and_writes")
+ATTEMPTS = at("unit/test_records", "test_a_report_counts_the_steps_of_all_attempts")
+SENT = at("parity/test_parity", "test_what_is_sent_is_what_theory_says[fsdp-llama2-float64]")
+
+FAULTS = [
+    # train.json.
+    Fault(
+        "the MFU of one device, whatever the ranks",
+        RECORDS,
+        "/ (peak * run.world_size * run.devices_per_rank))",
+        "/ peak)",
+        at("unit/test_records", "test_the_mfu_is_of_all_devices"),
+    ),
+    Fault(
+        "a bubble of (p - 1) / m",
+        f"{S}settings/pipeline_schedules.py",
+        "(ranks - 1) / (pieces + ranks - 1)",
+        "(ranks - 1) / pieces",
+        at("unit/test_records", "test_the_bubble_of_a_pipeline"),
+    ),
+    Fault("the 95th percentile is the median", RECORDS, "round(0.95 * (len", "round(0.5 * (len", TIMES),
+    Fault(
+        "twice the throughput",
+        RECORDS,
+        'sum(record["samples"] for record in steps) / sum(seconds)',
+        '2 * sum(record["samples"] for record in steps) / sum(seconds)',
+        TIMES,
+    ),
+    Fault(
+        "times of the warm-up, too", RECORDS, "_step_statistics(steps[WARMUP_STEPS:])", "_step_statistics(steps)", TIMES
+    ),
+    Fault(
+        "the validation loss after the first epoch",
+        RECORDS,
+        'if record["kind"] == "validation"][-1]',
+        'if record["kind"] == "validation"][0]',
+        TIMES,
+    ),
+    Fault("no step is ever lost", RECORDS, '"lost_steps": _lost(attempts)', '"lost_steps": 0', ATTEMPTS),
+    Fault(
+        "the time of earlier attempts is forgotten",
+        RECORDS,
+        ' + sum(each["seconds"] for each in steps if each["step"] < begun)',
+        "",
+        ATTEMPTS,
+    ),
+    Fault(
+        "an edited report is taken",
+        RECORDS,
+        "if report.seal != report._digest():",
+        "if False:",
+        at("unit/test_summary", "test_an_edited_report_is_no_figure_of_the_table"),
+    ),
+    Fault(
+        "a pipeline's rank waits by its own time alone",
+        f"{S}strategies/pipeline.py",
+        "        dist.all_reduce(elapsed, op=dist.ReduceOp.MAX, group=self.group)\n",
+        "",
+        at("unit/test_records", "test_a_pipeline_s_rank_waits_until_the_slowest_is_done"),
+    ),
+    # measure/.
+    Fault(
+        "an all-reduce sends as much as a gather",
+        TRAFFIC,
+        "return 2 * (ranks - 1) / ranks",
+        "return (ranks - 1) / ranks",
+        at("unit/test_collectives", "test_what_a_rank_of_four_sends"),
+    ),
+    Fault(
+        "what a gather takes in counts, not what it gives",
+        TRAFFIC,
+        "size *= ranks  # here",
+        "size *= 1  # here",
+        at("parity/test_parity", "test_what_is_sent_is_what_theory_says[tp_sp-vit-float64]"),
+    ),
+    Fault("bus bandwidth without the part that is sent", COLLECTIVES, "factor * 4 * count", "4 * count", BANDWIDTHS),
+    Fault("the fastest rank's time counts", COLLECTIVES, "median(max(ranks) for", "median(min(ranks) for", BANDWIDTHS),
+    Fault(
+        "in theory FSDP gathers once",
+        THEORY,
+        "gathers = (2 if again else 1) * passes",
+        "gathers = passes",
+        SENT,
+    ),
+    Fault(
+        "no gradient of the weights among the operations",
+        f"{S}measure/flops.py",
+        "return Flops(3 * forward,",
+        "return Flops(2 * forward,",
+        at("unit/test_flops", "test_linear_layers_compute_six_times_their_weights_a_sample"),
+    ),
+    Fault("one operation for a product and a sum", REACHED, "2 * size**3 / seconds", "size**3 / seconds", FIGURES),
+    Fault("a copy only reads", REACHED, "2 * source.numel() / seconds", "source.numel() / seconds", FIGURES),
+    Fault(
+        "the fastest device's figures",
+        REACHED,
+        'float(f"{min(values):.3g}")',
+        'float(f"{max(values):.3g}")',
+        at("unit/test_reached", "test_the_slowest_rank_counts"),
+    ),
+    Fault(
+        "the update is drawn as backward",
+        f"{S}measure/timeline.py",
+        "        self._update = True\n",
+        "",
+        at("unit/test_timeline", "test_a_step_has_its_phases_in_order"),
+    ),
+    Fault(
+        "the host reads the loss each step",
+        f"{S}training/step.py",
+        "    if observe:\n        observe(step.number, engine)\n    if skip",
+        "    told.tolist()\n    if observe:\n        observe(step.number, engine)\n    if skip",
+        at("parity/test_parity", "test_no_rank_reads_from_its_device_in_a_step[ddp-mlp-float64]"),
+    ),
+    Fault(
+        "twins a hundred roundings apart",
+        "scripts/twins.py",
+        "(1 + ROUNDING * noise)",
+        "(1 + 100 * ROUNDING * noise)",
+        at("unit/test_twins", "test_a_twin_s_weights_are_one_rounding_apart"),
+    ),
+    # Plans, and what follows from figures.
+    Fault(
+        "a plan's time without the bubble",
+        PLAN,
+        "    products /= 1 - (bubble or 0.0)\n",
+        "",
+        at("unit/test_plan", "test_a_pipeline_s_time_has_its_bubble"),
+    ),
+    Fault(
+        "a plan's memory is that of the emptiest rank",
+        PLAN,
+        'return max(int(rank["peak"])',
+        'return min(int(rank["peak"])',
+        at("unit/test_plan", "test_the_fullest_rank_counts"),
+    ),
+    Fault(
+        "a plan's traffic beside the products costs nothing",
+        PLAN,
+        "max(products, beside) + waiting",
+        "products + waiting",
+        at("unit/test_plan", "test_the_time_is_the_longer_of_products_and_traffic_then_the_update"),
+    ),
+    Fault(
+        "a plan advises the slowest",
+        PLANS,
+        "best = min(timed",
+        "best = max(timed",
+        at("unit/test_plan", "test_what_to_take"),
+    ),
+    Fault(
+        "the report advises the slowest",
+        f"{S}report/advice.py",
+        'fastest = max(runs, key=lambda name: runs[name]["samples_per_second"])',
+        'fastest = min(runs, key=lambda name: runs[name]["samples_per_second"])',
+        at("unit/test_report", "test_advice_comes_from_the_figures"),
+    ),
+    Fault(
+        "a sweep's best variant has the highest loss",
+        f"{S}report/sweep.py",
+        'validation_mean.transform("min")',
+        'validation_mean.transform("max")',
+        at("unit/test_sweep", "test_mean_deviation_and_the_best"),
+    ),
+]
