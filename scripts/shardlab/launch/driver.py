@@ -14,7 +14,7 @@ from typing import IO
 
 from shardlab.errors import UserError
 from shardlab.files import flock, write_json
-from shardlab.launch.attempts import CALL, SEEN
+from shardlab.launch.attempts import CALL, SEEN, requested
 from shardlab.report import done
 from shardlab.settings import identity
 from shardlab.settings.types import Run
@@ -58,8 +58,8 @@ def note_done(folder: Path, runs: Iterable[Run]) -> None:
             print(f"warning: {reason}; the run is trained again from its last checkpoint.", file=sys.stderr)
             path.unlink()
             seen.unlink(missing_ok=True)  # from scratch was not requested
-        elif path.exists() and seen.parent.is_dir():
-            seen.write_text(identity.of(run, "").numbers, encoding="utf-8")
+        elif path.exists() and seen.parent.is_dir() and not requested(seen.parent, of := identity.of(run, "")):
+            seen.write_text(of.numbers, encoding="utf-8")
             if _held:
                 mark = base64.urlsafe_b64encode(f"{name}.done".encode()).decode()
                 (folder / ".snakemake" / "incomplete" / mark).unlink(missing_ok=True)
