@@ -15,13 +15,12 @@ from typing import Any
 import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/parity"))
+
+from trainers.judged import prepare, rows  # type: ignore[import-not-found]
 
 from shardlab.errors import run_program
 from shardlab.files import write_text
-from shardlab.report.records import TrainReport
-from shardlab.report.summary import COLUMNS, compare_first_steps, compared
 from shardlab.report.verdict import DIFFERENCES, EQUAL, ROUNDING, TOLERANCES, UNEQUAL, judge
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
@@ -42,13 +41,13 @@ def main() -> None:
 
     server = Server()
     try:
-        rows = []
+        tables = []
         for seed in range(1, args.seeds + 1):
             config = load.config({"seed": seed, "dtype": args.dtype})
             for workload in args.workloads:
                 with tempfile.TemporaryDirectory() as place:
-                    rows.append(trained(server, config, workload, args.strategies, args.twins, Path(place)))
-                table = pd.concat(rows, ignore_index=True)
+                    tables.append(trained(server, config, workload, args.strategies, args.twins, Path(place)))
+                table = pd.concat(tables, ignore_index=True)
                 write_text(args.output, table.to_csv(index=False))
     finally:
         server.stop()
@@ -59,14 +58,8 @@ def trained(server: Any, config: Config, workload: str, strategies: list[str], t
     """Judged rows of one workload with one seed: ``single``, the strategies, and the twins as rows of their own."""
     from group import job
 
-    from helpers.common import save_initial  # type: ignore[import-not-found]
-    from shardlab import data as data_sets
-    from shardlab.data import store
-    from shardlab.data.encoders import encode
-
     single = resolve.run(config, "single", workload)
-    store.write(place / "data", single.data, *encode(single.data, data_sets.read(single.data, place)))
-    save_initial(single, place / "initial")
+    prepare(single, place)
     runs = {"single": single} | {name: resolve.run(config, name, workload) for name in strategies}
 
     def asked(name: str, weights: Path) -> Any:
@@ -77,8 +70,7 @@ def trained(server: Any, config: Config, workload: str, strategies: list[str], t
     server.work_off(alone, place, 1)
     server.work_off([asked(name, place / "initial") for name in strategies], place, 2)
     names = [*runs, *(f"twin{number}" for number in range(twins))]
-    table = pd.DataFrame([row(single, place, name) for name in names], columns=COLUMNS)
-    table = compared(table.convert_dtypes())
+    table = rows(single, place, names)
     of_twins = table[table.strategy.str.startswith("twin")]
     table["spread"] = of_twins[[*DIFFERENCES]].max().max()
     columns = ["strategy", "workload", "test_loss", "first_rel_diff", *DIFFERENCES, "spread", "equality"]
@@ -94,27 +86,16 @@ def moved(run: Run, place: Path, number: int) -> Path:
     return path
 
 
-def row(single: Run, place: Path, name: str) -> dict[str, Any]:
-    """Losses of a training, under its name."""
-    from evaluate import evaluate_sharded
-
-    report = TrainReport.read(place / name / "train.json", "train again")
-    loss = evaluate_sharded(single, place / "data", place / name / "model.safetensors").loss
-    losses = {"test_loss": loss, "validation_loss": report.validation_loss, "learned_nothing": report.learned_nothing}
-    beginning = compare_first_steps(single, report, TrainReport.read(place / "single/train.json", "train again"))
-    return {"strategy": name, "workload": single.workload, "status": "done", **losses, **beginning}
-
-
 def shown(table: pd.DataFrame) -> str:
     """One row per workload: how many runs are what, how far runs and twins were from ``single``."""
     runs = table[(table.strategy != "single") & ~table.strategy.str.startswith("twin")]
-    rows = []
+    lines = []
     for workload, part in runs.groupby("workload", sort=False):
         counts = {name: int((part.equality == name).sum()) for name in (EQUAL, ROUNDING, UNEQUAL)}
         farthest = {"first steps": part.first_rel_diff.max()}
         farthest |= {"farthest run": part[[*DIFFERENCES]].max().max(), "farthest twin": part.spread.max()}
-        rows.append({"workload": workload, "runs": len(part), **counts, **farthest})
-    return str(pd.DataFrame(rows).to_markdown(index=False, floatfmt=".0e"))
+        lines.append({"workload": workload, "runs": len(part), **counts, **farthest})
+    return str(pd.DataFrame(lines).to_markdown(index=False, floatfmt=".0e"))
 
 
 if __name__ == "__main__":

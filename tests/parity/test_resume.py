@@ -31,6 +31,8 @@ PAIRS = [
     ("zero3", "single", "vit", 2),
 ]
 """Strategy that stops, strategy that goes on, workload, ranks a node of the first."""
+LOW = ("zero1", "zero2", "zero3")
+"""Strategies that are stopped and resumed in bf16: their float32 master weights are part of a checkpoint."""
 
 
 def dtype(*strategies):
@@ -38,10 +40,11 @@ def dtype(*strategies):
 
 
 def asked(items):
-    """The pairs of the tests that were chosen; all of them if one is that looks at several."""
+    """The pairs of PAIRS and the names of LOW that the chosen tests need: all pairs if one looks at several."""
     mine = [item for item in items if "folder" in item.fixturenames and item.path == Path(__file__)]
     chosen = [(*item.callspec.params.values(),) for item in mine if hasattr(item, "callspec")]
-    return [pair for pair in PAIRS if pair in chosen] if len(chosen) == len(mine) else PAIRS
+    pairs = [pair for pair in PAIRS if pair in chosen] if len(chosen) == len(mine) else PAIRS
+    return pairs, [name for name in LOW if (name,) in chosen]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,8 @@ def folder(request, server, tmp_path_factory, tiny_data):
     """Folder with the whole training on one device, and the two halves of every pair."""
     group = Group(server, tmp_path_factory.mktemp("resume"), tiny_data)
     first, second = defaultdict(list), defaultdict(list)
-    for before, after, workload, ranks in asked(request.session.items):
+    pairs, low = asked(request.session.items)
+    for before, after, workload, ranks in pairs:
         kind = dtype(before, after)
         group.add(f"single-{workload}-{kind}", tiny_run(workload, dtype=kind))
         run = tiny_run(workload, before, ranks, dtype=kind, **HALF)
@@ -57,6 +61,10 @@ def folder(request, server, tmp_path_factory, tiny_data):
         run = tiny_run(workload, after, dtype=kind)
         second[run.world_size].append((f"{before}-{after}-{workload}", run, f"{before}-half-{workload}-{kind}"))
     group.start(1)
+    for name in low:
+        whole, half = (tiny_run("vit", name, precision="bf16", **some) for some in ({}, HALF))
+        first[2] += [(f"{name}-bf16", whole, None), (f"{name}-bf16-half", half, None)]
+        second[2].append((f"{name}-bf16-resumed", whole, f"{name}-bf16-half"))
     first[2].append(("torn", tiny_run("mlp", "ddp", **HALF), "torn_folder"))
     for halves in (first, second):
         for ranks, runs in halves.items():
@@ -80,6 +88,17 @@ def test_ends_where_an_uninterrupted_run_ends(folder, before, after, workload, r
         whole, continued = (load_file(path / "model.safetensors") for path in (single, mine))
         assert continued.keys() == whole.keys()
         assert max(float((continued[name] - whole[name]).abs().max()) for name in whole) < tolerance
+
+
+@pytest.mark.parametrize("name", LOW)
+def test_master_weights_are_part_of_a_checkpoint(folder, name):
+    """Bitwise; the final weights are the masters, not what bf16 keeps of them."""
+    whole, resumed = folder / f"{name}-bf16", folder / f"{name}-bf16-resumed"
+    for key in ("loss", "grad_norm"):
+        assert [step[key] for step in steps(resumed)] == [step[key] for step in steps(whole)[2:]]
+    ours, theirs = (load_file(path / "model.safetensors") for path in (whole, resumed))
+    assert all(value.equal(theirs[key]) for key, value in ours.items())
+    assert any(not value.equal(value.bfloat16().float()) for value in ours.values())
 
 
 def test_ranks_wait_for_the_folder_of_a_checkpoint(folder):

@@ -148,7 +148,7 @@ def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, 
         os.truncate(path, len(weights) - 1)
     assert recovery(RUN, project.output).startswith("resumable after step 4; attempt 1 ")
     assert f" finished ({path} " in recovery(RUN, project.output)
-    row = summary.collect([RUN], project.folder / "results").iloc[0]
+    row = summary.collect([RUN], project.folder / "results", 0).iloc[0]
     assert row.status.startswith(f"damaged: {path}")
     project.call()
     assert not project.done.exists(), "Snakemake has its job run"
@@ -207,7 +207,7 @@ def test_why_a_training_was_told_to_stop(project, monkeypatch, told, why):
 def test_the_table_names_the_step_that_an_unfinished_run_resumes_from(project):
     project.call(force=True)
     project.job(kill_at=3)
-    row = summary.collect([RUN], project.folder / "results").iloc[0]
+    row = summary.collect([RUN], project.folder / "results", 0).iloc[0]
     assert row.status == "missing: resumable from step 2"
 
 

@@ -29,6 +29,7 @@ with mock.patch.object(torch, "compile", lambda function: function):
     import deepspeed
     import deepspeed.runtime.zero.muon.original_muon
 from deepspeed.utils import (
+    safe_get_full_fp32_param,
     safe_get_full_grad,
     safe_get_full_optimizer_state,
     safe_get_local_grad,
@@ -37,6 +38,26 @@ from deepspeed.utils import (
 )
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+SCALER = {"cur_scale": float, "cur_iter": int, "last_overflow_iter": int, "cur_hysteresis": int}
+"""What changes in DeepSpeed's loss scaler while it trains, as far as a scaler has it."""
+
+
+def scaler_state(scaler: Any) -> dict[str, Tensor]:
+    """``loss_scale/<key>``: scalar, float64, which holds every scale and step exactly."""
+    return {
+        f"loss_scale/{key}": torch.tensor(getattr(scaler, key), dtype=torch.float64)
+        for key in SCALER
+        if hasattr(scaler, key)
+    }
+
+
+def restore_scaler(scaler: Any, state: dict[str, Tensor]) -> None:
+    """Set the scaler to what ``scaler_state`` gave."""
+    for key, kind in SCALER.items():
+        if hasattr(scaler, key):
+            setattr(scaler, key, kind(state[f"loss_scale/{key}"]))
 
 
 class ZeroEngine:
@@ -125,9 +146,13 @@ class ZeroEngine:
             yield name, safe_get_full_grad(parameter)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See Engine."""
+        """See Engine. In low precision the float32 master weights, which the optimizer updates."""
         dtype = getattr(torch, self.run.recipe.dtype)
+        parameters = dict(self.plain.named_parameters())
         for name, value in models.state(self.plain).items():
+            if name in parameters:
+                yield name, safe_get_full_fp32_param(parameters[name]).to(dtype, copy=True)
+                continue
             with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
                 yield name, value.detach().to(dtype, copy=True)
 
@@ -159,6 +184,8 @@ class ZeroEngine:
                 )
                 if self.world.main or not to_write:
                     state[f"{name}/{key}"] = whole.cpu()
+        if self.scales_loss and (self.world.main or not to_write):
+            state |= scaler_state(self.optimizer.loss_scaler)
         return state
 
     def restored(self, state: dict[str, Tensor]) -> None:
@@ -171,6 +198,8 @@ class ZeroEngine:
                     continue
                 for flat in self.optimizer.optimizer.state.values():
                     flat[key] = value.clone() if isinstance(flat[key], Tensor) else value.item()
+        if self.scales_loss:
+            restore_scaler(self.optimizer.loss_scaler, state)
 
     def held(self) -> dict[str, list[Tensor]]:
         """See Engine. DeepSpeed holds a second, flat copy of its part of the weights, which the optimizer updates."""

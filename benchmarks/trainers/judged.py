@@ -1,0 +1,40 @@
+"""Training files and judged rows of one workload, without the workflow."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+
+from shardlab.report.records import TrainReport
+from shardlab.report.summary import COLUMNS, compare_first_steps, compared
+from shardlab.settings.types import Run
+
+
+def prepare(run: Run, place: Path) -> None:
+    """Write the prepared data of a run to ``place/data`` and its initial weights to ``place/initial``."""
+    from helpers.common import save_initial  # type: ignore[import-not-found]
+    from shardlab import data as data_sets
+    from shardlab.data import store
+    from shardlab.data.encoders import encode
+
+    store.write(place / "data", run.data, *encode(run.data, data_sets.read(run.data, place)))
+    save_initial(run, place / "initial")
+
+
+def rows(single: Run, place: Path, names: list[str]) -> pd.DataFrame:
+    """One row per finished training in ``place/NAME``, compared with ``place/single``; its strategy is its name."""
+    table = pd.DataFrame([_row(single, place, name) for name in names], columns=COLUMNS)
+    return compared(table.convert_dtypes())
+
+
+def _row(single: Run, place: Path, name: str) -> dict[str, Any]:
+    from evaluate import evaluate_sharded
+
+    report = TrainReport.read(place / name / "train.json", "train again")
+    loss = evaluate_sharded(single, place / "data", place / name / "model.safetensors").loss
+    losses = {"test_loss": loss, "validation_loss": report.validation_loss, "learned_nothing": report.learned_nothing}
+    beginning = compare_first_steps(single, report, TrainReport.read(place / "single/train.json", "train again"))
+    return {"strategy": name, "workload": single.workload, "status": "done", **losses, **beginning}
