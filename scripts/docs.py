@@ -3,6 +3,8 @@
 
 import argparse
 import json
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,8 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     files[config_readme] = fill(config_readme, blocks)
     reliability = ROOT / "docs/reliability.md"
     files[reliability] = fill(reliability, {"faults": faults(ROOT / "tests/faults.json")})
+    equality = ROOT / "docs/equality.md"
+    files[equality] = fill(equality, {"mutants": mutants(ROOT / "tests/mutants")})
     trouble = ROOT / "docs/troubleshooting.md"
     files[trouble] = fill(trouble, {"messages": messages.table()})
     files |= {ROOT / "docs/sites" / f"{name}.md": text for name, text in site_pages.pages().items()}
@@ -192,6 +196,15 @@ def faults(path: Path) -> str:
     lines = [[*columns], ["---"] * len(columns)]
     lines += [[str(row[key]) for key in columns.values()] for row in json.loads(path.read_text(encoding="utf-8"))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def mutants(folder: Path) -> str:
+    """Markdown table of how many faults `make mutants` puts into the code, by what they are about."""
+    sys.path.append(str(folder))
+    modules = import_module("faults").MODULES
+    lines = ["| faults | number |", "| --- | --- |"]
+    lines += [f"| {module.__doc__.rstrip('.')} | {len(module.FAULTS)} |" for module in modules]
+    return "\n".join([*lines, f"| all | {sum(len(module.FAULTS) for module in modules)} |"])
 
 
 def between(path: Path, name: str) -> str:

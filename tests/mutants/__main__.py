@@ -29,6 +29,8 @@ def main():
     began = time.monotonic()
     words = " ".join(sys.argv[1:])
     faults = [fault for fault in FAULTS if words in fault.name]
+    if not faults:
+        sys.exit(f"No fault has `{words}` in its name.")
     for fault in faults:
         fault.put_into((ROOT / fault.file).read_text(encoding="utf-8"))
     running.warm()

@@ -1,4 +1,4 @@
-"""What is kept of a training, what one goes on with, and when a run is given up."""
+"""Checkpoints, what a training resumes with, and when a run is given up."""
 
 from fault import CHECKPOINT, RESUMING, Fault, S, at
 
@@ -29,7 +29,7 @@ FAULTS = [
         RESUMING,
         "if found.step > steps.count:",
         "if False:",
-        ANOTHER,
+        at(CHECKPOINTS, "test_a_training_does_not_go_on_beyond_its_end"),
     ),
     Fault(
         "train afresh goes on from the checkpoints",

@@ -3,8 +3,8 @@
 import checkpoint_faults
 import gpu_faults
 import measure_faults
-import of_all
-import of_ranks
+import rank_faults
+import shared_faults
 
-MODULES = (of_ranks, of_all, checkpoint_faults, measure_faults, gpu_faults)
+MODULES = (rank_faults, shared_faults, checkpoint_faults, measure_faults, gpu_faults)
 FAULTS = [fault for module in MODULES for fault in module.FAULTS]

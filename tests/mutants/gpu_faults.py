@@ -1,4 +1,4 @@
-"""What would go wrong on a GPU and not on a CPU; the simulated accelerator and tests of single pieces catch it."""
+"""On a GPU and not on a CPU."""
 
 from fault import ACCUMULATED, CHECKPOINT, NATIVE, STEP, ZERO, Fault, S, at
 
@@ -6,6 +6,8 @@ DEVICE, LAUNCH, SIMULATE, LOOP = f"{S}training/device.py", f"{S}launch", f"{S}ru
 SIMULATED = at(
     "unit/test_device", "test_the_simulated_accelerator_refuses_what_a_gpu_would_compute_wrongly_or_wait_for"
 )
+REFUSED = "never set one|wait for it first|record_stream|No backend type associated with device type cpu"
+"""What the simulated accelerator says of what a GPU would compute wrongly."""
 
 
 FAULTS = [
@@ -22,6 +24,7 @@ FAULTS = [
         "cast(Tensor, value).to(self.world.device)",
         "cast(Tensor, value)",
         at("parity/test_accelerator", f"test_equals_a_cpu[fsdp_offload-llama2-{ACCUMULATED}-float64]"),
+        error=REFUSED,
     ),
     Fault(
         "fp16's first overflow ends the run",
@@ -51,6 +54,7 @@ FAULTS = [
         "free, whole = torch.accelerator.get_memory_info(device)",
         "free, whole = torch.accelerator.get_memory_info()",
         SIMULATED,
+        error=REFUSED,
     ),
     Fault(
         "the checkpoint's thread has device 0",
@@ -58,6 +62,7 @@ FAULTS = [
         ", initializer=device.use, initargs=(world.device,)",
         "",
         at("parity/test_accelerator", "test_a_training_that_goes_on_under_another_strategy_equals_a_cpu"),
+        error=REFUSED,
     ),
     Fault(
         "the batches' thread has device 0",
@@ -65,6 +70,7 @@ FAULTS = [
         "        use(self.device)\n        with self._stream:",
         "        with self._stream:",
         SIMULATED,
+        error=REFUSED,
     ),
     Fault(
         "convolutions round to TF32",
@@ -214,6 +220,7 @@ FAULTS = [
         "        current.wait_event(done)\n",
         "",
         SIMULATED,
+        error=REFUSED,
     ),
     Fault(
         "memory of a batch made ahead given out while it is used",
@@ -221,6 +228,7 @@ FAULTS = [
         "            tensor.record_stream(current)\n",
         "            pass\n",
         SIMULATED,
+        error=REFUSED,
     ),
     Fault(
         "figures read before they have arrived",

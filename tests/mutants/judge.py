@@ -6,8 +6,8 @@ from pathlib import Path
 
 OWN = {"AssertionError", "Failed", "UserError"}
 """Errors that catch a fault: of a test, of pytest.raises and the like, of the program."""
-TOLD = re.compile(r"^(?:E +|\S+ \S+ - |\[\w+\]:\s*)?([\w.]*(?:Error|Exception|Warning))\b", re.MULTILINE)
-"""The errors in what another process printed: of Python, and of a pytest that a test started."""
+TOLD = re.compile(r"^\s*(?:E +|\S+\.py:\d+: |\[\w+\]:\s*)?([\w.]*(?:Error|Exception|Failed))(?::|$)", re.MULTILINE)
+"""The errors in what another process printed: Python's last line, and pytest's where a test started another pytest."""
 TIMEOUT = "Timeout (>"
 
 

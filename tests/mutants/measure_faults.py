@@ -1,4 +1,4 @@
-"""What is measured and planned: times, bytes, operations, waiting, and the figures in the reports."""
+"""Measurements, plans, and the figures in the reports."""
 
 from fault import Fault, S, at
 

@@ -98,6 +98,7 @@ class _Started:
         """End what is left of it, put the file back as it was, and read what pytest saw."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # ranks and programs that it started
+        self.process.kill()
         self.process.join()
         if self.path:
             self.path.write_text(self.before, encoding="utf-8")

@@ -130,8 +130,6 @@ def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained,
     assert len(manifest.saved(tmp_path)) == 3, "nothing was lost"
     assert loop.train(other, data, initial, tmp_path, {}, afresh=True)
     assert [path.name for path in manifest.saved(tmp_path)] == ["step-00000004", "step-00000002"]
-    with pytest.raises(UserError, match=r"step-00000006 stands at step 6, beyond the 5 of this run; raise max_steps"):
-        loop.train(other, data, initial, tmp_path / "beyond", {}, resume=manifest.place(whole, 6))
     when = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_every": 3})})
     shutil.copytree(whole, tmp_path / "when")
     assert loop.train(when, data, initial, tmp_path / "when", {}), "when checkpoints are written is another matter"
@@ -146,13 +144,25 @@ def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(t
     shutil.copyfile(initial, folder / BEST)
     files = found.files | {BEST: manifest.File(bytes=initial.stat().st_size, sha256=sha256(initial))}
     found.model_copy(update={"best": -1.0, "skipped": 7, "files": files}).write(folder / manifest.NAME)
-    assert loop.train(run, data, initial, tmp_path / "out", {}, resume=folder)
-    report = TrainReport.read(tmp_path / "out/train.json", "")
-    assert report.skipped_steps == 7
-    assert (tmp_path / "out" / BEST).exists()
-    assert filecmp.cmp(tmp_path / "out" / BEST, initial, shallow=False)
-    last = manifest.read(manifest.place(tmp_path / "out", 6))
-    assert (last.best, last.skipped, last.files[BEST]) == (-1.0, 7, files[BEST])
+    for every, out in ((100, tmp_path / "out"), (2, tmp_path / "kept")):
+        again = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_every": every})})
+        assert loop.train(again, data, initial, out, {}, resume=folder)
+        assert TrainReport.read(out / "train.json", "").skipped_steps == 7
+        assert (out / BEST).exists()
+        assert filecmp.cmp(out / BEST, initial, shallow=False)
+    last = manifest.read(manifest.place(out, 6))
+    assert (last.best, last.skipped, last.files.get(BEST)) == (-1.0, 7, files[BEST])
+
+
+def test_a_training_does_not_go_on_beyond_its_end(trained, tmp_path):
+    *_, whole = trained
+    folder, world = manifest.place(whole, 6), World(0, 1, torch.device("cpu"))
+    made = [manifest.read(folder), mock.Mock(), mock.Mock(count=5), folder, world, tmp_path]
+    with (
+        mock.patch.multiple(resume, _load=mock.DEFAULT, train_step=mock.DEFAULT),
+        pytest.raises(UserError, match=r"step-00000006 stands at step 6, beyond the 5 of this run; raise max_steps"),
+    ):
+        resume.restore(*made)
 
 
 def test_when_a_checkpoint_is_due(trained, tmp_path, monkeypatch):

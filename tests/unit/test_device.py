@@ -193,9 +193,10 @@ def test_rotary_angles_are_computed_once_for_all_layers_and_steps():
 
 
 def test_deepspeed_takes_no_gpu_where_the_site_says_cpu():
-    code = "import torch; torch.cuda.is_available = lambda: True; from shardlab.strategies import zero; "
+    code = "import torch; torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 1; "
+    code += "from shardlab.strategies import zero; "
     code += "from deepspeed.accelerator import get_accelerator; print(get_accelerator().device_name())"
-    assert simulated("-c", code).stdout.split()[-1] == "cpu"
+    assert simulated("-c", code).stdout.split()[-1:] == ["cpu"]
 
 
 class Counted(TorchDispatchMode):

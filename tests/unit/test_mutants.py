@@ -1,12 +1,71 @@
-"""The faults of `make mutants` still have their places in the code."""
+"""The faults of `make mutants` have their places in the code, and a crash of a fault catches nothing."""
 
 import pytest
+from fault import Fault
 from faults import FAULTS
+from judge import Failure
 
 from helpers.common import ROOT
+
+HERE = str(ROOT / "tests/unit/test_mutants.py")
+CRASHED = """a training failed:
+Process Process-2:
+Traceback (most recent call last):
+  File "scripts/shardlab/training/step.py", line 91, in train_step
+TypeError: unsupported operand type(s) for +: 'int' and 'str'
+Traceback (most recent call last):
+  File "scripts/shardlab/training/step.py", line 91, in train_step
+RuntimeError: [../third_party/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1234
+"""
+INNER = """..F.
+  E       {error}
+  scripts/shardlab/training/device.py:194: {kind}
+  =========================== short test summary info ============================
+  FAILED tests/accelerator/uses.py::test_a_batch
+assert 1 == 0"""
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_has_its_place(fault):
-    assert (ROOT / fault.file).read_text().count(fault.right) == 1
-    assert fault.right != fault.wrong
+    text = (ROOT / fault.file).read_text()
+    assert fault.put_into(text) != text
+    assert fault.tests
+    assert all((ROOT / test.partition("::")[0]).is_file() for test in fault.tests)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [("b = 1", "b = 3", "has its text 2 times"), ("c = 2", "c = = 2", "is no Python"), ("c = 2", "c = 2", "nothing")],
+)
+def test_a_fault_without_its_place_ends_the_program_with_its_name(right, wrong, words):
+    with pytest.raises(SystemExit, match=f"a name: .*{words}"):
+        Fault("a name", "x.py", right, wrong, ()).put_into("b = 1\nb = 1\nc = 2\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "catches"),
+    [
+        (["AssertionError"], "assert 1 == 2", True),
+        (["Failed"], "DID NOT RAISE <class 'shardlab.errors.UserError'>", True),
+        (["UserError"], "the loss of step 3 is nan", True),
+        (["Unsupported", "UserError"], "zero1: DeepSpeed has no float64", True),
+        (["SystemExit"], "error: results/run.json is missing", True),
+        (["SystemExit"], "1", False),
+        *(([name], "...", False) for name in ("TypeError", "NameError", "RuntimeError", "CollectionError", "Ended")),
+        (["Failed"], "Timeout (>270.0s) from pytest-timeout.", False),
+        (["UserError"], CRASHED, False),
+        (["UserError"], CRASHED.replace("TypeError", "shardlab.errors.UserError"), True),
+        (["AssertionError"], INNER.format(error="assert 2 == 3", kind="AssertionError"), True),
+        (["AssertionError"], INNER.format(error="RuntimeError: wait for it first", kind="RuntimeError"), False),
+    ],
+)
+def test_a_crash_catches_nothing(names, text, catches):
+    assert Failure("t", (*names, "Exception"), text, HERE).catches() is catches
+
+
+def test_an_error_that_a_fault_names_catches_it_and_a_package_s_own_assertion_does_not():
+    refused = Failure("t", ("AssertionError",), INNER.format(error="RuntimeError: wait for it", kind="RuntimeError"))
+    assert refused.catches("wait for it")
+    package = "/x/site-packages/torch/distributed/fsdp/_param.py"
+    assert not Failure("t", ("AssertionError",), "assert self.x", package).catches()
+    assert Failure("t", ("AssertionError",), "not close", "/x/site-packages/torch/testing/_comparison.py").catches()

@@ -1,4 +1,4 @@
-"""What all strategies share: the loss, the optimizer, what is kept, what the table says."""
+"""In all strategies: the loss, the optimizer, the best weights, the summary."""
 
 from fault import (
     CHECKPOINT,

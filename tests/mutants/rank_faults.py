@@ -1,4 +1,4 @@
-"""What ranks do to each other: gradients, split layers, stages, who reads what."""
+"""Between ranks: gradients, split layers, stages, who reads what."""
 
 from fault import (
     ACCUMULATED,
