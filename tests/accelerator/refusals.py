@@ -25,7 +25,7 @@ def test_tensors_of_two_devices(other):
     torch.testing.assert_close((ones(3) + other.to(DEVICE)).cpu(), torch.full((3,), 2.0))
 
 
-@pytest.mark.parametrize("read", [float, torch.nonzero, torch.Tensor.cpu, lambda x: x[x > 0]])
+@pytest.mark.parametrize("read", [float, torch.nonzero, torch.Tensor.cpu, torch.Tensor.tolist, lambda x: x[x > 0]])
 def test_a_read_by_the_host_where_none_is_allowed(read):
     value = ones(1)
     torch.sim.forbid_host_reads(True)
