@@ -1,12 +1,40 @@
-"""What is asked of a collective can fail; its figures, by hand."""
+"""What is asked of a collective can fail; its figures by hand; what each sends is counted, or refused."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives  # registers some of the operators
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
 
-from shardlab.measure import collectives
+from shardlab.errors import UserError
+from shardlab.measure import collectives, traffic
 from shardlab.measure.collectives import Trial, _right
+from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import fraction_sent
 from shardlab.training.distributed import World
+
+OPS, AUTOGRAD = torch.ops._c10d_functional, torch.ops._c10d_functional_autograd
+REFUSED = {"c10d.gather_", "c10d.scatter_", "_c10d_functional.batch_p2p_ops"}
+"""Operators that no strategy uses."""
+
+
+@pytest.fixture
+def counted():
+    """Function that counts what a call sends, as one of four ranks of a group whose collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+
+    def count(call):
+        timeline = Timeline()
+        timeline.begin()
+        with traffic.Traffic(SimpleNamespace(size=4, mesh=None), timeline) as found:
+            call()
+        return dict(found.bytes)
+
+    yield count
+    dist.destroy_process_group()
 
 
 def test_a_result_that_is_not_what_it_must_be_is_seen():
@@ -41,3 +69,41 @@ def test_bandwidths_are_of_the_slowest_rank(monkeypatch):
     four = [World(0, 4, torch.device("cpu")), "all_reduce", 4000, 1]
     monkeypatch.setattr(World, "gather", lambda _, mine: [mine] * 4)
     assert collectives.measure(*four)["bus_gb_per_second"] == pytest.approx(0.0015)
+
+
+def test_every_operator_that_communicates_is_counted_silent_or_refused():
+    """Those of this PyTorch; a new one is to be put into its table."""
+    every = {name.partition(".")[0].replace("::", ".") for name in torch._C._dispatch_get_all_op_names()}
+    known = set(traffic.OPERATORS) | traffic.SENDS_NOTHING | REFUSED
+    assert known <= every
+    of_tables = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
+    assert {name for name in every if name.partition(".")[0] in of_tables} == known
+
+
+@pytest.mark.parametrize(
+    ("call", "sent"),
+    [
+        (lambda x, group: OPS.all_gather_into_tensor(x, 4, group), {"all_gather": 3 * 32}),
+        (lambda x, group: OPS.all_gather_into_tensor_coalesced([x, x], 4, group), {"all_gather": 6 * 32}),
+        (lambda x, group: OPS.all_reduce_coalesced([x, x], "sum", group), {"all_reduce": 2 * 48}),
+        (lambda x, group: AUTOGRAD.all_gather_into_tensor(x, 4, group), {"all_gather": 3 * 32}),
+        (lambda x, group: AUTOGRAD.reduce_scatter_tensor(x, "sum", 4, group), {"reduce_scatter": 24}),
+        (lambda x, group: AUTOGRAD.all_to_all_single(x, [2] * 4, [2] * 4, group), {"all_to_all": 24}),
+        (lambda x, group: dist.send(x, 1), {"send": 32}),
+        (lambda x, group: dist.recv(x, 1), {}),
+        (lambda x, group: dist.barrier(), {}),
+    ],
+)
+def test_what_a_collective_sends(counted, call, sent):
+    def waited():
+        for made in tree_leaves(call(torch.ones(8), dist.group.WORLD.group_name)):
+            if isinstance(made, torch.Tensor):
+                OPS.wait_tensor(made)
+
+    assert counted(waited) == {("world", name): size for name, size in sent.items()}
+
+
+def test_a_collective_that_is_not_known_ends_the_counting(counted):
+    parts = [torch.ones(8) for _ in range(4)]
+    with pytest.raises(UserError, match=r"the operator c10d\.gather_ communicates, and how many bytes it sends"):
+        counted(lambda: dist.gather(parts[0], parts))

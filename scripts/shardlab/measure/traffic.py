@@ -10,15 +10,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardlab.errors import UserError
 from shardlab.measure.timeline import Timeline
 from shardlab.training.distributed import OWN, World
 
-# Operator: collective, and which argument holds the data whose size the collective is known by.
 OPERATORS = {
     "c10d.allreduce_": ("all_reduce", 0),
     "c10d.allreduce_coalesced_": ("all_reduce", 0),
     "c10d._allgather_base_": ("all_gather", 0),
     "c10d.allgather_": ("all_gather", 0),
+    "c10d.allgather_coalesced_": ("all_gather", 0),
     "c10d.allgather_into_tensor_coalesced_": ("all_gather", 0),
     "c10d._reduce_scatter_base_": ("reduce_scatter", 1),
     "c10d.reduce_scatter_": ("reduce_scatter", 1),
@@ -30,11 +31,40 @@ OPERATORS = {
     "c10d.send": ("send", 0),
     "_c10d_functional.all_reduce": ("all_reduce", 0),
     "_c10d_functional.all_reduce_": ("all_reduce", 0),
+    "_c10d_functional.all_reduce_coalesced": ("all_reduce", 0),
+    "_c10d_functional.all_reduce_coalesced_": ("all_reduce", 0),
     "_c10d_functional.all_gather_into_tensor": ("all_gather", 0),
+    "_c10d_functional.all_gather_into_tensor_coalesced": ("all_gather", 0),
+    "_c10d_functional.all_gather_into_tensor_out": ("all_gather", 0),
     "_c10d_functional.reduce_scatter_tensor": ("reduce_scatter", 0),
+    "_c10d_functional.reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
+    "_c10d_functional.reduce_scatter_tensor_out": ("reduce_scatter", 0),
     "_c10d_functional.all_to_all_single": ("all_to_all", 0),
     "_c10d_functional.broadcast": ("broadcast", 0),
+    "_c10d_functional.broadcast_": ("broadcast", 0),
+    "_c10d_functional.isend": ("send", 0),
+    "_c10d_functional_autograd.all_gather_into_tensor": ("all_gather", 0),
+    "_c10d_functional_autograd.reduce_scatter_tensor": ("reduce_scatter", 0),
+    "_c10d_functional_autograd.all_to_all_single": ("all_to_all", 0),
+    "_dtensor.shard_dim_alltoall": ("all_to_all", 0),
 }
+"""Operator: collective, and which argument holds the data whose size the collective is known by.
+
+The older names (``c10d_functional``) come as those of ``_c10d_functional``.
+"""
+SENDS_NOTHING = {
+    "c10d.barrier",
+    "c10d.monitored_barrier_",
+    "c10d.check_for_nan",
+    "c10d.recv_",
+    "c10d.recv_any_source_",
+    "_c10d_functional.irecv",
+    "_c10d_functional.wait_tensor",
+    "_c10d_functional._wrap_tensor_autograd",
+}
+"""Operators of the same namespaces that move no data; what is received is counted where it is sent."""
+NAMESPACES = {name.partition(".")[0] for name in OPERATORS} | {"c10d_functional", "symm_mem"}
+"""Namespaces of communication: each of their operators that runs must be in one of the tables above."""
 
 
 def fraction_sent(collective: str, ranks: int) -> float:
@@ -65,11 +95,20 @@ class Traffic(TorchDispatchMode):
                 self.axes[tuple(ranks)] = axis
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and count it if it is a collective."""
+        """Run an operator, and count it if it is a collective.
+
+        Raises:
+            UserError: it is one whose bytes are not known.
+        """
         if any("DTensor" in kind.__name__ for kind in types):
             return NotImplemented  # it comes back as the operators that it is made of
         self.timeline.operator()
         name, began = str(func).rpartition(".")[0], time.perf_counter()
+        if name.partition(".")[0] in NAMESPACES and name not in OPERATORS and name not in SENDS_NOTHING:
+            raise UserError(
+                f"the operator {name} communicates, and how many bytes it sends is not known; add it to OPERATORS, or "
+                "if it sends nothing to SENDS_NOTHING, in scripts/shardlab/measure/traffic.py."
+            )
         made = func(*args, **(kwargs or {}))
         if name in OPERATORS:
             self._count(name, args, began)
@@ -88,7 +127,7 @@ class Traffic(TorchDispatchMode):
         group = _group(args)
         ranks = dist.get_world_size(group)
         size = sum(tensor.nbytes for tensor in tensors if tensor.numel() > 1 and not hasattr(tensor, OWN))
-        if name == "_c10d_functional.all_gather_into_tensor":
+        if collective == "all_gather" and name.startswith("_c10d_functional"):
             size *= ranks  # here the input is given, elsewhere the output
         if size:
             axis = self.axes.get(tuple(dist.get_process_group_ranks(group)), "other")
