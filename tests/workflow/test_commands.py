@@ -1,0 +1,69 @@
+"""Each command in each document can be typed: Snakemake finds its targets, a program takes its arguments."""
+
+import json
+import re
+import shlex
+import sys
+
+import pytest
+
+from helpers import typed
+from helpers.common import ROOT
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS += [ROOT / "config/README.md", ROOT / "results/README.md"]
+FILLED = {"NAME": "test", "STRATEGY": "ddp", "WORKLOAD": "llama2", "N": "1", "--profile ...": "--profile slurm"}
+"""What stands for a word that the reader puts in."""
+SMALLER = {"last: 1000": "last: 2"}
+"""A sweep of 1,000 seeds takes a minute to look at."""
+FOLLOWED = {"docs/bring-your-own.md": "test_bring_your_own.py", "docs/extend.md": "test_extend.py"}
+"""Documents whose blocks are followed to the letter by another test: their commands need the files they write."""
+ELSEWHERE = {
+    ("python", "tests/mutants"): "tests/unit/test_mutants.py starts it",
+    ("python", "-m"): "pytest, which runs this",
+}
+OTHERS = {"cat", "cd", "git", "grep", "head", "scontrol", "source", "tail", "true"}
+"""Not the project's own."""
+
+
+@pytest.fixture(scope="module")
+def shown():
+    """(document, command) of all documents, each command once."""
+    found = {}
+    for path in DOCUMENTS:
+        name = str(path.relative_to(ROOT))
+        text = path.read_text()
+        if name in FOLLOWED:
+            assert (ROOT / "tests/workflow" / FOLLOWED[name]).exists()
+            text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+        for command in typed.commands(text):
+            for old, new in (FILLED | SMALLER).items():
+                command = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", new, command)
+            found.setdefault(tuple(typed.words_of(command)), name)
+    return [(name, [*words]) for words, name in found.items() if words[:2] not in ELSEWHERE]
+
+
+def test_each_command_of_the_documents_is_taken(tree, shown):
+    tried = [(name, words) for name, words in shown if words[0] in ("snakemake", "python")]
+    others = {words[0] for _, words in shown} - {"snakemake", "python", "make"}
+    assert others <= OTHERS
+    assert len(tried) > 50, "the documents' commands are found"
+    asked = json.dumps([words for _, words in tried])
+    said = tree.run(sys.executable, str(ROOT / "tests/helpers/typed.py"), asked)
+    found = zip(tried, json.loads(said.stdout.splitlines()[-1]), strict=True)
+    wrong = [f"{name}: {shlex.join(words)}\n{error}" for (name, words), error in found if error]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_each_target_of_make_in_the_documents_exists(tree, shown):
+    targets = {word for _, words in shown if words[0] == "make" for word in words[1:]}
+    assert len(targets) > 15
+    tree.run("make", "--dry-run", *sorted(targets))
+
+
+def test_each_plan_of_the_documents_is_made(tree, shown):
+    plans = [words for _, words in shown if words[:2] == ["python", "scripts/plan.py"]]
+    assert plans
+    for words in plans:
+        said = tree.run(*(word.replace("/tmp/", f"{tree.path}/") for word in words)).stdout
+        assert f"| {words[words.index('--strategy') + 1]} |" in said
