@@ -230,6 +230,8 @@ def test_the_ranks_divide_the_work(results, case):
 
 
 PLANNED = [case for case in MATRIX if case.workload == "llama2"]
+# Its samples differ in length, so the ranks' parts of a batch differ in shape.
+PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_tp", "xsum")]
 
 
 @pytest.fixture(scope="session")

@@ -3,18 +3,24 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import plan as plan_program
 import pytest
+import torch
 
 from helpers.common import ROOT, tiny_run
+from shardlab.data import encoders, order
 from shardlab.errors import UserError
 from shardlab.launch import job
+from shardlab.measure.expected_traffic import bytes_per_step
 from shardlab.report import plan, plan_table
 from shardlab.report.plan import Plan
 from shardlab.runs.simulate import simulate
 from shardlab.settings import load, resolve
 from shardlab.settings.sites import Figures
+from shardlab.training import tasks
 
 GIB = 2**30
 KNOWN = {
@@ -221,3 +227,22 @@ def test_one_run_is_planned_whatever_the_others_are(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(UserError, match="one run has both --strategy and --workload"):
         plan_program.main()
+
+
+@pytest.mark.parametrize("recipe", [{}, {"accumulate": 2}])
+@pytest.mark.parametrize("strategy", ["fsdp_tp", "fsdp_tp_sp"])
+def test_traffic_is_the_mean_of_ranks_with_uneven_parts_of_a_batch(strategy, recipe):
+    """Five samples on two groups of tensor-parallel ranks: each sends what its own part takes."""
+    run = tiny_run("llama2", strategy, **recipe)
+    (told,) = simulate([(run, None)])
+    task = tasks.of_run(run, Path(), torch.device("cpu"))
+    task.pretend(encoders.blank(run.data, run.recipe.global_batch))
+    parts = order.parts(np.arange(run.recipe.global_batch), run.mesh.data_size)
+    assert len({len(part) for part in parts}) == 2
+    theory = [
+        bytes_per_step(
+            run, task, [task.micro_batch("train", each) for each in order.parts(part, run.recipe.accumulate)]
+        )
+        for part in parts
+    ]
+    assert sum(entry["bytes"] for entry in told["traffic"]) == pytest.approx(sum(theory) / len(theory), rel=1e-9)

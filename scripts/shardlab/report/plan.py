@@ -52,7 +52,10 @@ class Plan(Report):
         description="prepared: the shapes of a real batch; blank: samples as large as they can be."
     )
     parameters: int = Field(description="Trainable values of the whole model.")
-    ranks: list[int] = Field(description="The ranks that were simulated: the first one of each pipeline stage.")
+    ranks: list[int] = Field(
+        description="The ranks that were simulated: the first one of each pipeline stage; under tensor parallelism the "
+        "first one of each shape of a part of the batch."
+    )
     tensor_bytes: list[TensorBytes] = Field(description="Tensors of each of them in a step.")
     predicted_memory_bytes: int = Field(description="Most that one of them holds at a time.")
     activation_checkpointing: str | None = Field(

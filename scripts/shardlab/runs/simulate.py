@@ -32,18 +32,17 @@ from shardlab.measure.memory import Memory
 from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import Traffic, fraction_sent
 from shardlab.models.weights import allocate
+from shardlab.runs import representatives
+from shardlab.runs.representatives import COUNTED
 from shardlab.settings.types import Run
 from shardlab.strategies.pipeline import TimedStage
 from shardlab.training import distributed, tasks
 from shardlab.training.batches import Steps
-from shardlab.training.distributed import World
 from shardlab.training.step import train_step
 from shardlab.training.tasks import MicroBatch, Task
 
 PARTS: Any = stage
 """What a stage tells the others has no public names."""
-COUNTED = 2
-"""The step that a training counts, too: its batch has that one's shapes."""
 
 
 def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterator[dict[str, Any] | str]:
@@ -51,47 +50,61 @@ def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterato
 
     With each run comes the folder of its prepared data set, None for one without: its samples are then as large as they
     can be. One rank of each pipeline stage is simulated: the first one, which has the largest part of batches and
-    shards. Each in a process of its own, forked from this one, as PyTorch keeps the groups of one in many places.
+    shards; where traffic depends on a rank's part of a batch, also one for each other shape of that. Each in a process
+    of its own, forked from this one, as PyTorch keeps the groups of one in many places.
     """
     gc.collect()
     gc.freeze()  # each process looks through its objects for tensors: not through those of the imports
     with get_context("fork").Pool(cores, maxtasksperchild=1) as pool:
-        under_way = [
-            [pool.apply_async(_simulate_rank, (_stand_in(run), data, rank)) for rank in ranks_of(run)]
-            for run, data in runs
+        parts = {
+            number: pool.apply_async(_or_why, (_parts, _stand_in(run), data))
+            for number, (run, data) in enumerate(runs)
+            if representatives.sends_activations(run)
+        }
+        weights = [
+            parts[number].get() if number in parts else representatives.first_of_each_stage(run)
+            for number, (run, _) in enumerate(runs)
         ]
-        for (run, _), waited in zip(runs, under_way, strict=True):
-            yield _together(run, [rank.get() for rank in waited])
+        under_way = [
+            [pool.apply_async(_or_why, (_counted, _stand_in(run), data, rank)) for rank in ranks]
+            for (run, data), ranks in zip(runs, weights, strict=True)
+            if not isinstance(ranks, str)
+        ]
+        waiting = iter(under_way)
+        for (run, _), ranks in zip(runs, weights, strict=True):
+            yield ranks if isinstance(ranks, str) else _together(run, ranks, [rank.get() for rank in next(waiting)])
 
 
-def ranks_of(run: Run) -> list[int]:
-    """The ranks that are simulated."""
-    return [number * run.mesh.degree("dp_shard", "tp") for number in range(run.mesh.stages)]
+def _parts(run: Run, data: Path | None) -> dict[int, int]:
+    return representatives.first_of_each_part(run, _task(run, data, torch.device("cpu")))
 
 
-def _together(run: Run, seen: list[dict[str, Any] | str]) -> dict[str, Any] | str:
-    """What the ranks of a run told."""
+def _together(run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str]) -> dict[str, Any] | str:
+    """What the ranks of a run told; ``weights``: each of them, and how many ranks it stands for."""
     told = [each for each in seen if not isinstance(each, str)]
     if len(told) < len(seen):
         return next(each for each in seen if isinstance(each, str))
     keys = {(entry["axis"], entry["collective"]) for each in told for entry in each["traffic"]}
     traffic = [
-        {"axis": axis, "collective": name, "bytes": _mean(axis, name, [each["traffic"] for each in told])}
-        for axis, name in sorted(keys)
+        {"axis": axis, "collective": name, "bytes": _mean(axis, name, weights, told)} for axis, name in sorted(keys)
     ]
-    whole = {"ranks": ranks_of(run), "tensor_bytes": [each["tensor_bytes"] for each in told], "traffic": traffic}
+    whole = {"ranks": [*weights], "tensor_bytes": [each["tensor_bytes"] for each in told], "traffic": traffic}
     return _zero(run, told[0] | whole) if run.zero_stage else told[0] | whole
 
 
-def _mean(axis: str, name: str, told: list[list[dict[str, Any]]]) -> float:
-    found = [entry["bytes"] for one in told for entry in one if (entry["axis"], entry["collective"]) == (axis, name)]
-    return float(sum(found)) / len(told)
+def _mean(axis: str, name: str, weights: dict[int, int], told: list[dict[str, Any]]) -> float:
+    """Bytes of a collective along an axis that a rank sends: the mean over all ranks."""
+    sent = 0.0
+    for ranks, each in zip(weights.values(), told, strict=True):
+        own = sum(entry["bytes"] for entry in each["traffic"] if (entry["axis"], entry["collective"]) == (axis, name))
+        sent += ranks * own
+    return sent / sum(weights.values())
 
 
-def _simulate_rank(run: Run, data: Path | None, rank: int) -> dict[str, Any] | str:
-    """What one rank holds and sends in one step, or why that is not known."""
+def _or_why(simulated: Callable[..., Any], *words: Any) -> Any:
+    """What a function of a run comes to, or the sentence that says why that is not known."""
     try:
-        return _counted(run, data, rank)
+        return simulated(*words)
     except UserError as error:
         return str(error)
     except Exception as error:
@@ -99,11 +112,12 @@ def _simulate_rank(run: Run, data: Path | None, rank: int) -> dict[str, Any] | s
 
 
 def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
+    """What one rank holds and sends in one step."""
     with ExitStack() as stack:
         if run.mesh:
             stack.enter_context(_fake_group(run.world_size, rank))
         world = distributed.world(run, "cpu")
-        task = _task(run, data, world)
+        task = _task(run, data, world.device)
         fake = FakeTensorMode(
             allow_non_fake_inputs=True,
             shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True),
@@ -224,10 +238,10 @@ def _keep_what_is_sent(batch: Callable[..., list[Any]]) -> Callable[..., list[An
     return kept
 
 
-def _task(run: Run, data: Path | None, world: World) -> Task:
+def _task(run: Run, data: Path | None, device: torch.device) -> Task:
     """The task over the prepared data, or over none."""
     folder = data or Path()
-    task = tasks.of_run(run, folder, world.device)
+    task = tasks.of_run(run, folder, device)
     if data is None:
         task.pretend(encoders.blank(run.data, (COUNTED + 1) * run.recipe.global_batch))
     return task
