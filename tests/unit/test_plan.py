@@ -10,7 +10,7 @@ import plan as plan_program
 import pytest
 import torch
 
-from helpers.common import ROOT, tiny_run
+from helpers.common import ROOT, build, tiny_run
 from shardlab.data import encoders, order
 from shardlab.errors import UserError
 from shardlab.launch import job
@@ -19,6 +19,7 @@ from shardlab.report import plan, plan_table
 from shardlab.report.plan import Plan
 from shardlab.runs.simulate import simulate
 from shardlab.settings import load, resolve
+from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.sites import Figures
 from shardlab.training import tasks
 
@@ -246,3 +247,22 @@ def test_traffic_is_the_mean_of_ranks_with_uneven_parts_of_a_batch(strategy, rec
         for part in parts
     ]
     assert sum(entry["bytes"] for entry in told["traffic"]) == pytest.approx(sum(theory) / len(theory), rel=1e-9)
+
+
+def test_devices_of_one_process_are_planned_one_by_one():
+    """On a GPU a plan is of the fullest device; a CPU is one device."""
+    runs = {name: tiny_run("llama2", name) for name in ("single", "mp", "dp")}
+    cases = [(on(device, run), None) for device in ("cpu", "cuda") for run in runs.values()]
+    planned = [each["tensor_bytes"][0] for each in simulate(cases)]
+    single, _, _, _, mp, dp = ({"peak": each["peak"]} | each["largest"] for each in planned)
+    assert [each["largest"]["weights"] for each in planned[:3]] == [single["weights"]] * 3
+    weights = []
+    for where in boundaries(runs["mp"].model.pieces, runs["mp"].devices_per_rank):
+        part = build(runs["mp"])
+        part.cut(*where)
+        weights.append(sum(parameter.nbytes for parameter in part.parameters()))
+    assert mp["weights"] in weights
+    assert dp["weights"] == single["weights"]
+    assert mp["optimizer"] < single["optimizer"] == dp["optimizer"]
+    assert mp["peak"] < single["peak"]
+    assert dp["activations"] < single["activations"]

@@ -24,7 +24,9 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 
 class Memory(TorchDispatchMode):
-    """Counts the storages on a device: those that are there when it is entered, and those of the operators inside."""
+    """Counts the storages on devices of a kind: those that are there when it is entered, and those of the operators
+    inside.
+    """
 
     def __init__(self, device: torch.device, *, fake: bool = False) -> None:
         """``fake``: also count fake tensors, which have sizes and no content."""
@@ -35,6 +37,8 @@ class Memory(TorchDispatchMode):
         self.attention: str | None = None
         """The kernel of attention that was seen."""
         self.kinds: dict[int, str] = {}
+        self.places: dict[int, int] = {}
+        """Number of a storage: number of its device."""
         self._numbers: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._references: dict[int, Any] = {}
@@ -81,10 +85,18 @@ class Memory(TorchDispatchMode):
                 self.kinds[number] = kind
 
     def figures(self) -> dict[str, Any]:
-        """Under the names of TensorBytes: the peak, what it consisted of, and the largest that each kind became."""
+        """Under the names of TensorBytes, of the fullest device: the peak, what it consisted of, and the largest that
+        each kind became.
+        """
+        of_devices = [self._figures(place) for place in sorted({*self.places.values(), 0})]
+        return max(of_devices, key=lambda device: device["peak"])
+
+    def _figures(self, place: int) -> dict[str, Any]:
         held, largest = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
         peak, at_peak = 0, dict(held)
         for number, change in (*self._before, *self.events):
+            if self.places[number] != place:
+                continue
             kind = self.kinds[number]
             held[kind] += change
             largest[kind] = max(largest[kind], held[kind])
@@ -101,11 +113,15 @@ class Memory(TorchDispatchMode):
             return number
         number = len(self.kinds)
         self.kinds[number] = kind
+        self.places[number] = self._place(tensor)
         self._numbers[storage._cdata] = number
         self._sizes[number] = 0
         self._change(number, storage.nbytes())
         self._references[number] = weakref.ref(storage, self._freed(number, storage._cdata))
         return number
+
+    def _place(self, tensor: Tensor) -> int:
+        return tensor.device.index or 0
 
     def _is_left_out(self, tensor: Tensor) -> bool:
         if type(tensor).__name__ == "FakeTensor":

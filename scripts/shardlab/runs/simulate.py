@@ -32,7 +32,7 @@ from shardlab.measure.memory import Memory
 from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import Traffic, fraction_sent
 from shardlab.models.weights import allocate
-from shardlab.runs import representatives
+from shardlab.runs import one_process, representatives
 from shardlab.runs.representatives import COUNTED
 from shardlab.settings.types import Run
 from shardlab.strategies.pipeline import TimedStage
@@ -137,14 +137,16 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
         with fake:
             for part, device in zip(engine.parts, engine.devices(), strict=True):
                 allocate(part, device, world.device)
-            engine.ready(engine.parts)  # without DDP, whose C++ reads the gradients
+            engine.ready(
+                [one_process.called(run, part) for part in engine.parts]
+            )  # without DDP, whose C++ reads the gradients
             step = replace(step, micro_batches=[_faked(micro) for micro in step.micro_batches])
             if run.mesh.pipelined:
                 train_step(engine, step, world)  # the stages tell each other their shapes
             else:
                 _make_optimizer_state(engine)
             gc.collect()
-            memory, traffic = Memory(world.device, fake=True), Traffic(world, Timeline())
+            memory, traffic = one_process.memory(run, engine, world), Traffic(world, Timeline())
             with memory, traffic, _kernels(run):
                 train_step(engine, step, world, lambda _, engine: _name(memory, engine))
                 _name(memory, engine)

@@ -41,15 +41,19 @@ class ModelParallelEngine(NativeEngine):
         state, keywords = self.task.inputs(micro.batch)
         for number, (model, device) in enumerate(zip(self.models, self.devices(), strict=True)):
             started = self._now(device)
-            state = tuple(value.to(device) for value in state)
-            result = model(*state, **{name: value.to(device) for name, value in keywords.items()})
+            state = tuple(self.moved(value, number) for value in state)
+            result = model(*state, **{name: self.moved(value, number) for name, value in keywords.items()})
             state = result if isinstance(result, tuple) else (result,)
             for value in state:
                 if value.requires_grad:
                     # The last gradient to arrive is the moment at which this part's backward pass begins.
                     value.register_hook(lambda _, number=number, device=device: self._mark(number, device))
             self.forward[number] = started, self._now(device)
-        return state[-1].to(self.world.device)
+        return self.moved(state[-1], 0)
+
+    def moved(self, value: Tensor, number: int) -> Tensor:
+        """A tensor on the device of the part of that number."""
+        return value.to(self.devices()[number])
 
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         """See Engine."""
