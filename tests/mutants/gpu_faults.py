@@ -244,4 +244,15 @@ FAULTS = [
         "figures.device_memory_gib",
         at("unit/test_plan", "test_what_no_plan_counts_is_left_free"),
     ),
+    Fault(
+        "all devices of a process planned as one", f"{S}runs/one_process.py", "return self._current", "return 0", PLAN
+    ),
+    Fault("uneven parts of a batch weigh the same", SIMULATE, "sent += ranks * own", "sent += own", PLAN),
+    Fault(
+        "a collective that is not known is left out",
+        f"{S}measure/traffic.py",
+        "in NAMESPACES and",
+        "in () and",
+        ("tests/unit/test_collectives.py",),
+    ),
 ]

@@ -190,8 +190,8 @@ FAULTS = [
     Fault(
         "no gradient goes back between the devices of model parallelism",
         f"{S}strategies/model_parallel.py",
-        "tuple(value.to(device) for value in state)",
-        "tuple(value.to(device).detach() for value in state)",
+        "tuple(self.moved(value, number) for value in state)",
+        "tuple(self.moved(value, number).detach() for value in state)",
         parity("mp-mnist-float64"),
     ),
     # Who reads what.

@@ -266,3 +266,14 @@ def test_devices_of_one_process_are_planned_one_by_one():
     assert mp["optimizer"] < single["optimizer"] == dp["optimizer"]
     assert mp["peak"] < single["peak"]
     assert dp["activations"] < single["activations"]
+
+
+def test_the_table_names_what_no_plan_counts():
+    def table(**figures):
+        return plan_table.markdown([made()], {}, load.config({"site_settings": {"figures": figures}}))
+
+    counted = "what no plan counts: the device's context, the buffers of communicators, gaps between tensors."
+    assert counted in table()
+    assert "Of the 80 GiB of a device, `fits` leaves 2 GiB free for it (figures.unplanned_gib)." in table(
+        device_memory_gib=80, unplanned_gib=2
+    )

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from shardlab.report.plan import Plan
+from shardlab.settings import load
 from shardlab.settings.config import Config
+from shardlab.settings.sites import Figures
 
 HEADERS = ("strategy", "ranks", "memory a rank", "fits", "recompute", "TFLOP a step", "sent a rank", "step s")
 RULE = ("ddp", "fsdp")
@@ -12,7 +14,7 @@ RULE = ("ddp", "fsdp")
 
 def markdown(plans: Sequence[Plan], refused: dict[tuple[str, str], str], config: Config) -> str:
     """Tables by workload, a sentence on which strategy to take, what is missing, and what could not be planned."""
-    parts = ["# Plan", "", f"Site {config.site}. Memory is the most that the tensors of one rank take at a time.", ""]
+    parts = ["# Plan", "", f"Site {config.site}. {_memory(load.site(config).figures)}", ""]
     of_workload: dict[str, list[Plan]] = {}
     for plan in plans:
         of_workload.setdefault(plan.workload, []).append(plan)
@@ -29,6 +31,20 @@ def markdown(plans: Sequence[Plan], refused: dict[tuple[str, str], str], config:
     if refused:
         parts += ["## Not planned", ""] + [f"- {s} x {w}: {why}" for (s, w), why in refused.items()] + [""]
     return "\n".join(parts)
+
+
+def _memory(figures: Figures) -> str:
+    """What the figures of memory count, and what is left free for the rest."""
+    text = (
+        "Memory is the most that the tensors of one rank take at a time, on the fullest of its devices, without what "
+        "no plan counts: the device's context, the buffers of communicators, gaps between tensors."
+    )
+    if figures.device_memory_gib is None:
+        return text
+    return (
+        f"{text} Of the {figures.device_memory_gib:g} GiB of a device, `fits` leaves {figures.unplanned_gib:g} GiB "
+        "free for it (figures.unplanned_gib)."
+    )
 
 
 def _table(plans: Sequence[Plan]) -> str:

@@ -7,19 +7,16 @@ those of a CPU's tensors, which are those of any device's.
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.pipelining import schedules, stage
+from torch.distributed.pipelining import schedules
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -32,17 +29,13 @@ from shardlab.measure.memory import Memory
 from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import Traffic, fraction_sent
 from shardlab.models.weights import allocate
-from shardlab.runs import one_process, representatives
+from shardlab.runs import one_process, pretended, representatives
 from shardlab.runs.representatives import COUNTED
 from shardlab.settings.types import Run
-from shardlab.strategies.pipeline import TimedStage
 from shardlab.training import distributed, tasks
 from shardlab.training.batches import Steps
 from shardlab.training.step import train_step
 from shardlab.training.tasks import MicroBatch, Task
-
-PARTS: Any = stage
-"""What a stage tells the others has no public names."""
 
 
 def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterator[dict[str, Any] | str]:
@@ -115,7 +108,7 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
     """What one rank holds and sends in one step."""
     with ExitStack() as stack:
         if run.mesh:
-            stack.enter_context(_fake_group(run.world_size, rank))
+            stack.enter_context(pretended.fake_group(run.world_size, rank))
         world = distributed.world(run, "cpu")
         task = _task(run, data, world.device)
         fake = FakeTensorMode(
@@ -124,8 +117,10 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
         )
         # Each rank draws its masks from a number that it reads, and a fake tensor has none to read.
         stack.enter_context(mock.patch("shardlab.strategies.tensor.drawn", return_value=0))
-        stack.enter_context(_shapes_by_themselves())
-        stack.enter_context(mock.patch.object(schedules, "_batch_p2p", _keep_what_is_sent(schedules._batch_p2p)))
+        stack.enter_context(pretended.shapes_by_themselves())
+        stack.enter_context(
+            mock.patch.object(schedules, "_batch_p2p", pretended.keep_what_is_sent(schedules._batch_p2p))
+        )
         engine: Any = strategies.build(run, task, world, None)
         steps = Steps(task, engine, run.recipe, run.seed, world)
         step = steps[min(COUNTED, steps.count - 1)]
@@ -133,7 +128,7 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
         if run.mesh.pipelined:
             rows = step.micro_batches[0].rows // engine.chunks
             meta = {name: values[:rows].to("meta") for name, values in step.micro_batches[0].batch.items()}
-            engine.stage = _alone(boundary_states(run, task, meta))
+            engine.stage = pretended.alone(boundary_states(run, task, meta))
         with fake:
             for part, device in zip(engine.parts, engine.devices(), strict=True):
                 allocate(part, device, world.device)
@@ -197,49 +192,6 @@ def _hold_buckets(figures: dict[str, Any], run: Run) -> None:
     figures["peak"] += more
 
 
-@contextmanager
-def _fake_group(size: int, rank: int) -> Iterator[None]:
-    """A process group of that size whose collectives do nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
-def _shapes_by_themselves() -> Iterator[None]:
-    """DTensor finds the shape of an operator's result by that operator on fake tensors of whole sizes.
-
-    Under our modes what it makes there would be counted as memory of the rank.
-    """
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    find = ShardingPropagator._propagate_tensor_meta_non_cached
-
-    def found(propagator: ShardingPropagator, schema: Any) -> Any:
-        with _disable_current_modes():
-            return find(propagator, schema)
-
-    with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", found):
-        yield
-
-
-def _keep_what_is_sent(batch: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """What a schedule sends stays as long as it keeps the sending, some of it to the end of the step: the fake group's
-    sendings hold nothing.
-    """
-
-    def kept(operations: list[Any], *words: Any, **options: Any) -> list[Any]:
-        tensors = [operation.tensor for operation in operations]
-        return [SimpleNamespace(wait=work.wait, tensors=tensors) for work in batch(operations, *words, **options)]
-
-    return kept
-
-
 def _task(run: Run, data: Path | None, device: torch.device) -> Task:
     """The task over the prepared data, or over none."""
     folder = data or Path()
@@ -265,31 +217,6 @@ def _make_optimizer_state(engine: Any) -> None:
         parameter.grad = torch.zeros_like(parameter)
     engine.optimizer.step()
     engine.optimizer.zero_grad()
-
-
-def _alone(states: list[tuple[Tensor, ...]]) -> type[TimedStage]:
-    """A stage that knows what the others would tell it: the state behind each of them, by shape."""
-
-    class Alone(TimedStage):
-        def _recv_meta(self, src_stage: int) -> Any:
-            if src_stage < self.stage_index:
-                values = tuple(
-                    torch.empty(value.shape, dtype=value.dtype, requires_grad=value.is_floating_point())
-                    for value in states[src_stage]
-                )
-                return PARTS._StageForwardMeta(forward_metas=PARTS.extract_tensor_metas(values))
-            return PARTS._StageBackwardMeta(backward_metas=PARTS._derive_grad_metas(self._stage_meta.outputs))
-
-        def _send_meta(self, meta: Any, dst_stage: int) -> None:
-            pass
-
-        def _warmup_forward_vote(self, has_backward: bool, received_acc: Any = None) -> Any:
-            return None
-
-        def _warmup_backward_result(self, received_result: Any = None) -> Any:
-            return SimpleNamespace(item=lambda: 0)  # no stage knows its shapes beforehand
-
-    return Alone
 
 
 def _stand_in(run: Run) -> Run:

@@ -9,7 +9,8 @@ from shardlab.report.evidence import Evidence
 TITLE = "Memory as planned and as measured"
 CAPTION = (
     "Bars: the most that the tensors of one rank took at a time (MiB), as measured. Grey marks: what the plan said "
-    "before (results/plan.md). error: by which part of the measured it was off."
+    "before (results/plan.md). error: by which part of the measured it was off. Neither counts the device's context, "
+    "the buffers of communicators and the gaps between tensors (figures.unplanned_gib)."
 )
 
 
