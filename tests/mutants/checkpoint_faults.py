@@ -67,11 +67,11 @@ FAULTS = [
     Fault(
         "files have their name before they are on the disk",
         f"{S}files.py",
-        "            os.fsync(file.fileno())\n",
-        "            pass\n",
+        "        sync(temporary)\n",
+        "",
         at("unit/test_files", "test_a_file_is_on_the_disk_before_it_has_its_name"),
     ),
-    Fault("folders are not on the disk", MANIFEST, "        os.fsync(descriptor)\n", "        pass\n", SYNCED),
+    Fault("folders are not on the disk", f"{S}files.py", "    sync(folder)\n", "", SYNCED),
     # When a run is given up, and what is known of it.
     Fault(
         "a run is tried again and again with the same mistake",

@@ -6,6 +6,7 @@ DEVICE, LAUNCH, SIMULATE, LOOP = f"{S}training/device.py", f"{S}launch", f"{S}ru
 SIMULATED = at(
     "unit/test_device", "test_the_simulated_accelerator_refuses_what_a_gpu_would_compute_wrongly_or_wait_for"
 )
+PLANNED = ("tests/unit/test_plan.py",)
 REFUSED = "never set one|wait for it first|record_stream|No backend type associated with device type cpu"
 """What the simulated accelerator says of what a GPU would compute wrongly."""
 
@@ -245,9 +246,9 @@ FAULTS = [
         at("unit/test_plan", "test_what_no_plan_counts_is_left_free"),
     ),
     Fault(
-        "all devices of a process planned as one", f"{S}runs/one_process.py", "return self._current", "return 0", PLAN
+        "all devices of a process planned as one", f"{S}runs/one_process.py", "return self._current", "return 0", PLANNED
     ),
-    Fault("uneven parts of a batch weigh the same", SIMULATE, "sent += ranks * own", "sent += own", PLAN),
+    Fault("uneven parts of a batch weigh the same", SIMULATE, "sent += ranks * own", "sent += own", PLANNED),
     Fault(
         "a collective that is not known is left out",
         f"{S}measure/traffic.py",

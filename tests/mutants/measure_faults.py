@@ -124,8 +124,8 @@ FAULTS = [
     Fault(
         "twins a hundred roundings apart",
         "scripts/twins.py",
-        "(1 + ROUNDING * noise)",
-        "(1 + 100 * ROUNDING * noise)",
+        "(1 + ROUNDING_SIZE * noise)",
+        "(1 + 100 * ROUNDING_SIZE * noise)",
         at("unit/test_twins", "test_a_twin_s_weights_are_one_rounding_apart"),
     ),
     # Plans, and what follows from figures.
