@@ -37,20 +37,57 @@ def check(kind: type[S], value: Any, where: str) -> S:
         UserError: a key is unknown or a value is wrong; names the first one and what would work.
     """
     try:
-        return kind.model_validate(value)
+        found = kind.model_validate(value)
     except ValidationError as error:
-        # What is missing first: an unknown key is often just that one, misspelt.
-        first = min(error.errors(), key=lambda found: found["type"] != "missing")
-        key = ".".join(str(part) for part in first["loc"]) or "the whole"
-        if first["type"] == "extra_forbidden":
-            known = _keys(kind, first["loc"][:-1])
-            close = get_close_matches(str(first["loc"][-1]), known, n=1)
-            hint = f"did you mean `{close[0]}`? " if close else ""
-            known_text = f"known keys: {choices(known)}." if known else ""
-            raise UserError(f"{where}: unknown key `{key}`; {hint}{known_text}") from None
-        if first["type"] == "missing":
-            raise UserError(f"{where}: the key `{key}` is missing; add it.") from None
-        raise UserError(f"{where}: `{key}` is {_short(first['input'])}; {words(first)}.") from None
+        raise _first(kind, error.errors(), where) from None
+    if place := yes_for_number(value, found):
+        raise UserError(f"{where}: `{'.'.join(place[:-1])}` is {place[-1]}; write a number.")
+    return found
+
+
+def yes_for_number(given: Any, found: Any) -> tuple[str, ...]:
+    """Keys down to the first boolean of ``given`` that became a number in ``found``, and its text; () without one.
+
+    Pydantic takes ``True`` for 1 unless all its checks are strict, which would refuse the text that Snakemake makes of
+    the numbers inside ``--config key={...}``.
+    """
+    if isinstance(given, bool):
+        return () if isinstance(found, bool) or not isinstance(found, int | float) else (str(given),)
+    if isinstance(given, dict):
+        pairs = {key: found.get(key) if isinstance(found, dict) else getattr(found, str(key), None) for key in given}
+    elif isinstance(given, list | tuple) and isinstance(found, list | tuple):
+        pairs = dict(enumerate(found))
+    else:
+        return ()
+    for key, inner in pairs.items():
+        if place := yes_for_number(given[key], inner):
+            return (str(key), *place)
+    return ()
+
+
+def _first(kind: type[BaseModel], errors: list[Any], where: str) -> UserError:
+    """The first of pydantic's errors in one sentence; what is missing first, unless a misspelled key is just that."""
+    first = min(errors, key=lambda found: found["type"] != "missing")
+    if first["type"] == "missing":
+        beside = [found for found in errors if found["loc"][:-1] == first["loc"][:-1] and _misspells(found, first)]
+        first = (beside or [first])[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = _keys(kind, first["loc"][:-1])
+        close = get_close_matches(str(first["loc"][-1]), known, n=1)
+        hint = f"did you mean `{close[0]}`? " if close else ""
+        known_text = f"known keys: {choices(known)}." if known else ""
+        return UserError(f"{where}: unknown key `{key}`; {hint}{known_text}")
+    if first["type"] == "missing":
+        return UserError(f"{where}: the key `{key}` is missing; add it.")
+    subject = f"{where}: `{key}`" if key else where
+    return UserError(f"{subject} is {_short(first['input'])}; {words(first)}.")
+
+
+def _misspells(unknown: Any, missing: Any) -> bool:
+    """Whether an error is about an unknown key whose name is close to that of a missing one."""
+    close = get_close_matches(str(unknown["loc"][-1]), [str(missing["loc"][-1])])
+    return unknown["type"] == "extra_forbidden" and bool(close)
 
 
 def _short(value: Any) -> str:

@@ -42,6 +42,13 @@ def sentence(call, *arguments):
         ({"workloads": []}, ["workloads", "name at least one"]),
         ({"workloads": ["mlp", "mlp"]}, ["workloads", "mlp stands twice"]),
         ({"strategies": ["single", "ddp", "single"]}, ["strategies", "single stands twice"]),
+        ({"twins": True}, ["`twins` is True", "write a number"]),
+        ({"recipe": {"max_steps": True}}, ["`max_steps` is True", "write a number"]),
+        ({"recipe": {"optimizer": {"learning_rate": True}}}, ["`optimizer.learning_rate` is True"]),
+        ({"recipe": {"optimizer": {"name": "adam", "betas": [0.9, False]}}}, ["`optimizer.betas.1` is False"]),
+        ({"site_settings": {"figures": {"matrix_tflops": {"float32": True}}}}, ["`figures.matrix_tflops.float32`"]),
+        ({"recipe": {"optimizer": {"momentum": 0.9}}}, ["config: recipe: `optimizer` is", "adamw takes no momentum"]),
+        ({"sweep": {"tp": [2]}, "strategies": ["single", "zero1"]}, ["sweep: tp varies none of single, zero1"]),
         ({"recipe": 3}, ["recipe", "write keys and values"]),
         (["mlp"], ["keys and values"]),
     ],
@@ -77,6 +84,8 @@ def run_of(workload, strategy="single", **values):
         ("pieces: [2]", "pieces: [layers]", ["mlp.yaml", "pieces: layers", "hidden"]),
         ("  embedded:\n", "  hub:\n", ["config: data is embedded", "hub alone"]),
         ("sizes:\n", "tensor_size:\n", ["mlp.yaml", "`sizes` is missing"]),
+        ("task: regression", "taks: regression", ["mlp.yaml", "unknown key `taks`; did you mean `task`?"]),
+        ("sizes:\n", "sizes:\n  1: {}\n", ["mlp.yaml", "the key 1 in line", "put it in quotes: '1'"]),
         ("model: mlp", "model: [", ["mlp.yaml is not YAML"]),
     ],
 )
@@ -115,6 +124,22 @@ def test_a_folder_and_a_name_with_a_dash(config):
         file.write("ddp: {dp_shard: -1}\n")
     load.read_yaml.cache_clear()
     assert "`ddp` stands twice" in sentence(load.read_yaml, config / "strategies.yaml")
+
+
+@pytest.mark.parametrize("name", ["1", "yes", "null"])
+def test_a_strategy_s_name_that_is_no_text_to_yaml(config, name):
+    with (config / "strategies.yaml").open("a") as file:
+        file.write(f"{name}: {{dp_replicate: -1}}\n")
+    said = sentence(load.config, {"strategies": ["all"]})
+    assert f"strategies.yaml is not YAML: the key {name} in line" in said
+    assert f"put it in quotes: '{name}'" in said
+
+
+def test_a_workload_whose_sizes_lie_under_a_longer_key(config):
+    path = config / "workloads/mlp.yaml"
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("tensor_sizes")]
+    path.write_text("\n".join(lines).replace("\nsizes:", "\ntensor_sizes:") + "\n")
+    assert "the key `sizes` is missing" in sentence(run_of, "mlp")
 
 
 def test_a_half_written_workload_stops_no_other(config):

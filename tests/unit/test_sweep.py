@@ -46,6 +46,7 @@ def test_every_key_goes_from_the_configuration_to_a_name_and_back():
         "dtype": ["float64"],
         "weight_decay": ["1e-7"],
     }
+    assert variants.in_group("schedule") is None, "also a key of strategies"
     runs, _ = planned(sweep=given)
     assert [run.workload for run in runs] == [
         f"mnist@betas=0.9:0.95@clip_norm={norm}@dtype=float64@keep_best=true@optimizer.name=adamw@weight_decay=1e-07"
@@ -118,7 +119,14 @@ def test_variants_share_initial_weights_and_a_size_has_its_own_data():
             "2,000 variants of 1 strategies and 1 workloads are 2,000 runs, more than",
         ),
         ({"seed": {"first": 1, "last": 1e12}}, "more than 100,000 values"),
-        ({"seed": {"frist": 1, "last": 2}}, "config: sweep: seed: the key `first` is missing"),
+        ({"seed": {"frist": 1, "last": 2}}, "config: sweep: seed: unknown key `frist`; did you mean `first`?"),
+        ({"seed": {"last": 2}}, "config: sweep: seed: the key `first` is missing"),
+        ({"seed": {"first": 3, "last": 2}}, "config: sweep: seed is {'first': 3, 'last': 2}; last is below first"),
+        ({"recipe": {"optimizer": {"learning_rate": [1]}}}, "write recipe.optimizer.learning_rate: [...]"),
+        ({"optimizer": {"betas": {"first": 1, "last": 2}}}, "write optimizer.betas: [...]"),
+        ({"recipe.optimizer": [1]}, "write recipe.optimizer.name: [...]"),
+        ({"learning_rate": [True]}, "learning_rate cannot be True: write a number"),
+        ({"betas": [[0.9, False]]}, "betas cannot be [0.9, False]: write a number"),
         ({"learning_rate": {"first": 0, "last": 2, "count": 3, "scale": "log"}}, "a first above 0"),
         ({"learning_rate": [-1]}, "learning_rate cannot be -1: input should be greater than 0"),
         ({"learning_rate": [0.1, "1e-1"]}, "a value stands twice"),

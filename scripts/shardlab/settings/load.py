@@ -86,7 +86,12 @@ def config(values: dict[str, Any]) -> Config:
     for name in config.strategies:
         strategy(name)
     site(config)
-    sweep.checked(config)
+    for key in dict.fromkeys(key for table in sweep.checked(config) for key in table):
+        if variants.keys()[key].of_strategy and not any(variants.takes(strategy(n), key) for n in config.strategies):
+            raise UserError(
+                f"{sweep.WHERE}: {key} varies none of {', '.join(config.strategies)}; add a strategy that it changes, "
+                "or remove the key."
+            )
     return config
 
 

@@ -1,4 +1,4 @@
-"""YAML as people mean it: a key stands once, a number with a leading zero is no octal one, aliases stay few."""
+"""YAML as people mean it: keys are text and unique, a number with a leading zero is no octal one, aliases stay few."""
 
 from typing import Any
 
@@ -24,6 +24,12 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
+                if key.tag != "tag:yaml.org,2002:str":
+                    kind = key.tag.rpartition(":")[2]
+                    raise yaml.YAMLError(
+                        f"the key {key.value} in line {key.start_mark.line + 1} is read as {kind}, not as text; "
+                        f"put it in quotes: '{key.value}'"
+                    )
                 if key.value in seen:
                     raise yaml.YAMLError(f"the key `{key.value}` stands twice, again in line {key.start_mark.line + 1}")
                 seen.add(key.value)
@@ -44,7 +50,8 @@ def parse_yaml(text: str) -> Any:
     """The value of a YAML text; an empty one is {}.
 
     Raises:
-        yaml.YAMLError: it is none, names a key twice, writes a number with a leading zero, or has too many aliases.
+        yaml.YAMLError: it is none, or has a key twice, one that is not text, a number that begins with 0
+        or too many aliases.
     """
     value = yaml.load(text, Loader=_Loader)
     _check_size(value)

@@ -86,6 +86,8 @@ def _product(table: Any) -> dict[str, list[Any]]:
         raise UserError(f"{WHERE}: {table!r} is not keys with lists; write learning_rate: [0.001, 0.003].")
     found: dict[str, list[Any]] = {}
     for name, given in table.items():
+        if dotted := _dotted(str(name), given):
+            raise UserError(f"{WHERE}: {name} is a group of keys; write {dotted}: [...].")
         key = variants.short(str(name), WHERE)
         where = f"{WHERE}: {name}"
         values = check(Range, given, where).values if isinstance(given, dict) else given
@@ -102,6 +104,16 @@ def _product(table: Any) -> dict[str, list[Any]]:
             raise UserError(f"{where}: {key} stands twice; name it once.")
         found[key] = taken
     return found
+
+
+def _dotted(name: str, given: Any) -> str | None:
+    """The key that is meant where ``name`` is a group of keys: the first one inside of ``given``, or of the group."""
+    if not (dotted := variants.in_group(name)):
+        return None
+    if not isinstance(given, dict) or not given:
+        return dotted
+    inner = f"{name}.{next(iter(given))}"
+    return _dotted(inner, given[next(iter(given))]) or inner
 
 
 def points(config: Config) -> Iterator[tuple[Values, Values]]:

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from shardlab.errors import UserError, unknown
-from shardlab.schema import words
+from shardlab.schema import words, yes_for_number
 from shardlab.settings.config import Config
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.strict_yaml import parse_yaml
@@ -62,9 +62,12 @@ class Key(NamedTuple):
             UserError: it takes no such value.
         """
         try:
-            return _adapter(self.path).validate_python(value)
+            found = _adapter(self.path).validate_python(value)
         except ValidationError as error:
             raise UserError(f"{where} cannot be {value!r}: {words(error.errors()[0])}.") from None
+        if yes_for_number(value, found):
+            raise UserError(f"{where} cannot be {value!r}: write a number.")
+        return found
 
 
 @cache
@@ -97,13 +100,26 @@ def _adapter(path: tuple[str, ...]) -> TypeAdapter[Any]:
     return TypeAdapter(next(key.kind for key in keys().values() if key.path == path))
 
 
+def in_group(name: str) -> str | None:
+    """The first key of a group of keys that is given by any end of its path; None for a key (schedule is both)."""
+    if _ending_in(name):
+        return None
+    groups = (key.path for key in keys().values() if f".{'.'.join(key.path[:-1])}".endswith(f".{name}"))
+    return next((f"{name}.{path[-1]}" for path in groups), None)
+
+
+def _ending_in(name: str) -> list[str]:
+    """The short names of all keys whose path ends in ``name``."""
+    return [short for short, key in keys().items() if f".{'.'.join(key.path)}".endswith(f".{name}")]
+
+
 def short(name: str, where: str) -> str:
     """The short name of a key that is given by any end of its path (recipe.optimizer.learning_rate, learning_rate).
 
     Raises:
         UserError: there is no such key.
     """
-    fitting = [end for end, key in keys().items() if f".{'.'.join(key.path)}".endswith(f".{name}")]
+    fitting = _ending_in(name)
     exact = [end for end in fitting if end == name]
     if len(fitting) == 1 or exact:
         return (exact or fitting)[0]
