@@ -4,13 +4,16 @@ from snakemake.utils import min_version
 min_version("9.27")
 
 
+include: "workflow/rules/here.smk"
+include: "workflow/rules/start.smk"
+
+
 configfile: "config/config.yaml"
 
 
 report: "workflow/report/workflow.rst"
 
 
-include: "workflow/rules/here.smk"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/image.smk"

@@ -14,10 +14,10 @@ pytestmark = pytest.mark.skipif(shutil.which("script") is None, reason="util-lin
 CALL = ["snakemake", "--profile", "workflow/profiles/local", "--config", "twins=0", "workloads=[mlp]"]
 
 
-def on_terminal(tree: Tree, *more):
+def on_terminal(tree: Tree, *more, **environment):
     """Start a call on a terminal of its own; returns the process, whose input is the keyboard."""
     words = ["script", "--quiet", "--return", "--command", shlex.join([*CALL, *more, "--", "all"]), "/dev/null"]
-    environment = tree.environment() | {"TERM": "xterm-256color"}
+    environment = tree.environment() | {"TERM": "xterm-256color"} | environment
     return subprocess.Popen(
         words, cwd=tree.path, env=environment, text=True, stdin=-1, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -46,9 +46,10 @@ def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
     log = next((tree.path / ".snakemake/log").iterdir()).read_text()
     assert "Training mlp under ddp" in log
 
-    child = on_terminal(tree, "strategies=[single]", "recipe={optimizer: {learning_rate: 1000000.0}}")
+    child = on_terminal(tree, "strategies=[single]", "recipe={optimizer: {learning_rate: 1000000.0}}", NO_COLOR="1")
     seen, _ = child.communicate(timeout=300)
     assert child.returncode == 1
+    assert not re.search(r"\x1b\[[0-9;]*m", seen.replace("\x1b[0m", "")), "NO_COLOR"
     (sentence,) = [line for line in lines(seen) if line.startswith("train of single x mlp: error: the loss of step ")]
     assert sentence
     assert "RuleException" not in seen

@@ -47,7 +47,8 @@ def test_graphs_are_drawn(tree, graph):
         (["results/ddp/my-mlp.done"], "there is no workload 'my-mlp'"),
         (["--config", "strategies=[single,single]", "--", "all"], "single stands twice; name it once"),
         (["--config", "nodes=2", "--", "all"], "can have 1; set nodes to 1"),
-        (["results/ddp/mlp/tset.json"], "results/ddp/mlp/tset.json"),
+        (["results/ddp/mlp/tset.json"], "no rule makes results/ddp/mlp/tset.json; did you mean results/ddp/mlp/test."),
+        (["results/export/ddp/mlp"], "model mlp has no counterpart in transformers; those that have one: llama, vit"),
         (["--config", "ranks_per_node=8", "recipe={global_batch: 4}", "--", "all"], "global_batch 4 has fewer samples"),
     ],
 )
@@ -58,6 +59,15 @@ def test_mistakes_end_the_call_before_any_job(tree, arguments, words):
     assert "Traceback" not in done.stdout
     assert not (tree.path / "data").exists()
     assert [path.name for path in (tree.path / "results").iterdir()] == ["README.md"]
+
+
+def test_a_configuration_file_is_checked_before_snakemake_reads_it(tree):
+    with (tree.path / "config/config.yaml").open("a") as file:
+        file.write("seed: 2\n")
+    done = tree.run("snakemake", "-n", "all", check=False)
+    assert done.returncode != 0
+    assert "config/config.yaml is not YAML: the key `seed` stands twice" in done.stdout
+    assert "Traceback" not in done.stdout
 
 
 def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):

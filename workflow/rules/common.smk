@@ -1,13 +1,7 @@
 # Short helpers for the rules; what they know comes from scripts/shardlab/settings.
-import re
 import shlex
 from functools import cache
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(SCRIPTS.resolve()))
-
-from shardlab.errors import UserError
 from shardlab.launch import (
     attach,
     driver,
@@ -18,8 +12,7 @@ from shardlab.launch import (
     stages,
 )
 from shardlab.report import plan
-from shardlab.settings import identity, inputs, load, resolve, variants
-from shardlab.settings.types import RESERVED
+from shardlab.settings import identity, inputs, load, pretrained, resolve, variants
 
 # After a kill the same call goes on, without --unlock.
 WORKS = driver.works(sys.argv[1:])
@@ -35,8 +28,7 @@ if WORKS:
 
         progress.install(Path.cwd())
 
-# Every mistake in the configuration or the targets ends the workflow here, before any job starts. The
-# targets are read off the command line: Snakemake knows them only after it has read this file, and an
+# Every mistake in the configuration or the targets ends the workflow here, before any job starts: an
 # error in an input function comes with a traceback.
 try:
     CONFIG = load.config(config)
@@ -45,11 +37,13 @@ try:
     RUNS = [] if driver.of_one_run(sys.argv[1:]) else resolve.matrix(CONFIG)[0]
     known = {(run.strategy, run.workload): run for run in RUNS}
     asked_for = dict(known)
-    for target in sys.argv[1:]:
-        asked = re.match(r"results/([^/]+)/([^/]+?)(?:\.done$|/)", target)
-        if asked and asked[1] not in RESERVED:
-            asked_for[asked.groups()] = resolve.run(CONFIG, *asked.groups())
-            inputs.check_data_set(CONFIG, asked_for[asked.groups()])
+    for target in call.targets(sys.argv[1:]):
+        run = resolve.run(CONFIG, target.strategy, target.workload)
+        inputs.check_data_set(CONFIG, run)
+        if target.exported:
+            pretrained.check_export(run.model)
+        else:
+            asked_for[target.strategy, target.workload] = run
     if WORKS:
         driver.note_done(Path.cwd(), asked_for.values())
 except UserError as error:

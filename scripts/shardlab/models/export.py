@@ -9,8 +9,8 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from shardlab.errors import UserError, choices
 from shardlab.files import write_atomic
+from shardlab.settings import pretrained
 from shardlab.settings.types import Run
 
 LLAMA = {
@@ -50,6 +50,7 @@ def write(run: Run, weights: Path, data: Path, folder: Path) -> None:
     Raises:
         UserError: the model has no counterpart in the library.
     """
+    pretrained.check_export(run.model)
     folder.mkdir(parents=True, exist_ok=True)
     values = load_file(weights)
     if run.model.folder:
@@ -60,17 +61,13 @@ def write(run: Run, weights: Path, data: Path, folder: Path) -> None:
         from shardlab import models
 
         models.construct(run.model, run.task).config.save_pretrained(folder)  # type: ignore[union-attr, operator]
-    elif run.model.name in OURS:
+    else:
         values = {renamed(name, OURS[run.model.name]): value for name, value in values.items()}
         CONFIGS[run.model.name](run).save_pretrained(folder)
         if (data / "tokenizer.json").exists():
             shutil.copy(data / "tokenizer.json", folder)
             about = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
             (folder / "tokenizer_config.json").write_text(json.dumps(about | {"pad_token": "<pad>"}, indent=2) + "\n")
-    else:
-        raise UserError(
-            f"model {run.model.name} has no counterpart in transformers; those that have one: {choices(OURS)}, hf:."
-        )
     write_atomic(folder / "model.safetensors", lambda path: save_file(values, path, metadata={"format": "pt"}))
 
 

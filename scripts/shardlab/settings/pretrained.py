@@ -3,13 +3,15 @@
 import re
 from pathlib import Path
 
-from shardlab.errors import UserError
+from shardlab.errors import UserError, choices
 from shardlab.files import read_json
 from shardlab.settings.types import Model
 
 MODELS = Path("data/models")
 TEXT_TASKS = ("language_modelling", "summarization")
 """Tasks whose data is encoded by the model's own tokenizer."""
+EXPORTED = ("llama", "vit")
+"""Models of the project that have a counterpart in transformers."""
 
 
 def is_pretrained(name: str) -> bool:
@@ -48,6 +50,18 @@ def settings(model: Model, where: str) -> Model:
             f"{where}: model: {model.name} is no hf:owner/name, and a folder begins with / or a dot; write one of them."
         )
     return model.model_copy(update={**found, "args": args})
+
+
+def check_export(model: Model) -> None:
+    """Check that transformers can open a model's weights.
+
+    Raises:
+        UserError: the model has no counterpart there.
+    """
+    if model.folder is None and model.name not in EXPORTED:
+        raise UserError(
+            f"model {model.name} has no counterpart in transformers; those that have one: {choices(EXPORTED)}, hf:."
+        )
 
 
 def special_tokens(folder: Path) -> dict[str, int]:

@@ -1,0 +1,17 @@
+# Before Snakemake reads the configuration: what it would otherwise accept, or answer with a traceback.
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(SCRIPTS.resolve()))
+
+from shardlab.errors import UserError
+from shardlab.launch import call
+
+call.respect_no_color()
+try:
+    call.check_folder(Path.cwd())
+    # A workflow that uses this one as a module hands its configuration over.
+    if not workflow.modifier.skip_configfile:
+        call.check_configuration([*workflow.configfiles, Path("config/config.yaml")])
+except UserError as error:
+    raise WorkflowError(str(error)) from None
