@@ -68,6 +68,7 @@ def card(run: Run, train: TrainReport, test: TestReport, loss: float) -> str:
     """The model card: what it was trained on and how, and its figures (huggingface.co/docs/hub/model-cards)."""
     source = run.data.hub.repo if run.data.hub else f"embedded ({run.data.name})"
     metric = "" if test.metric_value is None else f"| {test.metric_name} | {test.metric_value:.6g} |\n"
+    untrained = "" if test.untrained_loss is None else f"| before training | {test.untrained_loss:.8g} |\n"
     return f"""---
 library_name: transformers
 pipeline_tag: {LIBRARY.get(run.task, "image-classification")}
@@ -78,12 +79,11 @@ pipeline_tag: {LIBRARY.get(run.task, "image-classification")}
 | | |
 | --- | --- |
 | test loss | {test.loss:.8g} (as transformers computes it: {loss:.8g}) |
-{metric}| before training | {test.untrained_loss} |
-| validation loss | {train.validation_loss:.8g} |
+{metric}{untrained}| validation loss | {train.validation_loss:.8g} |
 | parameters | {train.parameters:,} |
 | data | {source}, fingerprint {train.identity.data} |
 | steps, samples | {train.steps}, {train.samples} |
-| strategy | {run.strategy} on {train.world_size} rank(s), {train.nodes} node(s) |
+| strategy | {run.strategy} on {_count(train.world_size, "rank")}, {_count(train.nodes, "node")} |
 | wall time | {train.wall_seconds:.1f} s |
 | seed | {run.seed} |
 | optimizer | {run.recipe.optimizer.name}, learning rate {run.recipe.optimizer.learning_rate:g} |
@@ -93,6 +93,11 @@ pipeline_tag: {LIBRARY.get(run.task, "image-classification")}
 Trained by Shardlab, which trains one model under every parallel strategy and holds all of them to the test loss of one.
 The licence of the weights is what the data's licence allows.
 """
+
+
+def _count(number: int, what: str) -> str:
+    """A number of things in words: 1 rank, 2 ranks."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 if __name__ == "__main__":

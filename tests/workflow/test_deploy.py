@@ -1,6 +1,7 @@
 """The workflow as a module of another one, by github(...); and what others take from it: a crate, weights, a report."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -86,7 +87,10 @@ def test_transformers_opens_the_weights_to_the_same_test_loss(deployed):
     assert sum(each.numel() for each in model.parameters()) == sum(each.size for each in ours.values())
     text = "def f(x):\n    return x"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert f"| {loss:.8g} (as transformers" in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert f"| {loss:.8g} (as transformers" in card
+    assert "| strategy | ddp on 2 ranks, 1 node |" in card
+    assert not re.search(r"\d\.\d{9}", card), "figures are rounded"
 
 
 def test_snakemakes_own_report_has_the_page_and_the_charts(deployed):

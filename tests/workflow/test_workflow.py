@@ -83,7 +83,11 @@ def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):
     assert "is being trained by process 1 on here" in done.stdout
     assert tree.json("results/single/mlp/test.json")["samples"] == 102
     assert "- ddp x mlp: missing" in (tree.path / "results/summary.md").read_text()
+    mark = tree.path / "results/export/ddp/llama2/.snakemake_timestamp"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
     tree.snakemake(*impatient, "all")
+    assert not mark.exists(), "an exported model's folder has the model's files alone"
     assert "Not complete" not in (tree.path / "results/summary.md").read_text()
 
 
