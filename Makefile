@@ -7,19 +7,24 @@ packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 .PHONY: help run matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
-# What can be made.
+# List what can be made.
 help:
-	@awk '/^# /{text=substr($$0,3)} /^[a-z-]+:/{split($$0,name,":"); if (text) printf "make %-14s %s\n", name[1], text; text=""}' $(firstword $(MAKEFILE_LIST))
+	@awk '/^# / {text = text ? text : substr($$0, 3); next} /^[a-z-]+:/ && text {split($$0, name, ":"); printf "make %-14s %s\n", name[1], text} {text = ""}' \
+	  $(firstword $(MAKEFILE_LIST))
 
-# The default matrix on the embedded data; ends with its test losses, the verdict and the report to open.
+# -P: a file of the folder that has the name of a Python module (random.py) is not taken for that.
+SNAKEMAKE := $(BIN)/python -P -m snakemake
+# Train and compare the default matrix on the embedded data.
+# Ends with its test losses, the verdict and the report to open.
 run: .venv/run
-	@$(BIN)/python -m snakemake --profile workflow/profiles/local all
+	@$(SNAKEMAKE) --profile workflow/profiles/local all
 	@echo && cat results/logs/summarize.log
 
 EVERY := --config 'strategies=[all]'
-# Every strategy on every workload, each held to one device; writes the matrix of docs/matrix.md.
+# Compare every strategy on every workload with one device.
+# Writes the matrix of docs/matrix.md.
 matrix: .venv/run
-	$(BIN)/python -m snakemake --profile workflow/profiles/local $(EVERY) -- all
+	$(SNAKEMAKE) --profile workflow/profiles/local $(EVERY) -- all
 	$(BIN)/python scripts/summarize.py --config '{"strategies": ["all"]}' --check
 	$(BIN)/python scripts/docs.py --summary results/summary.csv
 
@@ -27,59 +32,64 @@ matrix: .venv/run
 watch: .venv/login
 	$(BIN)/python scripts/watch.py
 
-# For a login node: Snakemake and the data stages; PyTorch is in the image.
+# Install what a login node needs: all but PyTorch.
 setup: .venv/login
 
 # Two processes, of which each takes whole files; most tests wait for others much of the time.
 PYTEST := $(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder
-# What changes nothing outside of this folder, as any user.
+# Test all that needs no cluster; changes this folder alone.
 test: .venv/dev
 	$(PYTEST) tests/unit tests/parity tests/workflow
 
-# On a cluster in a box: needs root and Debian, and says first what it installs.
+# Test on a cluster in a box: needs root and Debian.
+# Says first what it installs.
 test-cluster: .venv/dev
 	$(PYTHON) tests/cluster/cluster.py prepare
 	$(BIN)/python -m pytest tests/cluster
 
-# Both, and the tests marked long.
+# Run both, and the tests marked long.
 test-all: .venv/dev
 	$(PYTHON) tests/cluster/cluster.py prepare
 	$(PYTEST) --long
 
-# Faults put into a copy of the code, one at a time: which test catches each.
+# Put faults into copies of the code: which test catches each.
 mutants: .venv/dev
 	$(BIN)/python tests/mutants
 
-# ruff, snakefmt, mypy, snakemake --lint, and that generated files are up to date.
+# Run ruff, snakefmt, mypy and snakemake --lint.
+# Checks also that generated files are up to date.
 lint: .venv/dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m snakefmt --check Snakefile workflow
 	$(BIN)/python -m mypy scripts benchmarks
-	$(BIN)/python -m snakemake --lint
+	$(SNAKEMAKE) --lint
 	$(BIN)/python scripts/docs.py --check
 
-# What is generated: schemas, tables of config/README.md and docs/matrix.md (its figures: make matrix).
+# Generate schemas and tables of the documents.
+# The figures of docs/matrix.md: make matrix.
 docs: .venv/dev
 	$(BIN)/python scripts/docs.py
 
-# The documents as a site in site/, every link of it checked; they read as plain files, too.
+# Make the documents a site in site/, and check its links.
 site: .venv/dev
 	rm -rf .site && mkdir .site && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --no-dereference -t .site
 	$(BIN)/python -m mkdocs build --strict
 
-# The pictures of the README, from the report that is there (make matrix), in Debian's Chromium.
+# Take the README's pictures of the report (make matrix).
+# In Debian's Chromium.
 pictures: .venv/dev
 	$(BIN)/python docs/pictures.py
 
-# On a machine with one to eight GPUs: every strategy over NCCL against one GPU, that against a CPU, large models' speed.
+# Check one to eight GPUs of this machine.
+# Every strategy over NCCL is compared with one GPU, that with a CPU; and the speed of large models.
 check-gpu: .venv/dev
 	$(BIN)/python benchmarks/check_gpu.py
 
 # Each but the last (of one test) is compiled within the ones before it, so that all fit into one environment.
 # A local build's tag (torch 2.13.0+cpu) is dropped: the host's pip settings choose the build.
 COMPILE := ../$(BIN)/python -m piptools compile --quiet --strip-extras --no-header --no-emit-index-url --no-emit-find-links --annotation-style=line
-# The lock files, from envs/*.in.
+# Pin the lock files, from envs/*.in.
 envs: .venv/dev
 	cd envs && $(COMPILE) -o workflow.txt workflow.in
 	cd envs && $(COMPILE) -c workflow.txt -o train.txt train.in && sed -i 's/+cpu//' train.txt
@@ -89,13 +99,13 @@ envs: .venv/dev
 
 KILLS ?= 1000
 SEED ?= 1
-# Trainings killed at random: KILLS of them, by SEED.
+# Kill trainings at random: KILLS of them, by SEED.
 soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
-# Compared with other trainers, also by hand on two ranks; plans, starting ranks, checkpoints, 1 to 8 ranks, sweeps of up
-# to 10,000 runs, the workflow compared with a shell script and with an earlier commit, the driver's CPU time.
-# The tables of docs/performance.md, on this machine, in some 45 minutes.
+# Measure what docs/performance.md holds, in some 45 minutes.
+# Other trainers and the same by hand on two ranks, plans, starting ranks, checkpoints, 1 to 8 ranks, sweeps of up to
+# 10,000 runs, the workflow compared with a shell script, the driver's CPU time, and `make run` compared with an earlier commit.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py
 	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 60 --repeats 0 --output results/benchmarks/ranks
@@ -110,24 +120,25 @@ bench: .venv/peers/made
 
 NODES ?= 2
 GPUS ?= 4
-# A Slurm cluster in a box, on a Debian machine, as root: NODES, GPUS (fake ones per node).
+# Start a Slurm cluster in a box: NODES, GPUS.
+# On a Debian machine, as root; the GPUs, per node, are fake.
 cluster-up:
 	$(PYTHON) tests/cluster/cluster.py up --nodes $(NODES) --gpus $(GPUS)
 
-# Nothing of it is left running.
+# Stop it; nothing of it is left running.
 cluster-down:
 	$(PYTHON) tests/cluster/cluster.py down
 
-# A shell of its ordinary user.
+# Open a shell of its ordinary user.
 cluster-shell:
 	$(PYTHON) tests/cluster/cluster.py shell
 
-# What is made again in seconds; never results, downloads or the environment.
+# Remove caches; never results, downloads or the environment.
 clean:
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -r {} +
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# Everything that git ignores: results, data, images, environment. Asks first.
+# Remove all that git ignores, also results; asks first.
 distclean:
 	@git clean -ndX | sed 's/^Would remove/ /'
 	@printf 'Remove all of this? Type yes: '; read answer && [ "$$answer" = yes ] || { echo 'error: nothing was removed.' >&2; exit 1; }

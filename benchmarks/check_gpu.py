@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Check one to eight GPUs of a machine: every strategy against one of them, one against a CPU, and large models' speed.
+"""Check one to eight GPUs of a machine: every strategy against one of them, one
+against a CPU, and large models' speed.
 
-Equality: tiny trainings over NCCL, held to `single` at the gradients of step 0, each step's loss and gradient norm, and
-the test loss. float64 has to agree to 1e-10, float32 (without TF32) to 5e-6 a step and 1e-4 at the test loss; bf16 is
-reported. With one GPU, parallel strategies run on one rank: their code and NCCL, without a second one to talk to. The
-first workload in which a strategy is not equal ends the program.
+Equality: tiny trainings over NCCL, held to `single` at the gradients of step
+0, each step's loss and gradient norm, and the test loss. float64 has to agree
+to 1e-10, float32 (without TF32) to 5e-6 a step and 1e-4 at the test loss; bf16
+is reported. With one GPU, parallel strategies run on one rank: their code and
+NCCL, without a second one to talk to. The first workload in which a strategy
+is not equal ends the program.
 
 Speed: models of up to 7 B, next to their plans (trainers/large.py).
 
@@ -102,7 +105,7 @@ def options() -> argparse.ArgumentParser:
         "--ranks", type=int, choices=range(1, MOST + 1), metavar="N", help="ranks (default: all GPUs, up to 8)"
     )
     parser.add_argument("--only", choices=["equal", "speed"], help="one of the two sections")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS, help="of the first section")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME", default=WORKLOADS, help="as above")
     parser.add_argument(
         "--strategies", nargs="+", choices=known(), metavar="NAME", default=known(), help="of the first section"
     )

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What a checkpoint costs a training: how long a step waits for it, written at once or while the training goes on, and
-how long a run takes to stand where it was. Over model sizes, on one rank and on two. Needs no GPU.
+"""What a checkpoint costs a training: how long a step waits for it, written at
+once or while the training goes on, and how long a run takes to stand where it
+was. Over model sizes, on one rank and on two. Needs no GPU.
 """
 
 import argparse
@@ -32,7 +33,7 @@ STEPS = EVERY * (2 * COUNT + 1)
 def main() -> None:
     """Train, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["tiny", "middle", "large"])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, metavar="SIZE", default=["tiny", "middle", "large"])
     parser.add_argument("--strategies", nargs="+", default=["single", "fsdp"])
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV file")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""CPU time of Snakemake's process, with and without the patch of its scheduler: per finished job; or with --waiting, on
-a cluster, as a part of a core while that many jobs wait in Slurm (they are held, and cancelled at the end).
+"""CPU time of Snakemake's process, with and without the patch of its scheduler:
+per finished job; or with --waiting, on a cluster, as a part of a core while
+that many jobs wait in Slurm (they are held, and cancelled at the end).
 
 Example: python benchmarks/driver.py --jobs 100 300 1000
 """

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Our trainer beside a bare PyTorch loop, Hugging Face's Trainer and Lightning: one step each in turn, in one process.
+"""Our trainer beside a bare PyTorch loop, Hugging Face's Trainer and Lightning:
+one step each in turn, in one process.
 
-On a shared machine nothing else tells a few percent apart. Each trainer runs in a thread and waits at the start of each
-step for its turn; the ratio is that of a step to the bare loop's of the same round. Start-up and memory are those of
-processes of their own. With several ranks (--strategies ddp fsdp zero2) beside DDP, fully_shard and deepspeed by hand,
-and beside those of the others that do the same on a CPU. Run it by `make bench`, which makes the environment that it
-needs (.venv/peers).
+On a shared machine nothing else tells a few percent apart. Each trainer runs
+in a thread and waits at the start of each step for its turn; the ratio is that
+of a step to the bare loop's of the same round. Start-up and memory are those
+of processes of their own. With several ranks (--strategies ddp fsdp zero2)
+beside DDP, fully_shard and deepspeed by hand, and beside those of the others
+that do the same on a CPU. Run it by `make bench`, which makes the environment
+that it needs (.venv/peers).
 """
 
 import argparse
@@ -49,8 +52,8 @@ ALONE = 10
 def main() -> None:
     """Race, print and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["tiny", "middle", "large"])
-    parser.add_argument("--strategies", nargs="+", choices=OTHERS, default=["single"])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, metavar="SIZE", default=["tiny", "middle", "large"])
+    parser.add_argument("--strategies", nargs="+", choices=OTHERS, metavar="NAME", default=["single"])
     parser.add_argument("--rounds", type=int, default=80, help="steps of each; the first tenth is not counted")
     parser.add_argument(
         "--repeats",

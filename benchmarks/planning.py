@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""How long the plan of a large model takes, on this machine, and what it says: Llama shapes on up to 1,024 ranks.
+"""How long the plan of a large model takes, on this machine, and what it says:
+Llama shapes on up to 1,024 ranks.
 
 Needs no GPU and no data. Each plan is a process of its own (scripts/plan.py).
 """

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Train workloads with many seeds under several strategies, with twins, and judge each as the summary does.
+"""Train workloads with many seeds under several strategies, with twins, and judge
+each as the summary does.
 
-Prints the table of docs/equality.md. Ranks are forks of one process (tests/parity/ranks.py), so that a training costs
-its steps and not PyTorch's start.
+Prints the table of docs/equality.md. Ranks are forks of one process
+(tests/parity/ranks.py), so that a training costs its steps and not PyTorch's
+start.
 """
 
 import argparse

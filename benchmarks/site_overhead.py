@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Time what a site adds: image build and size, PyTorch's start in the image and in a venv, submit to first step.
+"""Time what a site adds: image build and size, PyTorch's start in the image and
+in a venv, submit to first step.
 
-Run it on the login node, in a checkout where `snakemake --profile slurm --config site=NAME -- all` works.
+Run it on the login node, in a checkout where `snakemake --profile slurm
+--config site=NAME -- all` works.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Describe a call and what came out of it as a Workflow Run RO-Crate: a folder to keep, to hand on or to publish.
+"""Describe a call and what came out of it as a Workflow Run RO-Crate: a folder to
+keep, to hand on or to publish.
 
 Example: python scripts/crate.py --results results --output results/crate
 """

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Write a run's weights as a folder that the transformers library opens, with a model card; then have it open it.
+"""Write a run's weights as a folder that the transformers library opens, with a
+model card; then have it open it.
 
 Example: snakemake --profile workflow/profiles/local results/export/fsdp/llama2
 """

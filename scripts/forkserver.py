@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Import PyTorch and what a training needs once, and fork the jobs of a call of Snakemake from this process.
+"""Import PyTorch and what a training needs once, and fork the jobs of a call of
+Snakemake from this process.
 
-Snakemake's process starts it, with the listening socket as standard input; see shardlab/launch/forkserver.py.
+Snakemake's process starts it, with the listening socket as standard input; see
+shardlab/launch/forkserver.py.
 """
 
 import argparse

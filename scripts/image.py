@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Build the image that training runs in, or look at the one that the site names; write its report.
+"""Build the image that training runs in, or look at the one that the site names;
+write its report.
 
-Apptainer needs no root for it: --fakeroot. APPTAINER_TMPDIR and APPTAINER_CACHEDIR say where it works.
+As an ordinary user it builds with --fakeroot. APPTAINER_TMPDIR and
+APPTAINER_CACHEDIR say where it works.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Install the packages of lock files with pip, and show on one line what it is at and how much is left.
+"""Install the packages of lock files with pip, and show on one line what it is at
+and how much is left.
 
 Example: python scripts/install.py envs/workflow.txt
 """

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Start a stage's program where the site says: in a Slurm job, in the image, on all ranks of a run or in one process.
+"""Start a stage's program where the site says: in a Slurm job, in the image, on
+all ranks of a run or in one process.
 
 The options that launch.py does not know are the program's own.
 """

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Start the ranks of a program on this node: torchrun, whose ranks can be forks of this process.
+"""Start the ranks of a program on this node: torchrun, whose ranks can be forks
+of this process.
 
-PyTorch is then read and imported once for a node, and not once for each of its ranks and once more for torchrun.
+PyTorch is then read and imported once for a node, and not once for each of its
+ranks and once more for torchrun.
 """
 
 import argparse

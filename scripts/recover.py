@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Say what is there of each run: done, alive, finished without its driver, resumable from which step, or lost, and why.
+"""Say what is there of each run: done, alive, finished without its driver,
+resumable from which step, or lost, and why.
 
-Changes nothing: the next call of Snakemake does what this announces. Example: python scripts/recover.py --config '{}'
+Changes nothing: the next call of Snakemake does what this announces. Example:
+python scripts/recover.py --config '{}'
 """
 
 import argparse

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draw the report of all runs: report.html, one file that opens without a network, and its charts as SVG and CSV.
+"""Draw the report of all runs: report.html, one file that opens without a
+network, and its charts as SVG and CSV.
 
 Example: python scripts/report.py --results results
 """

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Watch all runs: what each one does, its step, loss, speed and time left, from the run folders and Slurm's queue.
+"""Watch all runs: what each one does, its step, loss, speed and time left, from
+the run folders and Slurm's queue.
 
-Ends with q or Ctrl-C; the runs go on. Without a terminal, or with --once, the table is printed once.
+Ends with q or Ctrl-C; the runs go on. Without a terminal, or with --once, the
+table is printed once.
 Example: python scripts/watch.py
 """
 

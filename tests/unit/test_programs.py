@@ -47,12 +47,22 @@ with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
 
 def test_every_program_explains_itself():
     names = [name for name in SCRIPTS if name != "scripts/check_python.py"]
-    done = subprocess.run([sys.executable, "-c", HELP, *names], cwd=ROOT, capture_output=True, text=True, check=True)
+    words = [sys.executable, "-c", HELP, *names]
+    environment = os.environ | {"COLUMNS": "80"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     said = json.loads(done.stdout)
     assert said.keys() == {*names}
     for name, (error, text) in said.items():
         assert error == "SystemExit(0)", f"{name}: {error}"
         assert "usage:" in text, name
+        assert max(map(len, text.splitlines())) <= 80, f"{name}: its docstring is its --help"
+
+
+def test_make_help_fits_a_terminal_and_says_how_each_target_s_comment_begins():
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert max(map(len, said.splitlines())) <= 80
+    assert "make bench          Measure what docs/performance.md holds, in some 45 minutes." in said
+    assert all(f"make {target} " in said for target in ("run", "test", "soak", "envs", "distclean"))
 
 
 def test_login_node_programs_have_no_torch():

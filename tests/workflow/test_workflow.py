@@ -18,7 +18,11 @@ def test_slurm_profile_lists_the_jobs_without_slurm(tree):
 
 
 def test_dry_run_needs_no_profile(tree):
-    assert re.search(r"^total +143$", tree.run("snakemake", "-n", "all").stdout, re.MULTILINE)
+    """Nor is a file of the folder taken for a module of Python's, as the Makefile calls it."""
+    (tree.path / "random.py").write_text("raise ImportError('this is not random')\n")
+    listed = tree.run("python", "-P", "-m", "snakemake", "-n", "all").stdout
+    assert re.search(r"^total +143$", listed, re.MULTILINE)
+    assert ".venv/bin/python -P -m snakemake" in tree.run("make", "-n", "-o", ".venv/run", "run").stdout
 
 
 def test_each_run_is_evaluated_by_its_own_weights(tree):

@@ -28,7 +28,7 @@ def main(description: str | None) -> int:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("stage", choices=STAGES, help="which program to start")
+    parser.add_argument("stage", choices=STAGES, metavar="STAGE", help=f"program to start: {', '.join(STAGES)}")
     parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
     parser.add_argument("--data", type=Path, help="folder of the prepared data set")
     parser.add_argument("--image", type=Path, help="report of the image, where the site runs in one")
