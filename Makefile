@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := @$(BIN)/python scripts/install.py
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
-.PHONY: help run matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help try run matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # List what can be made.
@@ -14,6 +14,11 @@ help:
 
 # -P: a file of the folder that has the name of a Python module (random.py) is not taken for that.
 SNAKEMAKE := $(BIN)/python -P -m snakemake
+# Try it in a minute: one workload on one device and with DDP.
+try: .venv/run
+	@$(SNAKEMAKE) --profile workflow/profiles/local --config 'workloads=[mlp]' 'strategies=[single, ddp]' -- all
+	@echo && cat results/logs/summarize.log
+
 # Train and compare the default matrix on the embedded data.
 # Ends with its test losses, the verdict and the report to open.
 run: .venv/run

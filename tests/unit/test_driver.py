@@ -123,5 +123,10 @@ def test_a_target_that_is_nearly_one(target, meant):
     assert str(raised.value) == f"no rule makes {target}; did you mean results/ddp/mlp{meant}?"
 
 
+def test_an_option_after_the_dashes_that_end_the_options():
+    with pytest.raises(UserError, match="-f stands after --, which ends the options; write it before that"):
+        list(call.targets(["--config", "seed=2", "--", "-f", "all"]))
+
+
 def test_the_models_that_can_be_exported_are_those_with_names_and_a_configuration():
     assert set(pretrained.EXPORTED) == export.OURS.keys() == export.CONFIGS.keys()

@@ -26,7 +26,7 @@ KEYS = {"strategies": STRATEGIES, "workloads": WORKLOADS, "recipe": RECIPE}
 
 @pytest.fixture(scope="module")
 def finished(make_tree, tmp_path_factory):
-    """A copy of the project in which the README's first command has run, on fewer runs than its own configuration."""
+    """A copy of the project in which the README's `make run` has run, on fewer runs than its own configuration."""
     tree = make_tree(tmp_path_factory.mktemp("matrix") / HARD_NAME)
     config = tree.path / "config/config.yaml"
     config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | KEYS))
@@ -34,7 +34,7 @@ def finished(make_tree, tmp_path_factory):
     if (environment / "dev").exists() or (environment / "run").exists():
         # Made by make itself: what it would install is there.
         (tree.path / ".venv").symlink_to(environment)
-    command, _ = readme(ROOT, "Two commands")
+    _, command, _ = readme(ROOT, "Try it")
     said = tree.run("sh", "-c", command, timeout=1700).stdout
     end = ["All 6 runs are within 0.0001 of single.", "", "Open results/report.html"]
     assert said.splitlines()[-3:] == end, said[-3000:]

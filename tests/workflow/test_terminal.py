@@ -4,19 +4,23 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from helpers.common import Tree
 
 pytestmark = pytest.mark.skipif(shutil.which("script") is None, reason="util-linux's script is not here")
+TRY = ["make", "--old-file=.venv/run", f"BIN={Path(sys.executable).parent}", "try"]
+"""The README's trial, without the environment of its own that it would install."""
 CALL = ["snakemake", "--profile", "workflow/profiles/local", "--config", "twins=0", "workloads=[mlp]"]
 
 
-def on_terminal(tree: Tree, *more, **environment):
+def on_terminal(tree: Tree, *call, **environment):
     """Start a call on a terminal of its own; returns the process, whose input is the keyboard."""
-    words = ["script", "--quiet", "--return", "--command", shlex.join([*CALL, *more, "--", "all"]), "/dev/null"]
+    words = ["script", "--quiet", "--return", "--command", shlex.join(call), "/dev/null"]
     environment = tree.environment() | {"TERM": "xterm-256color"} | environment
     return subprocess.Popen(
         words, cwd=tree.path, env=environment, text=True, stdin=-1, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -30,10 +34,11 @@ def lines(seen, bar=False):
 
 
 def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
-    child = on_terminal(tree, "strategies=[single, ddp]")
+    child = on_terminal(tree, *TRY)
     seen, _ = child.communicate(timeout=300)
     assert child.returncode == 0, seen
-    assert any(re.search(r" \d+/13 about \d+ s left$", line) for line in lines(seen, bar=True))
+    assert lines(seen)[-2:] == ["All 2 runs are within 0.0001 of single.", "Open results/report.html"]
+    assert any(re.search(r" \d+/14 about \d+ s left$", line) for line in lines(seen, bar=True))
     shown = [line for line in lines(seen) if " x mlp" in line]
     words = [re.sub(r"[\d.]+ s$", "", line).split() for line in shown]
     of_ddp, of_single = sorted(words)
@@ -46,7 +51,9 @@ def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
     log = next((tree.path / ".snakemake/log").iterdir()).read_text()
     assert "Training mlp under ddp" in log
 
-    child = on_terminal(tree, "strategies=[single]", "recipe={optimizer: {learning_rate: 1000000.0}}", NO_COLOR="1")
+    child = on_terminal(
+        tree, *CALL, "strategies=[single]", "recipe={optimizer: {learning_rate: 1000000.0}}", "--", "all", NO_COLOR="1"
+    )
     seen, _ = child.communicate(timeout=300)
     assert child.returncode == 1
     assert not re.search(r"\x1b\[[0-9;]*m", seen.replace("\x1b[0m", "")), "NO_COLOR"
@@ -54,7 +61,7 @@ def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
     assert sentence
     assert "RuleException" not in seen
 
-    child = on_terminal(tree, "strategies=[single]", "recipe={epochs: 1000000, max_steps: 1000000}")
+    child = on_terminal(tree, *CALL, "strategies=[single]", "recipe={epochs: 1000000, max_steps: 1000000}", "--", "all")
     metrics = tree.path / "results/single/mlp/metrics.jsonl"
     end = time.monotonic() + 90
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > 200):

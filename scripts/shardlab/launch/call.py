@@ -77,8 +77,11 @@ def targets(arguments: list[str]) -> Iterator[Target]:
     """The runs that the arguments of a call name; Snakemake knows its targets only after it has read the Snakefile.
 
     Raises:
-        UserError: a target lies where runs do and no rule makes it; names the closest one.
+        UserError: a target lies where runs do and no rule makes it, or is an option; names what would work.
     """
+    last = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
+    if options := [word for word in last if word.startswith("-")]:
+        raise UserError(f"{options[0]} stands after --, which ends the options; write it before that.")
     for option, target in zip(["", *arguments], arguments, strict=False):
         match = re.fullmatch(r"results/([^/]+)/([^/]+)(?:/(.*))?", target)
         if option in FILE_OPTIONS or not match:
