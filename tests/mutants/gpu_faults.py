@@ -246,7 +246,11 @@ FAULTS = [
         at("unit/test_plan", "test_what_no_plan_counts_is_left_free"),
     ),
     Fault(
-        "all devices of a process planned as one", f"{S}runs/one_process.py", "return self._current", "return 0", PLANNED
+        "all devices of a process planned as one",
+        f"{S}runs/one_process.py",
+        "return self._current",
+        "return 0",
+        PLANNED,
     ),
     Fault("uneven parts of a batch weigh the same", SIMULATE, "sent += ranks * own", "sent += own", PLANNED),
     Fault(

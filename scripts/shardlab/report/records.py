@@ -172,8 +172,8 @@ class TrainReport(Report):
         "model without attention, or if no step was measured.",
     )
     tensor_bytes: list[TensorBytes] | None = Field(
-        description="Tensors of each rank in a step, on the fullest of its devices; null, like the next ones, for a run that "
-        "resumed at its last step."
+        description="Tensors of each rank in a step, on the fullest of its devices; null, like the next ones, for a "
+        "run that resumed at its last step."
     )
     peak_memory_bytes: list[int] | None = Field(description="Peak memory of each rank.")
     peak_memory_kind: Literal["process RSS", "CUDA allocated"] = Field(description="What was measured.")
