@@ -14,7 +14,7 @@ from shardlab.measure.memory import Memory
 from shardlab.training import tasks
 
 RANKS = 2
-STRATEGIES = ("single", "ddp", "fsdp", "fsdp_size", "tp", "pp", "zero1", "zero3")
+STRATEGIES = ("single", "ddp", "fsdp", "fsdp_size", "tp", "pp", "zero1", "zero2", "zero3")
 STATES = {"llama2": 2, "mnist": 2}
 """Tensors that the optimizer keeps for each parameter, in its shape (AdamW's moments, Adadelta's averages)."""
 FULL = {"activation_checkpointing": "full"}
@@ -82,6 +82,13 @@ def test_zero_shards_the_optimizer_and_in_stage_3_the_weights(reports):
             assert held == pytest.approx(total * 2 / RANKS, rel=0.01)
         for held in largest(reports, strategy, "llama2", "weights"):
             assert held == pytest.approx(weights, rel=0.01), "with the optimizer's own copy of its part"
+
+
+def test_zero_s_buckets_are_sized_to_the_model(reports):
+    """Of a fixed size, as DeepSpeed's own, they alone held eight times what one device holds of this model."""
+    (single,) = [rank["peak"] for rank in reports["single", "mnist"]["tensor_bytes"]]
+    for strategy in ("zero1", "zero2", "zero3"):
+        assert max(rank["peak"] for rank in reports[strategy, "mnist"]["tensor_bytes"]) < 2.5 * single, strategy
 
 
 def test_recomputation_frees_activations_and_tensor_parallelism_splits_them(reports):

@@ -36,7 +36,11 @@ def finished(make_tree, tmp_path_factory):
         (tree.path / ".venv").symlink_to(environment)
     _, command, _ = readme(ROOT, "Try it")
     said = tree.run("sh", "-c", command, timeout=1700).stdout
-    end = ["All 6 runs are within 0.0001 of single.", "", "Open results/report.html"]
+    end = [
+        "All 6 runs are equal to single: first steps, validation loss and test loss.",
+        "",
+        "Open results/report.html",
+    ]
     assert said.splitlines()[-3:] == end, said[-3000:]
     assert max(map(len, said.splitlines()[-9:])) <= 100, "the matrix and the verdict fit a terminal"
     return tree
@@ -113,7 +117,7 @@ def test_the_report_opens_in_a_browser(finished):
 @MANY
 def test_summary_for_people_has_the_verdict_the_call_and_the_matrix(finished):
     text = (finished.path / "results/summary.md").read_text()
-    assert text.splitlines()[2] == "**All 6 runs are within 0.0001 of single.**"
+    assert text.splitlines()[2] == "**All 6 runs are equal to single: first steps, validation loss and test loss.**"
     assert "Call: site local, data embedded, size small, seed 1, " in text
     assert "recipe.max_steps = 8." in text
     assert re.search(r"\| single +\| \d\.\d+ \(0e\+00\)", text)

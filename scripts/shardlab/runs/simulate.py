@@ -31,6 +31,7 @@ from shardlab.measure.traffic import Traffic, fraction_sent
 from shardlab.models.weights import allocate
 from shardlab.runs import one_process, pretended, representatives
 from shardlab.runs.representatives import COUNTED
+from shardlab.settings.deepspeed import sized
 from shardlab.settings.types import Run
 from shardlab.training import distributed, tasks
 from shardlab.training.batches import Steps
@@ -74,6 +75,8 @@ def _parts(run: Run, data: Path | None) -> dict[int, int]:
 
 def _together(run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str]) -> dict[str, Any] | str:
     """What the ranks of a run told; ``weights``: each of them, and how many ranks it stands for."""
+    if run.zero_stage and run.recipe.precision != "full":
+        return f"DeepSpeed's memory and traffic in {run.recipe.precision} follow no formula here; measure a run instead"
     told = [each for each in seen if not isinstance(each, str)]
     if len(told) < len(seen):
         return next(each for each in seen if isinstance(each, str))
@@ -237,7 +240,9 @@ def _zero(run: Run, plain: dict[str, Any]) -> dict[str, Any]:
     (bytes_,) = plain["tensor_bytes"]
     at_peak, largest = dict(bytes_["at_peak"]), dict(bytes_["largest"])
     weights = largest["weights"]
-    bucket = (run.engine_config or {}).get("zero_optimization", {}).get("reduce_bucket_size", 500_000_000)
+    bucket = sized(run.engine_config or {}, plain["parameters"])["zero_optimization"].get(
+        "reduce_bucket_size", 5 * 10**8
+    )
     for held in (at_peak, largest):
         held["weights"] = weights // ranks if level == 3 else weights + weights // ranks
         held["optimizer"] //= ranks

@@ -9,6 +9,25 @@ from shardlab.settings import load
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Strategy
 
+LARGEST = {
+    "reduce_bucket_size": 50_000_000,
+    "allgather_bucket_size": 50_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+}
+"""Sizes of zero_optimization, in values, that may be "auto", and the most that each then is."""
+PART = 16
+"""A size that is "auto" is this part of the model: small compared with it, and few collectives."""
+
+
+def sized(config: dict[str, Any], parameters: int) -> dict[str, Any]:
+    """DeepSpeed's settings, with a number for each size that is "auto", for a model of ``parameters`` values."""
+    zero = dict(config.get("zero_optimization", {}))
+    for key, largest in LARGEST.items():
+        if zero.get(key) == "auto":
+            zero[key] = min(largest, 2 * -(-parameters // (2 * PART)))  # DeepSpeed wants an even number
+    return config | {"zero_optimization": zero}
+
 
 def settings(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> dict[str, Any] | None:
     """The settings of a run, or None for a strategy of another engine.
@@ -30,6 +49,14 @@ def settings(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> di
         raise UserError(
             f"{strategy.config} is a {type(given).__name__}, not DeepSpeed's keys and values; write {{...}}."
         )
+    zero = given.get("zero_optimization", {})
+    if not isinstance(zero, dict):
+        raise UserError(f"{strategy.config}: `zero_optimization` is a {type(zero).__name__}; write {{...}}.")
+    for key, value in zero.items():
+        if value == "auto" and key not in LARGEST:
+            raise UserError(
+                f"{strategy.config}: `{key}` cannot be auto; write a number, or auto for {choices(LARGEST)}."
+            )
     decided: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": -(-recipe.global_batch // (replicas * recipe.accumulate)),
         "gradient_accumulation_steps": recipe.accumulate,

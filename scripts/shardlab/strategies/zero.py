@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.models.weights import check_weights, materialize, open_weights
+from shardlab.settings.deepspeed import sized
 from shardlab.settings.types import Run
 from shardlab.strategies import parallelize
 from shardlab.training import optimizers
@@ -35,6 +36,8 @@ from deepspeed.utils import (
     safe_get_local_grad,
     safe_set_full_fp32_param,
     safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
 )
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -60,6 +63,24 @@ def restore_scaler(scaler: Any, state: dict[str, Tensor]) -> None:
             setattr(scaler, key, kind(state[f"loss_scale/{key}"]))
 
 
+def _set(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = None) -> None:
+    """Set this rank's part of a master weight or, with ``key``, of that tensor of its optimizer's state."""
+    if not hasattr(parameter, "ds_id"):
+        if key is None:
+            safe_set_full_fp32_param(parameter, whole)
+        else:
+            safe_set_full_optimizer_state(parameter, whole, key)
+        return
+    # DeepSpeed's own functions for stage 3 fail where the ranks do not divide the tensor.
+    size: int = parameter.partition_numel()  # type: ignore[attr-defined]
+    part = whole.flatten()[size * rank :][:size]
+    part = nn.functional.pad(part, (0, size - part.numel()))
+    if key is None:
+        safe_set_local_fp32_param(parameter, part)
+    else:
+        safe_set_local_optimizer_state(parameter, part, key)
+
+
 class ZeroEngine:
     """DeepSpeed's engine, with the recipe's optimizer, behind the common interface."""
 
@@ -76,6 +97,7 @@ class ZeroEngine:
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
         self.layout = {name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()}
         self.parameter_count = models.parameter_count(whole)
+        self.config = sized(run.engine_config or {}, self.parameter_count)
         self.plain = self._sharded(weights) if run.zero_stage == 3 else whole
         if run.zero_stage != 3:
             materialize(whole, weights, world.device)
@@ -85,13 +107,18 @@ class ZeroEngine:
         self.model, self.optimizer, _, _ = deepspeed.initialize(
             model=self.plain.to(world.device),
             optimizer=optimizers.build(run.recipe.optimizer, self.plain.parameters()),
-            config=dict(run.engine_config or {}),
+            config=dict(self.config),
         )
+        if run.recipe.precision in PRECISIONS:
+            # DeepSpeed casts its master weights from the low-precision ones; training starts from the file's.
+            with open_weights(weights) as file:
+                for name, parameter in self.plain.named_parameters():
+                    _set(parameter, file.get_tensor(name), world.rank)
 
     def _sharded(self, weights: Path) -> nn.Module:
         """The model with weights, of which each rank holds its part at any time."""
         # The dtype follows from the configuration; named as an argument it becomes bfloat16 on a CPU, whatever it is.
-        with deepspeed.zero.Init(config_dict_or_path=dict(self.run.engine_config or {})):
+        with deepspeed.zero.Init(config_dict_or_path=dict(self.config)):
             model = models.construct(self.run.model, self.run.task)
         with open_weights(weights) as file:
             check_weights(file, self.layout, weights, whole=True)
@@ -168,7 +195,7 @@ class ZeroEngine:
                 if self.world.main or not hasattr(value, "ds_id"):
                     value.detach().copy_(state[name])
             if name in parameters:
-                safe_set_full_fp32_param(parameters[name], state[name])
+                _set(parameters[name], state[name], self.world.rank)
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine. Whole tensors: ZeRO's partitions do not follow the parameters' shapes."""
@@ -194,7 +221,7 @@ class ZeroEngine:
             for key in next(iter(self.optimizer.optimizer.state.values()), {}):
                 value = state[f"{name}/{key}"]
                 if value.dim():
-                    safe_set_full_optimizer_state(parameter, value, key)
+                    _set(parameter, value, self.world.rank, key)
                     continue
                 for flat in self.optimizer.optimizer.state.values():
                     flat[key] = value.clone() if isinstance(flat[key], Tensor) else value.item()
