@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Train each workload with faults of known size, and judge each as the summary does: what the verdict alone detects.
+"""Train each workload with faults of known size, and judge each as the summary
+does: what the verdict alone detects.
 
-Prints the table of docs/equality.md. Each fault acts on `single` as it would on two ranks: what the weights see of it
-is the same, and no check but the verdict is left in its way.
+Prints the table of docs/equality.md. Each fault acts on `single` as it would on
+two ranks: the weights see the same, and no check but the verdict is in its way.
 """
 
 import argparse
@@ -201,7 +202,7 @@ def main() -> None:
     """Train, judge, print and write the table; fails if a training without a fault is not equal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", default=["mlp", "mnist", "xsum", "vit", "llama2"])
-    parser.add_argument("--dtypes", nargs="+", choices=TOLERANCES, default=list(TOLERANCES))
+    parser.add_argument("--dtypes", nargs="+", choices=TOLERANCES, default=list(TOLERANCES), metavar="DTYPE")
     parser.add_argument("--output", type=Path, default=Path("results/power.csv"), help="CSV file of every training")
     args = parser.parse_args()
     from shardlab.training import distributed

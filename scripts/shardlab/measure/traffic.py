@@ -61,6 +61,7 @@ SENDS_NOTHING = {
     "_c10d_functional.irecv",
     "_c10d_functional.wait_tensor",
     "_c10d_functional._wrap_tensor_autograd",
+    "_dtensor.mesh_get_process_group",
 }
 """Operators of the same namespaces that move no data; what is received is counted where it is sent."""
 NAMESPACES = {name.partition(".")[0] for name in OPERATORS} | {"c10d_functional", "symm_mem"}
