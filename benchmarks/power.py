@@ -26,7 +26,8 @@ from trainers.judged import prepare, rows  # type: ignore[import-not-found]
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
-from shardlab.report.verdict import DIFFERENCES, EQUAL, FIRST_STEPS, TOLERANCES, judge
+from shardlab.report.records import FIRST_STEPS
+from shardlab.report.verdict import DIFFERENCES, EQUAL, TOLERANCES, judge
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
 

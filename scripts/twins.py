@@ -17,8 +17,7 @@ from shardlab.data import store
 from shardlab.errors import run_program
 from shardlab.files import sha256
 from shardlab.models import weights
-from shardlab.report.records import TrainReport, Twin, TwinsReport
-from shardlab.report.verdict import ROUNDING_SIZE
+from shardlab.report.records import ROUNDING_SIZE, TrainReport, Twin, TwinsReport
 from shardlab.runs.loop import train
 from shardlab.settings import identity
 from shardlab.settings.types import Run, read_run

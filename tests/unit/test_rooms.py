@@ -65,3 +65,21 @@ def test_test_files_have_names_of_their_own():
     """pytest imports them by their names alone, and refuses two alike where it collects both."""
     names = [path.name for path in (ROOT / "tests").glob("*/test_*.py")]
     assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize("program", ["init", "train", "twins", "evaluate", "plan", "preflight", "launch", "forkserver"])
+def test_what_runs_in_the_image_imports_no_package_of_the_table_and_the_report(program):
+    """The image has none of them; pandas, besides, starts threads, after which nothing can be forked."""
+    found, todo = set(), [ROOT / f"scripts/{program}.py"]
+    while todo:
+        path = todo.pop()
+        found.add(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            assert not {name.partition(".")[0] for name in names} & {"pandas", "altair", "jinja2", "tabulate"}, path
+            for name in names:
+                for file in (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py"):
+                    if name.startswith("shardlab") and (ROOT / "scripts" / file).exists():
+                        todo += {ROOT / "scripts" / file} - found

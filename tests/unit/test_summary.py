@@ -8,8 +8,8 @@ import pytest
 from helpers.common import tiny_run
 from helpers.reports import STEP, finished
 from shardlab.report import page, summary
-from shardlab.report.records import TrainReport, Twin, TwinsReport
-from shardlab.report.verdict import FIRST_TOLERANCES, ROUNDING_SIZE, TOLERANCES, judge, verdict
+from shardlab.report.records import ROUNDING_SIZE, TrainReport, Twin, TwinsReport
+from shardlab.report.verdict import FIRST_TOLERANCES, TOLERANCES, judge, verdict
 from shardlab.settings import identity, load
 
 ALL = "All {} runs are equal to single: first steps, validation loss and test loss."

@@ -22,7 +22,7 @@ ELSEWHERE = {
     ("python", "tests/mutants"): "tests/unit/test_mutants.py starts it",
     ("python", "-m"): "pytest, which runs this",
 }
-OTHERS = {"cat", "cd", "git", "grep", "head", "scontrol", "source", "tail", "true", "umask"}
+OTHERS = {"cat", "cd", "chgrp", "chmod", "find", "git", "grep", "head", "scontrol", "source", "tail", "true", "umask"}
 """Not the project's own."""
 
 

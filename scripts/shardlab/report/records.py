@@ -12,11 +12,14 @@ from pydantic import Field
 
 from shardlab.errors import UserError
 from shardlab.files import read_json, write_json
-from shardlab.report.verdict import FIRST_STEPS
 from shardlab.schema import Strict, check
 from shardlab.settings.identity import Identity, digest
 from shardlab.settings.types import WARMUP_STEPS, Run
 
+FIRST_STEPS = 4
+"""Steps whose loss and gradient norm are compared: in these, rounding has not had time to grow."""
+ROUNDING_SIZE = 6e-8
+"""Half the distance of 1 to the next float32 (2^-24): the relative error of one rounding."""
 LATER = f"the first {WARMUP_STEPS} steps left out"
 
 

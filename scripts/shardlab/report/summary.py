@@ -8,7 +8,7 @@ import pandas as pd
 from shardlab.errors import UserError
 from shardlab.report import done, manifest, verdict
 from shardlab.report.plan import FILE, Plan
-from shardlab.report.records import Kind, TestReport, TrainReport, TwinsReport
+from shardlab.report.records import ROUNDING_SIZE, Kind, TestReport, TrainReport, TwinsReport
 from shardlab.settings import identity, resolve
 from shardlab.settings.config import Config
 from shardlab.settings.types import Run
@@ -207,7 +207,7 @@ def _spread(row: dict[str, Any], single: TrainReport | None, results: Path, twin
         return {}
     found = (report.identity.numbers, report.identity.data, report.initial_weights, report.workload, report.scale)
     planned = (single.identity.numbers, single.identity.data, single.initial_weights, single.workload)
-    if found != (*planned, verdict.ROUNDING_SIZE) or not len(report.twins) == twins > 0:
+    if found != (*planned, ROUNDING_SIZE) or not len(report.twins) == twins > 0:
         return {}
     pairs = [
         pair

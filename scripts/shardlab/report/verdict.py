@@ -4,14 +4,12 @@ from typing import Any
 
 import pandas as pd
 
+from shardlab.report.records import FIRST_STEPS
+
 TOLERANCES = {"float32": 1e-4, "float64": 1e-10}
 """Arithmetic: largest relative difference of a test or validation loss to that of ``single``."""
-FIRST_STEPS = 4
-"""Steps whose loss and gradient norm are compared: in these, rounding has not had time to grow."""
 FIRST_TOLERANCES = {"float32": 1e-5, "float64": 1e-11}
 """Arithmetic: largest relative difference there (the largest one measured is in docs/equality.md)."""
-ROUNDING_SIZE = 6e-8
-"""Half the distance of 1 to the next float32 (2^-24): the relative error of one rounding."""
 MULTIPLE = 10.0
 """A run may end this many times as far from ``single`` as its farthest twin (docs/equality.md says why)."""
 NAMED = 40
