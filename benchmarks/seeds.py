@@ -94,8 +94,7 @@ def shown(table: pd.DataFrame) -> str:
     lines = []
     for workload, part in runs.groupby("workload", sort=False):
         counts = {name: int((part.equality == name).sum()) for name in (EQUAL, ROUNDING, UNEQUAL)}
-        farthest = {"first steps": part.first_rel_diff.max()}
-        farthest |= {"farthest run": part[[*DIFFERENCES]].max().max(), "farthest twin": part.spread.max()}
+        farthest = {"farthest run": part[[*DIFFERENCES]].max().max(), "farthest twin": part.spread.max()}
         lines.append({"workload": workload, "runs": len(part), **counts, **farthest})
     return str(pd.DataFrame(lines).to_markdown(index=False, floatfmt=".0e"))
 

@@ -17,7 +17,7 @@ from shardlab.settings.identity import Identity, digest
 from shardlab.settings.types import WARMUP_STEPS, Run
 
 FIRST_STEPS = 4
-"""Steps whose loss and gradient norm are compared: in these, rounding has not had time to grow."""
+"""Steps whose losses are compared: in these, rounding has not had time to grow."""
 ROUNDING_SIZE = 6e-8
 """Half the distance of 1 to the next float32 (2^-24): the relative error of one rounding."""
 LATER = f"the first {WARMUP_STEPS} steps left out"

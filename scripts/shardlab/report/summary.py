@@ -144,17 +144,15 @@ def _made(train: TrainReport) -> dict[str, str]:
 
 
 def compare_first_steps(run: Run, train: TrainReport, single: TrainReport) -> dict[str, Any]:
-    """Largest relative difference of the first steps' losses and gradient norms to those of ``single``; tolerances.
+    """Largest relative difference, to ``single``, of the first steps' losses and the first gradient norm; tolerances.
 
-    No tolerance in low precision. Steps that either run left out, as they were not finite, are not compared.
+    After an update the norm is no measure: Adam makes full steps of gradients that are rounding. No tolerance in low
+    precision. Steps that either run left out, as they were not finite, are not compared.
     """
-    pairs = [
-        (own, other)
-        for step, of_single in zip(train.first_steps, single.first_steps, strict=False)
-        for own, other in ((step.loss, of_single.loss), (step.grad_norm, of_single.grad_norm))
-        if own is not None and other is not None
-    ]
-    differences = [verdict.relative(own, other) for own, other in pairs]
+    steps = list(zip(train.first_steps, single.first_steps, strict=False))
+    pairs = [(own.loss, other.loss) for own, other in steps]
+    pairs += [(own.grad_norm, other.grad_norm) for own, other in steps[:1]]
+    differences = [verdict.relative(own, other) for own, other in pairs if own is not None and other is not None]
     full = run.recipe.precision == "full"
     return {
         "first_rel_diff": max(differences, default=None),
