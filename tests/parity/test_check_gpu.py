@@ -129,5 +129,8 @@ def test_speed_is_next_to_the_plan(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     _, table = markdown(done.stdout)
     assert [*table.ranks] == ["1", "2", "2", "2", "2", "1"]
-    assert (table[["planned GiB", "peak GiB", "step ms"]].astype(float) > 0).all().all()
+    assert (table[["peak GiB", "step ms"]].astype(float) > 0).all().all()
+    planned = ~table.strategy.str.startswith("zero")  # in low precision no formula is known
+    assert (table["planned GiB"][planned].astype(float) > 0).all()
+    assert (table["planned GiB"][~planned] == "").all()
     assert ((table["tokens/s"] == "") == (table["images/s"] != "")).all()

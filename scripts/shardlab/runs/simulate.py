@@ -234,7 +234,9 @@ def _zero(run: Run, plain: dict[str, Any]) -> dict[str, Any]:
     """DeepSpeed does not run on fake tensors: its own states by formula, the rest as with whole replicas.
 
     Stages 1 and 2 keep a flat copy of their part of the weights, which the optimizer updates; each has a bucket of
-    ``reduce_bucket_size`` values through which gradients pass (deepspeed.readthedocs.io, "ZeRO").
+    ``reduce_bucket_size`` values through which gradients pass (deepspeed.readthedocs.io, "ZeRO"). A parameter that is
+    larger than it is reduced alone: from stage 2 on by a copy of its gradient and the rank's part of that; in stage 3
+    the whole weight exists besides.
     """
     level, ranks = run.zero_stage or 0, run.world_size
     (bytes_,) = plain["tensor_bytes"]
@@ -243,11 +245,15 @@ def _zero(run: Run, plain: dict[str, Any]) -> dict[str, Any]:
     bucket = sized(run.engine_config or {}, plain["parameters"])["zero_optimization"].get(
         "reduce_bucket_size", 5 * 10**8
     )
+    model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
+    largest_parameter = max(parameter.numel() for parameter in model.parameters())
     for held in (at_peak, largest):
         held["weights"] = weights // ranks if level == 3 else weights + weights // ranks
         held["optimizer"] //= ranks
         held["gradients"] //= 1 if level == 1 else ranks
         held["other"] += bucket * weights // plain["parameters"]
+        if level > 1 and largest_parameter > bucket:
+            held["other"] += int((level - 1 + 1 / ranks) * largest_parameter * weights) // plain["parameters"]
     sent = [{"axis": "world", "collective": "all", "bytes": _zero_bytes(run, weights, plain["parameters"])}]
     figures = {"peak": sum(at_peak.values()), "at_peak": at_peak, "largest": largest}
     if run.site.device != "cpu":

@@ -13,7 +13,6 @@ LARGEST = {
     "reduce_bucket_size": 50_000_000,
     "allgather_bucket_size": 50_000_000,
     "stage3_prefetch_bucket_size": 50_000_000,
-    "stage3_max_reuse_distance": 1_000_000_000,
 }
 """Sizes of zero_optimization, in values, that may be "auto", and the most that each then is."""
 PART = 16
