@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 DEVICE = torch.device("sim", 0)
 
@@ -117,6 +118,26 @@ def test_collectives_wait_for_the_current_stream_and_refuse_the_cpu_s_memory(tmp
     work.wait()
     assert (value + 1).tolist() == [2.0] * 3
     dist.destroy_process_group()
+
+
+def test_waiting_for_a_copy_does_not_stop_the_other_threads():
+    """What a wait runs in Python would run under the devices' lock, which a thread that frees a tensor asks for."""
+    stopped = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            thread = threading.Thread(target=ones, args=[3], daemon=True)
+            thread.start()
+            thread.join(timeout=5)
+            stopped.append(thread.is_alive())
+            return func(*args, **(kwargs or {}))
+
+    host = torch.empty(3).pin_memory()
+    host.copy_(ones(3), non_blocking=True)
+    with Mode():
+        torch.accelerator.synchronize(DEVICE)
+    assert host.tolist() == [1.0] * 3
+    assert not any(stopped)
 
 
 def test_more_memory_than_there_is():

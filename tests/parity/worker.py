@@ -3,6 +3,7 @@
 Each case names its run, data, weights, output folder and, to show that the suite can fail, a fault.
 """
 
+import gc
 import json
 import os
 import shutil
@@ -35,6 +36,7 @@ def main(cases):
     for case in cases:
         run = Run.model_validate(case["run"])
         output = Path(case["output"])
+        gc.collect()  # the model before this one, whose parts point to each other, does not count as this one's memory
         if run.world_size == 1 or dist.get_rank() == 0:
             print(f"case {output.name}", flush=True)
         if case["evaluate"]:

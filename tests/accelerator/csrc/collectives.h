@@ -32,11 +32,11 @@ struct Work final : c10d::Work {
         }
       }
     }
+    const auto read = std::move(reads);  // NCCL's keeps them until here, too; they end without the mutex (host_waits)
     Lock lock(state().mutex);
     for (const auto& [stream, number] : done) {
       merge(state().clocks[current(stream.first)], done);
     }
-    reads.clear();  // NCCL's keeps them until here, too
     return true;
   }
   void synchronize() override {

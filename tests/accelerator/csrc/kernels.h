@@ -158,8 +158,9 @@ inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool n
     const auto stream = current(from.device().index());
     const auto number = launch(stream, {{block_of(from), false}}, "copy");
     if (non_blocking && to.numel() && is_pinned(to.data_ptr())) {
+      const auto bytes = on_cpu(from).clone();
       Lock lock(state().mutex);
-      state().copies.push_back({stream, number, on_cpu(from).clone(), to});
+      state().copies.push_back({stream, number, bytes, to});
       std::memset(to.storage().mutable_data(), 0xff, to.storage().nbytes());
     } else {
       host_reads(stream, "a copy to the host");

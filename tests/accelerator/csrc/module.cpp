@@ -75,17 +75,19 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   // As on a busy device: not done when asked for the first time.
   bool queryEvent(void* event) const override {
-    Lock lock(state().mutex);
     if (!event) {
       return true;
     }
     auto& one = *static_cast<Event*>(event);
-    const bool over = std::all_of(one.clock.begin(), one.clock.end(), [](const auto& each) {
-      return knows(state().host, each.first, each.second);
-    });
-    if (!over && !one.asked) {
-      one.asked = true;
-      return false;
+    {
+      Lock lock(state().mutex);
+      const bool over = std::all_of(one.clock.begin(), one.clock.end(), [](const auto& each) {
+        return knows(state().host, each.first, each.second);
+      });
+      if (!over && !one.asked) {
+        one.asked = true;
+        return false;
+      }
     }
     host_waits(one.clock);
     return true;
@@ -109,15 +111,16 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return true;
   }
   void synchronizeStream(const c10::Stream& on) const override {
-    Lock lock(state().mutex);
-    host_waits(Clock(state().clocks[key(on)]));
+    host_waits(clock_of(key(on)));
   }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
-    Lock lock(state().mutex);
     Clock all;
-    for (const auto& [stream, clock] : state().clocks) {
-      if (stream.first == device) {
-        merge(all, clock);
+    {
+      Lock lock(state().mutex);
+      for (const auto& [stream, clock] : state().clocks) {
+        if (stream.first == device) {
+          merge(all, clock);
+        }
       }
     }
     host_waits(all);

@@ -120,18 +120,27 @@ inline bool knows(const Clock& clock, const StreamKey& stream, uint64_t number) 
 }
 
 // The host waited for all of this: copies to pinned memory have arrived.
+//
+// Whoever holds Python's lock may wait for the mutex (a tensor is freed), so nothing that asks for Python's lock runs
+// under the mutex: no dispatch to Python, and no end of a tensor that Python knows. Call this without it.
 inline void host_waits(const Clock& clock) {
+  std::list<HostCopy> arrived;  // ends after the mutex was given back
   Lock lock(state().mutex);
+  const c10::impl::ExcludeDispatchKeyGuard no_python(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   merge(state().host, clock);
   for (auto copy = state().copies.begin(); copy != state().copies.end();) {
-    if (knows(state().host, copy->stream, copy->number)) {
-      at::Tensor to = copy->to, from = copy->from;
-      copy = state().copies.erase(copy);
-      to.copy_(from);
-    } else {
-      ++copy;
+    const auto one = copy++;
+    if (knows(state().host, one->stream, one->number)) {
+      one->to.copy_(one->from);
+      arrived.splice(arrived.end(), state().copies, one);
     }
   }
+}
+
+inline Clock clock_of(const StreamKey& stream) {
+  Lock lock(state().mutex);
+  return state().clocks[stream];
 }
 
 inline std::string name(const StreamKey& stream) {
@@ -171,10 +180,12 @@ inline uint64_t launch(const StreamKey& stream, const std::vector<Access>& acces
 
 // A read by the host that has to wait for the device.
 inline void host_reads(const StreamKey& stream, const std::string& what) {
-  Lock lock(state().mutex);
   TORCH_CHECK(!reads_forbidden, what, ": the host waits for the device here");
-  ++state().host_reads[what];
-  host_waits(state().clocks[stream]);
+  {
+    Lock lock(state().mutex);
+    ++state().host_reads[what];
+  }
+  host_waits(clock_of(stream));
 }
 
 inline void release(void* pointer) {
