@@ -6,7 +6,7 @@ from shardlab.report.records import TestReport, train_report
 from shardlab.report.timeline import Timeline
 from shardlab.settings import identity
 
-BYTES = {"weights": 4, "gradients": 0, "optimizer": 0, "activations": 3, "gathered": 0, "other": 2}
+BYTES = {"weights": 4, "master_weights": 0, "gradients": 0, "optimizer": 0, "activations": 3, "gathered": 0, "other": 2}
 STEP = {"kind": "train", "step": 0, "samples": 5, "targets": 10, "loss": 1.0, "grad_norm": 1.0, "seconds": 0.1}
 VALIDATION = {"kind": "validation", "step": 0, "loss": 3.0}
 

@@ -15,6 +15,7 @@ from shardlab.report import manifest, summary
 from shardlab.report.records import TrainReport
 from shardlab.runs import loop
 from shardlab.settings.types import read_run
+from shardlab.training import checkpoint
 
 RUN = tiny_run("mlp", checkpoint_every=2)
 
@@ -32,6 +33,11 @@ class Project:
         self.output.mkdir(parents=True)
         save_initial(RUN, self.initial)
         self.kill_at, self.steps = None, []
+        self.checkpointers = []
+
+    def checkpointer(self, *args):
+        self.checkpointers.append(checkpoint.Checkpointer(*args))
+        return self.checkpointers[-1]
 
     def ranks(self, command, log):
         log.parent.mkdir(exist_ok=True)
@@ -44,9 +50,13 @@ class Project:
 
         number = int(command.lines.partition("--attempt=")[2].split()[0])
         origin = {"attempt": number}
-        loop.train(
-            RUN, self.data, self.initial, self.output, origin, observe, afresh="--afresh" in command.lines.split()
-        )
+        afresh = "--afresh" in command.lines.split()
+        try:
+            loop.train(RUN, self.data, self.initial, self.output, origin, observe, afresh=afresh)
+        finally:
+            # A killed process writes no longer; the thread that writes a checkpoint outlives what kills the step here.
+            for checkpointer in self.checkpointers:
+                checkpointer.wait()
         return 0
 
     def call(self, *, force=False, run=RUN):
@@ -75,6 +85,7 @@ def project(tiny_data, tmp_path, monkeypatch):
     """A project whose run is done."""
     made = Project(tmp_path, tiny_data / "mlp")
     monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=made.ranks, told=""))
+    monkeypatch.setattr(loop, "Checkpointer", made.checkpointer)
     monkeypatch.setenv(CALL, "first")
     made.call()
     assert made.job() == [0, 1, 2, 3]

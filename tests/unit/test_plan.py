@@ -15,6 +15,7 @@ from shardlab.data import encoders, order
 from shardlab.errors import UserError
 from shardlab.launch import job
 from shardlab.measure.expected_traffic import bytes_per_step
+from shardlab.measure.memory import KINDS
 from shardlab.report import plan, plan_table
 from shardlab.report.plan import Plan
 from shardlab.runs.simulate import simulate
@@ -38,7 +39,7 @@ def run_of(strategy, **config):
 
 
 def told(peak=40 * GIB, weights=10 * GIB, traffic=(), flops=10**14):
-    kinds = dict.fromkeys(("weights", "gradients", "optimizer", "activations", "gathered", "other"), 0)
+    kinds = dict.fromkeys(KINDS, 0)
     held = kinds | {"weights": weights}
     return {
         "ranks": [0],

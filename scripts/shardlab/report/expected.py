@@ -6,17 +6,22 @@ from shardlab.settings.types import Run
 
 
 def held(train: TrainReport) -> dict[str, float]:
-    """Bytes of weights, gradients and optimizer of a rank, where what a strategy divides is divided evenly.
+    """Bytes of weights, master weights, gradients and optimizer of a rank, where what is divided is divided evenly.
 
-    ZeRO's stages divide the optimizer (1), the gradients (2) and the weights (3): Rajbhandari et al., 2020,
-    arXiv:1910.02054, section 5. FSDP is as stage 3; pipelines and tensor parallelism divide all three.
+    ZeRO's stages divide the optimizer and its float32 copy of the weights (1), the gradients (2) and the weights (3):
+    Rajbhandari et al., 2020, arXiv:1910.02054, section 5. FSDP is as stage 3; pipelines and tensor parallelism divide
+    everything.
     """
     run = Run.model_validate(train.settings)
-    whole = float(train.parameters * (8 if run.recipe.dtype == "float64" else 4))
-    states = OPTIMIZERS[run.recipe.optimizer.name].states(run.recipe.optimizer)
-    sizes = {"weights": whole, "gradients": whole, "optimizer": whole * states}
+    of_value = 8 if run.recipe.dtype == "float64" else 4
+    whole = float(train.parameters * of_value)
+    states = whole * OPTIMIZERS[run.recipe.optimizer.name].states(run.recipe.optimizer)
     if run.zero_stage is not None:
-        divided = {"optimizer": 1, "gradients": 2, "weights": 3}
-        return {kind: size / (run.world_size if run.zero_stage >= divided[kind] else 1) for kind, size in sizes.items()}
+        low = run.recipe.precision != "full"
+        kept = float(train.parameters * (2 if low else of_value))
+        masters = whole if low or run.zero_stage < 3 else 0.0  # stage 3 updates float32 weights themselves
+        sizes = {"weights": (kept, 3), "master_weights": (masters, 1), "gradients": (kept, 2), "optimizer": (states, 1)}
+        ranks = run.world_size
+        return {kind: size / (ranks if run.zero_stage >= stage else 1) for kind, (size, stage) in sizes.items()}
     parts = run.mesh.degree("dp_shard", "pp", "tp")
-    return {kind: size / parts for kind, size in sizes.items()}
+    return {kind: size / parts for kind, size in (("weights", whole), ("gradients", whole), ("optimizer", states))}

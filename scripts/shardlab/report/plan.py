@@ -134,8 +134,8 @@ def step_time(run: Run, figures: Figures, told: dict[str, Any], recomputation: s
     bubble = run.options.pipeline.bubble(run.mesh.stages, run.options.microbatches) if run.mesh.pipelined else None
     products /= 1 - (bubble or 0.0)
     held = max((rank["largest"] for rank in told["tensor_bytes"]), key=lambda held: held["weights"])
-    update = (2 * held["weights"] + held["gradients"] + 2 * held["optimizer"]) / memory / 1e9
-    return max(products, beside) + waiting + update, []
+    update = 2 * held["weights"] + held["master_weights"] + held["gradients"] + 2 * held["optimizer"]
+    return max(products, beside) + waiting + update / memory / 1e9, []
 
 
 def _inside_a_node(run: Run, axis: str) -> bool:

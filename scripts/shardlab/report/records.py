@@ -60,7 +60,7 @@ class Traffic(Strict):
     bytes: float = Field(description="Bytes that a rank sends in a step (mean over the ranks).")
 
 
-Kind = Literal["weights", "gradients", "optimizer", "activations", "gathered", "other"]
+Kind = Literal["weights", "master_weights", "gradients", "optimizer", "activations", "gathered", "other"]
 Kinds = dict[Kind, int]
 
 
@@ -70,7 +70,8 @@ class TensorBytes(Strict):
     peak: int = Field(description="Largest sum of all kinds at a time.")
     at_peak: Kinds = Field(description="What the peak consisted of.")
     largest: Kinds = Field(
-        description="The most that each kind became, not all at once. gathered: whole weights or activations that "
+        description="The most that each kind became, not all at once. master_weights: the optimizer's own copy of "
+        "the weights, in float32, where it is not the weights themselves; gathered: whole weights or activations that "
         "other ranks sent parts of; other: among them gradients of activations."
     )
 

@@ -13,7 +13,7 @@ from shardlab.settings import identity, resolve
 from shardlab.settings.config import Config
 from shardlab.settings.types import Run
 
-SHOWN: tuple[Kind, ...] = ("weights", "gradients", "optimizer", "activations")
+SHOWN: tuple[Kind, ...] = ("weights", "master_weights", "gradients", "optimizer", "activations")
 """Kinds of tensors with a column of their own: the most that any rank held."""
 COLUMNS = [
     "strategy",

@@ -248,7 +248,8 @@ def _zero(run: Run, plain: dict[str, Any]) -> dict[str, Any]:
     model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
     largest_parameter = max(parameter.numel() for parameter in model.parameters())
     for held in (at_peak, largest):
-        held["weights"] = weights // ranks if level == 3 else weights + weights // ranks
+        held["weights"] = weights // ranks if level == 3 else weights
+        held["master_weights"] = 0 if level == 3 else weights // ranks
         held["optimizer"] //= ranks
         held["gradients"] //= 1 if level == 1 else ranks
         held["other"] += bucket * weights // plain["parameters"]
@@ -258,8 +259,8 @@ def _zero(run: Run, plain: dict[str, Any]) -> dict[str, Any]:
     figures = {"peak": sum(at_peak.values()), "at_peak": at_peak, "largest": largest}
     if run.site.device != "cpu":
         zero = (run.engine_config or {}).get("zero_optimization", {})
-        offloaded = {"offload_param": "weights", "offload_optimizer": "optimizer"}
-        _leave_out(figures, [kind for key, kind in offloaded.items() if zero.get(key, {}).get("device") == "cpu"])
+        for key, kinds in (("offload_param", ["weights"]), ("offload_optimizer", ["master_weights", "optimizer"])):
+            _leave_out(figures, kinds if zero.get(key, {}).get("device") == "cpu" else [])
     return plain | {
         "tensor_bytes": [figures],
         "traffic": sent if ranks > 1 else [],

@@ -229,7 +229,9 @@ class ZeroEngine:
             restore_scaler(self.optimizer.loss_scaler, state)
 
     def held(self) -> dict[str, list[Tensor]]:
-        """See Engine. DeepSpeed holds a second, flat copy of its part of the weights, which the optimizer updates."""
+        """See Engine. The optimizer updates a flat copy of its part of the weights, the master weights; in stage 3 with
+        float32 they are the weights themselves, which is why those come last.
+        """
         parameters = [*self.plain.parameters()]
         groups = self.optimizer.optimizer.param_groups
         flat = [value for group in groups for value in group["params"]]
@@ -238,7 +240,8 @@ class ZeroEngine:
         averaged = getattr(self.optimizer, "averaged_gradients", None) or {}
         gradients += [value for values in averaged.values() for value in values or []]
         return {
-            "weights": [*(getattr(parameter, "ds_tensor", parameter) for parameter in parameters), *flat],
+            "master_weights": flat,
+            "weights": [getattr(parameter, "ds_tensor", parameter) for parameter in parameters],
             "gradients": [value for value in gradients if value is not None],
             "optimizer": [value for value in state if isinstance(value, Tensor)],
         }

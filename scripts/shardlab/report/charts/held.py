@@ -8,11 +8,12 @@ from shardlab.report.evidence import Evidence
 from shardlab.report.expected import held
 from shardlab.report.records import TensorBytes
 
-KINDS = ["weights", "gradients", "optimizer", "activations", "gathered"]
+KINDS = ["weights", "master_weights", "gradients", "optimizer", "activations", "gathered"]
 TITLE = "What each rank holds"
 CAPTION = (
     "The most of each kind that a rank held in a step (MiB), all to one scale, with one device (`single`) above. The "
-    "grey mark is theory: what a part of weights, gradients and optimizer comes to where they are divided evenly."
+    "grey mark is theory: what a part of weights, gradients and optimizer comes to where they are divided evenly. "
+    "Master weights are the optimizer's own copy of the weights, which DeepSpeed keeps in float32."
 )
 
 
