@@ -81,10 +81,10 @@ def trained(server: Any, config: Config, workload: str, strategies: list[str], t
 
 def moved(run: Run, place: Path, number: int) -> Path:
     """File with the initial weights of a twin."""
-    import twins
+    from shardlab.runs.perturbed import move
 
     path = place / f"initial{number}"
-    twins.move(run, place / "initial", number, path)
+    move(run, place / "initial", number, path)
     return path
 
 

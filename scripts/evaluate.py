@@ -8,14 +8,14 @@ device cannot hold (recipe.evaluation).
 import argparse
 from pathlib import Path
 
-from shardlab import strategies
 from shardlab.data import store
 from shardlab.errors import UserError, run_program
 from shardlab.files import sha256
-from shardlab.report.records import Evaluated, InitialReport, TestReport, TrainReport
+from shardlab.report.records import InitialReport, TestReport, TrainReport
+from shardlab.runs.evaluation import evaluate_sharded
 from shardlab.settings import identity
-from shardlab.settings.types import Run, read_run
-from shardlab.training import distributed, evaluation, tasks
+from shardlab.settings.types import read_run
+from shardlab.training import distributed
 from shardlab.training.evaluation import evaluate
 
 
@@ -62,15 +62,6 @@ def origin(weights: Path) -> str:
     if report.exists() and TrainReport.read(report, again).weights != digest:
         raise UserError(f"{weights} is not what the training wrote (its SHA-256 does not fit); {again}.")
     return digest
-
-
-def evaluate_sharded(run: Run, data: Path, weights: Path) -> Evaluated:
-    """Loss per target of ``weights`` under the run's own strategy; a collective, the same on every rank."""
-    world = distributed.world(run)
-    task = tasks.of_run(run, data, world.device)
-    engine = strategies.build(run, task, world, weights)
-    distributed.limit_groups(run.site.hang_seconds)
-    return evaluation.evaluate_sharded(run, engine, task, world)
 
 
 if __name__ == "__main__":

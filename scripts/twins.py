@@ -5,20 +5,15 @@ how far float32 alone carries a run, whatever the strategy.
 
 import argparse
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from evaluate import evaluate_sharded
-from torch import Tensor
-
-from shardlab import models
 from shardlab.data import store
 from shardlab.errors import run_program
 from shardlab.files import sha256
-from shardlab.models import weights
 from shardlab.report.records import ROUNDING_SIZE, TrainReport, Twin, TwinsReport
+from shardlab.runs.evaluation import evaluate_sharded
 from shardlab.runs.loop import train
+from shardlab.runs.perturbed import move
 from shardlab.settings import identity
 from shardlab.settings.types import Run, read_run
 from shardlab.training import distributed
@@ -56,23 +51,6 @@ def twin(run: Run, data: Path, initial: Path, number: int) -> Twin:
         report = TrainReport.read(folder / "train.json", "train again")
         loss = evaluate_sharded(run, data, folder / "model.safetensors").loss
     return Twin(validation_loss=report.validation_loss, test_loss=loss)
-
-
-def move(run: Run, initial: Path, number: int, path: Path) -> None:
-    """Write initial weights times 1 + ROUNDING_SIZE N(0, 1), drawn from the number."""
-    layout = models.state(models.build(run.model, run.task, getattr(torch, run.recipe.dtype)))
-    weights.save(_moved(initial, list(layout), number), layout, path)
-
-
-def _moved(path: Path, names: list[str], number: int) -> Iterator[tuple[str, Tensor]]:
-    generator = torch.Generator().manual_seed(number)
-    with weights.open_weights(path) as file:
-        for name in names:
-            value: Tensor = file.get_tensor(name)
-            if value.is_floating_point():
-                noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-                value = (value.double() * (1 + ROUNDING_SIZE * noise)).to(value.dtype)
-            yield name, value
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def rows(single: Run, place: Path, names: list[str]) -> pd.DataFrame:
 
 
 def _row(single: Run, place: Path, name: str) -> dict[str, Any]:
-    from evaluate import evaluate_sharded
+    from shardlab.runs.evaluation import evaluate_sharded
 
     report = TrainReport.read(place / name / "train.json", "train again")
     loss = evaluate_sharded(single, place / "data", place / name / "model.safetensors").loss

@@ -123,7 +123,7 @@ FAULTS = [
     ),
     Fault(
         "twins a hundred roundings apart",
-        "scripts/twins.py",
+        f"{S}runs/perturbed.py",
         "(1 + ROUNDING_SIZE * noise)",
         "(1 + 100 * ROUNDING_SIZE * noise)",
         at("unit/test_twins", "test_a_twin_s_weights_are_one_rounding_apart"),

@@ -61,6 +61,18 @@ def test_the_check_sees_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent).returncode == 1
 
 
+def test_no_program_imports_another():
+    """What two of them need is in the package."""
+    programs = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    files = [*(ROOT / "scripts").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = {str(node.module)}
+            assert not names & programs, path
+
+
 def test_test_files_have_names_of_their_own():
     """pytest imports them by their names alone, and refuses two alike where it collects both."""
     names = [path.name for path in (ROOT / "tests").glob("*/test_*.py")]

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-import twins
 from safetensors.torch import load_file
 
 from helpers.common import save_initial, tiny_run
+from shardlab.runs import perturbed
 
 
 def test_a_twin_s_weights_are_one_rounding_apart(tmp_path):
@@ -14,7 +14,7 @@ def test_a_twin_s_weights_are_one_rounding_apart(tmp_path):
     save_initial(run, tmp_path / "initial")
     moved = []
     for number, name in ((0, "first"), (0, "again"), (1, "second")):
-        twins.move(run, tmp_path / "initial", number, tmp_path / name)
+        perturbed.move(run, tmp_path / "initial", number, tmp_path / name)
         moved.append(load_file(tmp_path / name))
     first, again, second = moved
     before = load_file(tmp_path / "initial")
