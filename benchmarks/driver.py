@@ -42,8 +42,8 @@ DRIVER = """
 import json, resource, sys, time
 sys.path.insert(0, sys.argv[1])
 if sys.argv[2] == "patched":
-    from shardlab.launch import reevaluation
-    reevaluation.install()
+    from shardlab.patches import snakemake_scheduler
+    snakemake_scheduler.install()
 from snakemake.cli import main
 began = time.perf_counter()
 try:

@@ -1,6 +1,7 @@
 """What this project changes in the executor plugin: it is still the plugin that was changed, and does what is said."""
 
 import asyncio
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import snakemake_executor_plugin_slurm as plugin
 from shardlab.errors import UserError
 from shardlab.files import lock
 from shardlab.launch import attach, slurm
+from shardlab.patches import snakemake_slurm
 
 SCRIPT = """#!/bin/sh
 python -m snakemake --snakefile Snakefile --target-jobs 'train:strategy=fsdp_tp,workload=llama2' --nolock
@@ -16,10 +18,10 @@ python -m snakemake --snakefile Snakefile --target-jobs 'train:strategy=fsdp_tp,
 
 
 def test_the_plugin_is_the_one_that_is_known(monkeypatch):
-    assert attach.obstacle(plugin) is None
+    assert snakemake_slurm.obstacle(plugin) is None
     monkeypatch.setattr(plugin.Executor, "run_job", lambda self, job, more: None)
-    assert "has another run_job than this project knows" in attach.obstacle(plugin)
-    assert "install the version in envs/workflow.txt" in attach.obstacle(plugin)
+    assert "has another run_job than this project knows" in snakemake_slurm.obstacle(plugin)
+    assert "install the version in envs/workflow.txt" in snakemake_slurm.obstacle(plugin)
 
 
 def job(strategy, workload):
@@ -139,7 +141,7 @@ def test_what_was_cancelled_does_not_come_back(monkeypatch, why, shown, expected
 def test_the_patched_executor_follows_and_asks_by_the_common_name(monkeypatch, tmp_path, queue):
     """On a copy of the plugin's classes, since a patch stays for as long as the process does."""
     copy = SimpleNamespace(
-        Executor=type("Executor", (), {name: getattr(plugin.Executor, name) for name in attach.NEEDED}),
+        Executor=type("Executor", (), {name: getattr(plugin.Executor, name) for name in snakemake_slurm.NEEDED}),
         SubmittedJobInfo=plugin.SubmittedJobInfo,
         get_job_wildcards=lambda job: "fsdp_tp_llama2",
         query_job_status=None,
@@ -150,7 +152,7 @@ def test_the_patched_executor_follows_and_asks_by_the_common_name(monkeypatch, t
 
     copy.query_job_status = query
     copy.Executor.__post_init__ = lambda self, test_mode=False: setattr(self, "_failed_nodes", set())
-    monkeypatch.setitem(attach.sys.modules, attach.PLUGIN, copy)
+    monkeypatch.setitem(sys.modules, snakemake_slurm.PLUGIN, copy)
     attach.install(tmp_path)
     executor = copy.Executor()
     executor.__post_init__()

@@ -303,14 +303,14 @@ def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
     from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
     from snakemake.settings.types import MaxJobsPerTimespan
 
-    from shardlab.launch import reevaluation
+    from shardlab.patches import snakemake_scheduler
 
     for name in ("get_free_jobs", "register_jobs"):
         monkeypatch.setattr(JobRateLimiter, name, getattr(JobRateLimiter, name))
-    monkeypatch.setattr(JobScheduler, reevaluation.METHOD, getattr(JobScheduler, reevaluation.METHOD))
-    reevaluation.install()
-    look_again = getattr(JobScheduler, reevaluation.METHOD)
-    assert look_again is reevaluation.once
+    monkeypatch.setattr(JobScheduler, snakemake_scheduler.METHOD, getattr(JobScheduler, snakemake_scheduler.METHOD))
+    snakemake_scheduler.install()
+    look_again = getattr(JobScheduler, snakemake_scheduler.METHOD)
+    assert look_again is snakemake_scheduler.once
     looks, ready = threading.Semaphore(0), ["a job"]
     limiter = JobRateLimiter(MaxJobsPerTimespan(5, "100ms"))
     dag = SimpleNamespace(ready_jobs=[])
@@ -335,5 +335,5 @@ def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
     ready.clear()
     look_again(scheduler, 0.05)
     assert looks.acquire(timeout=5), "something else is waited for"
-    monkeypatch.delattr(JobScheduler, reevaluation.METHOD)
-    reevaluation.install()
+    monkeypatch.delattr(JobScheduler, snakemake_scheduler.METHOD)
+    snakemake_scheduler.install()

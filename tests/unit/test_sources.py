@@ -32,8 +32,8 @@ os._exit(0)
 """
 
 
-NO_NUMBERS = ("errors.py", "files.py", "schema.py", "launch/", "measure/", "report/")
-"""Raise and log errors, write files, start and end, measure, report."""
+NO_NUMBERS = ("errors.py", "files.py", "schema.py", "launch/", "measure/", "report/", "patches/torch_storage.py")
+"""Raise and log errors, write files, start and end, measure, report; what measure/ counts resized storages with."""
 IN_RUN_JSON = "settings/"
 """Decides what is in run.json, which is compared itself; but for those that the training calls (sources.COMPUTES)."""
 
@@ -64,7 +64,12 @@ def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tin
 @pytest.mark.parametrize(
     ("strategy", "workload", "uses", "uses_not"),
     [
-        ("ddp", "mlp", ["strategies/ddp.py", "models/mlp.py", "training/step.py"], ["strategies/fsdp.py"]),
+        (
+            "ddp",
+            "mlp",
+            ["strategies/ddp.py", "models/mlp.py", "training/step.py", "patches/torch_modules.py"],
+            ["strategies/fsdp.py"],
+        ),
         (
             "ddp",
             "mlp",
@@ -75,8 +80,14 @@ def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tin
         (
             "pp",
             "llama2",
-            ["strategies/pipeline.py", "settings/pipeline_schedules.py", "strategies/native.py", "models/_layers.py"],
-            ["strategies/zero.py"],
+            [
+                "strategies/pipeline.py",
+                "settings/pipeline_schedules.py",
+                "strategies/native.py",
+                "patches/torch_pipelining.py",
+                "models/_layers.py",
+            ],
+            ["strategies/zero.py", "patches/deepspeed_startup.py"],
         ),
         ("zero2", "xsum", ["strategies/zero.py", "training/tasks/summarization.py"], ["strategies/native.py"]),
         ("single", "xsum", ["data/package_docstrings.py", "data/_packages.py"], ["data/package_source.py"]),

@@ -6,11 +6,11 @@ from shardlab.launch import (
     attach,
     driver,
     forkserver,
-    reevaluation,
     script,
     slurm,
     stages,
 )
+from shardlab.patches import snakemake_scheduler
 from shardlab.report import plan
 from shardlab.settings import identity, inputs, load, pretrained, resolve, variants
 
@@ -22,7 +22,7 @@ if WORKS:
     except UserError as error:
         raise WorkflowError(str(error)) from None
     attach.install(Path.cwd())
-    reevaluation.install()
+    snakemake_scheduler.install()
     if sys.stderr.isatty():
         from shardlab.launch import progress
 

@@ -6,8 +6,9 @@ sys.path.insert(0, str(SCRIPTS.resolve()))
 
 from shardlab.errors import UserError
 from shardlab.launch import call
+from shardlab.patches import snakemake_logging
 
-call.respect_no_color()
+snakemake_logging.respect_no_color()
 try:
     call.check_folder(Path.cwd())
     # A workflow that uses this one as a module hands its configuration over.

@@ -1,96 +1,36 @@
 """A second call of Snakemake takes up the Slurm jobs of a first one that died, instead of starting them again.
 
-What this changes in the executor plugin, in this one place: all calls in a folder give their jobs the same name, by
-which the plugin asks for their states; a job that is live in the queue is followed and not submitted; one that Slurm
-forgets or preempts for good ends; and of a job that lost a node only that node is avoided.
+What this changes in the executor plugin (`patches/snakemake_slurm.py`): all calls in a folder give their jobs the
+same name, by which the plugin asks for their states; a job that is live in the queue is followed and not submitted; one
+that Slurm forgets or preempts for good ends; and of a job that lost a node only that node is avoided.
 """
 
 import hashlib
-import inspect
 import shutil
 import subprocess
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError
 from shardlab.launch import slurm
 from shardlab.launch.attempts import read_story
+from shardlab.patches import snakemake_slurm
 from shardlab.settings import identity
 from shardlab.settings.types import read_run
 
-PLUGIN = "snakemake_executor_plugin_slurm"
-NEEDED = {
-    "__post_init__": ["self", "test_mode"],
-    "run_job": ["self", "job"],
-    "check_active_jobs": ["self", "active_jobs"],
-}
-"""Methods of the plugin's Executor that are wrapped, and their arguments."""
 PATIENCE = 2
 """Looks at the queue in a row after which a job that is not there, or stays preempted, has ended."""
 
 
-def obstacle(plugin: Any) -> str | None:
-    """What to do where the plugin is not the one that this was written for; None where it is."""
-    for name, arguments in NEEDED.items():
-        method = getattr(plugin.Executor, name, None)
-        if method is None or list(inspect.signature(method).parameters) != arguments:
-            return (
-                f"{PLUGIN} has another {name} than this project knows, so a second call would not find the jobs of a "
-                "first one; install the version in envs/workflow.txt"
-            )
-    return None
-
-
 def install(folder: Path) -> None:
     """Change the plugin, where Snakemake has loaded it, for calls in the project's ``folder``."""
-    plugin = sys.modules.get(PLUGIN)
-    if plugin is None or getattr(plugin.Executor, "shardlab", False):
-        return
-    if reason := obstacle(plugin):
-        print(f"warning: {reason}.", file=sys.stderr)
-        return
-    executor: Any = plugin.Executor
-    executor.shardlab = True
-    begin, submit, look = executor.__post_init__, executor.run_job, executor.check_active_jobs
-    query = plugin.query_job_status
     absent: dict[str, int] = {}
-    followed: set[str] = set()
-
-    def post_init(self: Any, test_mode: bool = False) -> None:
-        begin(self, test_mode)
-        self.run_uuid = name_of(folder)
-        self._failed_nodes = FailedNodes(self._failed_nodes)
-
-    def run_job(self: Any, job: Any) -> None:
-        try:
-            found = live_job(folder, self.run_uuid, job)
-        except UserError as error:
-            self._report_job_error_threadsafe(plugin.SubmittedJobInfo(job), str(error))
-            return
-        if found is None:
-            submit(self, job)
-            return
-        self.logger.info(f"Job {job.jobid} is Slurm job {found} of an earlier call, which is followed.")
-        info = plugin.SubmittedJobInfo(
-            job, external_jobid=found, aux={"slurm_logfile": log_of(self, plugin, job, found)}
-        )
-        self._report_job_submission_threadsafe(info)
-
-    async def check_active_jobs(self: Any, active_jobs: list[Any]) -> AsyncIterator[Any]:
-        followed.clear()
-        followed.update(job.external_jobid for job in active_jobs)
-        async for job in look(self, active_jobs):
-            yield job
-
-    async def query_job_status(command: str, logger: Any) -> Any:
-        states, seconds = await query(command, logger)
-        return (states if states is None else settled(states, followed, absent)), seconds
-
-    executor.__post_init__, executor.run_job = post_init, run_job
-    executor.check_active_jobs = check_active_jobs
-    setattr(plugin, "query_job_status", query_job_status)  # noqa: B010
+    snakemake_slurm.install(
+        name_of(folder),
+        find=lambda name, job: live_job(folder, name, job),
+        settle=lambda states, followed: settled(states, followed, absent),
+        failed_nodes=FailedNodes,
+    )
 
 
 def settled(states: dict[str, str], followed: set[str], absent: dict[str, int]) -> dict[str, str]:
@@ -153,12 +93,6 @@ def _does(number: str, job: Any) -> bool:
 def _sorted(word: str) -> str:
     rule, colon, wildcards = word.partition(":")
     return rule + colon + ",".join(sorted(wildcards.split(",")))
-
-
-def log_of(executor: Any, plugin: Any, job: Any, number: str) -> Path:
-    """File with what a Slurm job of this plugin prints."""
-    folder: Path = executor.slurm_logdir / f"rule_{job.rule.name}" / plugin.get_job_wildcards(job)
-    return folder / f"{number}.log"
 
 
 class FailedNodes(set[str]):

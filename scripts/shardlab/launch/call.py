@@ -1,6 +1,5 @@
 """Checks of a call of Snakemake before it reads or makes anything: its folder, configuration file and targets."""
 
-import logging
 import os
 import re
 from collections.abc import Iterator
@@ -64,13 +63,6 @@ def check_configuration(files: list[Path]) -> None:
         # Snakemake reads JSON by its own rules.
         if path.suffix != ".json" and path.exists() and not load.read_yaml(path):
             raise UserError(f"{path} is empty; write key: value, such as site: local.")
-
-
-def respect_no_color() -> None:
-    """Turn off the colors of Snakemake's own lines if NO_COLOR is set (no-color.org), which it does not read."""
-    for handler in logging.getLogger("snakemake.logging").handlers:
-        if os.environ.get("NO_COLOR") and hasattr(handler, "nocolor"):
-            handler.nocolor = True
 
 
 def targets(arguments: list[str]) -> Iterator[Target]:

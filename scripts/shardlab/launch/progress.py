@@ -6,9 +6,7 @@ package, which this project is not.
 """
 
 import logging
-import os
 import re
-import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -20,10 +18,9 @@ from rich.text import Text
 
 from shardlab.errors import IN_LOG, UserError
 from shardlab.files import read_json
+from shardlab.patches import snakemake_logging
 from shardlab.report.notes import seconds_by_rule
 
-NAME = "DefaultStreamHandler"
-"""Of the handler that Snakemake writes to a terminal with."""
 GUESS = {"train": 12.0, "twins": 40.0, "evaluate": 6.0}
 """Seconds of a job where none of its rule has ended yet, in this call or an earlier one; others take OTHERS."""
 OTHERS = 2.0
@@ -34,12 +31,11 @@ RUN = re.compile(r"results/([^/]+)/([^/]+?)(?:\.done|/test\.json)$")
 
 def install(project: Path) -> None:
     """Replace Snakemake's handler, where it writes to a terminal, for calls in the ``project``'s folder."""
-    logger = logging.getLogger("snakemake.logging")
-    for old in [handler for handler in logger.handlers if handler.name == NAME]:
-        stream = getattr(old, "stream", sys.stderr)
-        if stream.isatty() and os.environ.get("TERM") != "dumb":
-            logger.removeHandler(old)
-            logger.addHandler(Lines(Console(file=stream, highlight=False), seconds_by_rule(project), old))
+
+    def lines(stream: Any, old: logging.Handler) -> logging.Handler:
+        return Lines(Console(file=stream, highlight=False), seconds_by_rule(project), old)
+
+    snakemake_logging.replace_terminal_handlers(lines)
 
 
 class Lines(logging.Handler):

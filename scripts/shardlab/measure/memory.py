@@ -8,12 +8,14 @@ import gc
 import re
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardlab.patches import torch_storage
 from shardlab.report.records import Kind
 
 ATTENTION = re.compile(
@@ -43,20 +45,20 @@ class Memory(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
         self._references: dict[int, Any] = {}
         self._before: list[tuple[int, int]] = []
+        self._patched = ExitStack()
 
     def __enter__(self) -> "Memory":
         """Take stock of what is there, and count from now on."""
         for tensor in _tensors_there():
             self._see(tensor, "other")
-        self._resize = torch.UntypedStorage.resize_
-        torch.UntypedStorage.resize_ = self._resized(self._resize)  # type: ignore[method-assign, assignment]
+        self._patched.enter_context(torch_storage.resizes(self._resized))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Stop."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        self._patched.close()
         self._references.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -139,15 +141,10 @@ class Memory(TorchDispatchMode):
 
         return freed
 
-    def _resized(self, resize: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
-        def resized(storage: Any, size: int) -> Any:
-            done = resize(storage, size)
-            if (number := self._numbers.get(storage._cdata)) is not None:
-                self.kinds[number] = "gathered"
-                self._change(number, size)
-            return done
-
-        return resized
+    def _resized(self, storage: Any, size: int) -> None:
+        if (number := self._numbers.get(storage._cdata)) is not None:
+            self.kinds[number] = "gathered"
+            self._change(number, size)
 
 
 def _tensors_there() -> Iterable[Tensor]:

@@ -5,7 +5,6 @@ Models of the transformers library (``hf:``) come from their folder instead.
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib import import_module
 from itertools import chain
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from shardlab.errors import UserError, choices
 from shardlab.models._chain import Chain
+from shardlab.patches.torch_modules import parameters_on_meta
 from shardlab.settings import catalogue, types
 
 
@@ -25,7 +25,7 @@ def build(settings: types.Model, task: str, dtype: torch.dtype) -> nn.Module:
     Raises:
         UserError: no such model, or arguments that it does not take.
     """
-    with _parameters_on_meta():
+    with parameters_on_meta():
         return construct(settings, task).to(dtype)
 
 
@@ -39,7 +39,7 @@ def initial_weights(settings: types.Model, task: str, dtype: torch.dtype, seed: 
     Raises:
         UserError: see ``build``; or a module has no ``reset_parameters``.
     """
-    with _parameters_on_meta():
+    with parameters_on_meta():
         model = construct(settings, task)
     if settings.folder or not hasattr(model, "initialize"):
         torch.manual_seed(seed)
@@ -130,23 +130,6 @@ def check_plan(settings: types.Model, model: nn.Module) -> None:
             f"pieces: the workload's file says {settings.pieces}, but the chain of model {settings.name} has {count}; "
             "write as many (0, or no key, if it is no chain)."
         )
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Modules that are made inside keep no parameter, but their buffers: a position table is in no file."""
-    register = nn.Module.register_parameter
-
-    def without_data(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:  # a tied one stays the same object
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = without_data  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:

@@ -1,5 +1,7 @@
 """Models of the transformers library (huggingface.co/docs/transformers), from the folder of their config.json."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from shardlab.errors import UserError
+from shardlab.patches.torch_modules import around_forward
 
 CLASSES = {
     "language_modelling": ("AutoModelForCausalLM", ("input_ids",)),
@@ -68,18 +71,19 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         raise UserError(
             f"{folder} cannot be read as a model for {task} ({name}): {reason}; name one that save_pretrained wrote."
         ) from error
-    # A class of its own, not a wrapper: the weights keep the names that the library knows.
-    model.__class__ = type(type(model).__name__, (_Logits, type(model)), {"input_names": inputs})
+    # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
+    around_forward(model, partial(_logits, inputs))
     return model  # type: ignore[no-any-return]
 
 
-class _Logits:
-    """Takes the task's inputs by position, gives the logits alone."""
+def _logits(names: tuple[str, ...], forward: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A forward that takes the task's inputs by position, and gives the logits alone."""
 
-    input_names: tuple[str, ...] = ()
-
-    def forward(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        named: dict[str, Any] = dict(zip(self.input_names, inputs, strict=True))
+    def logits(model: nn.Module, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        named: dict[str, Any] = dict(zip(names, inputs, strict=True))
         if mask is not None:
             named["attention_mask"] = mask
-        return super().forward(**named, return_dict=True).logits  # type: ignore[misc, no-any-return]
+        outputs: Tensor = forward(model, **named, return_dict=True).logits
+        return outputs
+
+    return logits

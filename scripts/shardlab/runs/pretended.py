@@ -1,10 +1,9 @@
 """What stands in for other ranks while one is simulated: a group whose collectives do nothing, neighbors of a stage."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -27,37 +26,6 @@ def fake_group(size: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-@contextmanager
-def shapes_by_themselves() -> Iterator[None]:
-    """DTensor finds the shape of an operator's result by that operator on fake tensors of whole sizes.
-
-    Under our modes what it makes there would be counted as memory of the rank.
-    """
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    find = ShardingPropagator._propagate_tensor_meta_non_cached
-
-    def found(propagator: ShardingPropagator, schema: Any) -> Any:
-        with _disable_current_modes():
-            return find(propagator, schema)
-
-    with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", found):
-        yield
-
-
-def keep_what_is_sent(batch: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """What a schedule sends stays as long as it keeps the sending, some of it to the end of the step: the fake group's
-    sendings hold nothing.
-    """
-
-    def kept(operations: list[Any], *words: Any, **options: Any) -> list[Any]:
-        tensors = [operation.tensor for operation in operations]
-        return [SimpleNamespace(wait=work.wait, tensors=tensors) for work in batch(operations, *words, **options)]
-
-    return kept
 
 
 def alone(states: list[tuple[Tensor, ...]]) -> type[TimedStage]:

@@ -16,7 +16,6 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.pipelining import schedules
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -29,6 +28,7 @@ from shardlab.measure.memory import Memory
 from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import Traffic, fraction_sent
 from shardlab.models.weights import allocate
+from shardlab.patches import torch_dtensor, torch_pipelining
 from shardlab.runs import one_process, pretended, representatives
 from shardlab.runs.representatives import COUNTED
 from shardlab.settings.deepspeed import sized
@@ -120,10 +120,8 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
         )
         # Each rank draws its masks from a number that it reads, and a fake tensor has none to read.
         stack.enter_context(mock.patch("shardlab.strategies.tensor.drawn", return_value=0))
-        stack.enter_context(pretended.shapes_by_themselves())
-        stack.enter_context(
-            mock.patch.object(schedules, "_batch_p2p", pretended.keep_what_is_sent(schedules._batch_p2p))
-        )
+        stack.enter_context(torch_dtensor.shapes_uncounted())
+        stack.enter_context(torch_pipelining.sends_hold_their_tensors())
         engine: Any = strategies.build(run, task, world, None)
         steps = Steps(task, engine, run.recipe, run.seed, world)
         step = steps[min(COUNTED, steps.count - 1)]

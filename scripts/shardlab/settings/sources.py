@@ -16,7 +16,7 @@ from shardlab.settings.types import Run
 
 PACKAGE = ROOT / "scripts/shardlab"
 COMPUTES = tuple(f"settings/{name}.py" for name in ("learning_rate", "mesh", "pipeline_schedules", "recipe"))
-TRAINING = ("models/", "runs/", "training/", "strategies/", "data/order.py", "data/store.py", *COMPUTES)
+TRAINING = ("models/", "patches/", "runs/", "training/", "strategies/", "data/order.py", "data/store.py", *COMPUTES)
 """Where code decides what a training computes; the rest checks, starts, measures and reports."""
 DATA = ("data/",)
 """Where code decides what a prepared data set contains."""

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.models import matching
+from shardlab.patches.torch_modules import around_forward
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Run
 from shardlab.training.distributed import World
@@ -37,7 +38,7 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
     recompute(model, run.model.blocks, recipe.activation_checkpointing)
     if bf16 and not run.mesh.sharded:
         # Around forward, because a pipeline calls its stages by itself.
-        _around(model, torch.autocast(world.device.type, torch.bfloat16))
+        around_forward(model, torch.autocast(world.device.type, torch.bfloat16))
     compile_forward(model, run.model.blocks, recipe)
     if (mesh := world.shard_mesh) is not None:
         from shardlab.strategies import fsdp
@@ -82,7 +83,7 @@ def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
         return lambda block, *args, **keywords: checkpoint(forward, block, *args, **options, **keywords)
 
     for block in _blocks(model, patterns):
-        _around(block, recomputed)
+        around_forward(block, recomputed)
 
 
 def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> None:
@@ -94,13 +95,6 @@ def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> No
 
 def _blocks(model: nn.Module, patterns: list[str]) -> list[nn.Module]:
     return [module for pattern in patterns for module in matching(model, pattern)]
-
-
-def _around(module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Wrap a module's forward in a class of its own: on the object, DataParallel's replicas would share it, bound to
-    the first device's weights."""
-    kind = type(module)
-    module.__class__ = type(kind.__name__, (kind,), {"forward": wrap(kind.forward)})
 
 
 def _keep_products() -> list[Any]:

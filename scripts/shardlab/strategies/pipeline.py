@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
-from torch.distributed.pipelining import PipelineStage
 
 from shardlab.models._chain import Chain
+from shardlab.patches import torch_pipelining
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.strategies.native import NativeEngine, plain
 from shardlab.training.device import wait
@@ -88,7 +88,7 @@ class Stopwatch:
         return event
 
 
-class TimedStage(PipelineStage):
+class TimedStage(torch_pipelining.Stage):
     """A stage that measures how long it computes; the time in which it waits for another is what is left."""
 
     watch: Stopwatch
@@ -107,15 +107,6 @@ class TimedStage(PipelineStage):
         """The weights' part of a backward pass that was taken apart."""
         with self.watch.running("backward of weights", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **options)
-
-    def get_local_bwd_output(self, mb_index: int) -> Any:
-        """Gradients for the stage before, on this rank; none in evaluation, where PyTorch 2.13 would raise."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
-
-    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        """Gradients from the stage behind, on this rank."""
-        if self.has_backward:
-            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
 
 class PipelineEngine(NativeEngine):

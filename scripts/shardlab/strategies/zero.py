@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.models.weights import check_weights, materialize, open_weights
+from shardlab.patches import deepspeed_startup
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.types import Run
 from shardlab.strategies import parallelize
@@ -24,9 +24,7 @@ if not (dist.is_initialized() and dist.get_backend() == "nccl"):
     # On a machine with GPUs DeepSpeed would take one, whatever the site says.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-# DeepSpeed looks whether the optimizer is its Muon. Importing that compiles a function, for which PyTorch imports its
-# whole compiler: 1.5 s on each rank, for an optimizer that no recipe has.
-with mock.patch.object(torch, "compile", lambda function: function):
+with deepspeed_startup.uncompiled():
     import deepspeed
     import deepspeed.runtime.zero.muon.original_muon
 from deepspeed.utils import (
@@ -88,9 +86,7 @@ class ZeroEngine:
     """See Engine."""
 
     def __init__(self, run: Run, task: Task, world: World, weights: Path) -> None:
-        # On a CPU, DeepSpeed would compile a shared-memory all-reduce (half a minute, a C++ compiler)
-        # that only its inference uses.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed_startup.without_shared_memory()
         deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
         self.run, self.task, self.world = run, task, world
         self.scales_loss = run.recipe.precision == "fp16"

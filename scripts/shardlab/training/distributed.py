@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardlab.errors import UserError
+from shardlab.patches import torch_distributed
 from shardlab.settings.mesh import DATA, ParallelDims
 from shardlab.settings.types import Run
 from shardlab.training import device
@@ -129,17 +130,9 @@ def start(device_name: str, timeout_seconds: int = 600) -> None:
 
 
 def host_group(timeout_seconds: int) -> dist.ProcessGroup:
-    """Another group of all ranks, over gloo: for what lies in the CPU's memory, and for other threads; a collective.
-
-    PyTorch 2.13.0 asks a new group for the backend of the device that the default group is bound to, and gloo has none
-    for a GPU ("No backend type associated with device type cuda"), so that is unbound for a moment.
-    """
-    whole = dist.distributed_c10d._get_default_group()
-    bound, whole.bound_device_id = whole.bound_device_id, None
-    try:
+    """Another group of all ranks, over gloo: for what lies in the CPU's memory, and for other threads; a collective."""
+    with torch_distributed.default_group_unbound():
         return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
-    finally:
-        whole.bound_device_id = bound
 
 
 def limit_groups(timeout_seconds: int) -> None:

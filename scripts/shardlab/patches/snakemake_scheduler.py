@@ -3,7 +3,7 @@
 With a rate limit, which is the default (100 jobs a second), each pass of ``JobScheduler.schedule`` starts a timer for
 another pass. Every finished job adds an endless chain of them: after n jobs there are n passes a second, and each asks
 the file system for all inputs of all ready jobs. A pass is needed only where the limit held jobs back; one is enough.
-Snakemake issues 3955, 3744 and 4240; seen in 9.27.1.
+Snakemake issues 3955, 3744 and 4240.
 """
 
 import sys

@@ -1,0 +1,27 @@
+"""DeepSpeed's start: without what it would compile for parts that are not used here."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """``torch.compile`` compiles nothing inside, where DeepSpeed is imported.
+
+    DeepSpeed looks whether the optimizer is its Muon. Importing that compiles a function, for which PyTorch imports its
+    whole compiler: 1.5 s on each rank, for an optimizer that no recipe has.
+    """
+    with mock.patch.object(torch, "compile", lambda function: function):
+        yield
+
+
+def without_shared_memory() -> None:
+    """Say that the shared-memory all-reduce cannot be built: on a CPU, DeepSpeed would compile it (half a minute, a C++
+    compiler), and only its inference uses it.
+    """
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

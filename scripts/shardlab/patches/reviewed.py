@@ -1,0 +1,121 @@
+"""Every patch: the version that it was reviewed for, its reason, the upstream issue, and when it can go."""
+
+from typing import NamedTuple
+
+TORCH, DEEPSPEED = ("torch", "2.13.0"), ("deepspeed", "0.19.8")
+SNAKEMAKE, SLURM_PLUGIN = ("snakemake", "9.27.1"), ("snakemake-executor-plugin-slurm", "2.8.0")
+
+
+class Patch(NamedTuple):
+    """One change of another project's code."""
+
+    name: str
+    """``file.function`` in this package."""
+    package: str
+    """Distribution, as pinned in envs/."""
+    version: str
+    """The version of it that the patch was reviewed for."""
+    issues: tuple[str, ...]
+    """Upstream, ``repository#number``; empty where no upstream issue is known."""
+    reason: str
+    ends: str
+    """When the patch can go."""
+
+
+PATCHES = [
+    Patch(
+        "snakemake_scheduler.install",
+        *SNAKEMAKE,
+        ("snakemake/snakemake#3955", "snakemake/snakemake#3744", "snakemake/snakemake#4240"),
+        "every finished job adds an endless chain of re-evaluations of the ready jobs",
+        "Snakemake keeps one pending re-evaluation, and only where the rate limit held jobs back",
+    ),
+    Patch(
+        "snakemake_slurm.install",
+        *SLURM_PLUGIN,
+        (
+            "snakemake/snakemake#4084",
+            "snakemake/snakemake#3438",
+            "snakemake/snakemake-executor-plugin-slurm#109",
+        ),
+        "a second call starts jobs again that still run for a first one that died, and waits forever for lost ones",
+        "the plugin attaches to the jobs of an earlier call, and ends jobs that Slurm forgot or preempted for good",
+    ),
+    Patch(
+        "snakemake_logging.respect_no_color",
+        *SNAKEMAKE,
+        (),
+        "Snakemake colors its lines whatever NO_COLOR (no-color.org) says",
+        "Snakemake reads NO_COLOR",
+    ),
+    Patch(
+        "snakemake_logging.replace_terminal_handlers",
+        *SNAKEMAKE,
+        (),
+        "a logger plugin has to be an installed package, which this project is not",
+        "Snakemake takes a logger plugin from a workflow's folder",
+    ),
+    Patch(
+        "torch_modules.parameters_on_meta",
+        *TORCH,
+        (),
+        'torch.device("meta") takes the content of buffers, too, which no file of weights has',
+        "PyTorch can put the parameters alone on the meta device",
+    ),
+    Patch(
+        "torch_modules.around_forward",
+        *TORCH,
+        (),
+        "a forward that is set on an object is shared by DataParallel's replicas, bound to the first one's weights",
+        "nn.Module can wrap its forward, or DataParallel is no longer a strategy",
+    ),
+    Patch(
+        "torch_pipelining.Stage",
+        *TORCH,
+        (),
+        "V schedules hand gradients between stages of a rank in evaluation, too, where the stage raises",
+        "schedule.eval() of a V schedule passes without",
+    ),
+    Patch(
+        "torch_pipelining.sends_hold_their_tensors",
+        *TORCH,
+        (),
+        "the sends of a fake process group hold nothing, so a plan would miss the memory of what is being sent",
+        "the fake process group's work holds its tensors",
+    ),
+    Patch(
+        "torch_dtensor.shapes_uncounted",
+        *TORCH,
+        ("pytorch/pytorch#183970",),
+        "DTensor finds an operator's shape on tensors of whole sizes, which dispatch modes see as a rank's own memory",
+        "DTensor's propagation of shapes runs outside of dispatch modes",
+    ),
+    Patch(
+        "torch_distributed.default_group_unbound",
+        *TORCH,
+        (),
+        "new_group asks a gloo group for the backend of the GPU that the default group is bound to",
+        "new_group(backend='gloo') works where init_process_group was given a GPU",
+    ),
+    Patch(
+        "torch_storage.resizes",
+        *TORCH,
+        (),
+        "FSDP frees gathered weights by resizing their storage, which no dispatch mode sees",
+        "dispatch modes see the resizing of storages",
+    ),
+    Patch(
+        "deepspeed_startup.uncompiled",
+        *DEEPSPEED,
+        (),
+        "DeepSpeed's import of its Muon optimizer compiles a function and imports PyTorch's compiler: 1.5 s per rank",
+        "DeepSpeed imports Muon where it is used",
+    ),
+    Patch(
+        "deepspeed_startup.without_shared_memory",
+        *DEEPSPEED,
+        ("deepspeedai/DeepSpeed#7108", "deepspeedai/DeepSpeed#7625"),
+        "on CPUs DeepSpeed compiles an all-reduce over shared memory that only its inference uses: half a minute",
+        "DeepSpeed compiles it where it is used, or has a setting for it",
+    ),
+]

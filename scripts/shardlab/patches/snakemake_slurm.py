@@ -1,0 +1,98 @@
+"""Snakemake's Slurm plugin: an executor that follows the live jobs of an earlier call instead of submitting them again.
+
+All calls with one name give their Slurm jobs that name, by which the plugin asks for their states. Which job is live,
+when a lost one has ended and which nodes are avoided is decided by the caller (`launch/attach.py`).
+"""
+
+import inspect
+import sys
+from collections.abc import AsyncIterator, Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from shardlab.errors import UserError
+
+PLUGIN = "snakemake_executor_plugin_slurm"
+NEEDED = {
+    "__post_init__": ["self", "test_mode"],
+    "run_job": ["self", "job"],
+    "check_active_jobs": ["self", "active_jobs"],
+}
+"""Methods of the plugin's Executor that are wrapped, and their arguments."""
+
+
+def obstacle(plugin: Any) -> str | None:
+    """What to do where the plugin is not the one that this was written for; None where it is."""
+    for name, arguments in NEEDED.items():
+        method = getattr(plugin.Executor, name, None)
+        if method is None or list(inspect.signature(method).parameters) != arguments:
+            return (
+                f"{PLUGIN} has another {name} than this project knows, so a second call would not find the jobs of a "
+                "first one; install the version in envs/workflow.txt"
+            )
+    return None
+
+
+def install(
+    name: str,
+    find: Callable[[str, Any], str | None],
+    settle: Callable[[dict[str, str], set[str]], dict[str, str]],
+    failed_nodes: Callable[[Collection[str]], Any],
+) -> None:
+    """Change the plugin, where Snakemake has loaded it.
+
+    ``find(name, job)`` gives the live Slurm job of that name that does a Snakemake job, or None;
+    ``settle(states, followed)`` the states of jobs by which the plugin goes; ``failed_nodes(nodes)`` replaces the
+    plugin's set of nodes to avoid.
+    """
+    plugin = sys.modules.get(PLUGIN)
+    if plugin is None or getattr(plugin.Executor, "shardlab", False):
+        return
+    if reason := obstacle(plugin):
+        print(f"warning: {reason}.", file=sys.stderr)
+        return
+    executor: Any = plugin.Executor
+    executor.shardlab = True
+    begin, submit, look = executor.__post_init__, executor.run_job, executor.check_active_jobs
+    query = plugin.query_job_status
+    followed: set[str] = set()
+
+    def post_init(self: Any, test_mode: bool = False) -> None:
+        begin(self, test_mode)
+        self.run_uuid = name
+        self._failed_nodes = failed_nodes(self._failed_nodes)
+
+    def run_job(self: Any, job: Any) -> None:
+        try:
+            found = find(self.run_uuid, job)
+        except UserError as error:
+            self._report_job_error_threadsafe(plugin.SubmittedJobInfo(job), str(error))
+            return
+        if found is None:
+            submit(self, job)
+            return
+        self.logger.info(f"Job {job.jobid} is Slurm job {found} of an earlier call, which is followed.")
+        info = plugin.SubmittedJobInfo(
+            job, external_jobid=found, aux={"slurm_logfile": log_of(self, plugin, job, found)}
+        )
+        self._report_job_submission_threadsafe(info)
+
+    async def check_active_jobs(self: Any, active_jobs: list[Any]) -> AsyncIterator[Any]:
+        followed.clear()
+        followed.update(job.external_jobid for job in active_jobs)
+        async for job in look(self, active_jobs):
+            yield job
+
+    async def query_job_status(command: str, logger: Any) -> Any:
+        states, seconds = await query(command, logger)
+        return (states if states is None else settle(states, followed)), seconds
+
+    executor.__post_init__, executor.run_job = post_init, run_job
+    executor.check_active_jobs = check_active_jobs
+    setattr(plugin, "query_job_status", query_job_status)  # noqa: B010
+
+
+def log_of(executor: Any, plugin: Any, job: Any, number: str) -> Path:
+    """File with what a Slurm job of this plugin prints."""
+    folder: Path = executor.slurm_logdir / f"rule_{job.rule.name}" / plugin.get_job_wildcards(job)
+    return folder / f"{number}.log"

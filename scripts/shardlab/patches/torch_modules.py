@@ -1,0 +1,30 @@
+"""PyTorch's modules: made without memory for their parameters; a forward pass wrapped for one module."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from torch import nn
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules that are made inside keep no parameter, but their buffers: a position table is in no file."""
+    register = nn.Module.register_parameter
+
+    def without_data(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:  # a tied one stays the same object
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    with mock.patch.object(nn.Module, "register_parameter", without_data):
+        yield
+
+
+def around_forward(module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wrap a module's forward in a class of its own: on the object, DataParallel's replicas would share it, bound to
+    the first device's weights. The weights keep their names.
+    """
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {"forward": wrap(kind.forward)})

@@ -1,0 +1,86 @@
+"""Patches of other projects' code: all in one package, each reviewed for the version that is installed and pinned."""
+
+import ast
+import importlib.metadata
+import re
+
+import pytest
+
+from helpers.common import ROOT
+from shardlab.patches.reviewed import PATCHES
+
+PACKAGE = ROOT / "scripts/shardlab/patches"
+OURS = ("shardlab.", "self.")
+SETTINGS = {
+    "torch.backends.cuda.matmul.allow_tf32",
+    "torch.backends.cudnn.allow_tf32",
+    "torch.backends.cudnn.benchmark",
+    "torch.utils.deterministic.fill_uninitialized_memory",
+    "tempfile.tempdir",
+    "sys.argv",
+}
+"""Attributes of other projects' modules that are there to be set."""
+
+
+def pinned():
+    """Version by package, of all lock files."""
+    text = "\n".join(path.read_text() for path in (ROOT / "envs").glob("*.txt"))
+    return dict(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_a_patch_was_reviewed_for_the_version_that_is_used(patch):
+    versions = {
+        "installed": importlib.metadata.version(patch.package).partition("+")[0],
+        "pinned in envs/": pinned()[patch.package],
+    }
+    for where, version in versions.items():
+        assert version == patch.version, (
+            f"{patch.package} {version} is {where}, but {patch.name} was reviewed for {patch.version}: {patch.reason} "
+            f"({', '.join(patch.issues) or 'no upstream issue known'}); review it: if {patch.ends}, remove the patch, "
+            "else write the new version into scripts/shardlab/patches/reviewed.py."
+        )
+
+
+def test_each_patch_has_its_function_and_each_file_its_patches():
+    names = [patch.name for patch in PATCHES]
+    assert sorted(set(names)) == sorted(names)
+    files = {name.partition(".")[0] for name in names}
+    assert files == {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "reviewed"}
+    for name in names:
+        file, _, function = name.partition(".")
+        assert re.search(rf"^(def|class) {function}\b", (PACKAGE / f"{file}.py").read_text(), re.MULTILINE), name
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+#\d+", issue) for patch in PATCHES for issue in patch.issues)
+
+
+def patched(tree):
+    """What a file changes in modules that are not ours: assignments to their attributes, mocks, classes of objects."""
+    foreign = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            foreign |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not str(node.module).startswith("shardlab"):
+            foreign |= {alias.asname or alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        for target in targets:
+            for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                name = ast.unparse(part)
+                if isinstance(part, ast.Attribute) and (name.partition(".")[0] in foreign or part.attr == "__class__"):
+                    yield name
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("mock.patch"):
+            yield ast.unparse(node.args[0]).strip("'")
+
+
+def test_nothing_outside_of_the_package_is_a_patch():
+    for path in (ROOT / "scripts").rglob("*.py"):
+        if PACKAGE not in path.parents:
+            found = set(patched(ast.parse(path.read_text()))) - SETTINGS
+            assert not {name for name in found if not name.startswith(OURS)}, path
+
+
+def test_the_check_sees_patches():
+    text = (
+        "import torch\nfrom torch import nn\nnn.Module.f, x = 1, 2\nmodel.__class__ = x\nmock.patch.object(torch, 'f')"
+    )
+    assert [*patched(ast.parse(text))] == ["nn.Module.f", "model.__class__", "torch"]
