@@ -1,4 +1,4 @@
-"""Data sets: one reader per file, the prepared format, and the batch order. Nothing here imports torch.
+"""Data sets: one reader per file, the prepared format, and the batch order.
 
 A reader is a module with ``read(data: DataSet, raw: Path) -> dict[str, list[tuple]]``: the samples of the
 splits train, validation and test, each a tuple in the task's order (see ``encode``).

@@ -1,1 +1,1 @@
-"""What is generated of the documents. Nothing here imports torch."""
+"""What is generated of the documents."""

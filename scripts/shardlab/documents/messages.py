@@ -1,4 +1,4 @@
-"""Every sentence that a program of this project ends with, read off its source. Imports no torch."""
+"""Every sentence that a program of this project ends with, read off its source."""
 
 import ast
 import re

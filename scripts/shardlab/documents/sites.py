@@ -1,4 +1,4 @@
-"""A page for each site, from its file and from the lines that start a run there. Imports no torch."""
+"""A page for each site, from its file and from the lines that start a run there."""
 
 import re
 

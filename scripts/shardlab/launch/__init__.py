@@ -1,1 +1,1 @@
-"""How a program starts at a site, waits and ends: srun, the image, torchrun. Nothing here imports torch."""
+"""How a program starts at a site, waits and ends: srun, the image, torchrun."""

@@ -1,4 +1,4 @@
-"""The attempts at a run: what a start finds, and why each one ended. Nothing here imports torch."""
+"""The attempts at a run: what a start finds, and why each one ended."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""How a command runs inside the image: the site's words, filled in. Nothing here imports torch."""
+"""How a command runs inside the image: the site's words, filled in."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Snakemake after a kill: its lock, and what it does not know of. Nothing here imports torch."""
+"""Snakemake after a kill: its lock, and what it does not know of."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Forks of this process, which has imported what programs need. Nothing here imports torch."""
+"""Forks of this process, which has imported what programs need."""
 
 import importlib.util
 import os

@@ -10,8 +10,6 @@ ends nothing, and of a job whose monitor goes away the client makes a new proces
 
 Forking is safe only in a process without other threads: a lock that one of them holds would stay locked in the child.
 A server whose imports started a thread forks nothing, and jobs start as if it were not there.
-
-Nothing here imports torch.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""GPUs of a node as its driver lists them, and why PyTorch sees fewer than a run needs. Nothing here imports torch."""
+"""GPUs of a node as its driver lists them, and why PyTorch sees fewer than a run needs."""
 
 import os
 import re

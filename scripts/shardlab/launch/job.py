@@ -1,7 +1,4 @@
-"""A job: a stage's program, started where the site says, waited for, and said of how it ended.
-
-Nothing here imports torch.
-"""
+"""A job: a stage's program, started where the site says, waited for, and said of how it ended."""
 
 import argparse
 import os

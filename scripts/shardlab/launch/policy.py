@@ -1,4 +1,4 @@
-"""What a cluster's limits and preemption mean for a training there, asked of its Slurm. Imports no torch."""
+"""What a cluster's limits and preemption mean for a training there, asked of its Slurm."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""The stages that launch.py starts: the program of each, and where it runs. Nothing here imports torch."""
+"""The stages that launch.py starts: the program of each, and where it runs."""
 
 from enum import Enum
 

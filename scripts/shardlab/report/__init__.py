@@ -1,1 +1,1 @@
-"""What the stages report, and the table that is made of it. Nothing here imports torch."""
+"""What the stages report, and the table that is made of it."""

@@ -1,4 +1,4 @@
-"""A Workflow Run RO-Crate of a call: code, settings, data fingerprints, image, what came out. Imports no torch.
+"""A Workflow Run RO-Crate of a call: code, settings, data fingerprints, image, what came out.
 
 Profile: https://w3id.org/ro/wfrun/workflow/0.5 (Leo et al., 2024, doi:10.1371/journal.pone.0309210).
 """

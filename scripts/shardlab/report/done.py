@@ -1,4 +1,4 @@
-"""STRATEGY/WORKLOAD.done: which files a finished run ended with. Nothing here imports torch."""
+"""STRATEGY/WORKLOAD.done: which files a finished run ended with."""
 
 from pathlib import Path
 

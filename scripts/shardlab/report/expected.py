@@ -1,4 +1,4 @@
-"""What a rank should hold of a model's state, from the strategy alone. Imports no torch."""
+"""What a rank should hold of a model's state, from the strategy alone."""
 
 from shardlab.report.records import TrainReport
 from shardlab.settings.recipe import OPTIMIZERS

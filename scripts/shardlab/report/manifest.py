@@ -1,4 +1,4 @@
-"""The folders of checkpoints: which are whole, and the manifest that says so. Nothing here imports torch.
+"""The folders of checkpoints: which are whole, and the manifest that says so.
 
 A checkpoint is valid when its manifest is there, which is written last, and every file that it names has the size and
 SHA-256 that it gives.

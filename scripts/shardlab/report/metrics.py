@@ -1,4 +1,4 @@
-"""What metrics.jsonl says, for programs. Nothing here imports torch."""
+"""What metrics.jsonl says, for programs."""
 
 import json
 import time

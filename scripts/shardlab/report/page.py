@@ -1,4 +1,4 @@
-"""summary.md: verdict, call, matrix and figures for people. Imports no torch."""
+"""summary.md: verdict, call, matrix and figures for people."""
 
 from collections.abc import Hashable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The pages of docs/strategies: which strategies each is about, and its text for the report. Imports no torch."""
+"""The pages of docs/strategies: which strategies each is about, and its text for the report."""
 
 import re
 from pathlib import Path

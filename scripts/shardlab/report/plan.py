@@ -1,4 +1,4 @@
-"""plan.json: what a run will cost, known before it is paid for. Imports no torch.
+"""plan.json: what a run will cost, known before it is paid for.
 
 Bytes and floating-point operations come from runs/simulate.py. The time follows from them and the site's figures: a
 step is the longer one of its matrix products and of what data-parallel ranks send beside them, then what tensor and

@@ -1,4 +1,4 @@
-"""plan.md: the plans of a call for people, and what follows from them. Imports no torch."""
+"""plan.md: the plans of a call for people, and what follows from them."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The table of all runs: one row per run, each held to the run that was asked for. Imports no torch."""
+"""The table of all runs: one row per run, each held to the run that was asked for."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The table of a sweep: each variant over its seeds, the best one of each strategy and workload. Imports no torch."""
+"""The table of a sweep: each variant over its seeds, the best one of each strategy and workload."""
 
 import pandas as pd
 

@@ -1,4 +1,4 @@
-"""timeline.json: what ranks did in one step, and when. Imports no torch."""
+"""timeline.json: what ranks did in one step, and when."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The verdict: runs that are equal to one device, and how equal float32 can be. Imports no torch."""
+"""The verdict: runs that are equal to one device, and how equal float32 can be."""
 
 from typing import Any
 

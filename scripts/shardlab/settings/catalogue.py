@@ -1,4 +1,4 @@
-"""What there is to name: the files of models, readers, tasks and encoders. One table; nothing here imports torch."""
+"""What there is to name: the files of models, readers, tasks and encoders. One table."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Whether strategy, model and recipe fit together. Nothing here imports torch.
+"""Whether strategy, model and recipe fit together.
 
 Each function raises Unsupported where a strategy makes no sense for a workload, and UserError where something else
 does not fit; the sentence names the key and what would.

@@ -1,4 +1,4 @@
-"""What to run: config/config.yaml and what a call puts over it. Nothing here imports torch."""
+"""What to run: config/config.yaml and what a call puts over it."""
 
 from typing import Annotated, Any, Literal
 

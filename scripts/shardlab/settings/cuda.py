@@ -1,4 +1,4 @@
-"""The NVIDIA driver that a CUDA version needs. Data; nothing here imports torch."""
+"""The NVIDIA driver that a CUDA version needs."""
 
 DRIVERS = {11: 450, 12: 525, 13: 580}
 """CUDA major version: oldest driver branch that runs all its minor versions (NVIDIA, "CUDA Compatibility", section

@@ -1,4 +1,4 @@
-"""DeepSpeed's settings: the user's JSON, with what the recipe decides filled in. Nothing here imports torch."""
+"""DeepSpeed's settings: the user's JSON, with what the recipe decides filled in."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Peaks of known devices: dense FLOP/s by arithmetic, from their makers' data sheets. Nothing here imports torch."""
+"""Peaks of known devices: dense FLOP/s by arithmetic, from their makers' data sheets."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What a file of a run belongs to: digests of all that decides its numbers. Nothing here imports torch."""
+"""What a file of a run belongs to: digests of all that decides its numbers."""
 
 import hashlib
 import json

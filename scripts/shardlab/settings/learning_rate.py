@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the step, so that a run that resumes needs no state. Imports no torch."""
+"""Learning-rate schedules: pure functions of the step, so that a run that resumes needs no state."""
 
 import math
 from collections.abc import Callable

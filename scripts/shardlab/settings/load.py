@@ -1,4 +1,4 @@
-"""The configuration files, read and checked; pure Python, no torch."""
+"""The configuration files, read and checked."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The mesh of a run: its axes, their degrees, and all that follows from them. Nothing here imports torch.
+"""The mesh of a run: its axes, their degrees, and all that follows from them.
 
 A new axis is one more field of ``Degrees`` and, if its ranks read different samples, one more name in ``DATA``.
 """

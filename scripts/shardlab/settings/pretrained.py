@@ -1,4 +1,4 @@
-"""Transformers models of the user, ``hf:<repository or folder>``: their folder and special tokens. Loads no torch."""
+"""Transformers models of the user, ``hf:<repository or folder>``: their folder and special tokens."""
 
 import re
 from pathlib import Path

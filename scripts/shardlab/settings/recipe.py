@@ -1,4 +1,4 @@
-"""How a workload is trained: the recipe of its file, and the overrides of the configuration. Imports no torch."""
+"""How a workload is trained: the recipe of its file, and the overrides of the configuration."""
 
 from typing import Annotated, Any, Literal, NamedTuple
 

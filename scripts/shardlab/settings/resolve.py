@@ -1,7 +1,4 @@
-"""From config to run: multiply the degrees out, check everything, before anything is submitted.
-
-The Snakefile imports this on a login node, so it is pure Python: no torch.
-"""
+"""From config to run: multiply the degrees out, check everything, before anything is submitted."""
 
 from typing import Any
 

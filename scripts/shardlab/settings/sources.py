@@ -1,7 +1,7 @@
 """Which source files decide a run's numbers, with a digest of each: what Snakemake cannot see behind ``shell:``.
 
 The digests are part of run.json, so changed code is changed settings: it prepares, draws and trains again what it
-touches and nothing else. Comments, docstrings and layout do not count. Nothing here imports torch.
+touches and nothing else. Comments, docstrings and layout do not count.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Sweeps: which variants the configuration's ``sweep:`` asks for. Nothing here imports torch.
+"""Sweeps: which variants the configuration's ``sweep:`` asks for.
 
 Keys with lists or ranges make their product; a list of such makes one after the other: a table is a list of rows.
 """

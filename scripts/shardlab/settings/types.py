@@ -1,7 +1,7 @@
 """The settings, typed: one definition each for workload, strategy and run (config.py, sites.py, recipe.py: the rest).
 
 ``scripts/docs.py`` writes the JSON schemas in ``workflow/schemas/`` from these classes, and the
-YAML files under ``config/`` are checked against them. Pure Python: importing this loads no torch.
+YAML files under ``config/`` are checked against them.
 """
 
 from pathlib import Path

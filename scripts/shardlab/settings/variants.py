@@ -1,4 +1,4 @@
-"""Variants: a strategy or a workload with values of its own, which stand in its name. Nothing here imports torch.
+"""Variants: a strategy or a workload with values of its own, which stand in its name.
 
 ``llama2@learning_rate=0.003@seed=2`` is the workload llama2 with two values put over its recipe and the configuration,
 ``pp@microbatches=8`` the strategy pp with one. The name alone says what the variant is: one run is resolved without any

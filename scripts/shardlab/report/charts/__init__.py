@@ -1,6 +1,6 @@
 """The charts of the report, one file each: what it shows (TITLE, CAPTION), its table, and how that is drawn.
 
-A further chart is a further file, named in PER_WORKLOAD, PER_STRATEGY, SWEEP, OVERALL or BENCHMARKS. Imports no torch.
+A further chart is a further file, named in PER_WORKLOAD, PER_STRATEGY, SWEEP, OVERALL or BENCHMARKS.
 """
 
 from importlib import import_module
