@@ -25,7 +25,6 @@ class ModelParallelEngine(NativeEngine):
         super().__init__(run, task, world, weights)
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
-        """See NativeEngine."""
         where = boundaries(self.run.model.pieces, self.run.devices_per_rank)
         parts = [copy.deepcopy(cast(Chain, model)) for _ in where]
         for part, pieces in zip(parts, where, strict=True):
@@ -33,11 +32,9 @@ class ModelParallelEngine(NativeEngine):
         return list(parts)
 
     def devices(self) -> list[torch.device]:
-        """See NativeEngine."""
         return self.world.devices
 
     def outputs(self, micro: MicroBatch) -> Tensor:
-        """See NativeEngine."""
         state, keywords = self.task.inputs(micro.batch)
         for number, (model, device) in enumerate(zip(self.models, self.devices(), strict=True)):
             started = self._now(device)
@@ -56,7 +53,6 @@ class ModelParallelEngine(NativeEngine):
         return value.to(self.devices()[number])
 
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
-        """See Engine."""
         started = time.perf_counter()
         loss = super().add_gradients(micro, scale, last=last)
         ends = [self._now(self.world.device), *self.marks[:-1]]
@@ -74,7 +70,6 @@ class ModelParallelEngine(NativeEngine):
         return loss
 
     def computed(self) -> list[list[dict[str, Any]]]:
-        """See Engine."""
         return self.spans
 
     def idle(self) -> list[float] | None:

@@ -32,9 +32,7 @@ class NativeEngine:
     """Single device, DataParallel, DDP, FSDP, HSDP and their products with tensor parallelism."""
 
     chunks: int | None = None
-    """See Engine."""
     scales_loss = False
-    """See Engine."""
 
     def __init__(self, run: Run, task: Task, world: World, weights: Path | None) -> None:
         """See strategies.build. Without ``weights`` the caller gives the parts memory, and then calls ``ready``."""
@@ -78,7 +76,6 @@ class NativeEngine:
         return {name: parameter for part in self.parts for name, parameter in part.named_parameters()}
 
     def train(self, mode: bool) -> None:
-        """See Engine."""
         for model in self.models:
             model.train(mode)
 
@@ -87,12 +84,10 @@ class NativeEngine:
         return self.task.outputs(self.models[0], micro.batch)
 
     def loss(self, micro: MicroBatch) -> Tensor:
-        """See Engine."""
         with self._loss_context():
             return plain(self.task.counted_loss(self.outputs(micro), micro))
 
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
-        """See Engine."""
         with ExitStack() as stack:
             stack.enter_context(parallelize.synchronized(self.models[0], last))
             stack.enter_context(self._loss_context())
@@ -103,7 +98,6 @@ class NativeEngine:
         return plain(loss.detach())
 
     def step(self, learning_rate: float) -> Tensor:
-        """See Engine."""
         self._reduce_partial_gradients()
         norm = self.sum_over_parts(_square(self.groups, self.world.device)).sqrt()
         if self.run.recipe.non_finite == "skip" and not math.isfinite(float(norm)):
@@ -118,7 +112,6 @@ class NativeEngine:
         return norm
 
     def drop_gradients(self) -> None:
-        """See Engine."""
         self.optimizer.zero_grad()
 
     def sum_over_parts(self, value: Tensor) -> Tensor:
@@ -126,7 +119,6 @@ class NativeEngine:
         return value
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """See Engine."""
         self._reduce_partial_gradients()
         parameters = self.parameters()
         return self._collected(
@@ -134,18 +126,15 @@ class NativeEngine:
         )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See Engine."""
         return self._collected({name: value for part in self.parts for name, value in models.state(part).items()})
 
     def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
-        """See Engine."""
         return {name: value.detach() for part in self.parts for name, value in models.state(part).items()}
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
         """See Engine: they were the parameters' own memory."""
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
-        """See Engine."""
         return {
             f"{name}/{key}": value
             for name, parameter in self.parameters().items()
@@ -156,7 +145,6 @@ class NativeEngine:
         """See Engine: they were the optimizer's own tensors."""
 
     def held(self) -> dict[str, list[Tensor]]:
-        """See Engine."""
         parameters = [*self.parameters().values()]
         state = [value for values in self.optimizer.state.values() for value in values.values()]
         return {
@@ -166,11 +154,9 @@ class NativeEngine:
         }
 
     def computed(self) -> list[list[dict[str, Any]]]:
-        """See Engine."""
         return []
 
     def idle(self) -> list[float] | None:
-        """See Engine."""
         return None
 
     def whole(self, name: str, value: Tensor | None) -> Tensor:

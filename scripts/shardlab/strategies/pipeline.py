@@ -128,7 +128,6 @@ class PipelineEngine(NativeEngine):
         self.loss_of: Callable[[Tensor, Tensor], Tensor]
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
-        """See NativeEngine."""
         chain = cast(Chain, model)
         where = boundaries(self.run.model.pieces, self.ranks * self.plan.stages_per_rank)
         pieces = chain.pieces()
@@ -142,18 +141,15 @@ class PipelineEngine(NativeEngine):
         return list(parts)
 
     def loss(self, micro: MicroBatch) -> Tensor:
-        """See Engine."""
         return self._run(micro, 1.0, backward=False)
 
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
-        """See Engine."""
         self.watch.begin()
         loss = self._run(micro, scale, backward=True)
         self.watch.end()
         return loss
 
     def computed(self) -> list[list[dict[str, Any]]]:
-        """See Engine."""
         return [self.watch.last()]
 
     def idle(self) -> list[float] | None:
@@ -165,12 +161,10 @@ class PipelineEngine(NativeEngine):
         return [1 - busy / float(elapsed)] if elapsed else None
 
     def sum_over_parts(self, value: Tensor) -> Tensor:
-        """See NativeEngine."""
         dist.all_reduce(value, group=self.group)
         return value
 
     def whole(self, name: str, value: Tensor | None) -> Tensor:
-        """See NativeEngine."""
         if value is None:
             dtype = getattr(torch, self.run.recipe.dtype)
             whole = torch.empty(self.layout[name].shape, dtype=dtype, device=self.world.device)

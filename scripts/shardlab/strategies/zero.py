@@ -83,7 +83,6 @@ class ZeroEngine:
     """DeepSpeed's engine, with the recipe's optimizer, behind the common interface."""
 
     chunks: int | None = None
-    """See Engine."""
 
     def __init__(self, run: Run, task: Task, world: World, weights: Path) -> None:
         deepspeed_startup.without_shared_memory()
@@ -125,7 +124,6 @@ class ZeroEngine:
         return model
 
     def train(self, mode: bool) -> None:
-        """See Engine."""
         self.model.train(mode)
 
     def outputs(self, micro: MicroBatch) -> Tensor:
@@ -137,11 +135,9 @@ class ZeroEngine:
         return outputs
 
     def loss(self, micro: MicroBatch) -> Tensor:
-        """See Engine."""
         return self.task.counted_loss(self.outputs(micro), micro)
 
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
-        """See Engine."""
         outputs = self.outputs(micro)
         self.task.count(outputs, micro)
         loss = self.task.counted_loss(outputs, micro)
@@ -151,7 +147,6 @@ class ZeroEngine:
         return loss.detach()
 
     def step(self, learning_rate: float) -> Tensor:
-        """See Engine."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.model.step()
@@ -164,7 +159,6 @@ class ZeroEngine:
         raise NotImplementedError
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """See Engine."""
         for name, parameter in self.plain.named_parameters():
             yield name, safe_get_full_grad(parameter)
 
@@ -212,7 +206,6 @@ class ZeroEngine:
         return state
 
     def restored(self, state: dict[str, Tensor]) -> None:
-        """See Engine."""
         for name, parameter in self.plain.named_parameters():
             for key in next(iter(self.optimizer.optimizer.state.values()), {}):
                 value = state[f"{name}/{key}"]
@@ -243,9 +236,7 @@ class ZeroEngine:
         }
 
     def computed(self) -> list[list[dict[str, Any]]]:
-        """See Engine."""
         return []
 
     def idle(self) -> list[float] | None:
-        """See Engine."""
         return None
