@@ -10,40 +10,13 @@ import yaml
 from helpers.common import ROOT, TINY
 from shardlab.errors import Unsupported, UserError
 from shardlab.settings import deepspeed, load, resolve
-from shardlab.settings.sites import Srun
 from shardlab.settings.types import RESERVED, Strategy
+
+pytestmark = pytest.mark.usefixtures("site")
 
 
 def resolved(strategy="ddp", workload="llama2", **config):
     return resolve.run(load.config(config), strategy, workload)
-
-
-@pytest.fixture(autouse=True)
-def site(monkeypatch):
-    """A site without limits; returns a function that sets some."""
-
-    def limits(**values):
-        monkeypatch.setattr(load, "site", lambda config: original(config).model_copy(update=unlimited | values))
-
-    original, unlimited = load.site, {"nodes_max": None, "ranks_per_node_max": None, "srun": Srun()}
-    limits()
-    return limits
-
-
-@pytest.fixture
-def strategy(monkeypatch):
-    """Add a strategy entry for one test."""
-
-    def add(name, **values):
-        entries = load.read_yaml(load.CONFIG / "strategies.yaml") | {name: values}
-        original = load.read_yaml
-        monkeypatch.setattr(
-            load, "read_yaml", lambda path: entries if path.name == "strategies.yaml" else original(path)
-        )
-        load.strategy.cache_clear()
-
-    yield add
-    load.strategy.cache_clear()
 
 
 def test_default_matrix_has_every_cell_as_run_or_reason():
@@ -102,58 +75,6 @@ def test_hub_data_by_one_key():
     assert run.data.hub is not None
     assert run.data.hub.repo == "ylecun/mnist"
     assert resolved("single", "mlp", data="hub").data.hub is None
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"workload": ["mlp"]}, ["`workload`", "did you mean `workloads`"]),
-        ({"workloads": ["lama2"]}, ["lama2", "did you mean llama2"]),
-        ({"workloads": []}, ["workloads"]),
-        ({"strategies": ["fsdp2"]}, ["fsdp2", "did you mean fsdp"]),
-        ({"site": "locl"}, ["locl", "did you mean local"]),
-        ({"data": "hubb"}, ["`data`", "'embedded' or 'hub'"]),
-        ({"size": "large"}, ["large", "small, source"]),
-        ({"seed": -1}, ["`seed`", "-1"]),
-        ({"nodes": 0}, ["`nodes`", "greater than 0"]),
-        ({"recipe": {"epoch": 3}}, ["`epoch`", "did you mean `epochs`"]),
-        ({"recipe": {"optimizer": {"learning_rate": 0}}}, ["`optimizer.learning_rate`"]),
-        ({"recipe": {"optimizer": {"name": "adamx"}}}, ["`optimizer.name`", "did you mean adam"]),
-        ({"recipe": {"optimizer": {"name": "sgd", "betas": [0.9, 0.95]}}}, ["`optimizer`", "sgd takes no betas"]),
-        ({"recipe": {"schedule": {"name": "cosin"}}}, ["`schedule.name`", "did you mean cosine"]),
-        ({"recipe": {"global_batch": 1}}, ["global_batch 1", "2 or more"]),
-    ],
-)
-def test_bad_config_is_one_sentence_that_names_the_key(config, words):
-    with pytest.raises(UserError) as error:
-        resolve.matrix(load.config(config))
-    for word in words:
-        assert word in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
-        ({"dp_shard": 3}, ["do not divide the world of 2 ranks", "multiple of 3"]),
-        ({"dp_replicate": 1}, ["do not divide the world"]),
-        ({"dp_shard": -1, "dp_replicate": -1}, ["only one degree can be -1"]),
-        ({"dp_replicate": 1, "tp": 2}, ["needs dp_shard", "dp_shard: 1"]),
-        ({"dp_shard": 0}, ["a degree is a number from 1"]),
-        ({"dp_shard": -1, "tp": 4, "min_ranks": 6}, ["do not divide the world of 6"]),
-        ({"dp_shard": -1, "tp": 8, "min_ranks": 8}, ["tp 8 does not divide heads 4", "tp can be 1, 2."]),
-        ({"cpu_offload": True, "dp_replicate": -1}, ["cpu_offload needs dp_shard"]),
-        ({"engine": "deepspeed"}, ["config"]),
-        ({"engine": "deepspeed", "config": "config/deepspeed/zero9.json"}, ["zero9.json", "zero1.json"]),
-        ({"dp_shrad": 2}, ["`dp_shrad`", "did you mean `dp_shard`"]),
-    ],
-)
-def test_bad_strategy_is_one_sentence(strategy, entry, words):
-    strategy("mine", **entry)
-    with pytest.raises(UserError) as error:
-        resolved("mine")
-    for word in words:
-        assert word in str(error.value)
 
 
 def test_no_more_ranks_than_the_site_has(site):

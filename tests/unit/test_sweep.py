@@ -1,10 +1,9 @@
-"""Sweeps: variants by name, what varies what, the table over seeds, and mistakes in one sentence."""
+"""Sweeps: variants by name, what varies what, the table over seeds."""
 
 import pandas as pd
 import pytest
 
 from helpers.reports import finished
-from shardlab.errors import UserError
 from shardlab.launch import driver
 from shardlab.report import evidence, page, pages, plan, summary, sweep
 from shardlab.report.charts import sweep as chart
@@ -105,59 +104,6 @@ def test_variants_share_initial_weights_and_a_size_has_its_own_data():
         planned(sweep={key: [value]})[0][0] for key, value in (("seed", 2), ("seed", 3), ("global_batch", 32))
     )
     assert plan.cost(first) == plan.cost(second) != plan.cost(other)
-
-
-@pytest.mark.parametrize(
-    ("swept", "words"),
-    [
-        ({"lerning_rate": [1]}, "there is no key 'lerning_rate'; did you mean learning_rate?"),
-        ({"name": ["adam"]}, "there is no key 'name'; known: optimizer.name, schedule.name"),
-        ({"seed": []}, "seed: the list is empty"),
-        ([], "the list is empty"),
-        (
-            {"seed": {"first": 1, "last": 2000}},
-            "2,000 variants of 1 strategies and 1 workloads are 2,000 runs, more than",
-        ),
-        ({"seed": {"first": 1, "last": 1e12}}, "more than 100,000 values"),
-        ({"seed": {"frist": 1, "last": 2}}, "config: sweep: seed: unknown key `frist`; did you mean `first`?"),
-        ({"seed": {"last": 2}}, "config: sweep: seed: the key `first` is missing"),
-        ({"seed": {"first": 3, "last": 2}}, "config: sweep: seed is {'first': 3, 'last': 2}; last is below first"),
-        ({"recipe": {"optimizer": {"learning_rate": [1]}}}, "write recipe.optimizer.learning_rate: [...]"),
-        ({"optimizer": {"betas": {"first": 1, "last": 2}}}, "write optimizer.betas: [...]"),
-        ({"recipe.optimizer": [1]}, "write recipe.optimizer.name: [...]"),
-        ({"learning_rate": [True]}, "learning_rate cannot be True: write a number"),
-        ({"betas": [[0.9, False]]}, "betas cannot be [0.9, False]: write a number"),
-        ({"learning_rate": {"first": 0, "last": 2, "count": 3, "scale": "log"}}, "a first above 0"),
-        ({"learning_rate": [-1]}, "learning_rate cannot be -1: input should be greater than 0"),
-        ({"learning_rate": [0.1, "1e-1"]}, "a value stands twice"),
-        ({"learning_rate": [1], "recipe.optimizer.learning_rate": [2]}, "learning_rate stands twice"),
-        ({"compile_backend": ["a/b"]}, "becomes part of a file's name"),
-        ({"size": ["huge"]}, "there is no size 'huge'"),
-        ({"tp": [3]}, "no variant can be"),
-        (3, "3 is not keys with lists"),
-    ],
-)
-def test_a_mistake_is_one_sentence(swept, words):
-    with pytest.raises(UserError) as raised:
-        planned(sweep=swept)
-    assert words in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "workload", "words"),
-    [
-        ("ddp", "mnist@learning_rate=1e-3", "is written mnist@learning_rate=0.001; call it that"),
-        ("ddp", "mnist@seed=2@learning_rate=0.1", "is written mnist@learning_rate=0.1@seed=2"),
-        ("ddp", "mnist@sed=1", "there is no key 'sed'; did you mean seed?"),
-        ("ddp", "mnist@tp=2", "tp varies strategies"),
-        ("ddp@seed=2", "mnist", "seed varies workloads"),
-        ("single@tp=2", "mnist", "single is the same with any tp; ask for single"),
-    ],
-)
-def test_a_name_that_is_none(strategy, workload, words):
-    with pytest.raises(UserError) as raised:
-        resolve.run(load.config(MNIST), strategy, workload)
-    assert words in str(raised.value)
 
 
 def test_mean_deviation_and_the_best(tmp_path):
