@@ -38,7 +38,7 @@ def test_a_rank_has_the_device_of_its_number_and_too_few_are_one_sentence(monkey
     assert device.of_process("cuda", 2) == [FIRST, SECOND]
     monkeypatch.setattr(gpus, "listed", lambda: [])
     monkeypatch.setenv("LOCAL_RANK", "9")
-    with pytest.raises(UserError, match=r"rank 9 of this node needs a GPU of its own, but PyTorch sees \d: "):
+    with pytest.raises(UserError, match=r"rank 9 of this node needs its own GPU, but PyTorch sees \d: "):
         device.of_rank("cuda")
     with pytest.raises(UserError, match="drives 99 GPUs from one process, but PyTorch sees"):
         device.of_process("cuda", 99)

@@ -112,8 +112,8 @@ def test_a_damaged_one_is_skipped_with_a_sentence_and_the_end_is_the_same(traine
     (before / "manifest.json").write_bytes(bomb)
     assert loop.train(run, data, initial, output, {})
     seen = capsys.readouterr().out
-    assert f"warning: a checkpoint is skipped: {newer}/shards/" in seen
-    assert f"warning: a checkpoint is skipped: {before}/manifest.json is damaged" in seen
+    assert f"warning: skipping a checkpoint: {newer}/shards/" in seen
+    assert f"warning: skipping a checkpoint: {before}/manifest.json is damaged" in seen
     assert filecmp.cmp(output / "model.safetensors", whole / "model.safetensors", shallow=False)
     assert filecmp.cmp(output / "best.safetensors", whole / "best.safetensors", shallow=False)
     steps = [record["step"] for record in read(output / "metrics.jsonl") if record["kind"] == "train"]
@@ -125,7 +125,7 @@ def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained,
     run, data, initial, whole = trained
     shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
     other = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": 5})})
-    with pytest.raises(UserError, match=r"was written with another recipe.max_steps; set it back .* afresh=true"):
+    with pytest.raises(UserError, match=r"was written with another recipe.max_steps; change it back .* afresh=true"):
         loop.train(other, data, initial, tmp_path, {})
     assert len(manifest.saved(tmp_path)) == 3, "nothing was lost"
     assert loop.train(other, data, initial, tmp_path, {}, afresh=True)
@@ -160,7 +160,7 @@ def test_a_training_does_not_go_on_beyond_its_end(trained, tmp_path):
     made = [manifest.read(folder), mock.Mock(), mock.Mock(count=5), folder, world, tmp_path]
     with (
         mock.patch.multiple(resume, _load=mock.DEFAULT, train_step=mock.DEFAULT),
-        pytest.raises(UserError, match=r"step-00000006 stands at step 6, beyond the 5 of this run; raise max_steps"),
+        pytest.raises(UserError, match=r"step-00000006 is at step 6, beyond this run's 5 steps; raise max_steps"),
     ):
         resume.restore(*made)
 

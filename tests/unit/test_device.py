@@ -91,7 +91,7 @@ def test_a_hang_is_named_before_nccl_ends_the_process(capfd):
     with hearts[0], hearts[1]:
         time.sleep(2.5)
     said = capfd.readouterr().err
-    assert said.count("rank 2 gives no sign of life since step 7") == 2
+    assert said.count("rank 2 has not responded since step 7") == 2
     assert "rank 0 gives" not in said
     assert "rank 1 gives" not in said
     assert "nccl_rank_" in said

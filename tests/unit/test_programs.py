@@ -97,7 +97,7 @@ def test_a_missing_gpu_ends_with_an_error(launch):
         text=True,
     )
     assert done.returncode == 1
-    assert "error: rank 99 of this node needs a GPU of its own" in done.stderr
+    assert "error: rank 99 of this node needs its own GPU" in done.stderr
     assert not (folder / "model.safetensors").exists()
 
 

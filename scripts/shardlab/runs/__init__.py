@@ -1,1 +1,1 @@
-"""A run on one rank, put together from all rooms."""
+"""Training runs and their simulation, assembled from the other packages."""

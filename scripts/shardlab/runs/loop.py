@@ -36,12 +36,12 @@ from shardlab.training.work import Work
 
 
 class Watched(NamedTuple):
-    """What a training says of itself besides its metrics. It changes nothing of what comes out."""
+    """Monitoring options of a training; they do not affect its result."""
 
     usage_seconds: float | None = None
-    """Seconds from one sample of what the ranks use to the next; None: no samples."""
+    """Interval between samples of resource use, in seconds; None: no samples."""
     tensorboard: bool = False
-    """Whether event files are written."""
+    """Write TensorBoard event files."""
 
 
 def train(
@@ -58,13 +58,13 @@ def train(
     ready: Callable[[], None] | None = None,
     recompute: str | None = None,
 ) -> bool:
-    """Train ``run`` on this rank and write its files to ``output`` (rank 0); whether it came to its end.
+    """Train ``run`` on this rank, write its files to ``output`` (rank 0) and return whether it finished.
 
-    ``origin`` is what the report says of the code and the image that this runs from. Where ``output`` has checkpoints
-    of this run, the training goes on from the newest valid one, unless it begins ``afresh``; with ``resume`` from that
-    checkpoint, of any strategy on any ranks. ``ready`` is called before the first step. ``recompute`` is what a recipe
-    with activation_checkpointing: auto comes to; it changes no number. It ends early where it is asked to stop (see
-    launch/processes.py).
+    If ``output`` has checkpoints of this run, training resumes from the newest valid one, unless ``afresh``; ``resume``
+    names another checkpoint, written under any strategy on any number of ranks. ``origin`` describes the code and the
+    image for the report. ``ready`` is called before the first step. ``recompute`` is the mode that
+    activation_checkpointing: auto resolved to; it does not affect the result. Training ends early on a request to stop
+    (see launch/processes.py).
 
     Raises:
         UserError: the loss or the gradient norm is not finite, or a file cannot be read or written.
@@ -88,7 +88,7 @@ def train(
     checkpointer = Checkpointer(run, task, engine, world, output, start)
     log = MetricsLog(output / metrics.NAME if world.main else None, start.step, tensorboard=watched.tensorboard)
     log.attempt(start.step, steps.count, resume, world, origin)
-    operations = _operations(run, task, steps, start.step, log) if world.main else {}  # who logs and reports
+    operations = _operations(run, task, steps, start.step, log) if world.main else {}  # rank 0 logs and reports
     if ready:
         ready()
     parts = Parts(run, task, world, engine, steps, start, checkpointer, log)
@@ -112,7 +112,7 @@ def train(
 
 
 class Parts(NamedTuple):
-    """What a training is put together from."""
+    """The components of a training."""
 
     run: Run
     task: Task
@@ -125,7 +125,7 @@ class Parts(NamedTuple):
 
 
 def _take_steps(parts: Parts, output: Path, watched: Watched, observe: Observer | None) -> tuple[Meter, Work] | None:
-    """Take the steps that are left; what was measured and read, or None if it was asked to stop, and has saved."""
+    """Take the remaining steps; return measurements and sample counts, or None if stopped early (with a checkpoint)."""
     run, _, world, engine, steps, start, checkpointer, log = parts
     requests = processes.Requests(output / processes.REQUEST if world.main else None)
     read = Work()
@@ -158,7 +158,7 @@ def _take_steps(parts: Parts, output: Path, watched: Watched, observe: Observer 
                 behind.granted()
             if stops:
                 checkpointer.close()
-                log.stopped(number, requests.asked() or "a signal to another rank")
+                log.stopped(number, requests.asked() or "a signal on another rank")
                 return None
         behind.catch_up()
         checkpointer.close()
@@ -166,9 +166,9 @@ def _take_steps(parts: Parts, output: Path, watched: Watched, observe: Observer 
 
 
 def _operations(run: Run, task: Task, steps: Steps, first: int, log: MetricsLog) -> dict[str, Any]:
-    """What a step computes, from the shapes of the one that is counted, and the device's peak in its arithmetic."""
+    """Return the operations of a step, from the shapes of the counted one, and the peak FLOP/s of the devices."""
     indices = steps.order.batch(min(first + WARMUP_STEPS, steps.count) - 1)
-    # Shapes alone are needed: a whole global batch is not copied to the device.
+    # Only shapes are needed: don't copy a whole global batch to the device.
     on_cpu = tasks.of_run(run, task.folder, torch.device("cpu"))
     counted = flops.of_step(run, task, on_cpu.micro_batch("train", indices))
     of_device = peak(device.name(task.device), run.recipe.dtype, run.recipe.precision)
@@ -184,7 +184,7 @@ def _operations(run: Run, task: Task, steps: Steps, first: int, log: MetricsLog)
 
 
 def _look(meter: Meter, observe: Observer | None) -> Observer:
-    """What looks at the engine between backward and update."""
+    """Return the observer to call between the backward pass and the update."""
 
     def look(number: int, engine: Engine) -> None:
         meter.look(number)
@@ -195,7 +195,7 @@ def _look(meter: Meter, observe: Observer | None) -> Observer:
 
 
 def _figures(parts: Parts, meter: Meter) -> dict[str, Any]:
-    """What was measured and counted; a collective."""
+    """Return what was measured and counted; a collective."""
     run, task, world, engine, steps, _, checkpointer, _ = parts
     counted = min(meter.counted, steps.count - 1)
     theory = expected_traffic.bytes_per_step(run, task, steps[counted].micro_batches)

@@ -1,6 +1,6 @@
-"""Strategies that drive several devices from one process, simulated: what the fullest of their devices holds.
+"""Simulation of strategies that drive several devices from one process: memory of the fullest device.
 
-All tensors of a simulation are a CPU's, so the device of each is noted beside it.
+All tensors of a simulation are CPU tensors, so the device of each one is recorded separately.
 """
 
 from collections.abc import Iterable
@@ -20,24 +20,24 @@ BUFFER = 10 * 2**20
 
 
 def has_devices(run: Run) -> bool:
-    """Return whether a run's process drives several devices. CPUs are one device."""
+    """Return whether a run's process drives several devices. All CPUs count as one device."""
     return run.devices_per_rank > 1 and run.site.device != "cpu"
 
 
 def called(run: Run, part: nn.Module) -> nn.Module:
-    """What to call instead of a part of the model."""
+    """Return the module to call instead of a part of the model."""
     return _FirstReplica(part, run.devices_per_rank) if run.options.one_process == "dp" and has_devices(run) else part
 
 
 def memory(run: Run, engine: Any, world: World) -> Memory:
-    """What counts the memory of a step of the engine, by device if its parts are on several."""
+    """Return the memory counter for a step of the engine, per device if its parts are on several devices."""
     if run.options.one_process != "mp" or not has_devices(run):
         return Memory(world.device, fake=True)
     return _MemoryOfDevices(engine, world.device)
 
 
 class _MemoryOfDevices(Memory):
-    """Counts by device: a result is where its operator's inputs are, and ``moved`` copies to another device."""
+    """Counter per device: a result is placed where its operator's inputs are; ``moved`` copies to another device."""
 
     def __init__(self, engine: Any, device: torch.device) -> None:
         super().__init__(device, fake=True)
@@ -57,7 +57,7 @@ class _MemoryOfDevices(Memory):
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator where its first input is that is known."""
+        """Run an operator on the device of its first known input."""
         known = (self.place_of(tensor) for tensor in _tensors(args))
         self._current = next((place for place in known if place is not None), self._current)
         if self._target is not None:
@@ -65,12 +65,12 @@ class _MemoryOfDevices(Memory):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def place_of(self, tensor: Tensor) -> int | None:
-        """Number of the device that a tensor is on; None if it was never seen."""
+        """Return the number of the device that a tensor is on; None if it was never seen."""
         number = self._numbers.get(tensor.untyped_storage()._cdata)
         return None if number is None else self.places[number]
 
     def copied(self, value: Tensor, device: int) -> Tensor:
-        """A tensor copied to the device of that number."""
+        """Copy a tensor to the device with this number."""
         self._target = device
         try:
             return value.clone()
@@ -89,7 +89,7 @@ class _MemoryOfDevices(Memory):
 
 
 class _Moved(torch.autograd.Function):
-    """A copy on another device, whose gradient is copied back."""
+    """Copy to another device; the gradient is copied back."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, memory: _MemoryOfDevices, device: int) -> Tensor:
@@ -110,8 +110,8 @@ def _tensors(values: Any) -> Iterable[Tensor]:
 
 
 class _FirstReplica(nn.Module):
-    """The first device of ``torch.nn.DataParallel``, the fullest: it has the weights, the optimizer and the first part
-    of a batch, gathers the outputs of all parts for the loss, and sums the gradients.
+    """The first device of ``torch.nn.DataParallel``, which is the fullest: it holds the weights, the optimizer and the
+    first part of a batch, gathers the outputs of all parts for the loss, and sums the gradients.
     """
 
     def __init__(self, model: nn.Module, devices: int) -> None:
@@ -119,7 +119,7 @@ class _FirstReplica(nn.Module):
         self.model, self.devices = model, devices
 
     def forward(self, *inputs: Tensor, **keywords: Tensor) -> Tensor:
-        """Outputs of the whole batch, (rows, ...)."""
+        """Return the outputs of the whole batch, (rows, ...)."""
         rows = len(inputs[0])
         part = -(-rows // self.devices)
         names, parameters = zip(*self.model.named_parameters(), strict=True)
@@ -130,10 +130,10 @@ class _FirstReplica(nn.Module):
 
 
 class _Broadcast(torch.autograd.Function):
-    """The weights of a replica: on the first device, the model's own.
+    """The weights of a replica; on the first device, the model's own.
 
-    Their gradients are summed in buffers (torch/nn/parallel/comm.py): a copy of this device's, another one's, the sum.
-    NCCL, where it is there, needs no place for another one's.
+    Their gradients are summed in buffers (torch/nn/parallel/comm.py): a copy of this device's, another device's, the
+    sum. With NCCL no buffer is needed for the other device's.
     """
 
     @staticmethod
@@ -150,7 +150,7 @@ class _Broadcast(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """The outputs of all replicas in one tensor."""
+    """Gather the outputs of all replicas into one tensor."""
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, rows: int) -> Tensor:

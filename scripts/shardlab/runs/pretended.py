@@ -1,4 +1,4 @@
-"""What stands in for other ranks while one is simulated: a group whose collectives do nothing, neighbors of a stage."""
+"""Stand-ins for the other ranks while one rank is simulated: a group whose collectives do nothing, stage neighbors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +13,12 @@ from torch.distributed.pipelining import stage
 from shardlab.strategies.pipeline import TimedStage
 
 PARTS: Any = stage
-"""What a stage tells the others has no public names."""
+"""The metadata that stages exchange has no public names."""
 
 
 @contextmanager
 def fake_group(size: int, rank: int) -> Iterator[None]:
-    """A process group of that size whose collectives do nothing."""
+    """Process group of this size whose collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
@@ -29,7 +29,7 @@ def fake_group(size: int, rank: int) -> Iterator[None]:
 
 
 def alone(states: list[tuple[Tensor, ...]]) -> type[TimedStage]:
-    """A stage that knows what the others would tell it: the state behind each of them, by shape."""
+    """Return a stage class that knows the metadata of its neighbors: the shapes of the state after each stage."""
 
     class Alone(TimedStage):
         def _recv_meta(self, src_stage: int) -> Any:

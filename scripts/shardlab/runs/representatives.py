@@ -1,4 +1,4 @@
-"""The ranks of a run that a plan simulates, and how many ranks each of them stands for."""
+"""The ranks of a run that a plan simulates, and how many ranks each one represents."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,25 +9,27 @@ from shardlab.training import batches
 from shardlab.training.tasks import Task
 
 COUNTED = 2
-"""The step that a training counts, too: its batch has that one's shapes."""
+"""The step that a training also counts: the simulated batch has the same shapes."""
 
 
 def sends_activations(run: Run) -> bool:
     """Return whether the bytes that a rank sends depend on its part of a batch.
 
-    Those of tensor parallelism do; a pipeline fills all parts up to the same shapes.
+    This holds for tensor parallelism; a pipeline pads all parts to the same shapes.
     """
     return run.mesh.tensor_parallel and not run.mesh.pipelined
 
 
 def first_of_each_stage(run: Run) -> dict[int, int]:
-    """Rank: number of ranks that it stands for. The first one has the largest part of batches and shards."""
+    """Return {rank: number of ranks it represents}. The first rank has the largest part of batches and shards."""
     ranks = run.world_size // run.mesh.stages
     return {stage * run.mesh.degree("dp_shard", "tp"): ranks for stage in range(run.mesh.stages)}
 
 
 def first_of_each_part(run: Run, task: Task) -> dict[int, int]:
-    """Rank: number of ranks whose parts of the counted batch have the same shapes as its own; without a pipeline."""
+    """Return {rank: number of ranks whose parts of the counted batch have the same shapes}; for runs without a
+    pipeline.
+    """
     recipe = run.recipe
     of_all = order.BatchOrder(task.samples("train"), recipe.global_batch, run.seed)
     last = min(recipe.epochs * of_all.steps_per_epoch, recipe.max_steps or 2**63) - 1

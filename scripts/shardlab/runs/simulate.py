@@ -1,8 +1,8 @@
-"""A step of the real engine on fake tensors, over a fake process group: what a rank will hold and send, in seconds and
-without a device, a cluster or data.
+"""Simulation of one step of the real engine on fake tensors over a fake process group: memory and traffic of a rank, in
+seconds and without a device, a cluster or data.
 
-Fake tensors (torch.compile's) have shapes and no content; the collectives of the fake group do nothing. Sizes are
-those of a CPU's tensors, which are those of any device's.
+Fake tensors (torch.compile's) have shapes and no content; the collectives of the fake group do nothing. Sizes are those
+of CPU tensors, which are the same on any device.
 """
 
 import gc
@@ -40,15 +40,15 @@ from shardlab.training.tasks import MicroBatch, Task
 
 
 def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterator[dict[str, Any] | str]:
-    """What each run will cost, under the names of report/plan.py, or the sentence that says why that cannot be known.
+    """Yield the cost of each run, under the names of report/plan.py, or a sentence that says why it cannot be computed.
 
-    With each run comes the folder of its prepared data set, None for one without: its samples are then as large as they
-    can be. One rank of each pipeline stage is simulated: the first one, which has the largest part of batches and
-    shards; where traffic depends on a rank's part of a batch, also one for each other shape of that. Each in a process
-    of its own, forked from this one, as PyTorch keeps the groups of one in many places.
+    Each run comes with the folder of its prepared data set, or None; without data, samples have the largest possible
+    size. One rank of each pipeline stage is simulated: the first one, which has the largest part of batches and shards;
+    where traffic depends on a rank's part of a batch, also one rank per other shape. Each rank is simulated in a
+    separate process, forked from this one, because PyTorch keeps process groups in global state.
     """
     gc.collect()
-    gc.freeze()  # each process looks through its objects for tensors: not through those of the imports
+    gc.freeze()  # each process searches its objects for tensors: skip those of the imports
     with get_context("fork").Pool(cores, maxtasksperchild=1) as pool:
         parts = {
             number: pool.apply_async(_or_why, (_parts, _stand_in(run), data))
@@ -74,9 +74,9 @@ def _parts(run: Run, data: Path | None) -> dict[int, int]:
 
 
 def _together(run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str]) -> dict[str, Any] | str:
-    """What the ranks of a run told; ``weights``: each of them, and how many ranks it stands for."""
+    """Combine the results of a run's simulated ranks; ``weights``: {rank: number of ranks it represents}."""
     if run.zero_stage and run.recipe.precision != "full":
-        return f"DeepSpeed's memory and traffic in {run.recipe.precision} follow no formula here; measure a run instead"
+        return f"DeepSpeed's memory and traffic in {run.recipe.precision} cannot be computed; measure a run instead"
     told = [each for each in seen if not isinstance(each, str)]
     if len(told) < len(seen):
         return next(each for each in seen if isinstance(each, str))
@@ -89,7 +89,7 @@ def _together(run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str
 
 
 def _mean(axis: str, name: str, weights: dict[int, int], told: list[dict[str, Any]]) -> float:
-    """Bytes of a collective along an axis that a rank sends: the mean over all ranks."""
+    """Return the bytes of a collective along an axis that a rank sends: the mean over all ranks."""
     sent = 0.0
     for ranks, each in zip(weights.values(), told, strict=True):
         own = sum(entry["bytes"] for entry in each["traffic"] if (entry["axis"], entry["collective"]) == (axis, name))
@@ -98,7 +98,7 @@ def _mean(axis: str, name: str, weights: dict[int, int], told: list[dict[str, An
 
 
 def _or_why(simulated: Callable[..., Any], *words: Any) -> Any:
-    """What a function of a run comes to, or the sentence that says why that is not known."""
+    """Return the result of a function of a run, or a sentence that says why it cannot be computed."""
     try:
         return simulated(*words)
     except UserError as error:
@@ -108,7 +108,7 @@ def _or_why(simulated: Callable[..., Any], *words: Any) -> Any:
 
 
 def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
-    """What one rank holds and sends in one step."""
+    """Return what one rank holds and sends in one step."""
     with ExitStack() as stack:
         if run.mesh:
             stack.enter_context(pretended.fake_group(run.world_size, rank))
@@ -118,7 +118,7 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
             allow_non_fake_inputs=True,
             shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True),
         )
-        # Each rank draws its masks from a number that it reads, and a fake tensor has none to read.
+        # Each rank reads the seed of its masks from a tensor, and a fake tensor has no value.
         stack.enter_context(mock.patch("shardlab.strategies.tensor.drawn", return_value=0))
         stack.enter_context(torch_dtensor.shapes_uncounted())
         stack.enter_context(torch_pipelining.sends_hold_their_tensors())
@@ -135,10 +135,10 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
                 allocate(part, device, world.device)
             engine.ready(
                 [one_process.called(run, part) for part in engine.parts]
-            )  # without DDP, whose C++ reads the gradients
+            )  # without DDP, whose C++ code reads the gradients
             step = replace(step, micro_batches=[_faked(micro) for micro in step.micro_batches])
             if run.mesh.pipelined:
-                train_step(engine, step, world)  # the stages tell each other their shapes
+                train_step(engine, step, world)  # the stages exchange their shapes
             else:
                 _make_optimizer_state(engine)
             gc.collect()
@@ -165,10 +165,10 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
 
 
 def _kernels(run: Run) -> AbstractContextManager[Any]:
-    """The kernel of attention that a GPU would take, where a CPU takes another and so keeps less.
+    """Select the attention kernel that a GPU would use, where a CPU uses another one and therefore keeps less.
 
-    No fused one has float64; in float32 flash has none, and the efficient one none for fewer key heads than heads
-    (PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+    No fused kernel supports float64; in float32 flash is unsupported, and memory-efficient needs as many key heads as
+    heads (PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
     """
     arithmetic = run.recipe.dtype if run.recipe.precision == "full" else run.recipe.precision
     args = run.model.args
@@ -178,14 +178,14 @@ def _kernels(run: Run) -> AbstractContextManager[Any]:
 
 
 def _leave_out(figures: dict[str, Any], kinds: list[str]) -> None:
-    """Subtract kinds of tensors that are in the CPU's memory and not in the device's."""
+    """Subtract kinds of tensors that are in CPU memory and not in device memory."""
     for kind in kinds:
         figures["peak"] -= figures["at_peak"][kind]
         figures["at_peak"][kind] = figures["largest"][kind] = 0
 
 
 def _hold_buckets(figures: dict[str, Any], run: Run) -> None:
-    """DDP's gradients lie in buckets, which are there all the time."""
+    """Count DDP's gradients as always allocated: they are views of its buckets."""
     size = 0 if run.engine_config else figures["largest"]["weights"]
     more = max(0, size - figures["at_peak"]["gradients"])
     figures["at_peak"]["gradients"] += more
@@ -194,7 +194,7 @@ def _hold_buckets(figures: dict[str, Any], run: Run) -> None:
 
 
 def _task(run: Run, data: Path | None, device: torch.device) -> Task:
-    """The task over the prepared data, or over none."""
+    """Return the task over the prepared data, or over synthetic arrays if there is none."""
     folder = data or Path()
     task = tasks.of_run(run, folder, device)
     if data is None:
@@ -213,7 +213,7 @@ def _name(memory: Memory, engine: Any) -> None:
 
 
 def _make_optimizer_state(engine: Any) -> None:
-    """What the first step of an optimizer makes, without a forward and a backward pass."""
+    """Create the optimizer state that the first step creates, without a forward and backward pass."""
     for parameter in engine.parameters().values():
         parameter.grad = torch.zeros_like(parameter)
     engine.optimizer.step()
@@ -221,7 +221,7 @@ def _make_optimizer_state(engine: Any) -> None:
 
 
 def _stand_in(run: Run) -> Run:
-    """The run itself; for DeepSpeed's the same batches on the same ranks with whole replicas."""
+    """Return the run itself; for DeepSpeed, the same batches on the same ranks with whole replicas."""
     if run.zero_stage is None:
         return run
     mesh = type(run.mesh)({"dp_replicate": run.world_size})
@@ -229,12 +229,12 @@ def _stand_in(run: Run) -> Run:
 
 
 def _zero(run: Run, plain: dict[str, Any]) -> dict[str, Any]:
-    """DeepSpeed does not run on fake tensors: its own states by formula, the rest as with whole replicas.
+    """Add DeepSpeed's states by formula to the simulation of whole replicas: DeepSpeed does not run on fake tensors.
 
-    Stages 1 and 2 keep a flat copy of their part of the weights, which the optimizer updates; each has a bucket of
-    ``reduce_bucket_size`` values through which gradients pass (deepspeed.readthedocs.io, "ZeRO"). A parameter that is
-    larger than it is reduced alone: from stage 2 on by a copy of its gradient and the rank's part of that; in stage 3
-    the whole weight exists besides.
+    Stages 1 and 2 keep a flat copy of their part of the weights, which the optimizer updates; each stage has a bucket
+    of ``reduce_bucket_size`` values through which gradients pass (deepspeed.readthedocs.io, "ZeRO"). A larger parameter
+    is reduced separately: from stage 2 on through a copy of its gradient and the rank's part of it; in stage 3 the
+    whole weight exists as well.
     """
     level, ranks = run.zero_stage or 0, run.world_size
     (bytes_,) = plain["tensor_bytes"]
@@ -266,7 +266,7 @@ def _zero(run: Run, plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _zero_bytes(run: Run, weights: int, parameters: int) -> float:
-    """What DeepSpeed 0.19 sends, which is not the paper's volume.
+    """Return the bytes that DeepSpeed 0.19 sends, which differ from the paper's volume.
 
     Stages 1 and 2 all-reduce gradients and gather weights; stage 3 gathers weights a second time only if there are more
     than ``stage3_max_live_parameters``.

@@ -1,1 +1,1 @@
-"""One training, whatever the strategy: batches, tasks, optimizer, evaluation, checkpoints, the engine's contract."""
+"""Training, independent of the strategy: batches, tasks, optimizer, evaluation, checkpoints, the Engine protocol."""

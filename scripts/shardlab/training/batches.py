@@ -1,4 +1,4 @@
-"""The batches of a training run: what each step trains on, and a rank's share of it."""
+"""Batches of a training run: the samples of each step, and each rank's share of them."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ class Step:
     epoch: int
     samples: int
     targets: int
-    """Of the whole global batch: what the loss is divided by."""
+    """Targets in the whole global batch: the divisor of the loss."""
     learning_rate: float
     micro_batches: list[MicroBatch]
     """This rank's share of the samples."""
     seed: int
-    """Of this rank's dropout masks."""
+    """Seed of this rank's dropout masks."""
     validates: bool
-    """Whether the validation loss is measured after it: it ends an epoch, or the training."""
+    """True if the validation loss is measured after this step: at the end of an epoch, or of the training."""
 
 
 class Steps:
@@ -44,7 +44,7 @@ class Steps:
         self.count = min(recipe.epochs * self.order.steps_per_epoch, recipe.max_steps or 2**63)
 
     def __getitem__(self, number: int) -> Step:
-        """The step of that number."""
+        """Return step ``number``."""
         per_epoch = self.order.steps_per_epoch
         batch = self.order.batch(number)
         return Step(
@@ -59,15 +59,15 @@ class Steps:
         )
 
     def nothing(self) -> Step:
-        """A step that changes nothing: no sample, learning rate 0."""
+        """Return a step that changes nothing: no samples, learning rate 0."""
         none = self.order.batch(0)[:0]
         return Step(-1, 0, 0, 1, 0.0, self._mine(none), 0, validates=False)
 
     def _seed(self, number: int) -> int:
-        """Follows from (seed, step, data rank), so that a run that goes on draws the same masks.
+        """Derive the seed from (seed, step, data rank, stage), so that a resumed run draws the same masks.
 
-        Ranks that share samples draw the same, as tensor parallelism needs where tensors are whole (where they are
-        split, see strategies/tensor.py); stages hold different layers, which draw different ones.
+        Ranks that share samples draw the same masks, as tensor parallelism needs where tensors are whole (for split
+        tensors, see strategies/tensor.py); stages hold different layers, which draw different ones.
         """
         entropy = (self.order.seed, number, self.world.data_rank, self.world.stage)
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
@@ -81,14 +81,14 @@ class Steps:
 
 
 class Ahead:
-    """The steps in their order, the next one prepared by a thread while the device is at this one.
+    """The steps in order; on a GPU, a thread prepares the next one while the device computes this one.
 
-    On a GPU it is copied there on a stream of its own. On a CPU, whose cores the training itself uses, a step is
-    prepared when it is asked for.
+    The next step's batch is copied to the GPU on a separate stream. On a CPU, whose cores the training itself needs,
+    steps are prepared on demand.
     """
 
     def __init__(self, steps: Steps, device: torch.device, *, prepare: bool | None = None) -> None:
-        """``prepare`` says whether there is such a thread (None: on a GPU)."""
+        """``prepare``: use the thread (None: on a GPU)."""
         self.steps = steps
         self.prepare = device.type != "cpu" if prepare is None else prepare
         self._prefetch = Prefetch(device)
@@ -96,7 +96,7 @@ class Ahead:
         self._next: dict[int, Future[tuple[Step, Any]]] = {}
 
     def __getitem__(self, number: int) -> Step:
-        """The step of that number, ready for the device's current stream."""
+        """Return step ``number``, ready for the device's current stream."""
         if not self.prepare:
             return self.steps[number]
         waiting = self._next.pop(number, None)
@@ -107,7 +107,7 @@ class Ahead:
         return step
 
     def __enter__(self) -> Self:
-        """For ``with``."""
+        """Return self."""
         return self
 
     def __exit__(
@@ -131,9 +131,9 @@ def micro_batches(
     *,
     by_length: bool = False,
 ) -> list[MicroBatch]:
-    """This rank's share of a global batch of at most ``largest`` samples, in ``count`` micro-batches.
+    """Split this rank's share of a global batch of at most ``largest`` samples into ``count`` micro-batches.
 
-    ``by_length``: those of about the same length together, where the task has samples of different lengths.
+    ``by_length``: group samples of similar length, if the task's samples differ in length.
     """
     rows = None
     if engine.chunks:

@@ -1,8 +1,8 @@
-"""Checkpoints of a running engine, written while it goes on; resume.py reads them.
+"""Checkpoints of a running engine, written in the background; resume.py reads them.
 
-A checkpoint is a folder of safetensors: each rank writes its own shards of weights and optimizer, under the
-parameters' names (torch.distributed.checkpoint, which fits shards of one strategy to those of another), and the
-manifest (report/manifest.py) makes it valid. Nothing in it is a pickle.
+A checkpoint is a folder of safetensors files: each rank writes its own shards of weights and optimizer state, under the
+parameters' names (torch.distributed.checkpoint, which reshards between strategies), and the manifest
+(report/manifest.py) makes it valid. It contains no pickles.
 """
 
 import re
@@ -49,26 +49,28 @@ def save_whole(engine: Engine, path: Path, *, main: bool) -> str | None:
 class Checkpointer:
     """Validates one run and writes its weights and checkpoints; every method is a collective.
 
-    Shards are written by a thread from copies, with a process group of its own, while the training goes on.
+    A thread writes shards from copies, over a separate process group, while training continues.
     """
 
     def __init__(self, run: Run, task: Task, engine: Engine, world: World, output: Path, start: Manifest) -> None:
-        """``start`` is where the training stands (see resume.restore)."""
+        """``start`` is the state at which training starts (see resume.restore)."""
         self.run, self.task, self.engine, self.world, self.output = run, task, engine, world, output
         self.start, self.best, self.skipped = start, start.best, start.skipped
         self.written, self._last = 0, time.monotonic()
         self._group: dist.ProcessGroup | None = None
-        # DCP's loader asks for the current device's stream.
+        # DCP's loader uses the current device's stream.
         self._writer = ThreadPoolExecutor(
             1, thread_name_prefix="checkpoint", initializer=device.use, initargs=(world.device,)
         )
         self._under_way: Future[None] | None = None
         if run.site.container:
-            # Where a job is taken away, the program that holds the image's file system may end before the ranks.
+            # When a job is killed, the program that serves the image's file system may end before the ranks.
             self._writer.submit(_rehearse)
 
     def validate(self) -> float:
-        """Loss per target over the validation split; with recipe.keep_best, the best weights are written."""
+        """Return the loss per target over the validation split; with recipe.keep_best, write the weights if it is the
+        best.
+        """
         recipe = self.run.recipe
         loss = mean_loss(self.task, self.engine, "validation", recipe.evaluation_batch, self.world)
         if recipe.keep_best and (self.best is None or loss < self.best):
@@ -77,20 +79,20 @@ class Checkpointer:
         return loss
 
     def is_old(self) -> bool:
-        """Whether, by this rank's clock, the last checkpoint was long ago; the main rank's counts."""
+        """Return whether the checkpoint interval has passed by rank 0's clock; False on other ranks."""
         minutes = self.run.recipe.checkpoint_minutes
         return self.world.main and minutes is not None and time.monotonic() - self._last > 60 * minutes
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is to be written after ``step`` steps, by their number."""
+        """Return whether a checkpoint is due after ``step`` steps, by their number."""
         every = self.run.recipe.checkpoint_every
         return every is not None and step % every == 0
 
     def checkpoint(self, step: int) -> None:
-        """Copy what a training needs to resume after ``step`` steps, and have it written.
+        """Copy what training needs to resume after ``step`` steps, and write it in the background.
 
         Raises:
-            UserError: the one before could not be written.
+            UserError: the previous checkpoint could not be written.
         """
         self.wait()
         self._last = time.monotonic()
@@ -116,14 +118,14 @@ class Checkpointer:
         """Wait for the checkpoint that is being written.
 
         Raises:
-            UserError: it could not be written; nothing of it is left, and the one before stays.
+            UserError: it could not be written; nothing of it is left, and the previous one is kept.
         """
         under_way, self._under_way = self._under_way, None
         if under_way:
             under_way.result()
 
     def close(self) -> None:
-        """Wait, and give back what writing took.
+        """Wait, and release the thread and the process group.
 
         Raises:
             UserError: see ``wait``.
@@ -134,7 +136,7 @@ class Checkpointer:
             dist.destroy_process_group(self._group)
 
     def _write(self, tensors: dict[str, Tensor], new: Path, folder: Path, state: Manifest) -> None:
-        """Write this rank's shards; once all ranks have, the first one makes the checkpoint valid."""
+        """Write this rank's shards; once all ranks have, rank 0 makes the checkpoint valid."""
         from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
         from torch.distributed.checkpoint.state_dict_saver import save
@@ -162,28 +164,28 @@ class Checkpointer:
                 self._refuse(new, error, tensors)
 
     def _refuse(self, new: Path, error: BaseException, tensors: dict[str, Tensor]) -> None:
-        """Raise what went wrong, once nothing of the checkpoint is left."""
+        """Remove what was written of the checkpoint, then raise the error."""
         if self.world.main:
             shutil.rmtree(new, ignore_errors=True)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         remedy = "run the same command again"
         if re.search("no space|quota", str(error), re.IGNORECASE):
-            # The files cannot be asked: rank 0 removes them.
+            # Don't ask for the files' sizes: rank 0 removes the files.
             size = sum(tensor.nbytes for tensor in tensors.values())
             reason += f"; it needs at least {size / 2**20:.1f} MiB of free space and quota"
             remedy = f"make room, then {remedy}"
         raise UserError(
-            f"a checkpoint could not be written to {new.parent} ({reason}). The one before stays; {remedy}."
+            f"a checkpoint could not be written to {new.parent} ({reason}). The previous one is kept; {remedy}."
         ) from error
 
     def save(self, name: str) -> str | None:
-        """Write the whole weights (rank 0, which gets their SHA-256)."""
+        """Write the whole weights; return their SHA-256 on rank 0."""
         self.written += 1
         return save_whole(self.engine, self.output / name, main=self.world.main)
 
 
 def _rehearse() -> None:
-    """Write a checkpoint of nothing, so that all code that writing one needs is in memory."""
+    """Write an empty checkpoint, so that all code needed to write one is loaded."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.tensor import DTensor  # noqa: F401
@@ -194,7 +196,7 @@ def _rehearse() -> None:
 
 
 def _copy(value: Tensor) -> Tensor:
-    """A copy in the memory of the CPU, of a DTensor as a DTensor."""
+    """Copy to CPU memory; a DTensor stays a DTensor."""
     if not hasattr(value, "placements"):
         return value.detach().to("cpu", copy=True)
     from torch.distributed.tensor import DTensor

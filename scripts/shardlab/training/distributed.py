@@ -32,9 +32,9 @@ class World:
     device: torch.device
     dims: ParallelDims = field(default_factory=lambda: ParallelDims({}))
     mesh: DeviceMesh | None = None
-    """Of the axes of ``dims``; None without a process group."""
+    """Mesh with the axes of ``dims``; None without a process group."""
     others: tuple[torch.device, ...] = ()
-    """More devices that this rank drives, by itself (dp and mp)."""
+    """Additional devices that this rank drives alone (dp and mp)."""
 
     @property
     def devices(self) -> list[torch.device]:
@@ -43,22 +43,22 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this rank prints and saves."""
+        """True on the rank that prints and saves."""
         return self.rank == 0
 
     @property
     def data_size(self) -> int:
-        """Groups of ranks that read different samples."""
+        """Number of groups of ranks that read different samples."""
         return self.dims.data_size
 
     @property
     def data_rank(self) -> int:
-        """Number of this rank's group among them."""
+        """Index of this rank's group among them."""
         return self.dims.data_rank(self.place)
 
     @property
     def stage(self) -> int:
-        """Number of this rank's stage of the pipeline."""
+        """Index of this rank's pipeline stage."""
         return self.dims.stage(self.place)
 
     @property
@@ -73,24 +73,24 @@ class World:
 
     @property
     def pipeline_mesh(self) -> DeviceMesh | None:
-        """The same of pipeline stages."""
+        """This rank's 1-D mesh of pipeline stages; None as for ``replicate_mesh``."""
         return self.mesh["pp"] if self.mesh is not None and self.dims.pipelined else None
 
     @property
     def tensor_mesh(self) -> DeviceMesh | None:
-        """The same of tensor parallelism."""
+        """This rank's 1-D mesh of tensor parallelism; None as for ``replicate_mesh``."""
         return self.mesh["tp"] if self.mesh is not None and self.dims.tensor_parallel else None
 
     @property
     def shard_mesh(self) -> DeviceMesh | None:
-        """The mesh that weights are sharded over, 2-D if shards are replicated; None if they are not sharded."""
+        """Mesh that weights are sharded over, 2-D if shards are replicated; None if they are not sharded."""
         if self.mesh is None or not self.dims.sharded:
             return None
         axes = tuple(axis for axis in DATA if axis in self.dims.root)
         return self.mesh[axes] if len(axes) > 1 else self.mesh[axes[0]]
 
     def sum(self, value: Tensor) -> Tensor:
-        """Sum over the data-parallel ranks, of values that are 0 where a pipeline does not have the output."""
+        """Sum over the data-parallel ranks; values are 0 on pipeline ranks that do not have the output."""
         if self.size > 1:
             setattr(value, OWN, True)
             dist.all_reduce(value)
@@ -98,12 +98,12 @@ class World:
         return value
 
     def mean(self, value: float | None) -> float | None:
-        """Mean over all ranks of a number that each has; None if one of them has none."""
+        """Return the mean over all ranks; None if any rank passes None."""
         values = [each for each in self.gather(value) if each is not None]
         return sum(values) / len(values) if len(values) == self.size else None
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, in rank order."""
+        """Return the values of all ranks, in rank order."""
         if self.size == 1:
             return [value]
         values: list[T] = [value] * self.size
@@ -112,7 +112,7 @@ class World:
 
 
 def start(device_name: str, timeout_seconds: int = 600) -> None:
-    """Take this rank's device and join the process group that torchrun prepared; without torchrun a world of one.
+    """Set this rank's device and join the process group that torchrun prepared; without torchrun, a world of one.
 
     Raises:
         UserError: the site says cuda, but there are fewer GPUs than ranks on this node.
@@ -136,7 +136,7 @@ def host_group(timeout_seconds: int) -> dist.ProcessGroup:
 
 
 def limit_groups(timeout_seconds: int) -> None:
-    """Give a collective up after that time in every group: those of a mesh are made with PyTorch's own limits."""
+    """Set the timeout of collectives in every group: the groups of a mesh are made with PyTorch's defaults."""
     for group in [*dist.distributed_c10d._world.pg_map] if dist.is_initialized() else ():
         for kind in group._device_types:
             group._get_backend(kind)._set_default_timeout(timedelta(seconds=timeout_seconds))
@@ -146,26 +146,26 @@ OF_ANOTHER = (
     *("Connection closed by peer", "Connection reset by peer"),  # gloo
     *("Connection closed by remote peer", "remote process exited", "ncclRemoteError", "communicator was aborted"),
 )
-"""What gloo and NCCL say on a rank whose neighbor ended."""
+"""Error messages of gloo and NCCL on a rank whose neighbor ended."""
 
 
 def is_of_another(error: BaseException) -> bool:
-    """Whether a rank's error says no more than that another rank failed."""
+    """Return whether a rank's error only reports that another rank failed."""
     return any(phrase.lower() in str(error).lower() for phrase in OF_ANOTHER)
 
 
 def is_main() -> bool:
-    """Whether this is the rank that prints and saves."""
+    """Return whether this is the rank that prints and saves."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def finish(status: int = 0) -> None:
-    """End a rank that succeeded: wait for the others, then leave the process with that status.
+    """End a rank that succeeded: wait for the others, then exit with this status.
 
-    The process is left without Python's finalization: gloo's threads can abort a run there that has already
-    written everything (pytorch issue 190489), and DeepSpeed keeps its process groups alive until then. A forked rank
-    that has nothing to tell returns, since torchrun waits for that; multiprocessing then leaves it in the same way.
-    After an error this must not be called: ranks that still wait in a collective would wait for ever.
+    The process skips Python's finalization: gloo's threads can abort a run there that has already written everything
+    (pytorch issue 190489), and DeepSpeed keeps its process groups alive until then. A forked rank with status 0
+    returns, since torchrun waits for the return value; multiprocessing then exits it in the same way. Do not call this
+    after an error: ranks that still wait in a collective would wait forever.
     """
     if dist.is_initialized():
         dist.barrier()
@@ -177,10 +177,10 @@ def finish(status: int = 0) -> None:
 
 
 def world(run: Run, site_device: str | None = None) -> World:
-    """This rank's place in a run's mesh, on its site's device unless another is given; needs ``start`` first.
+    """Return this rank's place in a run's mesh, on its site's device by default; call ``start`` first.
 
     Raises:
-        UserError: the number of started ranks is not that of the mesh, or there are fewer GPUs than this rank drives.
+        UserError: the number of started ranks differs from the mesh's, or there are fewer GPUs than this rank drives.
     """
     dims, size = run.mesh, dist.get_world_size() if dist.is_initialized() else 1
     if size != dims.size:

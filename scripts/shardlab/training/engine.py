@@ -1,4 +1,4 @@
-"""The contract between a training run and a strategy: one step, whatever is inside."""
+"""The protocol between a training run and a strategy: one step, independent of the strategy."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -9,75 +9,79 @@ from shardlab.training.tasks import MicroBatch
 
 
 class Engine(Protocol):
-    """What a training run needs from a strategy."""
+    """Everything that a training run needs from a strategy."""
 
     chunks: int | None
-    """Micro-batches must all have the same rows, a multiple of this; None: any number of rows."""
+    """If set, all micro-batches need the same number of rows, a multiple of this; None: any number of rows."""
     layout: dict[str, Tensor]
     """Whole weights of the plain model on the meta device, in the order of ``weights``."""
     parameter_count: int
-    """Trainable values of the whole model."""
+    """Number of trainable values in the whole model."""
     scales_loss: bool
-    """Whether a step whose gradient overflows is left out by a loss scaler, which then scales less (fp16)."""
+    """True if a loss scaler skips steps whose gradients overflow, and then lowers its scale (fp16)."""
 
     def train(self, mode: bool) -> None:
         """Set training or evaluation mode."""
 
     def loss(self, micro: MicroBatch) -> Tensor:
-        """Loss summed over a micro-batch, a scalar: 0 on a rank that does not have the model's output."""
+        """Return the loss summed over a micro-batch, a scalar: 0 on a rank that does not have the model's output."""
 
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
-        """Add the gradients of ``scale`` times the loss; returns the loss (see ``loss``) without a gradient.
+        """Add the gradients of ``scale`` times the loss; return the loss (see ``loss``), detached.
 
         The engine averages over the data-parallel ranks, at the latest with the ``last`` micro-batch of a step.
         """
 
     def step(self, learning_rate: float) -> Tensor:
-        """Clip, update, clear the gradients; returns the global L2 gradient norm before clipping, a scalar.
+        """Clip, update, clear the gradients; return the global L2 gradient norm before clipping, a scalar.
 
-        Nothing waits for it, but with recipe.non_finite ``skip``: then there is no update where it is not finite.
+        The host does not wait for the norm, except with recipe.non_finite ``skip``: then there is no update if it is
+        not finite.
         """
 
     def drop_gradients(self) -> None:
         """Clear the gradients without an update."""
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """(parameter name, whole gradient) before ``step``; a collective, same order on all ranks."""
+        """Yield (parameter name, whole gradient) before ``step``; a collective, in the same order on all ranks."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole tensor) of the plain model, on the rank's device; a collective, valid on rank 0."""
+        """Yield (name, whole tensor) of the plain model, on the rank's device; a collective, valid on rank 0."""
 
     def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
-        """Names of ``weights``: tensor or DTensor; a collective.
+        """Return this rank's tensors or DTensors under the names of ``weights``; a collective.
 
-        A rank gives those that it has; they are the engine's own, or are put into it by ``load_weights``. ``to_write``:
-        only those that this rank has to write.
+        They are the engine's own tensors, or ``load_weights`` copies them into the engine. ``to_write``: only those
+        that this rank has to write.
         """
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
-        """Take over what was loaded into the tensors of ``weights_state``."""
+        """Copy into the engine what was loaded into the tensors of ``weights_state``."""
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
-        """``<parameter name>/<key>``: tensor or DTensor, once a step was taken; a collective.
+        """Return ``<parameter name>/<key>``: tensor or DTensor of this rank's parameters, once a step was taken; a
+        collective.
 
-        A rank gives those of its parameters; they are the engine's own, or are put into it by ``restored``.
-        ``to_write``: see ``weights_state``.
+        They are the engine's own tensors, or ``restored`` copies them into the engine. ``to_write``: see
+        ``weights_state``.
         """
 
     def restored(self, state: dict[str, Tensor]) -> None:
-        """Take over what was loaded into the tensors of ``optimizer_state``."""
+        """Copy into the engine what was loaded into the tensors of ``optimizer_state``."""
 
     def held(self) -> dict[str, list[Tensor]]:
-        """What this rank holds now of ``weights``, ``gradients`` and ``optimizer``, as plain tensors."""
+        """Return this rank's current ``weights``, ``gradients`` and ``optimizer`` tensors, as plain tensors."""
 
     def computed(self) -> list[list[dict[str, Any]]]:
-        """For each device of this rank, when it computed in the last ``add_gradients`` (see report/timeline.py).
+        """Return, for each device of this rank, its compute spans in the last ``add_gradients`` (see
+        report/timeline.py).
 
-        Empty where the strategy does not measure it.
+        Empty if the strategy does not measure them.
         """
 
     def idle(self) -> list[float] | None:
-        """Part of the forward and backward passes, since the last call, in which each device of this rank waited.
+        """Return the fraction of the forward and backward passes since the last call in which each device of this rank
+        waited.
 
-        None where the strategy does not measure it; a collective.
+        None if the strategy does not measure it; a collective.
         """

@@ -1,4 +1,4 @@
-"""Loss and metric of weights over a whole split, each sample once: on one device, or shared by the ranks of a run."""
+"""Loss and metric of weights over a whole split, each sample once: on one device, or divided among a run's ranks."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from shardlab.training.tasks import Task
 
 @torch.no_grad()
 def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: World) -> float:
-    """Loss per target over a whole split, each sample once, shared by the data-parallel ranks."""
+    """Return the loss per target over a whole split, each sample once, divided among the data-parallel ranks."""
     engine.train(False)
     batches = order.in_order(task.samples(split), batch_size)
     total = torch.zeros((), dtype=torch.float64, device=world.device)
@@ -34,7 +34,7 @@ def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: Wo
 
 @torch.no_grad()
 def evaluate(run: Run, data: Path, weights: Path) -> Evaluated:
-    """Loss per target and metric of ``weights`` over the whole test split, unpadded."""
+    """Return loss per target and metric of ``weights`` over the whole test split, unpadded."""
     device = of_rank(run.site.device)
     dtype = getattr(torch, run.recipe.dtype)
     task = tasks.load(run.task, data, dtype, device, loss_chunks=run.recipe.loss_chunks)
@@ -45,7 +45,7 @@ def evaluate(run: Run, data: Path, weights: Path) -> Evaluated:
 
 @torch.no_grad()
 def evaluate_model(run: Run, task: Task, model: nn.Module) -> Evaluated:
-    """The same of a model that has its weights."""
+    """Return loss per target and metric of a model that has its weights over the whole test split, unpadded."""
     model.eval()
     loss = score = 0.0
     targets = 0
@@ -59,7 +59,7 @@ def evaluate_model(run: Run, task: Task, model: nn.Module) -> Evaluated:
 
 
 def evaluate_sharded(run: Run, engine: Engine, task: Task, world: World) -> Evaluated:
-    """Loss per target of an engine's weights over the test split; a collective, the same on every rank."""
+    """Return the loss per target of an engine's weights over the test split; a collective, the same on every rank."""
     return _report(run, task, mean_loss(task, engine, "test", run.recipe.evaluation_batch, world), None)
 
 

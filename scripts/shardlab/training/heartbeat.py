@@ -1,4 +1,4 @@
-"""Where each rank stands, so that a hang can be laid at the right door: PyTorch blames whoever waited."""
+"""Progress of each rank, so that a hang is attributed to the right one: PyTorch blames the rank that waited."""
 
 import math
 import sys
@@ -13,15 +13,15 @@ import torch.distributed as dist
 from shardlab.training.distributed import World
 
 WARNED = 0.9
-"""Part of the time after which a collective is given up, in which a GPU's rank says where it stands."""
+"""Fraction of the collectives' timeout after which a rank on a GPU reports its progress."""
 COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 
 
 class Heartbeat:
-    """A thread that tells the others this rank's step, through the job's store: a stopped process tells nothing."""
+    """Thread that publishes this rank's step through the job's store; a stopped process publishes nothing."""
 
     def __init__(self, world: World, seconds: float) -> None:
-        """``seconds`` is after how long a collective is given up."""
+        """``seconds`` is the timeout of collectives."""
         self.world, self.step, self.seconds = world, 0, seconds
         self.interval = min(10.0, max(0.2, seconds / 20))
         self._beats = 0
@@ -38,10 +38,10 @@ class Heartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End; a collective that was given up is explained.
+        """Stop; explain a collective that timed out.
 
         Raises:
-            UserError: it was, with the ranks that lag and the collective's name.
+            UserError: a collective timed out; names the ranks that lag and the collective.
         """
         try:
             if isinstance(error, RuntimeError) and "timed out" in str(error).lower():
@@ -55,16 +55,16 @@ class Heartbeat:
         step, since = self.step, time.monotonic()
         while not self._end.wait(self.interval):
             if not self._tell():
-                return  # the job ends
+                return  # the job is ending
             if step != self.step:
                 step, since = self.step, time.monotonic()
-            # NCCL's watchdog ends the process and tells Python nothing, so this has to be said before.
+            # NCCL's watchdog ends the process without telling Python, so warn before it does.
             if self.world.device.type != "cpu" and time.monotonic() - since > WARNED * self.seconds:
                 print(f"warning: {self._explain()}", file=sys.stderr, flush=True)
                 since = math.inf
 
     def _tell(self) -> bool:
-        """Tell where this rank stands; False where nobody is there to be told."""
+        """Publish this rank's progress; False if the store is gone."""
         self._beats += 1
         try:
             self._store.set(f"beat/{self.world.rank}", f"{self.step} {self._beats}")
@@ -75,14 +75,12 @@ class Heartbeat:
     def _explain(self, error: BaseException | None = None) -> str:
         frames = traceback.extract_tb(error.__traceback__) if error else []
         names = [frame.name for frame in frames if frame.filename.endswith(COLLECTIVES)]
-        waited = f"rank {self.world.rank} waited in vain in step {self.step} ({names[-1] if names else 'a collective'})"
+        waited = f"rank {self.world.rank} timed out in step {self.step} ({names[-1] if names else 'a collective'})"
         if error is None:
             waited = (
-                f"rank {self.world.rank} is in step {self.step} for {WARNED * self.seconds:.0f} s, and a collective "
+                f"rank {self.world.rank} has been in step {self.step} for {WARNED * self.seconds:.0f} s; collectives "
             )
-            waited += (
-                f"is given up after {self.seconds:.0f} s (NCCL's record of each rank: nccl_rank_* beside train.json)"
-            )
+            waited += f"time out after {self.seconds:.0f} s (NCCL's flight records: nccl_rank_* in the run's folder)"
         others = [rank for rank in range(self.world.size) if rank != self.world.rank]
         first = {rank: self._told(rank) for rank in others}
         for _ in range(4):
@@ -91,12 +89,12 @@ class Heartbeat:
         silent = [rank for rank in others if self._told(rank) == first[rank]]
         steps = {rank: int(told.split()[0]) for rank, told in first.items() if told}
         if silent:
-            who = "; ".join(f"rank {rank} gives no sign of life since step {steps.get(rank, 0)}" for rank in silent)
+            who = "; ".join(f"rank {rank} has not responded since step {steps.get(rank, 0)}" for rank in silent)
         elif late := [rank for rank, step in steps.items() if step < self.step]:
             who = "; ".join(f"rank {rank} is still in step {steps[rank]}" for rank in late)
         else:
-            who = "all ranks live and are in this step"
-        return f"{who}: {waited}. The last checkpoint stays, and the same call goes on from it."
+            who = "all ranks are alive and in this step"
+        return f"{who}: {waited}. The last checkpoint is kept; run the same command again to resume from it."
 
     def _told(self, rank: int) -> str:
         try:

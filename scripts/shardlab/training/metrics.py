@@ -1,4 +1,4 @@
-"""metrics.jsonl for programs, TensorBoard's event files where asked for, and one line per step for people.
+"""metrics.jsonl for programs, TensorBoard event files if requested, and one line per step for people.
 
 Only rank 0 writes.
 """
@@ -23,23 +23,25 @@ from shardlab.training.device import peak_memory
 from shardlab.training.distributed import World
 
 EVENTS = "tensorboard"
-"""Folder of the event files, beside metrics.jsonl."""
+"""Folder of the event files, next to metrics.jsonl."""
 USED = ("cpu_cores", "memory_bytes", "device_use", "device_memory_bytes", "watts")
-"""What a record of kind ``usage`` has of each rank: see usage.py."""
+"""Values per rank in a record of kind ``usage``: see usage.py."""
 SCALARS = {
     "train": {"loss", "grad_norm", "learning_rate", "seconds"},
     "validation": {"loss"},
     "usage": set(USED),
 }
-"""What of each kind of record TensorBoard shows."""
+"""Values of each kind of record that TensorBoard shows."""
 DIM, BOLD, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 
 class MetricsLog:
-    """Appends one JSON object per line; the file is there to read while the run goes on."""
+    """Appends one JSON object per line; the file can be read during the run."""
 
     def __init__(self, path: Path | None, start: int = 0, *, tensorboard: bool = False) -> None:
-        """``path`` is None on ranks that do not write; records of steps from ``start`` on will be written again."""
+        """``path`` is None on ranks that do not write; records of steps from ``start`` on are dropped, to be written
+        again.
+        """
         self._file: TextIO | None = None
         self._events: Any = None
         self._lock = threading.Lock()
@@ -47,7 +49,7 @@ class MetricsLog:
         self._steps = 0
         self._devices: list[torch.device] = []
         self.flops_per_sample = self.peak_flops = 0.0
-        """Floating-point operations of a sample, and what all devices can do in a second; 0: not known."""
+        """Floating-point operations per sample, and the peak FLOP/s of all devices together; 0: unknown."""
         if path:
             records = read(path) if start else []
             kept = [record for record in records if record["kind"] == "attempt" or record["step"] < start]
@@ -58,21 +60,21 @@ class MetricsLog:
         if path and tensorboard:
             from tensorboardX import SummaryWriter
 
-            # Events of steps that are taken again are hidden from there on.
+            # Hide the events of steps that are taken again.
             self._events = SummaryWriter(str(path.parent / EVENTS), purge_step=start, flush_secs=10)
 
     def attempt(self, start: int, steps: int, resume: Path | None, world: World, origin: Mapping[str, Any]) -> None:
-        """Write where this attempt begins, of how many steps, and where it runs; a collective."""
+        """Log the attempt: its first step, the number of steps and the hosts; a collective."""
         self._steps, self._devices = steps, world.devices
         hosts = world.gather(os.uname().nodename)
         place = {"number": origin.get("attempt"), "slurm_job_id": origin.get("slurm_job_id"), "hosts": hosts}
         self.write("attempt", step=start, steps=steps, time=now(), checkpoint=str(resume) if resume else None, **place)
         self._say(
-            f"attempt    of {steps} steps from {start}, {resume or 'no checkpoint'}, on {', '.join(sorted({*hosts}))}"
+            f"attempt    from step {start} of {steps}, {resume or 'no checkpoint'}, on {', '.join(sorted({*hosts}))}"
         )
 
     def step(self, step: Step, loss: float, norm: float, seconds: float) -> None:
-        """Write and print a training step, which took so many seconds; what is not finite is null."""
+        """Write and print a training step, which took ``seconds``; non-finite values become null."""
         where = {"step": step.number, "epoch": step.epoch, "samples": step.samples, "targets": step.targets}
         finite = {"loss": loss, "grad_norm": norm}
         values = {key: value if math.isfinite(value) else None for key, value in finite.items()}
@@ -87,15 +89,15 @@ class MetricsLog:
         self._say(f"validation loss {loss:.6f} after epoch {step.epoch}")
 
     def stopped(self, step: int, why: str) -> None:
-        """Write and print that the training ended early after a step, and why."""
+        """Write and print why the training ended early after a step."""
         self.write("stopped", step=step, why=why)
         self._say(f"stopped    after step {step}: {why}")
 
     def write(self, kind: str, **values: Any) -> None:
-        """Write ``values`` as a record of that kind; any thread may.
+        """Write ``values`` as a record of that kind; thread-safe.
 
         Raises:
-            UserError: there is no room for it.
+            UserError: the disk is full.
         """
         if not self._file:
             return
@@ -105,11 +107,11 @@ class MetricsLog:
                 self._draw(kind, values)
             except OSError as error:
                 raise UserError(
-                    f"{self._file.name} could not be written: {error.strerror}; make room and call again."
+                    f"{self._file.name} could not be written: {error.strerror}; free space and run the command again."
                 ) from None
 
     def _draw(self, kind: str, values: dict[str, Any]) -> None:
-        """The same for TensorBoard: numbers, and the means of lists over the ranks."""
+        """Write the record to TensorBoard: numbers, and means over ranks for lists."""
         for name in values.keys() & SCALARS.get(kind, set()) if self._events else ():
             known = [
                 each
@@ -120,7 +122,7 @@ class MetricsLog:
                 self._events.add_scalar(f"{kind}/{name}", sum(known) / len(known), values["step"])
 
     def close(self) -> None:
-        """End the event files, which are written a few seconds late."""
+        """Close the event files, which are written a few seconds late."""
         if self._events:
             self._events.close()
 
@@ -132,7 +134,7 @@ class MetricsLog:
 def _line(
     step: Step, steps: int, loss: float, norm: float, seconds: float, used: float | None, memory: str, colour: bool
 ) -> str:
-    """A training step in aligned columns; the targets of language models are tokens, ``used`` is the MFU."""
+    """Format a training step in aligned columns; ``used`` is the MFU. The targets of language models are tokens."""
     width = len(str(steps))
     speed = f"{_short(step.samples / seconds):>9} samples/s"
     if step.targets != step.samples:
@@ -149,5 +151,5 @@ def _short(value: float) -> str:
 
 
 def _memory(devices: list[torch.device]) -> str:
-    """The most that this rank's tensors took of a GPU until now, or its process of the machine's memory."""
+    """Format the peak memory so far: of this rank's tensors on a GPU, or of its process on a CPU."""
     return f"{peak_memory(devices) / 2**20:8.0f} MiB"

@@ -1,4 +1,4 @@
-"""The recipe's optimizer."""
+"""Optimizer of a recipe."""
 
 from collections.abc import Iterable
 from importlib import import_module
@@ -10,7 +10,7 @@ from shardlab.settings import recipe
 
 
 def build(settings: recipe.Optimizer, parameters: Iterable[Any]) -> Optimizer:
-    """The optimizer over parameters or parameter groups; each step sets its learning rate (Recipe.learning_rate)."""
+    """Build the optimizer over parameters or parameter groups; each step sets the learning rate (see Recipe)."""
     chosen = recipe.OPTIMIZERS[settings.name]
     module, _, name = chosen.path.rpartition(".")
     kind: type[Optimizer] = getattr(import_module(module), name)

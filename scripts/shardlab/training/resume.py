@@ -1,4 +1,4 @@
-"""Where a training goes on: its newest valid checkpoint, or one of any strategy on any ranks; else its first step."""
+"""Resuming: from the newest valid checkpoint, or from a given one of any strategy on any number of ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,11 @@ FREE = (
     ),
     *("checkpoint_every", "checkpoint_minutes", "checkpoints_kept"),
 )
-"""Keys of a recipe that a run that goes on may have otherwise: how long, and what changes no number."""
+"""Recipe keys that may change when a run resumes: its length, and settings that do not affect the result."""
 
 
 def beginning(run: Run, task: Task, world: World, initial: str) -> Manifest:
-    """Where a training stands that has not begun; ``initial`` is the SHA-256 of its initial weights."""
+    """Return the manifest of a training before its first step; ``initial`` is the SHA-256 of its initial weights."""
     fingerprint = store.fingerprint_of(task.folder)
     recipe = {key: value for key, value in run.recipe.model_dump(mode="json").items() if key not in FREE}
     return Manifest(
@@ -55,9 +55,9 @@ def beginning(run: Run, task: Task, world: World, initial: str) -> Manifest:
 
 
 def newest(output: Path, start: Manifest, world: World, *, afresh: bool) -> Path | None:
-    """The newest valid checkpoint in a run's own folder, the same on every rank; a collective.
+    """Return the newest valid checkpoint in a run's folder, the same on every rank; None without one. A collective.
 
-    A damaged one is skipped for the one before, with a sentence that says what is wrong. Without one: None.
+    A damaged checkpoint is skipped with a warning, and the previous one is tried.
 
     Raises:
         UserError: it was written with other settings.
@@ -67,24 +67,24 @@ def newest(output: Path, start: Manifest, world: World, *, afresh: bool) -> Path
             found = _whole(folder, world)
         except UserError as error:
             if world.main:
-                print(f"warning: a checkpoint is skipped: {error}", flush=True)
+                print(f"warning: skipping a checkpoint: {error}", flush=True)
             continue
         key = difference(start.training, found.training)
         if key is None and found.identity.numbers == start.identity.numbers:
             return folder
         key = difference(start.settings, found.settings) or key
         raise UserError(
-            f"{folder} was written with another {key}; set it back to go on from there, or train afresh, which "
+            f"{folder} was written with another {key}; change it back to resume, or train from scratch, which "
             "replaces these checkpoints, with --config afresh=true."
         )
     return None
 
 
 def _whole(folder: Path, world: World) -> Manifest:
-    """The manifest of a valid checkpoint; each rank hashes its part of the files. A collective.
+    """Return the manifest of a valid checkpoint; each rank hashes its part of the files. A collective.
 
     Raises:
-        UserError: the same on every rank: what is wrong with it.
+        UserError: the checkpoint is damaged; the same error on every rank.
     """
     try:
         found = manifest.read(folder)
@@ -98,12 +98,10 @@ def _whole(folder: Path, world: World) -> Manifest:
 
 
 def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, world: World, output: Path) -> Manifest:
-    """Put a checkpoint's weights and optimizer into an engine; returns where the training stands.
-
-    Without a checkpoint that is ``start``.
+    """Load a checkpoint's weights and optimizer state into an engine; return its manifest, without one ``start``.
 
     Raises:
-        UserError: the checkpoint is damaged, or of another workload, seed, data or recipe.
+        UserError: the checkpoint is damaged, or belongs to another workload, seed, data set or recipe.
     """
     if folder is None:
         return start
@@ -112,14 +110,14 @@ def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, 
         ours, theirs = (dict(flat(values)).get(key) for values in (start.training, found.training))
         raise UserError(
             f"{folder} was written by a training with another {key}: {theirs}, and this run has {ours}; resume with "
-            "the same, or begin afresh without --resume."
+            "the same, or start from scratch without --resume."
         )
     if found.step > steps.count:
-        raise UserError(f"{folder} stands at step {found.step}, beyond the {steps.count} of this run; raise max_steps.")
+        raise UserError(f"{folder} is at step {found.step}, beyond this run's {steps.count} steps; raise max_steps.")
     tensors = engine.weights_state()
     _load(folder, "weights", tensors, world)
     engine.load_weights(tensors)
-    # A step that changes nothing makes the optimizer's tensors, whatever engine it is.
+    # A step that changes nothing creates the optimizer's tensors, whatever the engine.
     train_step(engine, steps.nothing(), world)
     tensors = engine.optimizer_state()
     if tensors:  # plain SGD has none
@@ -137,9 +135,9 @@ def _load(folder: Path, kind: str, tensors: dict[str, Tensor], world: World) -> 
     """Read one kind of a checkpoint's tensors into these; a collective.
 
     Raises:
-        UserError: they are of another model or another optimizer.
+        UserError: they belong to another model or another optimizer.
     """
-    # Imported here: a second that runs without checkpoints do not need.
+    # Imported here: takes a second, which runs without checkpoints do not need.
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load

@@ -15,49 +15,49 @@ from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
 
 Observer = Callable[[int, Engine], None]
-"""Called with the step's number between backward and update, on every rank."""
+"""Called with the step's number between the backward pass and the update, on every rank."""
 
 
 class Wish(NamedTuple):
-    """What a rank wants after a step. It travels with the loss, so that all ranks do it after the same step."""
+    """A rank's requests after a step. They travel with the loss, so that all ranks act on them after the same step."""
 
     stop: bool = False
-    """To save a checkpoint and end."""
+    """Save a checkpoint and end."""
     checkpoint: bool = False
-    """To save a checkpoint."""
+    """Save a checkpoint."""
 
 
 class Figures(NamedTuple):
-    """What a step came to, over all ranks."""
+    """Metrics of a step, over all ranks."""
 
     loss: float
     """Loss per target of the whole global batch."""
     norm: float
     """Global L2 norm of the gradient before clipping."""
     wish: Wish
-    """What any of the ranks wants."""
+    """Requests of any of the ranks."""
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradient norm are numbers."""
+        """True if loss and gradient norm are finite."""
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
 class Taken:
-    """A step that was handed to the device, which may still be at it; its figures are on their way to the host."""
+    """A step handed to the device, which may still be computing it; its metrics are being copied to the host."""
 
     def __init__(self, step: Step, values: Tensor, *, scaled: bool = False) -> None:
-        """``values``: (4,) loss summed over the global batch, ranks that want each wish, gradient norm; ``scaled``: a
-        norm that is not finite is a step that the loss scaler left out.
+        """``values``: (4,) loss summed over the global batch, number of ranks with each request, gradient norm;
+        ``scaled``: a non-finite norm means that the loss scaler skipped the step.
         """
         self.scaled = scaled
-        self.step, self._values = replace(step, micro_batches=[]), device.Arriving(values)  # the batches can go
+        self.step, self._values = replace(step, micro_batches=[]), device.Arriving(values)  # free the batches
 
     def figures(self, *, skip: bool = False) -> Figures:
-        """Its figures; waits for the step to end. ``skip``: see ``train_step``.
+        """Return the step's metrics; waits for the step to end. ``skip``: see ``train_step``.
 
         Raises:
-            UserError: loss or gradient norm is not finite: the weights are spoilt from this step on.
+            UserError: loss or gradient norm is not finite, so the weights are invalid from this step on.
         """
         loss, *wishes, norm = self._values.tolist()
         figures = Figures(loss / self.step.targets, norm, Wish(*(ranks > 0 for ranks in wishes)))
@@ -81,7 +81,7 @@ def train_step(
     *,
     skip: bool = False,
 ) -> Taken:
-    """Hand a step to the device. With ``skip`` it waits for its figures; if one is not finite nothing is updated."""
+    """Hand a step to the device. With ``skip``, wait for its metrics and do not update if one of them is not finite."""
     device.seed(world.device, step.seed)
     losses = [
         # Engines average over the data-parallel ranks; the loss is a sum over all of them.
@@ -105,5 +105,5 @@ def _stop_unless_finite(what: str, value: float, step: int) -> None:
     if not math.isfinite(value):
         remedy = "Lower recipe.optimizer.learning_rate, set recipe.clip_norm, or recipe.non_finite to skip."
         if step == 0:
-            remedy = "Nothing was learnt yet, so look at the data, the initial weights and the model's loss."
+            remedy = "This is the first step, so check the data, the initial weights and the model's loss."
         raise UserError(f"the {what} of step {step} is {value}; training stopped and no weights were saved. {remedy}")

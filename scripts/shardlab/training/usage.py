@@ -1,4 +1,4 @@
-"""What the ranks use of their machines while they train: sampled beside the training, which never waits for it."""
+"""Resource use of the ranks during training, sampled by a thread, which the training never waits for."""
 
 import json
 import threading
@@ -16,20 +16,21 @@ from shardlab.training.metrics import USED, MetricsLog
 FIRST = 1.0
 """Seconds until the first sample, so that short runs have one."""
 LATER = 0.25
-"""Seconds by which rank 0, which writes what all have told, is behind them."""
+"""Delay of rank 0, in seconds, before it writes what the ranks have published."""
 
 
 class Usage:
-    """A thread on each rank that samples its process and its device, and tells rank 0 through the job's store.
+    """Thread on each rank that samples its process and its device, and publishes them to rank 0 through the job's
+    store.
 
     A record of metrics.jsonl (kind ``usage``) has one value per rank of each: ``cpu_cores`` (cores busy, mean since the
-    sample before), ``memory_bytes`` (resident), ``device_use`` (part of the time that a kernel ran),
-    ``device_memory_bytes`` (taken on the device, by all processes), ``watts`` (of the device); null where there is no
-    device or its driver does not tell.
+    previous sample), ``memory_bytes`` (resident), ``device_use`` (fraction of the time that a kernel ran),
+    ``device_memory_bytes`` (allocated on the device, by all processes), ``watts`` (of the device); null if there is no
+    device or its driver does not report it.
     """
 
     def __init__(self, world: World, log: MetricsLog, seconds: float | None, step: Callable[[], int]) -> None:
-        """A sample every so many ``seconds`` (None: none at all); ``step`` says where the training is."""
+        """Sample every ``seconds`` (None: never); ``step`` returns the training's current step."""
         self.world, self.log, self.seconds, self.step = world, log, seconds, step
         self._end = threading.Event()
         self._store: Any = dist.distributed_c10d._get_default_store() if world.size > 1 else None  # type: ignore[no-untyped-call]
@@ -39,14 +40,14 @@ class Usage:
     def __enter__(self) -> Self:
         """Start."""
         if self.seconds is not None:
-            self._process.cpu_percent()  # the first call only begins to count
+            self._process.cpu_percent()  # the first call only starts the count
             self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End."""
+        """Stop."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(timeout=FIRST)
@@ -59,18 +60,18 @@ class Usage:
             try:
                 told = self._exchange(self.sample())
             except (RuntimeError, ValueError, OSError, psutil.Error):
-                return  # the job ends
+                return  # the job is ending
             if self.world.main and not self._end.is_set():
                 values = {name: [each.get(name) for each in told] for name in USED}
                 self.log.write("usage", step=self.step(), **values)
 
     def sample(self) -> dict[str, float | int | None]:
-        """This rank's use now, under the names of a record."""
+        """Return this rank's current use, under the names of a record."""
         cores = round(self._process.cpu_percent() / 100, 2)
         return {"cpu_cores": cores, "memory_bytes": self._process.memory_info().rss} | device.usage(self.world.device)
 
     def _exchange(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        """What each rank told last, on rank 0; an empty one for a rank that told nothing yet."""
+        """Return on rank 0 the latest sample of each rank; an empty one for a rank without samples yet."""
         if self._store is None:
             return [mine]
         self._store.set(f"usage/{self.world.rank}", json.dumps(mine))

@@ -1,4 +1,4 @@
-"""Whether the ranks divided the work: what each put through its model, against the batches that were to be read."""
+"""Check that the ranks divided the work: samples that each put through its model, against those of the batches."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ class Work:
         self.samples = self.targets = 0
 
     def add(self, step: Step) -> None:
-        """A step was taken."""
+        """Count a step."""
         self.samples += step.samples
         self.targets += step.targets
 
     def check(self, task: Task, world: World) -> dict[str, Any]:
-        """What each rank worked on, under the names of TrainReport; a collective.
+        """Return the samples and targets of each rank, under the names of TrainReport; a collective.
 
-        Ranks of a pipeline without the model's output count nothing, those of a tensor-parallel group all the same.
+        Pipeline ranks without the model's output count nothing, ranks of a tensor-parallel group all count the same.
 
         Raises:
             UserError: the ranks together did not train on each sample and target once.

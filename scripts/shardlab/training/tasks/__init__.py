@@ -1,5 +1,5 @@
-"""Tasks: one file each with a class ``Task``: batches from the prepared arrays, the loss as a sum over targets, the
-metric people read.
+"""Tasks, one per file with a class ``Task``: batches from the prepared arrays, the loss as a sum over targets, the
+reported metric.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ from shardlab.settings import catalogue
 from shardlab.settings.types import Run
 
 IGNORE = -100
-"""Label of positions that are no target (PyTorch's own default)."""
+"""Label of positions that are not targets (PyTorch's default)."""
 Batch = dict[str, Tensor]
 Inputs = tuple[tuple[Tensor, ...], Batch]
 """The model's positional and keyword arguments."""
@@ -32,7 +32,7 @@ Inputs = tuple[tuple[Tensor, ...], Batch]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples of one forward pass. The first ``count`` of ``rows`` count, the others only fill it up."""
+    """Samples of one forward pass. The first ``count`` of ``rows`` count, the others are padding."""
 
     batch: Batch
     count: int
@@ -40,23 +40,23 @@ class MicroBatch:
 
     @property
     def counted(self) -> Batch:
-        """The samples that count."""
+        """Return the samples that count."""
         if self.count == self.rows:
             return self.batch
         return {name: rows[: self.count] for name, rows in self.batch.items()}
 
 
 class Task(ABC):
-    """Base of all tasks. Losses are sums: only the caller knows the global count of targets."""
+    """Base of all tasks. Losses are sums: only the caller knows the global number of targets."""
 
     metric_name = ""
     of_tokens = False
-    """Whether the loss is one over tokens, which a model can give instead of its logits (see ``token_loss``)."""
+    """True if the loss is over tokens, so that a model can return it instead of logits (see ``token_loss``)."""
     scores = True
-    """Whether the metric needs ``score``, and not the loss alone."""
+    """True if the metric needs ``score``, and not only the loss."""
 
     special_tokens: dict[str, int]
-    """Ids of the tokens ``pad``, ``start`` and ``end``, where the task is about text."""
+    """Ids of the tokens ``pad``, ``start`` and ``end``, for tasks on text."""
 
     def __init__(
         self,
@@ -74,78 +74,82 @@ class Task(ABC):
         self.loss_chunks = loss_chunks
         self._splits: dict[str, Arrays] = {}
         self.trained_samples = 0
-        """Samples whose outputs of the model this rank has computed a training loss of."""
+        """Number of samples for which this rank computed a training loss from its model's outputs."""
         self.trained_targets: Tensor | int = 0
-        """Targets of these samples."""
+        """Number of targets in these samples."""
 
     def arrays(self, split: str) -> Arrays:
-        """The prepared arrays of a split: what is indexed is read from the file then."""
+        """Return the prepared arrays of a split, memory-mapped: only indexed rows are read from the file."""
         if split not in self._splits:
             self._splits[split] = store.open_arrays(self.folder / f"{split}.safetensors")
         return self._splits[split]
 
     def pretend(self, arrays: Arrays) -> None:
-        """Take these for the training split, where no data is prepared."""
+        """Use these arrays as the training split, without prepared data."""
         self._splits["train"] = arrays
         self.special_tokens = SPECIAL
 
     def samples(self, split: str) -> int:
-        """Number of samples in a split."""
+        """Return the number of samples in a split."""
         return len(next(iter(self.arrays(split).values())))
 
     @abstractmethod
     def targets(self, split: str, indices: Indices) -> int:
-        """Number of targets, the loss's divisor, of these samples; needs no batch."""
+        """Return the number of targets (the loss's divisor) in these samples, without making a batch."""
 
     def lengths(self, split: str, indices: Indices) -> Indices | None:
-        """Length of each of these samples, which a batch is padded to the longest of; None: all are as long."""
+        """Return the length of each sample; a batch is padded to its longest. None: all have the same length."""
         return None
 
     @abstractmethod
     def batch(self, split: str, indices: Indices) -> Batch:
-        """These samples as tensors on the device."""
+        """Return these samples as tensors on the device."""
 
     @abstractmethod
     def inputs(self, batch: Batch) -> Inputs:
-        """What the model is called with."""
+        """Return the model's arguments."""
 
     @abstractmethod
     def targets_in(self, batch: Batch) -> Tensor | int:
-        """Number of targets in a batch, counted in its own tensors."""
+        """Return the number of targets in a batch, counted in its tensors."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Loss summed over the targets: a scalar. Outputs can be the losses of the samples (see ``token_loss``)."""
+        """Return the loss summed over the targets, a scalar. Outputs can be losses per sample (see ``token_loss``)."""
 
     def micro_batch(self, split: str, indices: Indices, rows: int | None = None) -> MicroBatch:
-        """These samples, filled up to ``rows`` with samples that do not count.
+        """Return these samples, padded to ``rows`` with samples that do not count.
 
-        There is at least one sample: a rank with nothing to do still has to call the model, since the others wait
-        for it in the collectives.
+        There is always at least one sample: a rank without work still has to call the model, since the others wait for
+        it in the collectives.
         """
         count = len(indices)
         filled = np.resize(indices if count else np.zeros(1, dtype=np.int64), rows or max(count, 1))
         return MicroBatch(self.batch(split, filled), count, len(filled))
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What the model says of a batch."""
+        """Return the model's outputs for a batch."""
         positional, keywords = self.inputs(batch)
         outputs: Tensor = model(*positional, **keywords)
         return outputs
 
     def counted_loss(self, outputs: Tensor, micro: MicroBatch) -> Tensor:
-        """Loss summed over the targets of the samples that count: a scalar, 0 with a gradient of 0 if none does."""
-        if micro.count < micro.rows:  # else a part that is the whole would cost a copy of it in the backward pass
+        """Return the loss summed over the targets of the samples that count: a scalar, 0 with a gradient of 0 if none
+        does.
+        """
+        if micro.count < micro.rows:  # without this, slicing costs a copy in the backward pass
             outputs = outputs[: micro.count]
         return self.loss(outputs.to(self.dtype), micro.counted)
 
     def count(self, outputs: Tensor, micro: MicroBatch) -> None:
-        """Add up the samples and targets that this rank trains on, by what came out of its model."""
+        """Count the samples and targets that this rank trains on, from the outputs of its model."""
         self.trained_samples += min(len(outputs), micro.count)
         self.trained_targets = self.trained_targets + self.targets_in(micro.counted)
 
     def chunks(self, targets: Tensor) -> Batch:
-        """Keyword arguments with which a model gives losses, not logits: ``targets`` (batch, length) in chunks."""
+        """Return the keyword arguments that make a model return losses, not logits: ``targets`` (batch, length) in
+        chunks.
+        """
         if self.loss_chunks == 1:
             return {}
         positions = -(-targets.shape[1] // self.loss_chunks)
@@ -153,24 +157,24 @@ class Task(ABC):
         return {TARGETS: filled.unflatten(1, (-1, positions))}
 
     def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
-        """The batch's part of the metric, summed over its samples."""
+        """Return the batch's contribution to the metric, summed over its samples."""
         return 0.0
 
     def metric(self, loss: float, score: float, samples: int) -> float:
-        """The metric from the mean loss, the summed score and the number of samples."""
+        """Compute the metric from the mean loss, the summed score and the number of samples."""
         return score / samples
 
     def to_device(self, values: NDArray[Any] | Tensor) -> Tensor:
-        """Onto the device; floats in the run's dtype."""
+        """Copy to the device; floats in the run's dtype."""
         tensor = torch.as_tensor(values)
         tensor = tensor.to(self.dtype if tensor.is_floating_point() else None)
         if self.device.type != "cpu":
-            tensor = tensor.pin_memory()  # from there it is copied while the host goes on
+            tensor = tensor.pin_memory()  # the copy is then asynchronous
         return tensor.to(self.device, non_blocking=True)
 
 
 def check_loss(run: Run, model: nn.Module) -> None:
-    """Whether the model can give losses, if the recipe asks for them.
+    """Check that the model can return losses, if the recipe needs them.
 
     Raises:
         UserError: it cannot.
@@ -179,29 +183,31 @@ def check_loss(run: Run, model: nn.Module) -> None:
     asked = run.recipe.loss_chunks > 1 and _class(run.task).of_tokens
     if asked and not any(TARGETS in piece.takes for piece in pieces):
         raise UserError(
-            f"recipe.loss_chunks: model {run.model.name} gives logits alone; set it to 1, or let the last piece of its "
-            "chain take `targets`, as llama's does."
+            f"recipe.loss_chunks: model {run.model.name} returns only logits; set it to 1, or make the last piece of "
+            "its chain take `targets`, as llama's does."
         )
 
 
 def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Summed cross-entropy of logits (batch, length, vocabulary) on tokens (batch, length); sum of losses (batch,)."""
+    """Return summed cross-entropy of logits (batch, length, vocabulary) on tokens (batch, length), or the sum of losses
+    (batch,).
+    """
     if outputs.dim() == 1:
         return outputs.sum()
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
 def of_run(run: Run, folder: Path, device: torch.device) -> Task:
-    """The task of a run over its prepared data set."""
+    """Return a run's task over its prepared data set."""
     options = {"fixed_shapes": run.mesh.pipelined, "loss_chunks": run.recipe.loss_chunks}
     return load(run.task, folder, getattr(torch, run.recipe.dtype), device, **options)
 
 
 def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, **options: Any) -> Task:
-    """The task of that name over a prepared data set; ``options``: see Task.
+    """Return the task ``name`` over a prepared data set; ``options``: see Task.
 
     Raises:
-        UserError: there is no such task.
+        UserError: no task has this name.
     """
     return _class(name)(folder, dtype, device, **options)
 

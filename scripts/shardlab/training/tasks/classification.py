@@ -1,4 +1,4 @@
-"""Images to classes: cross-entropy, accuracy."""
+"""Image classification: cross-entropy, accuracy."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from shardlab.training.tasks import Batch, Inputs
 
 
 class Task(tasks.Task):
-    """Images to classes; cross-entropy, accuracy."""
+    """Image classification; cross-entropy, accuracy."""
 
     metric_name = "accuracy"
 
@@ -19,7 +19,7 @@ class Task(tasks.Task):
 
     def batch(self, split: str, indices: Indices) -> Batch:
         arrays = self.arrays(split)
-        # Bytes to about [-1, 1]: one fixed scale, so no statistic of the data set is needed.
+        # Scale bytes to about [-1, 1] with fixed constants, so no statistics of the data set are needed.
         images = torch.from_numpy(arrays["images"][indices]).to(self.dtype) / 127.5 - 1
         return {"images": self.to_device(images), "labels": self.to_device(arrays["labels"][indices])}
 

@@ -1,4 +1,4 @@
-"""Next token of a text: cross-entropy, perplexity."""
+"""Language modeling (next token): cross-entropy, perplexity."""
 
 import math
 
@@ -11,7 +11,7 @@ from shardlab.training.tasks import Batch, Inputs, token_loss
 
 
 class Task(tasks.Task):
-    """Next token of a text; cross-entropy, perplexity."""
+    """Language modeling (next token); cross-entropy, perplexity."""
 
     metric_name = "perplexity"
     of_tokens = True

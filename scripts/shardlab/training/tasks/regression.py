@@ -1,4 +1,4 @@
-"""Vectors to vectors: mean squared error."""
+"""Regression from vectors to vectors: mean squared error."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,7 +9,7 @@ from shardlab.training.tasks import Batch, Inputs
 
 
 class Task(tasks.Task):
-    """Vectors to vectors; mean squared error over all elements."""
+    """Regression from vectors to vectors; mean squared error over all elements."""
 
     metric_name = "mse"
     scores = False

@@ -1,4 +1,4 @@
-"""Document to summary: cross-entropy over the summary's real tokens, ROUGE-L of greedy decoding."""
+"""Summarization of documents: cross-entropy over the summary's real tokens, ROUGE-L of greedy decoding."""
 
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from shardlab.training.tasks import IGNORE, Batch, Inputs, token_loss
 
 
 class Task(tasks.Task):
-    """Document to summary; cross-entropy over the summary's real tokens, ROUGE-L of greedy decoding."""
+    """Summarization of documents; cross-entropy over the summary's real tokens, ROUGE-L of greedy decoding."""
 
     metric_name = "rougeL"
     of_tokens = True
@@ -26,7 +26,7 @@ class Task(tasks.Task):
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:  # type: ignore[override]
-        """See Task."""
+        """Ids of ``pad``, ``start`` and ``end``, as the data set was tokenized."""
         manifest = read_json(self.folder / "dataset.json", "data set", "prepare it")
         return dict(manifest["special_tokens"])
 
@@ -37,7 +37,7 @@ class Task(tasks.Task):
 
     def targets(self, split: str, indices: Indices) -> int:
         offsets = self.arrays(split)["summary_offsets"]
-        # A row is start ... end: all but the first token are predicted.
+        # A row is start ... end: all tokens but the first are predicted.
         return int((offsets[indices + 1] - offsets[indices] - 1).sum())
 
     def lengths(self, split: str, indices: Indices) -> Indices:
@@ -77,7 +77,7 @@ class Task(tasks.Task):
 
     @cached_property
     def _rouge(self) -> tuple[Any, Any]:
-        # Only evaluate needs them, and they take a second to import.
+        # Only evaluate needs them, and importing them takes a second.
         from rouge_score.rouge_scorer import RougeScorer
         from tokenizers import Tokenizer
 
@@ -85,7 +85,7 @@ class Task(tasks.Task):
 
     def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
         tokenizer, scorer = self._rouge
-        # The longest summary of the train split: the reference's own length would be a hint.
+        # The longest summary of the train split: the reference's own length would leak information.
         decoded = self._greedy(model, batch, length=self._longest("train", "summary") - 1)
         total, end = 0.0, self.special_tokens["end"]
         for row, target in zip(decoded.tolist(), batch["targets"].tolist(), strict=True):
@@ -95,7 +95,7 @@ class Task(tasks.Task):
         return total
 
     def _greedy(self, model: nn.Module, batch: Batch, length: int) -> Tensor:
-        """The most likely next token, up to ``length`` times or until every row has ended: (batch, steps)."""
+        """Decode greedily, up to ``length`` steps or until every row has ended: (batch, steps)."""
         summary = torch.full((len(batch["document"]), 1), self.special_tokens["start"], device=batch["document"].device)
         for _ in range(length):
             logits = model(batch["document"], summary, mask=batch["mask"])
