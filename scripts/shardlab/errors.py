@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: one sentence, no traceback."""
+"""Errors that the user can fix: one sentence, no traceback."""
 
 import re
 import sys
@@ -14,16 +14,16 @@ class UserError(Exception):
 
 
 class Unsupported(UserError):
-    """A strategy that makes no sense for a workload: a cell of the matrix, not a mistake."""
+    """A strategy that does not apply to a workload: an empty cell of the matrix, not a mistake."""
 
 
 def choices(names: Iterable[str]) -> str:
-    """Sorted names for the end of an error sentence: ``a, b, c``."""
+    """Join sorted names for the end of an error message: ``a, b, c``."""
     return ", ".join(sorted(names))
 
 
 def unknown(kind: str, name: str, known: Iterable[str], where: str) -> UserError:
-    """The error for a name that does not exist, with the closest one that does."""
+    """Return the error for a name that does not exist, with the closest existing one."""
     known = list(known)
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
@@ -33,7 +33,7 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str) -> UserError
 def run_program(main: Callable[[], int | None]) -> None:
     """Run a script's ``main``; a UserError or a full disk ends it with one line and status 1."""
     try:
-        # A rank that was forked must return: torchrun waits for its value, and sys.exit(None) has none.
+        # A forked rank must return: torchrun waits for its value, and sys.exit(None) has none.
         if status := main():
             sys.exit(status)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written under a temporary name, then renamed."""
+"""Atomic file writes (temporary name, then rename), file locks and checksums."""
 
 import ctypes
 import errno
@@ -19,18 +19,18 @@ from typing import IO, Any
 from shardlab.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The project's folder."""
+"""The project's root folder."""
 
 
 HELD = (errno.EWOULDBLOCK, errno.EACCES)
-"""Errors of flock that mean that another process holds the lock; NFS, which emulates it, has the second one."""
+"""Errors of flock when another process holds the lock; NFS, which emulates flock, raises EACCES."""
 
 
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """Call ``write`` with a temporary path beside ``path``, sync it, rename it into place, and sync the folder.
+    """Call ``write`` with a temporary path next to ``path``, sync it, rename it into place, and sync the folder.
 
-    Whatever goes wrong, ``path`` is either what it was before or the whole new file. Its mode follows the umask, also
-    where the library that writes it makes private files.
+    Whatever goes wrong, ``path`` is either unchanged or the whole new file. Its mode follows the umask, even if the
+    library that writes it creates private files.
 
     Raises:
         UserError: the file could not be written (disk full, no permission, ...).
@@ -54,14 +54,14 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
             if isinstance(error, PermissionError) or "permission" in text.lower() or "read-only" in text.lower():
                 mend = "Make that folder writable for you"
             raise UserError(
-                f"{path} could not be written: {text}. {mend}, then run the same command again; nothing half-written "
+                f"{path} could not be written: {text}. {mend}, then run the same command again; no partial file "
                 "was left."
             ) from error
         raise
 
 
 def sync(path: Path) -> None:
-    """Bring a file's content, or a folder's list of names, to the disk."""
+    """Flush a file's content, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -74,16 +74,16 @@ def sync(path: Path) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """Bring a folder with all that is in it to the disk: its files, and then the folders, the inner ones first."""
+    """Flush a folder with everything in it to disk: files first, then folders, innermost first."""
     for path in sorted(folder.rglob("*"), key=lambda path: (path.is_dir(), -len(path.parts))):
         sync(path)
     sync(folder)
 
 
 def no_room(folder: Path, size: int) -> str | None:
-    """Say why a folder has no room for ``size`` more bytes; None if it has, as far as its file system tells.
+    """Return why a folder has no room for ``size`` more bytes; None if it has, as far as its file system reports.
 
-    Free space says nothing of quotas, so the bytes are also reserved for a moment, in a file without a name.
+    Free space does not account for quotas, so the bytes are also reserved for a moment, in an unnamed file.
     """
     if size > (free := shutil.disk_usage(folder).free):
         return f"{free / 2**20:.0f} MiB of free space"
@@ -97,7 +97,7 @@ def no_room(folder: Path, size: int) -> str | None:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Linux: fallocate(2). Python's posix_fallocate would write where the file system cannot reserve."""
+    """Reserve space by Linux's fallocate(2). Python's posix_fallocate writes zeros where the file system cannot."""
     if size > 0 and sys.platform.startswith("linux"):
         library = ctypes.CDLL(None, use_errno=True)
         if library.fallocate(descriptor, 0, ctypes.c_longlong(0), ctypes.c_longlong(size)):
@@ -105,7 +105,7 @@ def _allocate(descriptor: int, size: int) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """A second name for a file, or a copy where the file system has no such names."""
+    """Hard-link a file, or copy it if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:
@@ -113,7 +113,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON (NaN refused: it is not JSON), atomically."""
+    """Write ``value`` as indented JSON, atomically; NaN, which is not JSON, is refused."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
@@ -127,10 +127,10 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path, what: str, remedy: str) -> Any:
-    """Read a JSON file of ours.
+    """Read one of the project's JSON files.
 
     Raises:
-        UserError: it is missing, cannot be read or is not JSON; the sentence ends with ``remedy``.
+        UserError: it is missing, cannot be read or is not JSON; the message ends with ``remedy``.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -150,14 +150,15 @@ def lock(
     still: Callable[[str], bool] = lambda holder: False,
     patience: float = 0,
 ) -> Iterator[int]:
-    """Hold the lock file of a folder; it goes with this process, and those that get its descriptor, however they end.
+    """Hold a folder's lock file; the lock ends with this process and those that inherit its descriptor, however they
+    end.
 
-    ``me`` is the name that is left in it (default: this process and machine). ``still(holder)`` says whether the last
-    holder that left its name is still at work, for file systems that do not carry locks between machines. A holder
-    may take ``patience`` seconds to end. Yields the descriptor.
+    ``me`` is the holder's name to write into it (default: this process and machine). ``still(holder)`` returns whether
+    the last named holder is still running, for file systems that do not share locks between machines. Waits up to
+    ``patience`` seconds for a holder to end. Yields the descriptor.
 
     Raises:
-        UserError: another process holds it, ``doing`` says what for (trained, downloaded); or its file system has no
+        UserError: another process holds it (``doing`` says what for: trained, downloaded), or its file system has no
             locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +180,7 @@ def lock(
 
 
 def flock(file: IO[Any], patience: float = 0) -> bool:
-    """Lock an open file, at once or within ``patience`` seconds; returns whether it could be.
+    """Lock an open file, waiting up to ``patience`` seconds; return whether it succeeded.
 
     Raises:
         UserError: its file system has no locks. There is no substitute: a lock has to end with the process that holds
@@ -193,7 +194,7 @@ def flock(file: IO[Any], patience: float = 0) -> bool:
             if error.errno not in HELD:
                 raise UserError(
                     f"{file.name} cannot be locked ({error.strerror}), so two trainings could write to one folder: its "
-                    "file system has no file locks; mount it with them (Lustre: -o flock), or put the project on "
+                    "file system has no file locks. Mount it with them (Lustre: -o flock), or put the project on "
                     "another file system."
                 ) from None
             if time.monotonic() > until:
@@ -204,6 +205,6 @@ def flock(file: IO[Any], patience: float = 0) -> bool:
 
 
 def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's content."""
+    """Return the hex SHA-256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

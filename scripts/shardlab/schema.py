@@ -1,4 +1,4 @@
-"""Checked settings: unknown keys are errors, and every error is one sentence that names the key."""
+"""Validated settings: unknown keys are errors, and every error is one sentence that names the key."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -10,7 +10,7 @@ from shardlab.errors import UserError, choices
 
 
 class Strict(BaseModel):
-    """Base of all settings: unknown keys are errors, values do not change, numbers are finite."""
+    """Base of all settings: unknown keys are errors, values are frozen, numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -19,7 +19,7 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def one_of(names: Collection[str]) -> tuple[AfterValidator, WithJsonSchema]:
-    """Annotations of a text that must be one of these names, such as the keys of a table."""
+    """Annotations of a string that must be one of these names, such as the keys of a table."""
 
     def known(value: str) -> str:
         if value in names:
@@ -31,7 +31,7 @@ def one_of(names: Collection[str]) -> tuple[AfterValidator, WithJsonSchema]:
 
 
 def check(kind: type[S], value: Any, where: str) -> S:
-    """Make a settings object of ``value``.
+    """Build a settings object from ``value``.
 
     Raises:
         UserError: a key is unknown or a value is wrong; names the first one and what would work.
@@ -46,10 +46,11 @@ def check(kind: type[S], value: Any, where: str) -> S:
 
 
 def yes_for_number(given: Any, found: Any) -> tuple[str, ...]:
-    """Keys down to the first boolean of ``given`` that became a number in ``found``, and its text; () without one.
+    """Return the keys down to the first boolean of ``given`` that became a number in ``found``, and its text; () if
+    none.
 
-    Pydantic takes ``True`` for 1 unless all its checks are strict, which would refuse the text that Snakemake makes of
-    the numbers inside ``--config key={...}``.
+    Pydantic accepts ``True`` as 1 unless all its checks are strict, which would reject the strings that Snakemake makes
+    of numbers inside ``--config key={...}``.
     """
     if isinstance(given, bool):
         return () if isinstance(found, bool) or not isinstance(found, int | float) else (str(given),)
@@ -66,7 +67,7 @@ def yes_for_number(given: Any, found: Any) -> tuple[str, ...]:
 
 
 def _first(kind: type[BaseModel], errors: list[Any], where: str) -> UserError:
-    """The first of pydantic's errors in one sentence; what is missing first, unless a misspelled key is just that."""
+    """Return the first of pydantic's errors in one sentence: missing keys first, unless misspelled."""
     first = min(errors, key=lambda found: found["type"] != "missing")
     if first["type"] == "missing":
         beside = [found for found in errors if found["loc"][:-1] == first["loc"][:-1] and _misspells(found, first)]
@@ -85,19 +86,19 @@ def _first(kind: type[BaseModel], errors: list[Any], where: str) -> UserError:
 
 
 def _misspells(unknown: Any, missing: Any) -> bool:
-    """Whether an error is about an unknown key whose name is close to that of a missing one."""
+    """Return whether an error is about an unknown key whose name is close to that of a missing one."""
     close = get_close_matches(str(unknown["loc"][-1]), [str(missing["loc"][-1])])
     return unknown["type"] == "extra_forbidden" and bool(close)
 
 
 def _short(value: Any) -> str:
-    """A value as it was given, or how it begins."""
+    """Return the repr of a value, abbreviated."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def words(error: Any) -> str:
-    """What would work, for what pydantic says in a program's words."""
+    """Rephrase a pydantic error as what would work."""
     if error["type"] == "list_type":
         return f"write a list: [{error['input']}]" if isinstance(error["input"], str) else "write a list: [...]"
     if error["type"] == "too_short":
@@ -109,7 +110,7 @@ def words(error: Any) -> str:
 
 
 def _keys(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """Keys that are known at ``location`` inside ``kind`` (empty where that is not a plain object)."""
+    """Return the keys that are known at ``location`` inside ``kind`` (empty if that is not a plain object)."""
     schema = kind.model_json_schema()
     node = schema
     for part in location:

@@ -106,5 +106,5 @@ def test_what_a_collective_sends(counted, call, sent):
 
 def test_a_collective_that_is_not_known_ends_the_counting(counted):
     parts = [torch.ones(8) for _ in range(4)]
-    with pytest.raises(UserError, match=r"the operator c10d\.gather_ communicates, and how many bytes it sends"):
+    with pytest.raises(UserError, match=r"the operator c10d\.gather_ communicates, but its number of bytes is unknown"):
         counted(lambda: dist.gather(parts[0], parts))

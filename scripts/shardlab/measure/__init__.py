@@ -1,1 +1,1 @@
-"""What a run costs: bytes sent, measured and expected, and the collectives by themselves."""
+"""The cost of a run: time, memory, bytes sent (measured and expected), and benchmarks of the collectives."""

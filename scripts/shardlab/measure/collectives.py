@@ -1,8 +1,8 @@
-"""The collectives that the strategies are made of: run each, see that its numbers are right, and time it.
+"""Benchmark of the collectives that the strategies use: run each one, check its result, and time it.
 
-Sizes and bandwidths are those of nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): the size is that of
-the larger buffer, the algorithm bandwidth is size / time, and the bus bandwidth is that times the part of the data
-that a link has to carry, so that it can be held against the hardware whatever the number of ranks.
+Sizes and bandwidths are those of nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): the size is that of the
+larger buffer, the algorithm bandwidth is size / time, and the bus bandwidth is that times the fraction of the data that
+a link has to carry, so that it can be compared with the hardware for any number of ranks.
 """
 
 import statistics
@@ -26,18 +26,18 @@ class Trial:
 
     run: Callable[[], Any]
     result: Tensor
-    """Where this rank's result lies after ``run``."""
+    """Buffer of this rank's result after ``run``."""
     expected: Tensor
-    """What it must be; empty where this rank gets none."""
+    """Correct result; empty if this rank gets none."""
 
 
 def held(world: World, rank: int, count: int) -> Tensor:
-    """(count,) float32 values that tell ranks and places apart, and whose sums are exact."""
+    """Return (count,) float32 values that differ by rank and position, and whose sums are exact."""
     return torch.arange(count, device=world.device, dtype=torch.float32).remainder(97) + 100 * rank
 
 
 def everything(world: World, count: int) -> Tensor:
-    """(ranks, count): what each rank holds."""
+    """Return (ranks, count): the values of each rank."""
     return torch.stack([held(world, rank, count) for rank in range(world.size)])
 
 
@@ -88,7 +88,7 @@ def _all_to_all(world: World, count: int) -> Trial:
 
 
 def _send_receive(world: World, count: int) -> Trial:
-    """Each rank sends to the next one, in a ring."""
+    """Send from each rank to the next one, in a ring."""
     mine, result = held(world, world.rank, count), torch.empty(count, device=world.device)
     after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
 
@@ -110,17 +110,17 @@ COLLECTIVES: dict[str, Callable[[World, int], Trial]] = {
     "all_to_all": _all_to_all,
     "send_receive": _send_receive,
 }
-"""Name: makes a trial over ``count`` float32 values, the size of the larger buffer."""
+"""Name: builds a trial over ``count`` float32 values, the size of the larger buffer."""
 
 
 def wrong(world: World, count: int = 1024) -> list[str]:
-    """Names of the collectives whose result is not what it must be on some rank; a collective itself."""
+    """Return the names of the collectives whose result is wrong on some rank; a collective itself."""
     mine = [name for name, make in COLLECTIVES.items() if not _right(make(world, count))]
     return sorted({name for names in world.gather(mine) for name in names})
 
 
 def measure(world: World, name: str, size: int, repeats: int) -> dict[str, Any]:
-    """One row of figures for a collective over ``size`` bytes; a collective.
+    """Measure one collective over ``size`` bytes; a collective.
 
     ``microseconds`` is the median over ``repeats`` of the slowest rank; bandwidths are in GB/s (1e9 bytes).
     """
@@ -132,7 +132,7 @@ def measure(world: World, name: str, size: int, repeats: int) -> dict[str, Any]:
         trial.run()
     seconds = [_timed(world, trial.run) for _ in range(repeats)]
     slowest = statistics.median(max(ranks) for ranks in zip(*world.gather(seconds), strict=True))
-    # Without ranks there is nothing to send, and no bandwidth.
+    # A single rank sends nothing and has no bandwidth.
     factor = fraction_sent("send" if name == "send_receive" else name, world.size)
     return {
         "collective": name,

@@ -1,9 +1,9 @@
-"""How much a strategy has to communicate in a step, from sizes and shapes alone: what a measurement is held to.
+"""Expected communication of a strategy per step, from sizes and shapes alone, to compare with measurements.
 
 Formulas: DDP 2 (n - 1) / n P and FSDP 3 (n - 1) / n P as in Rajbhandari et al., 2020 (arXiv:1910.02054, section 7),
-with what implementations differ in (padding, what is gathered once); tensor parallelism and sequence parallelism
-as in Korthikanti et al., 2022 (arXiv:2205.05198, section 4); a pipeline sends each boundary's state and its gradient.
-All are bytes that a rank sends, the mean over the ranks, with ring algorithms (see traffic.fraction_sent).
+adjusted for implementation details (padding, what is gathered once); tensor parallelism and sequence parallelism as in
+Korthikanti et al., 2022 (arXiv:2205.05198, section 4); a pipeline sends each boundary's state and its gradient. All are
+bytes sent per rank, the mean over the ranks, with ring algorithms (see traffic.fraction_sent).
 """
 
 from fnmatch import fnmatchcase
@@ -25,9 +25,9 @@ Seen = list[tuple[str, nn.Module, Any, Tensor]]
 
 
 def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> float | None:
-    """Bytes that a rank sends in a step on these micro-batches; None where no formula is known.
+    """Return the bytes that a rank sends in a step on these micro-batches; None if no formula is known.
 
-    Known are the degrees alone: with recomputation, compilation or low precision less or more is sent.
+    Formulas cover the degrees only: recomputation, compilation and low precision change the traffic.
     """
     recipe = run.recipe
     plain = recipe.activation_checkpointing == "none" and recipe.compile == "none" and recipe.precision == "full"
@@ -50,7 +50,7 @@ def _zero(stage: int, ranks: int, model: nn.Module, accumulate: int) -> float:
     """ZeRO 1 and 2: gradients scattered, weights gathered; 3: weights gathered twice, gradients scattered.
 
     This is the paper's volume. DeepSpeed 0.19 sends 3/2 of it at stages 1 and 2, where it all-reduces gradients, and
-    less at stage 3 if weights that were gathered for the forward pass are still there for the backward pass.
+    less at stage 3 if weights gathered for the forward pass are still there for the backward pass.
     """
     size = sum(parameter.nbytes for parameter in model.parameters())
     one = fraction_sent("all_gather", ranks) * size
@@ -58,7 +58,7 @@ def _zero(stage: int, ranks: int, model: nn.Module, accumulate: int) -> float:
 
 
 def of_replicas(run: Run, model: nn.Module, accumulate: int) -> float:
-    """Gradients and weights, over dp_replicate and dp_shard."""
+    """Return the bytes of gradients and weights, over dp_replicate and dp_shard."""
     dims = run.mesh
     shard, replicate, tp = dims.shards, dims.replicas, dims.tensor_parts
     names = {module: name for name, module in model.named_modules()}
@@ -73,7 +73,7 @@ def of_replicas(run: Run, model: nn.Module, accumulate: int) -> float:
         if not dims.sharded:
             total += fraction_sent("all_reduce", replicate) * size
             continue
-        # Shards are equal: rows that the ranks do not divide are padded.
+        # Shards are equal: rows are padded to a multiple of the ranks.
         size = size // rows * shard * -(-rows // shard)
         inside = any(name.startswith(f"{block}.") for block in blocks)
         again = ((reshard if reshard is not None else not dims.pipelined) and inside) or reshard is True
@@ -83,13 +83,13 @@ def of_replicas(run: Run, model: nn.Module, accumulate: int) -> float:
             fraction_sent("all_gather", shard) * size * gathers + fraction_sent("reduce_scatter", shard) * size * passes
         )
         total += fraction_sent("all_reduce", replicate) * size / shard
-    if dims.replicated and not dims.sharded:  # DDP sends its first rank's buffers with each step
+    if dims.replicated and not dims.sharded:  # DDP broadcasts the first rank's buffers in each step
         total += fraction_sent("broadcast", replicate) * sum(buffer.nbytes for buffer in model.buffers())
     return total / dims.stages
 
 
 def _tensor_dimension(plan: dict[str, str], name: str) -> str | None:
-    """Which dimension of a parameter the tensor-parallel plan splits, if any."""
+    """Return the dimension of a parameter that the tensor-parallel plan splits, if any."""
     module, _, leaf = name.rpartition(".")
     style = next((style for pattern, style in plan.items() if fnmatchcase(module, pattern)), None)
     if style in ("column", "column_gather", "vocab"):
@@ -98,7 +98,7 @@ def _tensor_dimension(plan: dict[str, str], name: str) -> str | None:
 
 
 def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> float:
-    """What tensor-parallel groups and neighbouring stages exchange, from a forward pass over shapes alone."""
+    """Return what tensor-parallel groups and neighboring stages exchange, from a forward pass over shapes alone."""
     tp, stages = run.mesh.tensor_parts, run.mesh.stages
     total = 0.0
     sequence = run.options.sequence_parallel
@@ -123,14 +123,14 @@ def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> f
                 total += (1 if style == "norm_whole" else 2) * one_way * _padded(output, tp)
                 total += sum(whole * p.nbytes for p in module.parameters()) if style != "row" else 0
             elif style == "block":
-                total += one_way * _padded(inputs[0], tp)  # the gradient of what was whole before the first block
+                total += one_way * _padded(inputs[0], tp)  # the gradient of the whole input of the first block
             elif style in ("row", "vocab", "norm"):
                 total += whole * output.nbytes
             elif style == "column_gather":
                 total += one_way * output.nbytes
             elif style == "column" and not _behind_norm(inputs[0], seen):
                 total += whole * inputs[0].nbytes if inputs[0].requires_grad else 0
-    # Each rank sends to one neighbour, but for the ends: in all, every boundary's state and its gradient.
+    # Each rank sends to one neighbor, except at the ends: in total, every boundary's state and its gradient.
     return total / stages + 2 * boundaries / stages
 
 
@@ -139,7 +139,7 @@ def _see(seen: Seen, style: str, module: nn.Module, inputs: Any, output: Tensor)
 
 
 def _padded(value: Tensor, parts: int) -> float:
-    """Bytes of (batch, length, ...) with the length filled up to a multiple of ``parts``."""
+    """Return the bytes of (batch, length, ...) with the length padded to a multiple of ``parts``."""
     length = value.shape[1]
     return value.nbytes / length * parts * -(-length // parts)
 
@@ -149,7 +149,7 @@ def _behind_norm(value: Tensor, seen: Seen) -> bool:
 
 
 def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen: Seen) -> float:
-    """Run the model over shapes; returns the bytes of the state at the boundaries of its stages."""
+    """Run the model over shapes; return the bytes of the state at the boundaries of its stages."""
     state, keywords = task.inputs(batch)
     if not run.mesh.pipelined:
         model(*state, **keywords)
@@ -164,7 +164,7 @@ def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen
 
 
 def boundary_states(run: Run, task: Task, batch: dict[str, Tensor]) -> list[tuple[Tensor, ...]]:
-    """What each stage of a pipeline gives to the next one for a batch on the meta device, as one rank holds it."""
+    """Return what each pipeline stage passes to the next for a batch on the meta device, as one rank holds it."""
     model: Any = models.build(run.model, run.task, getattr(torch, run.recipe.dtype)).to("meta")
     seen: Seen = []
     for pattern, style in run.model.tensor.items():
@@ -178,14 +178,14 @@ def boundary_states(run: Run, task: Task, batch: dict[str, Tensor]) -> list[tupl
 
 
 def _states(run: Run, model: Any, state: Any, keywords: Any, seen: Seen) -> list[tuple[tuple[Tensor, ...], int]]:
-    """The state behind each stage, and into how many parts tensor parallelism leaves it split there."""
+    """Return the state after each stage, and the number of parts that tensor parallelism splits it into there."""
     where = boundaries(run.model.pieces, run.mesh.stages * run.options.pipeline.stages_per_rank)
     last = {stop for _, stop in where}
     states = []
     for number, piece in enumerate(model.pieces(), 1):
         state = piece.next(state, keywords)
         if number in last:
-            # Behind a column layer the state stays split over the tensor-parallel ranks.
+            # After a column layer the state stays split over the tensor-parallel ranks.
             split = run.mesh.tensor_parallel and seen and seen[-1][0] == "column"
             states.append((state, run.mesh.tensor_parts if split else 1))
     return states

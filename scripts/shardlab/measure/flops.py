@@ -1,4 +1,4 @@
-"""Floating-point operations of a step, from shapes alone: what the model needs, whatever a strategy repeats."""
+"""Floating-point operations of a step, from shapes alone: what the model needs, without what a strategy repeats."""
 
 from typing import Any, NamedTuple
 
@@ -18,16 +18,16 @@ FORMULA = (
 
 
 class Flops(NamedTuple):
-    """Of one step over all ranks."""
+    """Operations of one step over all ranks."""
 
     step: int
     """By FORMULA: attention counts every pair of positions."""
     causal: int
-    """The same without the pairs that causal attention masks, which are about half."""
+    """The same without the pairs that causal attention masks, about half of them."""
 
 
 class _Attention(TorchFunctionMode):
-    """Adds up what causal attention masks."""
+    """Adds up the operations that causal attention masks."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -44,7 +44,7 @@ class _Attention(TorchFunctionMode):
 
 @torch.no_grad()
 def of_step(run: Run, task: Task, micro: MicroBatch) -> Flops | None:
-    """Of a step on this batch; None for a model whose forward pass asks for values, which shapes do not have."""
+    """Count a step on this batch; None for a model whose forward pass reads values, which shapes do not have."""
     model = models.build(run.model, run.task, torch.float32).to("meta")
     batch = {name: values.to("meta") for name, values in micro.batch.items()}
     batch = {name: values.float() if values.is_floating_point() else values for name, values in batch.items()}

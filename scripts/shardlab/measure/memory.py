@@ -1,7 +1,7 @@
 """Tensor bytes of a step by kind, counted at every operator: what a GPU's allocator would have to hold, on any device.
 
-The resident size of a process is nearly all PyTorch itself and shows nothing of a strategy; this counts storages
-when operators make them, when they are freed, and when FSDP resizes them.
+The resident size of a process is nearly all PyTorch itself and shows nothing of a strategy; this counts storages when
+operators create them, when they are freed, and when FSDP resizes them.
 """
 
 import gc
@@ -21,26 +21,24 @@ from shardlab.report.records import Kind
 ATTENTION = re.compile(
     r"_scaled_dot_product_(?:fused_)?(flash|efficient|cudnn|\w+able)\w*(?<!backward)$|_safe_softmax$"
 )
-"""Operators of scaled dot product attention; without a kernel of its own it takes a softmax that nothing else takes."""
+"""Operators of scaled dot product attention; without a fused kernel it uses a softmax that nothing else uses."""
 KINDS: tuple[str, ...] = get_args(Kind)
 
 
 class Memory(TorchDispatchMode):
-    """Counts the storages on devices of a kind: those that are there when it is entered, and those of the operators
-    inside.
-    """
+    """Counts the storages on devices of one kind: those that exist on entry, and those that operators create inside."""
 
     def __init__(self, device: torch.device, *, fake: bool = False) -> None:
         """``fake``: also count fake tensors, which have sizes and no content."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.fake = device, fake
         self.events: list[tuple[int, int]] = []
-        """(number of a storage, bytes more or less)"""
+        """(storage number, change in bytes)"""
         self.attention: str | None = None
-        """The kernel of attention that was seen."""
+        """The attention kernel that was used."""
         self.kinds: dict[int, str] = {}
         self.places: dict[int, int] = {}
-        """Number of a storage: number of its device."""
+        """Storage number: device number."""
         self._numbers: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._references: dict[int, Any] = {}
@@ -48,7 +46,7 @@ class Memory(TorchDispatchMode):
         self._patched = ExitStack()
 
     def __enter__(self) -> "Memory":
-        """Take stock of what is there, and count from now on."""
+        """Record the existing storages, and count from now on."""
         for tensor in _tensors_there():
             self._see(tensor, "other")
         self._patched.enter_context(torch_storage.resizes(self._resized))
@@ -56,15 +54,15 @@ class Memory(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Stop."""
+        """Stop counting."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._patched.close()
         self._references.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count what it made."""
+        """Run an operator and count its outputs."""
         if any("DTensor" in kind.__name__ for kind in types):
-            return NotImplemented  # it comes back as the operators that it is made of
+            return NotImplemented  # it is dispatched again as its component operators
         made = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if kernel := ATTENTION.match(name):
@@ -72,13 +70,13 @@ class Memory(TorchDispatchMode):
         if "all_gather" in str(func) or "allgather" in str(func):
             kind = "gathered"
         else:
-            kind = "activations" if torch.is_grad_enabled() else "other"  # backward passes run without
+            kind = "activations" if torch.is_grad_enabled() else "other"  # backward passes run with gradients disabled
         for tensor in _flat(made):
             self._see(tensor, kind)
         return made
 
     def name(self, kind: str, tensors: Iterable[Tensor]) -> None:
-        """Say what tensors are; one that no operator made inside was there before (buckets that C++ code holds)."""
+        """Assign tensors to a kind; one that no operator inside created existed before (buckets of C++ code)."""
         for tensor in tensors:
             number = self._numbers.get(tensor.untyped_storage()._cdata)
             if number is None and (number := self._see(tensor, kind)) is not None:
@@ -87,8 +85,8 @@ class Memory(TorchDispatchMode):
                 self.kinds[number] = kind
 
     def figures(self) -> dict[str, Any]:
-        """Under the names of TensorBytes, of the fullest device: the peak, what it consisted of, and the largest that
-        each kind became.
+        """Return the peak of the fullest device, its composition, and the maximum of each kind, under the names of
+        TensorBytes.
         """
         of_devices = [self._figures(place) for place in sorted({*self.places.values(), 0})]
         return max(of_devices, key=lambda device: device["peak"])
@@ -107,7 +105,7 @@ class Memory(TorchDispatchMode):
         return {"peak": peak, "at_peak": at_peak, "largest": largest}
 
     def _see(self, tensor: Tensor, kind: str) -> int | None:
-        """Count a tensor's storage, unless it is known, elsewhere or has no memory of its own; returns its number."""
+        """Count a tensor's storage, unless it is known, on another device or has no memory; return its number."""
         if tensor.device.type != self.device.type or tensor.layout is not torch.strided or self._is_left_out(tensor):
             return None
         storage = tensor.untyped_storage()
@@ -148,7 +146,7 @@ class Memory(TorchDispatchMode):
 
 
 def _tensors_there() -> Iterable[Tensor]:
-    """All plain tensors of the process."""
+    """Return all plain tensors of the process."""
     for thing in gc.get_objects():
         if issubclass(type(thing), Tensor):
             yield getattr(thing, "_local_tensor", thing)

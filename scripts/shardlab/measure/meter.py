@@ -1,4 +1,4 @@
-"""What a training run costs while it runs: time, bytes sent, waiting, memory."""
+"""Cost of a training run, measured while it runs: time, bytes sent, waiting, memory."""
 
 import os
 import time
@@ -20,24 +20,24 @@ from shardlab.training.engine import Engine
 
 
 class Meter:
-    """Measures a training loop: ``with Meter(...) as meter``, and in it each step ``with meter.step()``."""
+    """Measures a training loop: ``with Meter(...) as meter``, and inside it each step ``with meter.step()``."""
 
     def __init__(self, engine: Engine, world: World, first: int, steps: int) -> None:
         """The loop takes the steps ``first`` to before ``steps``."""
         self.engine, self.world, self.steps = engine, world, steps
         self.memory = Memory(world.device)
         self.counted = min(first + WARMUP_STEPS, steps) - 1
-        """The step whose traffic and memory are counted: the last one of the warm-up, whose time is no figure."""
+        """Step whose traffic and memory are counted: the last one of the warm-up, which is excluded from timings."""
         self.timeline = Timeline()
         self.traffic = Traffic(world, self.timeline)
         self.measures = first < steps
-        """Whether a step is left to be counted: not in a run that resumes at its last step."""
+        """True if a step is left to count: not in a run that resumes at its last step."""
         self.seconds = 0.0
-        """Of the last step."""
+        """Duration of the last step."""
         self.wall_seconds = 0.0
 
     def __enter__(self) -> Self:
-        """Start the clock; the peak of loading is not the training's."""
+        """Start the clock; reset the peak memory, which loading may have set."""
         forget_peak(self.world.devices)
         self._begin = time.perf_counter()
         return self
@@ -45,19 +45,19 @@ class Meter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop it."""
+        """Stop the clock."""
         self.wall_seconds = time.perf_counter() - self._begin
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Time one step, with all that it takes."""
+        """Time one step as a whole."""
         begin = time.perf_counter()
         yield
         self.seconds = time.perf_counter() - begin
 
     @contextmanager
     def count(self, number: int) -> Iterator[None]:
-        """Count what one step holds and sends, its batch being there, if it is the one to be counted."""
+        """Count what this step holds and sends, once its batch is loaded, if it is the one to count."""
         if number != self.counted:
             yield
             return
@@ -67,25 +67,25 @@ class Meter:
             yield
             self.timeline.end()
             self.look(number)
-        self.engine.idle()  # the steps before also set things up: what is measured begins here
+        self.engine.idle()  # the steps before include setup: measure from here on
         if number + 1 < self.steps:
-            forget_peak(self.world.devices)  # counting holds more
+            forget_peak(self.world.devices)  # counting itself uses memory
 
     def look(self, number: int) -> None:
-        """Name the tensors that the engine holds; also between backward and update, when it has gradients."""
+        """Assign the engine's tensors to kinds; call it also between backward and update, while there are gradients."""
         if number == self.counted:
             self.timeline.update()
             for kind, tensors in self.engine.held().items():
                 self.memory.name(kind, tensors)
 
     def drawn(self) -> dict[str, Any]:
-        """Under the names of report/timeline.py; a collective."""
+        """Return the timeline, under the names of report/timeline.py; a collective."""
         mine = self.engine.computed() if self.world.rank < RANKS_SHOWN else None
         computed = [spans for devices in self.world.gather(mine) for spans in devices or []]
         return {"step": self.counted, "computed": computed} | self.timeline.report(self.world)
 
     def figures(self) -> dict[str, Any]:
-        """What was measured, under the names of TrainReport; a collective, as every rank's memory is in it."""
+        """Return the measurements, under the names of TrainReport; a collective (memory of every rank)."""
         world, device = self.world, self.world.device
         idle = [fraction for fractions in world.gather(self.engine.idle()) for fraction in fractions or []]
         return {

@@ -1,4 +1,4 @@
-"""What a device reaches in practice: matrix products and memory. Peaks on paper: settings/devices.py."""
+"""Measured throughput of a device: matrix products and memory. For peaks from data sheets, see settings/devices.py."""
 
 import time
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from shardlab.settings.devices import Arithmetic
 from shardlab.training.device import memory, wait
 
 SIZE, SIZE_ON_CPU = 8192, 512
-"""Rows of the square matrices: large enough that the product, not its start, is what takes the time."""
+"""Rows of the square matrices: large enough that launch overhead does not matter."""
 BYTES, BYTES_ON_CPU = 2**30, 2**26
-"""Of the tensor that is copied: far more than a cache holds."""
+"""Bytes of the tensor that is copied: much larger than any cache."""
 SECONDS = 0.2
-"""Of each measurement."""
+"""Duration of each measurement."""
 KINDS: dict[Arithmetic, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
 def figures(device: torch.device) -> dict[str, Any]:
-    """Under the names of a site's ``figures``: TFLOP/s of square matrix products (2 n^3 operations), GB/s of a copy
-    (each byte read and written), and of a GPU the GiB that it has. Takes about a second.
+    """Measure TFLOP/s of square matrix products (2 n^3 operations) and GB/s of a copy (each byte read and written); add
+    a GPU's memory in GiB. Names are those of a site's ``figures``. Takes about a second.
     """
     found: dict[str, Any] = {"matrix_tflops": {}}
     on_cpu = device.type == "cpu"
@@ -40,7 +40,7 @@ def figures(device: torch.device) -> dict[str, Any]:
 
 
 def least(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The slowest device's figures, rounded to three digits: what a step waits for."""
+    """Return the slowest device's values, rounded to three digits: the one that every step waits for."""
     found: dict[str, Any] = {}
     for key in of_ranks[0]:
         values = [each[key] for each in of_ranks]
@@ -49,7 +49,7 @@ def least(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call, over as many as take a while."""
+    """Return the seconds of one call, averaged over enough calls to fill the measurement."""
     work()
     calls = 0
     wait(device)

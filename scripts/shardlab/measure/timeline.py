@@ -1,4 +1,4 @@
-"""When a rank did what in one step: its phases, and what it sent. By the host's clock, from the step's begin."""
+"""Timeline of a rank in one step: its phases, and what it sent. In host seconds from the step's start."""
 
 import time
 from typing import Any
@@ -10,7 +10,7 @@ from shardlab.training.distributed import World
 
 
 class Timeline:
-    """Filled while the step is counted, which makes it slower than others: the order is true, the times are not."""
+    """Recorded while the step is counted, which slows it down: the order is accurate, the times are not."""
 
     def __init__(self) -> None:
         self.phases: list[dict[str, Any]] = []
@@ -19,17 +19,17 @@ class Timeline:
         self._update = False
 
     def begin(self) -> None:
-        """The step begins."""
+        """Start of the step."""
         self._begun = time.perf_counter()
 
     def update(self) -> None:
-        """The backward pass is over: what comes is the optimizer."""
+        """End of the backward pass; the optimizer follows."""
         if not self._update and len(self.phases) > 1 and self.phases[-1]["name"] == "forward":
-            self.phases[-1]["name"] = "losses"  # summed up over the ranks
+            self.phases[-1]["name"] = "losses"  # summed over the ranks
         self._update = True
 
     def operator(self) -> None:
-        """An operator runs: in a node of the backward pass, or with gradients on for one, or in what stands between."""
+        """Record an operator: in a node of the backward pass, in a forward pass with gradients, or between the two."""
         name = self.phases[-1]["name"] if self.phases else "forward"
         if self._update:
             name = "update"
@@ -43,7 +43,7 @@ class Timeline:
             self.phases.append({"name": name, "start": now, "end": now})
 
     def send(self, began: float, axis: str, collective: str, size: float) -> None:
-        """A collective was started at ``began`` (perf_counter), which sends so many bytes."""
+        """Record a collective that started at ``began`` (perf_counter) and sends ``size`` bytes."""
         if len(self.sent) < EVENTS_SHOWN:
             start = began - self._begun
             self.sent.append(
@@ -51,11 +51,11 @@ class Timeline:
             )
 
     def end(self) -> None:
-        """The step ends."""
+        """End of the step."""
         self._close(self._now())
 
     def report(self, world: World) -> dict[str, Any]:
-        """Under the names of report/timeline.py, of the ranks that are shown; a collective."""
+        """Return the timelines of the ranks that are shown, under the names of report/timeline.py; a collective."""
         mine = (self.phases, self.sent) if world.rank < RANKS_SHOWN else ([], [])
         phases, sent = zip(*world.gather(mine)[:RANKS_SHOWN], strict=True)
         return {"phases": phases, "sent": sent}

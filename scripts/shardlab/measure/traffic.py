@@ -1,4 +1,4 @@
-"""What the ranks send each other in a step, counted at the operators that PyTorch's collectives are made of."""
+"""Traffic between the ranks in a step, counted at the operators that PyTorch's collectives consist of."""
 
 import time
 from collections import defaultdict
@@ -48,9 +48,9 @@ OPERATORS = {
     "_c10d_functional_autograd.all_to_all_single": ("all_to_all", 0),
     "_dtensor.shard_dim_alltoall": ("all_to_all", 0),
 }
-"""Operator: collective, and which argument holds the data whose size the collective is known by.
+"""Operator: collective, and the index of the argument that holds the data whose size counts.
 
-The older names (``c10d_functional``) come as those of ``_c10d_functional``.
+The older names (``c10d_functional``) are dispatched as those of ``_c10d_functional``.
 """
 SENDS_NOTHING = {
     "c10d.barrier",
@@ -63,13 +63,13 @@ SENDS_NOTHING = {
     "_c10d_functional._wrap_tensor_autograd",
     "_dtensor.mesh_get_process_group",
 }
-"""Operators of the same namespaces that move no data; what is received is counted where it is sent."""
+"""Operators of the same namespaces that send nothing; received data is counted at the sender."""
 NAMESPACES = {name.partition(".")[0] for name in OPERATORS} | {"c10d_functional", "symm_mem"}
-"""Namespaces of communication: each of their operators that runs must be in one of the tables above."""
+"""Communication namespaces: each of their operators that runs must be in one of the tables above."""
 
 
 def fraction_sent(collective: str, ranks: int) -> float:
-    """Part of the data that a rank has to send: the factor of nccl-tests' bus bandwidth."""
+    """Return the fraction of the data that a rank has to send: the factor of nccl-tests' bus bandwidth."""
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks
     return 1.0 if collective in ("send", "broadcast", "reduce") else (ranks - 1) / ranks
@@ -78,12 +78,12 @@ def fraction_sent(collective: str, ranks: int) -> float:
 class Traffic(TorchDispatchMode):
     """Counts the bytes of every collective while it is active, by mesh axis.
 
-    Left out are tensors with one value (norms) and those of ``World.sum`` (losses): they are this program's own, and
-    no strategy's.
+    Tensors with one value (norms) and those of ``World.sum`` (losses) are left out: they belong to the training loop,
+    not to a strategy.
     """
 
     def __init__(self, world: World, timeline: Timeline) -> None:
-        """What it sees is also noted in ``timeline``, by its time."""
+        """Collectives are also recorded in ``timeline``, with their time."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes: defaultdict[tuple[str, str], float] = defaultdict(float)
         """(mesh axis, collective): bytes that this rank sends."""
@@ -99,15 +99,15 @@ class Traffic(TorchDispatchMode):
         """Run an operator, and count it if it is a collective.
 
         Raises:
-            UserError: it is one whose bytes are not known.
+            UserError: the number of bytes that it sends is unknown.
         """
         if any("DTensor" in kind.__name__ for kind in types):
-            return NotImplemented  # it comes back as the operators that it is made of
+            return NotImplemented  # it is dispatched again as its component operators
         self.timeline.operator()
         name, began = str(func).rpartition(".")[0], time.perf_counter()
         if name.partition(".")[0] in NAMESPACES and name not in OPERATORS and name not in SENDS_NOTHING:
             raise UserError(
-                f"the operator {name} communicates, and how many bytes it sends is not known; add it to OPERATORS, or "
+                f"the operator {name} communicates, but its number of bytes is unknown; add it to OPERATORS, or "
                 "if it sends nothing to SENDS_NOTHING, in scripts/shardlab/measure/traffic.py."
             )
         made = func(*args, **(kwargs or {}))
@@ -116,7 +116,7 @@ class Traffic(TorchDispatchMode):
         return made
 
     def report(self, world: World) -> list[dict[str, Any]]:
-        """Bytes that a rank sent, by mesh axis and collective: mean over the ranks; a collective."""
+        """Return the bytes sent per rank, by mesh axis and collective: the mean over the ranks; a collective."""
         ranks = world.gather(dict(self.bytes))
         keys = sorted({key for counted in ranks for key in counted})
         means = {key: sum(counted.get(key, 0) for counted in ranks) / len(ranks) for key in keys}
@@ -129,7 +129,7 @@ class Traffic(TorchDispatchMode):
         ranks = dist.get_world_size(group)
         size = sum(tensor.nbytes for tensor in tensors if tensor.numel() > 1 and not hasattr(tensor, OWN))
         if collective == "all_gather" and name.startswith("_c10d_functional"):
-            size *= ranks  # here the input is given, elsewhere the output
+            size *= ranks  # this is the input's size, elsewhere it is the output's
         if size:
             axis = self.axes.get(tuple(dist.get_process_group_ranks(group)), "other")
             sent = fraction_sent(collective, ranks) * size

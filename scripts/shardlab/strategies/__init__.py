@@ -1,4 +1,4 @@
-"""Strategies: one file per technique. ``build`` gives the engine that train.py drives, whatever is inside."""
+"""Strategies, one file per technique. ``build`` returns the engine that train.py drives."""
 
 from importlib import import_module
 from pathlib import Path
@@ -18,12 +18,12 @@ ENGINES = {
 
 
 def build(run: Run, task: Task, world: World, weights: Path | None) -> Engine:
-    """The engine of a run's strategy, with the weights in a file, the same on every rank.
+    """Build the engine of a run's strategy, with the weights in a file, the same on every rank.
 
-    Without a file the parts of a model have no memory yet (PyTorch's own engines alone; see NativeEngine).
+    Without a file the parameters have no memory yet (only PyTorch's own engines; see NativeEngine).
 
     Raises:
-        UserError: the file is missing, damaged or of another model.
+        UserError: the file is missing, damaged or belongs to another model.
     """
     # A strategy's imports take seconds: load only what this run uses.
     module = import_module(f"shardlab.strategies.{run.engine_file}")

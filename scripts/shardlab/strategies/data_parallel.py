@@ -1,9 +1,9 @@
-"""Data parallel in one process: ``torch.nn.DataParallel`` copies the model to every device at every step."""
+"""Data parallelism in one process: ``torch.nn.DataParallel`` copies the model to every device in every step."""
 
 import torch
 from torch import nn
 
 
 def apply(model: nn.Module, devices: list[torch.device]) -> nn.Module:
-    """Wrap a model that lies on the first device. CPUs are one device: there it runs as if alone."""
+    """Wrap a model that is on the first device. All CPUs are one device, on which the model runs unchanged."""
     return nn.DataParallel(model, device_ids=devices if devices[0].type != "cpu" else None)

@@ -6,5 +6,5 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def apply(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Wrap a model that lies whole on this rank's device; its gradients lie in the buckets, not beside them."""
+    """Wrap a model that is whole on this rank's device; its gradients are views of the buckets."""
     return DistributedDataParallel(model, device_mesh=mesh, gradient_as_bucket_view=True)

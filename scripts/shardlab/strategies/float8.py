@@ -1,4 +1,4 @@
-"""Matrix products in float8 (Micikevicius et al., 2022, arXiv:2209.05433), scaled tensor by tensor, by torchao."""
+"""Matrix products in float8 (Micikevicius et al., 2022, arXiv:2209.05433) with per-tensor scaling, by torchao."""
 
 import os
 
@@ -9,22 +9,22 @@ from shardlab.errors import UserError
 from shardlab.training.device import has_float8, name
 
 MULTIPLE = 16
-"""What cuBLAS's float8 products need the sides of a matrix to be a multiple of."""
+"""cuBLAS's float8 products need matrix sides that are a multiple of this."""
 
 
 def apply(blocks: list[nn.Module], device: torch.device) -> None:
-    """Replace the Linear layers of the blocks that have such sides, in place; on a CPU they are emulated.
+    """Replace the blocks' Linear layers with such sides, in place; on a CPU float8 is emulated.
 
     Raises:
-        UserError: the device has no float8.
+        UserError: the device does not support float8.
     """
     os.environ.setdefault("TORCHAO_SKIP_LOADING_SO_FILES", "1")  # kernels that are not used here
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     if not has_float8(device):
         raise UserError(f"recipe.precision: {name(device)} has no float8; set it to bf16.")
-    # A micro-batch has any number of rows, and they are the inner dimension of the product that gives the weights'
-    # gradient: filled up with zeros to a multiple of 16.
+    # A micro-batch has any number of rows, which are the inner dimension of the product that computes the weights'
+    # gradient: pad them with zeros to a multiple of 16.
     config = Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
     for block in blocks:
         convert_to_float8_training(block, module_filter_fn=_fits, config=config)

@@ -18,20 +18,20 @@ def apply(
     bf16: bool,
     pipelined: bool,
 ) -> None:
-    """Shard in place: each block by itself, then what is left as one.
+    """Shard in place: each block separately, then the remaining parameters together.
 
-    ``blocks`` are the workload's; with ``wrap_parameters`` they are instead the submodules that have so many
-    parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard), ``dtype`` the weights' own.
+    ``blocks`` are the workload's; with ``wrap_parameters`` they are instead the submodules with at least that many
+    parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard), ``dtype`` that of the weights.
     """
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if options.cpu_offload else OffloadPolicy()
     inside = outside = MixedPrecisionPolicy()
     if bf16:
-        # Gradients are summed in the weights' own type: the part of bf16 that costs accuracy most.
+        # Reduce gradients in the weights' own dtype: the part of bf16 that costs accuracy most.
         inside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype)
         outside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype, output_dtype=dtype)
     reshard = options.reshard_after_forward
     if reshard is None and pipelined:
-        reshard = False  # each micro-batch would gather the weights again
+        reshard = False  # else each micro-batch would gather the weights again
     if options.wrap_parameters is not None:
         blocks = _large(model, options.wrap_parameters)
     for module, precision in (*((block, inside) for block in blocks), (model, outside)):
@@ -39,7 +39,7 @@ def apply(
 
 
 def _large(model: nn.Module, parameters: int) -> list[nn.Module]:
-    """Submodules with at least so many parameters that no deeper module has wrapped: deepest first."""
+    """Return submodules with at least this many parameters that no deeper module has wrapped: deepest first."""
     found: list[nn.Module] = []
     taken: set[nn.Parameter] = set()
     for module in reversed([module for module in model.modules() if module is not model]):

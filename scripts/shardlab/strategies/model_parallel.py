@@ -1,4 +1,4 @@
-"""Naive model parallelism: consecutive layers on the devices of one process, one of which works at a time."""
+"""Naive model parallelism: consecutive layers on the devices of one process, of which one computes at a time."""
 
 import copy
 import time
@@ -15,7 +15,7 @@ from shardlab.training.tasks import MicroBatch
 
 
 class ModelParallelEngine(NativeEngine):
-    """The chain cut into as many parts as there are devices; on CPUs every device is the same one."""
+    """The chain split into as many parts as there are devices; on CPUs every device is the same one."""
 
     def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
         self.busy, self.elapsed = [0.0] * run.devices_per_rank, 0.0
@@ -43,13 +43,13 @@ class ModelParallelEngine(NativeEngine):
             state = result if isinstance(result, tuple) else (result,)
             for value in state:
                 if value.requires_grad:
-                    # The last gradient to arrive is the moment at which this part's backward pass begins.
+                    # This part's backward pass begins when its last output gradient arrives.
                     value.register_hook(lambda _, number=number, device=device: self._mark(number, device))
             self.forward[number] = started, self._now(device)
         return self.moved(state[-1], 0)
 
     def moved(self, value: Tensor, number: int) -> Tensor:
-        """A tensor on the device of the part of that number."""
+        """Copy a tensor to the device of part ``number``."""
         return value.to(self.devices()[number])
 
     def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
@@ -73,7 +73,7 @@ class ModelParallelEngine(NativeEngine):
         return self.spans
 
     def idle(self) -> list[float] | None:
-        """See Engine: one number for each device, since the last call."""
+        """See Engine: one number per device, since the last call."""
         fractions = [1 - busy / self.elapsed for busy in self.busy] if self.elapsed else None
         self.busy, self.elapsed = [0.0] * len(self.busy), 0.0
         return fractions

@@ -20,24 +20,24 @@ from shardlab.training.distributed import World
 from shardlab.training.tasks import MicroBatch, Task
 
 LONGEST_ROW = 2**16
-"""Values whose float32 norm is good to seven digits."""
+"""Number of values whose float32 norm is accurate to seven digits."""
 TOGETHER = 32
-"""Tensors that are gathered before the host waits for the device. NCCL counts a collective's time from when it is
-enqueued: thousands of them, each fast, would run into its limit.
+"""Tensors that are gathered before the host waits for the device. NCCL's timeout counts from when a collective is
+enqueued: thousands of them, each fast, would exceed it.
 """
 Groups = dict[tuple[Any, ...], list[nn.Parameter]]
 
 
 class NativeEngine:
-    """Single device, DataParallel, DDP, FSDP, HSDP and their products with tensor parallelism."""
+    """Single device, DataParallel, DDP, FSDP, HSDP and their combinations with tensor parallelism."""
 
     chunks: int | None = None
     scales_loss = False
 
     def __init__(self, run: Run, task: Task, world: World, weights: Path | None) -> None:
-        """See strategies.build. Without ``weights`` the caller gives the parts memory, and then calls ``ready``."""
+        """See strategies.build. Without ``weights`` the caller allocates the parameters, and then calls ``ready``."""
         self.run, self.task, self.world = run, task, world
-        # On no device: a model that is sharded is never whole on a rank.
+        # On the meta device: a sharded model is never whole on a rank.
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
         models.check_plan(run.model, whole)
         self.layout = {name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()}
@@ -53,7 +53,7 @@ class NativeEngine:
             self.ready([parallelize.wrap(run, part, world) for part in self.parts])
 
     def ready(self, wrapped: list[nn.Module]) -> None:
-        """The parts have their weights; ``wrapped``: what to call instead of each."""
+        """Finish once the parts have their weights; ``wrapped``: the module to call instead of each part."""
         self.models = wrapped
         self.groups = _by_placement(self.parameters())
         self.split: list[Any] = [
@@ -64,15 +64,15 @@ class NativeEngine:
         )
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
-        """The parts of the model that this rank holds."""
+        """Return the parts of the model that this rank holds."""
         return [model]
 
     def devices(self) -> list[torch.device]:
-        """The device of each part."""
+        """Return the device of each part."""
         return [torch.device("cpu") if self.run.options.cpu_offload else self.world.device] * len(self.parts)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """This rank's parameters under the whole model's names."""
+        """Return this rank's parameters under the whole model's names."""
         return {name: parameter for part in self.parts for name, parameter in part.named_parameters()}
 
     def train(self, mode: bool) -> None:
@@ -80,7 +80,7 @@ class NativeEngine:
             model.train(mode)
 
     def outputs(self, micro: MicroBatch) -> Tensor:
-        """What the model says of a micro-batch."""
+        """Return the model's outputs for a micro-batch."""
         return self.task.outputs(self.models[0], micro.batch)
 
     def loss(self, micro: MicroBatch) -> Tensor:
@@ -115,7 +115,7 @@ class NativeEngine:
         self.optimizer.zero_grad()
 
     def sum_over_parts(self, value: Tensor) -> Tensor:
-        """Sum of a scalar over the ranks that hold the other parts of the model."""
+        """Sum a scalar over the ranks that hold the other parts of the model."""
         return value
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -132,7 +132,7 @@ class NativeEngine:
         return {name: value.detach() for part in self.parts for name, value in models.state(part).items()}
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
-        """See Engine: they were the parameters' own memory."""
+        """See Engine; the tensors were the parameters' own memory."""
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         return {
@@ -142,7 +142,7 @@ class NativeEngine:
         }
 
     def restored(self, state: dict[str, Tensor]) -> None:
-        """See Engine: they were the optimizer's own tensors."""
+        """See Engine; the tensors were the optimizer's own."""
 
     def held(self) -> dict[str, list[Tensor]]:
         parameters = [*self.parameters().values()]
@@ -160,10 +160,10 @@ class NativeEngine:
         return None
 
     def whole(self, name: str, value: Tensor | None) -> Tensor:
-        """The full tensor of that name; ``value`` is this rank's shard, None if it lies on other ranks."""
+        """Return the full tensor of that name; ``value`` is this rank's shard, None if it is on other ranks."""
         return plain(
             cast(Tensor, value).to(self.world.device)
-        )  # offloaded shards lie on the CPU, which nccl cannot send
+        )  # offloaded shards are on the CPU, from which NCCL cannot send
 
     def _collected(self, values: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         for number, name in enumerate(self.layout):
@@ -195,31 +195,31 @@ class NativeEngine:
 
 
 def plain(value: Tensor) -> Tensor:
-    """The full tensor of a DTensor (a collective); a plain tensor as it is."""
+    """Return the full tensor of a DTensor (a collective), or a plain tensor unchanged."""
     full_tensor = getattr(value, "full_tensor", None)
     return cast(Tensor, full_tensor() if full_tensor else value)
 
 
 def local(value: Tensor) -> Tensor:
-    """This rank's part of a DTensor; a plain tensor as it is."""
+    """Return this rank's part of a DTensor, or a plain tensor unchanged."""
     return cast(Tensor, getattr(value, "_local_tensor", value))
 
 
 def _by_placement(parameters: dict[str, nn.Parameter]) -> Groups:
-    """Parameters by (device, mesh, placements), None and () for plain tensors: foreach refuses a mixture."""
+    """Group parameters by (device, mesh, placements), None and () for plain tensors: foreach needs uniform groups."""
     groups: Groups = defaultdict(list)
     for parameter in parameters.values():
-        # By attribute, not by type: importing DTensor takes half a second that plain parameters do not need.
+        # Check the attribute, not the type: importing DTensor takes half a second that plain parameters do not need.
         mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
         groups[parameter.device, mesh, placements].append(parameter)
     return dict(groups)
 
 
 def _square(groups: Groups, device: torch.device) -> Tensor:
-    """Squared L2 norm of the gradients, a scalar; one reduction for each mesh axis over which a group is sharded.
+    """Return the squared L2 norm of the gradients, a scalar; one reduction per mesh axis over which a group is sharded.
 
-    On a CPU rows are summed in float64: a float32 norm of a million values is off in the fifth digit there. A GPU's
-    reductions are trees, and its float64 is slow: there the gradients' own type.
+    On a CPU rows are summed in float64: a float32 norm of a million values is off in the fifth digit there. GPUs reduce
+    in trees, and their float64 is slow: there, the gradients' own dtype is used.
     """
     total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
     for (_, mesh, placements), parameters in groups.items():
@@ -230,7 +230,7 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
             norms = torch.cat([_row_norms(gradient) for gradient in gradients]).double()
         else:
             norms = torch.stack(torch._foreach_norm(gradients, 2))
-        square = norms.square().sum().to(device)  # offloaded gradients are on the CPU, nccl is not
+        square = norms.square().sum().to(device)  # offloaded gradients are on the CPU, which NCCL does not support
         for axis, placement in enumerate(placements):
             if not placement.is_replicate():
                 torch.distributed.all_reduce(square, group=mesh.get_group(axis))
@@ -239,7 +239,7 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
 
 
 def _row_norms(gradient: Tensor) -> Tensor:
-    """Norms of the parts along the first dimension; of all in float64 where these are long: (parts,) or (1,)."""
+    """Return norms along the first dimension, or of the whole tensor in float64 if rows are long: (parts,) or (1,)."""
     if gradient.dim() > 1 and 0 < gradient.numel() <= LONGEST_ROW * gradient.shape[0]:
         return torch.linalg.vector_norm(gradient, dim=tuple(range(1, gradient.dim())))
     return torch.linalg.vector_norm(gradient, dtype=torch.float64).reshape(1)

@@ -1,4 +1,4 @@
-"""What is done to a model, or a part of one, before it trains: in this order, as the run's settings say."""
+"""Transformations of a model, or a part of one, before training: in this order, as the run's settings say."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ from shardlab.training.distributed import World
 
 
 def apply(run: Run, model: nn.Module, world: World) -> None:
-    """Change a model without weights (on the meta device) in place: split, recompute, compile, shard."""
+    """Transform a model without weights (on the meta device) in place: split, recompute, compile, shard."""
     recipe, options = run.recipe, run.options
     if recipe.precision == "float8":
         from shardlab.strategies import float8
@@ -48,7 +48,7 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
 
 
 def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
-    """What to call instead of the model, now with its weights: it averages gradients over replicas."""
+    """Return the module to call instead of the model, now with its weights: it averages gradients over replicas."""
     if run.options.one_process == "dp":
         from shardlab.strategies import data_parallel
 
@@ -65,13 +65,13 @@ def synchronized(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
     if isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
     if set_requires_all_reduce := getattr(model, "set_requires_all_reduce", None):
-        set_requires_all_reduce(last)  # HSDP; the shards are summed each time, so that none holds whole gradients
+        set_requires_all_reduce(last)  # HSDP; shards are reduced each time, so that no rank holds whole gradients
     return nullcontext()
 
 
 def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
-    """Activation checkpointing (Chen et al., 2016, arXiv:1604.06174) of each block, in place."""
-    if mode in ("none", "auto"):  # auto: launch.py says which, to a training; nothing else has a backward pass
+    """Apply activation checkpointing (Chen et al., 2016, arXiv:1604.06174) to each block, in place."""
+    if mode in ("none", "auto"):  # launch.py resolves auto for trainings; nothing else has a backward pass
         return
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -87,9 +87,9 @@ def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
 
 
 def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> None:
-    """torch.compile of the blocks' forward, or the model's, in place, as the recipe says."""
+    """Compile the forward of the blocks, or of the model, in place, as the recipe says (torch.compile)."""
     for module in {"none": [], "blocks": _blocks(model, patterns), "model": [model]}[recipe.compile]:
-        # The forward method alone: hooks of FSDP and tensor parallelism stay outside of the graph.
+        # Only the forward method: hooks of FSDP and tensor parallelism stay outside the graph.
         module.forward = torch.compile(module.forward, backend=recipe.compile_backend)  # type: ignore[method-assign]
 
 
@@ -98,7 +98,7 @@ def _blocks(model: nn.Module, patterns: list[str]) -> list[nn.Module]:
 
 
 def _keep_products() -> list[Any]:
-    """Operators whose outputs selective checkpointing keeps: the costly ones to compute again."""
+    """Operators whose outputs selective checkpointing keeps: those that are expensive to recompute."""
     aten = torch.ops.aten
     return [
         aten.mm.default,
@@ -109,5 +109,5 @@ def _keep_products() -> list[Any]:
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
-        aten._scaled_mm.default,  # float8 in compiled blocks; elsewhere its products are seen as mm
+        aten._scaled_mm.default,  # float8 in compiled blocks; elsewhere its products are dispatched as mm
     ]

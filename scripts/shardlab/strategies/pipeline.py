@@ -1,4 +1,4 @@
-"""Pipeline parallelism (``torch.distributed.pipelining``): stages of consecutive layers, batches in pieces."""
+"""Pipeline parallelism (``torch.distributed.pipelining``): stages of consecutive layers, batches in micro-batches."""
 
 import copy
 import time
@@ -20,24 +20,24 @@ from shardlab.training.tasks import MicroBatch
 
 
 class Stopwatch:
-    """Seconds that a device computes, by events on a GPU, which do not make the host wait."""
+    """Compute time of a device, measured by events on a GPU, for which the host does not wait."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.spans: list[tuple[str, int, Any, Any]] = []
-        """What ran, for which micro-batch, from when to when."""
+        """(name, micro-batch, start, end) of what ran."""
         self._begun = self._mark()
         self._last: tuple[Any, list[tuple[str, int, Any, Any]]] = (self._begun, [])
         self._measured: list[tuple[Any, list[tuple[str, int, Any, Any]], Any]] = []
-        """Begin, spans and end of what was measured and not added up yet."""
+        """Start, spans and end of measurements that were not added up yet."""
         self._busy = self._elapsed = 0.0
 
     def begin(self) -> None:
-        """From here on times are counted."""
+        """Start measuring."""
         self.spans, self._begun = [], self._mark()
 
     def end(self) -> None:
-        """Until here. What the device has behind it is added up."""
+        """Stop measuring. Add up what the device has finished."""
         self._last = self._begun, self.spans
         self._measured.append((*self._last, self._mark()))
         self.spans = []  # what follows is not measured
@@ -46,20 +46,20 @@ class Stopwatch:
 
     @contextmanager
     def running(self, name: str, piece: int) -> Iterator[None]:
-        """Measure what runs inside."""
+        """Measure the enclosed block."""
         start = self._mark()
         yield
         self.spans.append((name, piece, start, self._mark()))
 
     def last(self) -> list[dict[str, Any]]:
-        """What was measured last (see report/timeline.py); waits for the device."""
+        """Return the last measurement (see report/timeline.py); waits for the device."""
         self._wait()
         begun, spans = self._last
         since = [(name, piece, self._between(begun, a), self._between(begun, b)) for name, piece, a, b in spans]
         return [dict(zip(("name", "piece", "start", "end"), span, strict=True)) for span in since]
 
     def take(self) -> tuple[float, float]:
-        """Seconds that the device computed, and those that passed, since the last call; waits for the device."""
+        """Return (compute seconds, elapsed seconds) of the device since the last call; waits for the device."""
         self._wait()
         while self._measured:
             self._add_up()
@@ -94,26 +94,26 @@ class TimedStage(torch_pipelining.Stage):
     watch: Stopwatch
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
-        """One micro-batch forward."""
+        """Run one micro-batch forward."""
         with self.watch.running("forward", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **options)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:
-        """One micro-batch backward, whole or for the inputs alone."""
+        """Run one micro-batch backward, whole or for the inputs only."""
         with self.watch.running("backward", bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, *args, **options)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:
-        """The weights' part of a backward pass that was taken apart."""
+        """Run the weights' part of a split backward pass."""
         with self.watch.running("backward of weights", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **options)
 
 
 class PipelineEngine(NativeEngine):
-    """Stages over the ranks of the mesh axis ``pp``; in each, whatever other axes the mesh has."""
+    """Stages over the ranks of the mesh axis ``pp``, each with any other axes of the mesh inside."""
 
     stage = TimedStage
-    """What runs a stage's part of the model."""
+    """Class that runs a stage's part of the model."""
 
     def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
         mesh = world.pipeline_mesh
@@ -154,7 +154,7 @@ class PipelineEngine(NativeEngine):
 
     def idle(self) -> list[float] | None:
         """See Engine: this rank's bubble since the last call."""
-        # A rank that is done early waits for the others behind add_gradients: the longest time counts for all of them.
+        # A rank that is done early waits for the others after add_gradients: the longest time counts for all of them.
         busy, own = self.watch.take()
         elapsed = torch.tensor(own, dtype=torch.float64, device=self.world.device)
         dist.all_reduce(elapsed, op=dist.ReduceOp.MAX, group=self.group)
@@ -180,13 +180,14 @@ class PipelineEngine(NativeEngine):
         rows = torch.arange(micro.rows, device=self.world.device)
 
         def loss_of(outputs: Tensor, rows: Tensor) -> Tensor:
-            # Which rows these are is known from where in `rows` they begin, without reading them off the device; the
-            # samples that do not count are the last ones.
+            # The first value in `rows` identifies these rows without reading them from the device; the samples that
+            # do not
+            # count are the last ones.
             first = int(rows.storage_offset())
             last = first + len(rows)
             piece = {name: values[first:last] for name, values in micro.batch.items()}
             part = MicroBatch(piece, max(0, min(last, micro.count) - first), len(rows))
-            if backward and self.watch.spans:  # before a stage has computed anything, PyTorch asks for shapes
+            if backward and self.watch.spans:  # before a stage has computed anything, PyTorch runs it to infer shapes
                 self.task.count(outputs, part)
             return self.task.counted_loss(outputs, part) * scale
 
@@ -202,7 +203,9 @@ class PipelineEngine(NativeEngine):
         return total + sum(plain(loss.detach()) for loss in losses) / scale
 
     def _schedule(self, backward: bool, *inputs: Tensor) -> Any:
-        """Stages hold buffers of fixed shapes: one schedule for each, and one for losses alone."""
+        """Return the schedule for these input shapes, as stages hold buffers of fixed shapes; losses alone use another
+        one.
+        """
         key = (backward, *(value.shape for value in inputs))
         if key not in self.schedules:
             count = self.ranks * self.plan.stages_per_rank

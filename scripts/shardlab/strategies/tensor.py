@@ -20,10 +20,10 @@ SEQUENCE = Shard(1)
 
 
 class _Normalize(ParallelStyle):
-    """A norm between split layers: on whole sequences, or on this rank's part of them, gathered behind it.
+    """A norm between split layers: on whole sequences, or on this rank's part of them, gathered afterwards.
 
     Its output is one DTensor for all column layers that follow, so that their gradients are added before they are
-    reduced: one all-reduce instead of one for each.
+    reduced: one all-reduce instead of one per layer.
     """
 
     def __init__(self, layout: Placement, *, local_output: bool) -> None:
@@ -31,7 +31,7 @@ class _Normalize(ParallelStyle):
         self.layout, self.local_output = layout, local_output
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        # Without a function for the parameters, distribute_module replicates them.
+        # Without a partition function, distribute_module replicates the parameters.
         return distribute_module(module, device_mesh, None, self._input, self._output)  # type: ignore[arg-type]
 
     def _input(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
@@ -53,8 +53,8 @@ def apply(
 ) -> None:
     """Split in place by ``plan`` (submodule pattern: a key of the styles below) over the 1-D ``mesh``.
 
-    ``blocks`` are patterns of the submodules whose activations are split with ``sequence_parallel``. A pattern that
-    matches nothing is passed over: a pipeline stage has only some of the layers.
+    ``blocks`` are patterns of the submodules whose activations are split with ``sequence_parallel``. Patterns that
+    match nothing are ignored: a pipeline stage has only some of the layers.
     """
     styles = _styles(sequence_parallel=sequence_parallel, loss_parallel=loss_parallel)
     found = {pattern: styles[style]() for pattern, style in plan.items() if matching(model, pattern)}
@@ -66,11 +66,11 @@ def apply(
 
 
 def _styles(*, sequence_parallel: bool, loss_parallel: bool) -> dict[str, Callable[[], ParallelStyle]]:
-    """How a layer can be split.
+    """Return the ways to split a layer.
 
-    A ``column`` layer's output stays split for the ``row`` layer that follows it; ``column_gather`` makes it whole
-    again, except under loss parallelism; ``vocab`` is an Embedding whose rows are split; ``norm`` stands before
-    column layers, ``norm_whole`` before a layer that is not split; ``dropout`` is a Dropout between column and row.
+    A ``column`` layer's output stays split for the ``row`` layer that follows it; ``column_gather`` gathers it again,
+    except under loss parallelism; ``vocab`` is an Embedding whose rows are split; ``norm`` precedes column layers,
+    ``norm_whole`` a layer that is not split; ``dropout`` is a Dropout between column and row.
     """
     between: Placement = SEQUENCE if sequence_parallel else Replicate()
     return {
@@ -94,18 +94,18 @@ class _Vocabulary(RowwiseParallel):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module = super()._apply(module, device_mesh)
-        # torch.compile of the block behind it may otherwise write into its output's gradient, silently
+        # torch.compile of the block that follows may otherwise write into the gradient of its output, silently
         # (tests/parity: compile x TP).
         module.register_forward_hook(lambda _module, _inputs, output: output.clone())
         return module
 
 
 class _Dropout(ParallelStyle):
-    """Dropout of activations that are split: each rank its own masks, as if the whole had one.
+    """Dropout of split activations: different masks on each rank, as for an unsplit tensor.
 
-    With the masks that the others draw, units of different ranks would drop together (Megatron-LM keeps a generator
-    for each tensor-parallel rank, arXiv:2104.04473). Here every mask's seed comes from the common generator, which
-    recomputation in the backward pass sets back.
+    With the same mask on every rank, units of different ranks would drop together (Megatron-LM keeps a generator per
+    tensor-parallel rank, arXiv:2104.04473). Here every mask's seed comes from the common generator, which recomputation
+    in the backward pass resets.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -124,12 +124,12 @@ class _Dropout(ParallelStyle):
 
 
 def drawn() -> int:
-    """A number from the host's own generator: no device is waited for."""
+    """Draw a number from the host's generator, without waiting for a device."""
     return int(torch.randint(2**31, (), device="cpu").numpy())
 
 
 def _split(x: Tensor, mesh: DeviceMesh, layout: Placement) -> DTensor:
-    """``x``, plain and whole on every rank or a DTensor, in a layout."""
+    """Return ``x``, plain and whole on every rank or a DTensor, in this layout."""
     if not isinstance(x, DTensor):
         x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
     return x if x.placements == (layout,) else x.redistribute(mesh, [layout])

@@ -21,7 +21,7 @@ from shardlab.training.distributed import World
 from shardlab.training.tasks import MicroBatch, Task
 
 if not (dist.is_initialized() and dist.get_backend() == "nccl"):
-    # On a machine with GPUs DeepSpeed would take one, whatever the site says.
+    # On a machine with GPUs DeepSpeed would use one, whatever the site says.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 with deepspeed_startup.uncompiled():
@@ -42,11 +42,11 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 SCALER = {"cur_scale": float, "cur_iter": int, "last_overflow_iter": int, "cur_hysteresis": int}
-"""What changes in DeepSpeed's loss scaler while it trains, as far as a scaler has it."""
+"""Attributes of DeepSpeed's loss scalers that change during training; not every scaler has all of them."""
 
 
 def scaler_state(scaler: Any) -> dict[str, Tensor]:
-    """``loss_scale/<key>``: scalar, float64, which holds every scale and step exactly."""
+    """Return ``loss_scale/<key>``: scalars in float64, which holds every scale and step exactly."""
     return {
         f"loss_scale/{key}": torch.tensor(getattr(scaler, key), dtype=torch.float64)
         for key in SCALER
@@ -55,7 +55,7 @@ def scaler_state(scaler: Any) -> dict[str, Tensor]:
 
 
 def restore_scaler(scaler: Any, state: dict[str, Tensor]) -> None:
-    """Set the scaler to what ``scaler_state`` gave."""
+    """Restore the scaler's state from ``scaler_state``."""
     for key, kind in SCALER.items():
         if hasattr(scaler, key):
             setattr(scaler, key, kind(state[f"loss_scale/{key}"]))
@@ -69,7 +69,7 @@ def _set(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = No
         else:
             safe_set_full_optimizer_state(parameter, whole, key)
         return
-    # DeepSpeed's own functions for stage 3 fail where the ranks do not divide the tensor.
+    # DeepSpeed's own functions for stage 3 fail if the tensor is not divisible by the number of ranks.
     size: int = parameter.partition_numel()  # type: ignore[attr-defined]
     part = whole.flatten()[size * rank :][:size]
     part = nn.functional.pad(part, (0, size - part.numel()))
@@ -80,7 +80,7 @@ def _set(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = No
 
 
 class ZeroEngine:
-    """DeepSpeed's engine, with the recipe's optimizer, behind the common interface."""
+    """DeepSpeed's engine, with the recipe's optimizer, as an Engine."""
 
     chunks: int | None = None
 
@@ -96,7 +96,7 @@ class ZeroEngine:
         self.plain = self._sharded(weights) if run.zero_stage == 3 else whole
         if run.zero_stage != 3:
             materialize(whole, weights, world.device)
-        # The rest, such as sharding and precision, DeepSpeed does itself, by its own JSON.
+        # DeepSpeed does the rest, such as sharding and precision, according to its own JSON.
         parallelize.recompute(self.plain, run.model.blocks, run.recipe.activation_checkpointing)
         parallelize.compile_forward(self.plain, run.model.blocks, run.recipe)
         self.model, self.optimizer, _, _ = deepspeed.initialize(
@@ -105,14 +105,14 @@ class ZeroEngine:
             config=dict(self.config),
         )
         if run.recipe.precision in PRECISIONS:
-            # DeepSpeed casts its master weights from the low-precision ones; training starts from the file's.
+            # DeepSpeed casts its master weights from the low-precision ones; training must start from the file's.
             with open_weights(weights) as file:
                 for name, parameter in self.plain.named_parameters():
                     _set(parameter, file.get_tensor(name), world.rank)
 
     def _sharded(self, weights: Path) -> nn.Module:
-        """The model with weights, of which each rank holds its part at any time."""
-        # The dtype follows from the configuration; named as an argument it becomes bfloat16 on a CPU, whatever it is.
+        """Return the model with its weights, of which each rank holds only its part at any time."""
+        # The dtype comes from the configuration: passed as an argument, any dtype becomes bfloat16 on a CPU.
         with deepspeed.zero.Init(config_dict_or_path=dict(self.config)):
             model = models.construct(self.run.model, self.run.task)
         with open_weights(weights) as file:
@@ -127,7 +127,7 @@ class ZeroEngine:
         self.model.train(mode)
 
     def outputs(self, micro: MicroBatch) -> Tensor:
-        """What the model says of a micro-batch."""
+        """Return the model's outputs for a micro-batch."""
         positional, keywords = self.task.inputs(micro.batch)
         if low := PRECISIONS.get(self.run.recipe.precision):
             positional = tuple(value.to(low) if value.is_floating_point() else value for value in positional)
@@ -141,7 +141,7 @@ class ZeroEngine:
         outputs = self.outputs(micro)
         self.task.count(outputs, micro)
         loss = self.task.counted_loss(outputs, micro)
-        self.model.backward(loss * (scale * self.run.recipe.accumulate))  # which DeepSpeed divides by
+        self.model.backward(loss * (scale * self.run.recipe.accumulate))  # DeepSpeed divides by accumulate
         if not last:
             self.model.step()  # counts the micro-batch
         return loss.detach()
@@ -150,12 +150,12 @@ class ZeroEngine:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.model.step()
-        # DeepSpeed has waited for the device here, and knows.
+        # DeepSpeed has waited for the device here, and knows the result.
         norm = self.model.get_global_grad_norm() if self.model.was_step_applied() else math.inf
         return torch.as_tensor(norm, device=self.world.device)
 
     def drop_gradients(self) -> None:
-        """See Engine: with DeepSpeed a training stops instead (see compatibility.py)."""
+        """See Engine; training under DeepSpeed stops instead (see compatibility.py)."""
         raise NotImplementedError
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -163,7 +163,7 @@ class ZeroEngine:
             yield name, safe_get_full_grad(parameter)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See Engine. In low precision the float32 master weights, which the optimizer updates."""
+        """See Engine; in low precision, the float32 master weights, which the optimizer updates."""
         dtype = getattr(torch, self.run.recipe.dtype)
         parameters = dict(self.plain.named_parameters())
         for name, value in models.state(self.plain).items():
@@ -174,11 +174,11 @@ class ZeroEngine:
                 yield name, value.detach().to(dtype, copy=True)
 
     def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
-        """See Engine. Whole tensors in the CPU's memory, as those of ``optimizer_state``, written by rank 0."""
+        """See Engine; whole tensors in CPU memory, like those of ``optimizer_state``, written by rank 0."""
         return {name: value.cpu() for name, value in self.weights() if self.world.main or not to_write}
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
-        """See Engine: into the parameters, and into DeepSpeed's own copy, which the optimizer updates."""
+        """See Engine; loads into the parameters, and into DeepSpeed's own copy, which the optimizer updates."""
         parameters = dict(self.plain.named_parameters())
         for name, value in models.state(self.plain).items():
             with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
@@ -188,7 +188,7 @@ class ZeroEngine:
                 _set(parameters[name], state[name], self.world.rank)
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
-        """See Engine. Whole tensors: ZeRO's partitions do not follow the parameters' shapes."""
+        """See Engine; whole tensors, because ZeRO's partitions do not follow the parameters' shapes."""
         flat: dict[str, Any] = next(iter(self.optimizer.optimizer.state.values()), {})
         state = {}
         for name, parameter in self.plain.named_parameters():
@@ -219,7 +219,7 @@ class ZeroEngine:
 
     def held(self) -> dict[str, list[Tensor]]:
         """See Engine. The optimizer updates a flat copy of its part of the weights, the master weights; in stage 3 with
-        float32 they are the weights themselves, which is why those come last.
+        float32 they are the weights themselves, so those come last.
         """
         parameters = [*self.plain.parameters()]
         groups = self.optimizer.optimizer.param_groups
