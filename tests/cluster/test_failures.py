@@ -49,7 +49,7 @@ def test_wrong_partition(trained):
 
 def test_more_gpus_than_a_node_has_is_refused_before_anything_is_submitted(trained):
     seen = fails(trained, "ranks_per_node=8")
-    assert "8 ranks per node are asked for, but a node of site test has 4; set ranks_per_node to 4 or less." in seen
+    assert "8 ranks per node are requested, but a node of site test has 4; set ranks_per_node to at most 4." in seen
     assert "submitted" not in seen
     seen = fails(trained, "ranks_per_node=8", "site_settings={ranks_per_node_max: 8}")
     assert "Requested node configuration is not available" in seen

@@ -46,7 +46,7 @@ def run_of(workload, strategy="single", **values):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("task: regression", "task: regression\ntask: regression", ["mlp.yaml", "`task` stands twice", "line 7"]),
+        ("task: regression", "task: regression\ntask: regression", ["mlp.yaml", "`task` is duplicated", "line 7"]),
         ("rows: 1024", "rows: 01024", ["mlp.yaml", "01024", "begins with 0; write 1024"]),
         ("tensor_sizes: [hidden]", "tensor_sizes: [hiden]", ["mlp.yaml", "tensor_sizes: hiden", "hidden"]),
         ("pieces: [2]", "pieces: [layers]", ["mlp.yaml", "pieces: layers", "hidden"]),
@@ -84,14 +84,14 @@ def test_a_folder_and_a_name_with_a_dash(config):
     assert "UTF-8" in sentence(run_of, "mine")
     load.names.cache_clear()
     (config / "workloads/my-own.yaml").write_text((config / "workloads/mlp.yaml").read_text())
-    assert "letters, digits and _; call it my_own" in sentence(run_of, "my-own")
+    assert "letters, digits, _; call it my_own" in sentence(run_of, "my-own")
     with (config / "strategies.yaml").open("a") as file:
         file.write("my-ddp: {dp_replicate: -1}\n")
     assert "call it my_ddp" in sentence(run_of, "mlp", "my-ddp")
     with (config / "strategies.yaml").open("a") as file:
         file.write("ddp: {dp_shard: -1}\n")
     load.read_yaml.cache_clear()
-    assert "`ddp` stands twice" in sentence(load.read_yaml, config / "strategies.yaml")
+    assert "`ddp` is duplicated" in sentence(load.read_yaml, config / "strategies.yaml")
 
 
 @pytest.mark.parametrize("name", ["1", "yes", "null"])
@@ -120,7 +120,7 @@ def test_a_data_set_of_two_workloads(config):
     (config / "workloads/mlp2.yaml").write_text(text.replace("rows: 1024", "rows: 9"))
     configured = load.config({"workloads": ["mlp"]})
     said = sentence(inputs.check_data_set, configured, resolve.run(configured, "single", "mlp2"))
-    assert "mlp2.yaml: another workload prepares a data set pairs, too, with another options.rows" in said
+    assert "mlp2.yaml: another workload also prepares a data set pairs, with another options.rows" in said
 
 
 @pytest.mark.parametrize(("text", "word"), [("[1]", "list"), ('"x"', "str")])

@@ -52,11 +52,11 @@ def test_a_call_that_only_looks_takes_no_locks(words, works):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"seed: 1\nsize: small\nseed: 2\n", "config.yaml is not YAML: the key `seed` stands twice, again in line 3"),
+        (b"seed: 1\nsize: small\nseed: 2\n", "config.yaml is not YAML: the key `seed` is duplicated in line 3"),
         (b"", "config.yaml is empty"),
         (b"# seed: 1\n", "config.yaml is empty"),
         (b"recipe:\n\tmax_steps: 3\n", "config.yaml is not YAML: while scanning"),
-        ("site: m\xfcnchen\n".encode("latin-1"), "config.yaml is no text in UTF-8"),
+        ("site: m\xfcnchen\n".encode("latin-1"), "config.yaml is not UTF-8 text"),
         (b"- seed\n", "config.yaml is list, not keys and values"),
     ],
 )

@@ -32,7 +32,7 @@ def test_every_strategy_and_workload_is_a_run_or_a_reason():
     assert len(planned) + len(left_out) == 5 * len(strategies)
     assert (
         left_out["pp_zbv", "mlp"]
-        == "mlp can be cut into 2 pieces, and pp_zbv needs 4; take fewer ranks, or more layers."
+        == "mlp can be split into 2 pieces, and pp_zbv needs 4; use fewer ranks, or more layers."
     )
     assert "no sequence to split" in left_out["tp_sp", "mnist"]
     assert all(strategy in {"pp_interleaved", "pp_zbv", "tp_sp", "tp_loss", "fsdp_tp_sp"} for strategy, _ in left_out)
@@ -80,9 +80,9 @@ def test_hub_data_by_one_key():
 def test_no_more_ranks_than_the_site_has(site):
     site(nodes_max=2, ranks_per_node_max=4)
     assert resolved("fsdp_tp", nodes=2, ranks_per_node=4).world_size == 8
-    with pytest.raises(UserError, match=r"8 ranks per node are asked for.*ranks_per_node to 4 or less"):
+    with pytest.raises(UserError, match=r"8 ranks per node are requested.*ranks_per_node to at most 4"):
         resolved("fsdp", ranks_per_node=8)
-    with pytest.raises(UserError, match=r"3 nodes are asked for.*nodes to 2 or less"):
+    with pytest.raises(UserError, match=r"3 nodes are requested.*nodes to at most 2"):
         resolved("fsdp", nodes=3)
     assert resolved("single", nodes=3).world_size == 1
 
@@ -136,7 +136,7 @@ def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
         lambda name: vit.model_copy(update={"sizes": {"small": size}}) if name == "vit" else good(name),
     )
     with pytest.raises(
-        UserError, match=r"vit.yaml: another workload prepares a data set digits, too, with another options.rows"
+        UserError, match=r"vit.yaml: another workload also prepares a data set digits, with another options.rows"
     ):
         resolve.matrix(load.config({}))
 
@@ -144,7 +144,7 @@ def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
 def test_folders_of_the_workflow_are_no_names_of_strategies(strategy):
     for name in RESERVED:
         strategy(name, dp_shard=-1)
-        with pytest.raises(UserError, match=f"results/{name} is a folder of the workflow's; rename the strategy"):
+        with pytest.raises(UserError, match=f"results/{name} is a folder of the workflow; rename the strategy"):
             load.strategy(name)
 
 

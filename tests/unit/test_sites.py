@@ -122,7 +122,7 @@ def test_the_image_is_switched_by_one_key(container, inside):
         ({"environment": {"my-var": "x"}}, ["environment", "my-var"]),
         ({"environment": {"A=1; touch x; B": "x"}}, ["environment"]),
         ({"srun": {"interface": "ib0; reboot"}}, ["srun.interface"]),
-        ({"srun": {"port_first": 65000}}, ["beyond the last port, 65535"]),
+        ({"srun": {"port_first": 65000}}, ["exceeds the last port, 65535"]),
         ({"container": {"binds": ["/a,b"]}}, ["/a,b has a comma"]),
         ({"slurm": {"stages": {"evalute": {}}}}, ["slurm.stages", "evaluate"]),
         ({"slurm": {"gpus": "gpu"}}, ["slurm.gpus", "'gres' or 'gpus-per-node'"]),
@@ -222,7 +222,7 @@ def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch
 
 
 def test_a_time_limit_that_leaves_no_time_to_train_is_said_before():
-    with pytest.raises(UserError, match=r"a training has 2 minutes and is told to stop 120 s before their end"):
+    with pytest.raises(UserError, match=r"a training has 2 minutes and is asked to stop 120 s before the end"):
         load.site(load.config({"site": "test", "site_settings": {"slurm": {"runtime": 2}}}))
     assert (
         load.site(load.config({"site": "test", "site_settings": {"slurm": {"runtime": 2}, "warning": 60}})).warning

@@ -47,12 +47,12 @@ def test_graphs_are_drawn(tree, graph):
         (["--config", "strategies=[fsdp,ddpp]", "--", "all"], "there is no strategy 'ddpp'; did you mean ddp?"),
         (["results/fsdpp/mlp.done"], "there is no strategy 'fsdpp'; did you mean fsdp?"),
         (["results/fsdp/lama2.done"], "there is no workload 'lama2'; did you mean llama2?"),
-        (["results/pp_zbv/mlp.done"], "mlp can be cut into 2 pieces, and pp_zbv needs 4"),
+        (["results/pp_zbv/mlp.done"], "mlp can be split into 2 pieces, and pp_zbv needs 4"),
         (["results/ddp/my-mlp.done"], "there is no workload 'my-mlp'"),
-        (["--config", "strategies=[single,single]", "--", "all"], "single stands twice; name it once"),
+        (["--config", "strategies=[single,single]", "--", "all"], "single appears twice; name it once"),
         (["--config", "nodes=2", "--", "all"], "can have 1; set nodes to 1"),
         (["results/ddp/mlp/tset.json"], "no rule makes results/ddp/mlp/tset.json; did you mean results/ddp/mlp/test."),
-        (["results/export/ddp/mlp"], "model mlp has no counterpart in transformers; those that have one: llama, vit"),
+        (["results/export/ddp/mlp"], "model mlp has no counterpart in transformers; models that have one: llama, vit"),
         (["--config", "ranks_per_node=8", "recipe={global_batch: 4}", "--", "all"], "global_batch 4 has fewer samples"),
     ],
 )
@@ -70,7 +70,7 @@ def test_a_configuration_file_is_checked_before_snakemake_reads_it(tree):
         file.write("seed: 2\n")
     done = tree.run("snakemake", "-n", "all", check=False)
     assert done.returncode != 0
-    assert "config/config.yaml is not YAML: the key `seed` stands twice" in done.stdout
+    assert "config/config.yaml is not YAML: the key `seed` is duplicated" in done.stdout
     assert "Traceback" not in done.stdout
 
 

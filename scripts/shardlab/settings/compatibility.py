@@ -1,7 +1,7 @@
 """Whether strategy, model and recipe fit together.
 
-Each function raises Unsupported where a strategy makes no sense for a workload, and UserError where something else
-does not fit; the sentence names the key and what would.
+Each function raises Unsupported if a strategy does not apply to a workload, and UserError for any other mismatch; the
+message names the key and what would work.
 """
 
 import math
@@ -14,15 +14,15 @@ from shardlab.settings.types import Strategy, Workload
 
 
 def check_degrees(strategy: Strategy, where: str) -> None:
-    """Whether the strategy's axes go together."""
+    """Check that the strategy's axes can be combined."""
     degrees = strategy.degrees
     replicate, shard = DATA
     if strategy.cpu_offload and shard not in degrees:
         raise UserError(f"{where}: cpu_offload needs dp_shard; set dp_shard to -1 or remove cpu_offload.")
     if strategy.one_process and degrees:
-        raise UserError(f"{where}: one_process is one rank and takes no degrees; remove {choices(degrees)}.")
+        raise UserError(f"{where}: one_process runs on one rank and takes no degrees; remove {choices(degrees)}.")
     if replicate in degrees and shard not in degrees and degrees.keys() - {replicate}:
-        # DDP does not take the DTensors of tensor parallelism, nor a backward pass that a pipeline has taken apart;
+        # DDP does not support the DTensors of tensor parallelism, nor the split backward pass of pipelines;
         # HSDP with one shard does the same.
         raise UserError(f"{where}: dp_replicate with pp or tp also needs dp_shard; add dp_shard: 1.")
 
@@ -30,7 +30,7 @@ def check_degrees(strategy: Strategy, where: str) -> None:
 def check_tensor(
     strategy: Strategy, mesh: ParallelDims, workload: Workload, name: str, args: dict[str, Any], ranks: int
 ) -> None:
-    """Whether the model can be split as the strategy wants, and inside a node."""
+    """Check that the model can be split as the strategy requires, and within a node."""
     if not mesh.tensor_parallel:
         if strategy.sequence_parallel or strategy.loss_parallel:
             raise UserError("config/strategies.yaml: sequence_parallel and loss_parallel need tp; set tp: 2.")
@@ -41,19 +41,19 @@ def check_tensor(
             f"{name} has no tensor-parallel plan; write one under `tensor:` in config/workloads/{name}.yaml."
         )
     if strategy.sequence_parallel and "norm" not in workload.tensor.values():
-        raise Unsupported(f"{name} has no `norm` in its tensor-parallel plan, so no sequence to split.")
+        raise Unsupported(f"{name} has no `norm` in its tensor-parallel plan, so there is no sequence to split.")
     if strategy.loss_parallel and "column_gather" not in workload.tensor.values():
-        raise Unsupported(f"{name} has no `column_gather` in its tensor-parallel plan, so no logits to leave split.")
+        raise Unsupported(f"{name} has no `column_gather` in its tensor-parallel plan, so no split logits.")
     if ranks % parts:
         raise UserError(
-            f"tp {parts} does not divide the {ranks} ranks of a node, and tensor-parallel groups stay inside "
+            f"tp {parts} does not divide the {ranks} ranks of a node, and tensor-parallel groups stay within "
             f"a node; tp can be {divisors(ranks)}."
         )
     sizes = {key: args.get(key) for key in workload.tensor_sizes}
     for key, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool):
             raise UserError(
-                f"config/workloads/{name}.yaml: tensor_sizes: {key} is no model argument that is a number; known: "
+                f"config/workloads/{name}.yaml: tensor_sizes: {key} is not a numeric model argument; known: "
                 f"{choices(key for key, value in args.items() if isinstance(value, int))}."
             )
     common = math.gcd(*(size for size in sizes.values() if isinstance(size, int)))
@@ -65,48 +65,48 @@ def check_tensor(
 
 
 def check_pipeline(strategy: Strategy, name: str, mesh: ParallelDims, workload: str, pieces: int, devices: int) -> None:
-    """Whether the model can be cut into the stages, and whether the schedule takes so many micro-batches."""
+    """Check that the model can be split into the stages, and that the schedule supports the number of micro-batches."""
     if not mesh.pipelined and strategy.one_process != "mp":
         return
     schedule = strategy.pipeline
     stages = mesh.stages * schedule.stages_per_rank if mesh.pipelined else devices
     if not pieces:
         raise Unsupported(
-            f"{workload} is no chain of pieces to cut between; make its model one and say `pieces:` in "
+            f"{workload} cannot be split into pipeline stages; make its model a chain of pieces and set `pieces:` in "
             f"config/workloads/{workload}.yaml."
         )
     if stages > pieces:
         raise Unsupported(
-            f"{workload} can be cut into {pieces} pieces, and {name} needs {stages}; take fewer ranks, or more layers."
+            f"{workload} can be split into {pieces} pieces, and {name} needs {stages}; use fewer ranks, or more layers."
         )
     if not mesh.pipelined:
         return
     if strategy.sequence_parallel:
-        raise Unsupported(f"{name}: sequence_parallel does not go across pipeline stages; remove one of them.")
+        raise Unsupported(f"{name}: sequence_parallel does not work across pipeline stages; remove one of them.")
     if refusal := schedule.refusal(strategy.schedule, mesh.stages, strategy.microbatches):
         raise UserError(f"{name}: {refusal}.")
 
 
 def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str, mesh: ParallelDims) -> None:
-    """Whether the strategy allows for what the recipe asks."""
+    """Check that the strategy supports the recipe's settings."""
     if strategy.engine == "deepspeed" and recipe.dtype == "float64":
-        raise Unsupported(f"{name}: DeepSpeed has no float64; set recipe.dtype to float32.")
+        raise Unsupported(f"{name}: DeepSpeed does not support float64; set recipe.dtype to float32.")
     if strategy.engine == "deepspeed" and recipe.non_finite == "skip":
-        raise Unsupported(f"{name}: DeepSpeed does not leave steps out; set recipe.non_finite to stop.")
+        raise Unsupported(f"{name}: DeepSpeed cannot skip steps; set recipe.non_finite to stop.")
     if strategy.engine != "deepspeed" and recipe.precision == "fp16":
-        raise Unsupported(f"{name}: fp16 needs the loss scaling of DeepSpeed; set recipe.precision to bf16.")
+        raise Unsupported(f"{name}: fp16 needs DeepSpeed's loss scaling; set recipe.precision to bf16.")
     if recipe.precision == "float8" and (strategy.engine == "deepspeed" or mesh.tensor_parallel):
-        raise Unsupported(f"{name}: float8 goes with neither DeepSpeed nor tp; set recipe.precision to bf16.")
+        raise Unsupported(f"{name}: float8 supports neither DeepSpeed nor tp; set recipe.precision to bf16.")
     if recipe.compile != "none" and strategy.one_process == "dp":
         raise Unsupported(
-            f"{name}: DataParallel does not go with torch.compile; use ddp, or set recipe.compile to none."
+            f"{name}: DataParallel does not support torch.compile; use ddp, or set recipe.compile to none."
         )
     if recipe.precision == "fp16" and device == "cpu":
-        raise Unsupported(f"{name}: DeepSpeed has no fp16 on CPUs; set recipe.precision to bf16.")
+        raise Unsupported(f"{name}: DeepSpeed does not support fp16 on CPUs; set recipe.precision to bf16.")
     if mesh.tensor_parallel and recipe.compile == "model":
         raise Unsupported(f"{name}: torch.compile cannot trace a split embedding; set recipe.compile to blocks.")
     if strategy.pipeline.splits_backward and (recipe.compile != "none" or recipe.activation_checkpointing != "none"):
         raise Unsupported(
-            f"{name}: {strategy.schedule} takes the backward pass apart, which neither torch.compile nor activation "
-            "checkpointing allow; choose another schedule."
+            f"{name}: {strategy.schedule} splits the backward pass, which neither torch.compile nor activation "
+            "checkpointing support; choose another schedule."
         )

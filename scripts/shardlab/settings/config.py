@@ -7,12 +7,12 @@ from pydantic import Field, NonNegativeInt, WithJsonSchema, field_validator
 from shardlab.schema import Strict
 
 Count = Annotated[int, Field(gt=0, strict=True)]
-"""A number of things: 1 and more, and not yes or true, which YAML and Python take for 1."""
+"""A count of at least 1; not yes or true, which YAML and Python accept as 1."""
 SWEEP = {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]}
 
 
 class Config(Strict):
-    """config/config.yaml: what to run."""
+    """The configuration: config/config.yaml."""
 
     workloads: list[str] = Field(
         default=["mlp", "mnist", "xsum", "vit", "llama2"],
@@ -22,65 +22,65 @@ class Config(Strict):
     strategies: list[str] = Field(
         default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "zero1", "zero2", "zero3"],
         min_length=1,
-        description="Strategies of the target `all`, from config/strategies.yaml; [all]: every one of them.",
+        description="Strategies of the target `all`, from config/strategies.yaml; [all]: all of them.",
     )
-    site: str = Field("local", description="Where it runs: a file in config/sites.")
+    site: str = Field("local", description="Site to run on: a file in config/sites.")
     site_settings: dict[str, Any] = Field(
         default={}, description="Overrides for the site's keys, such as {slurm: {account: my_project}}."
     )
     container: bool | None = Field(
-        None, description="on: all that needs PyTorch runs inside the image; off: it does not; null: as the site says."
+        None, description="on: run everything that needs PyTorch inside the image; off: do not; null: the site decides."
     )
     data: Literal["embedded", "hub"] = Field(
-        "embedded", description="embedded: needs no network; hub: the source's own data sets."
+        "embedded", description="embedded: needs no network; hub: the original data sets."
     )
-    size: str = Field("small", description="A size that each workload names: small or source.")
-    nodes: Count = Field(1, description="Nodes of each parallel run.")
-    ranks_per_node: Count = Field(2, description="Ranks on each node of a parallel run.")
+    size: str = Field("small", description="Size of the workloads: small or source.")
+    nodes: Count = Field(1, description="Nodes per parallel run.")
+    ranks_per_node: Count = Field(2, description="Ranks per node of a parallel run.")
     seed: int = Field(1, ge=0, lt=2**63, strict=True, description="Seed of weights, batch order and data splits.")
     recipe: dict[str, Any] = Field(default={}, description="Overrides for every workload's recipe, such as max_steps.")
     dtype: Literal["float32", "float64"] | None = Field(
         None,
-        description="Short for recipe.dtype (null: as the recipes say). float64 tells rounding from a mistake: native "
-        "strategies then agree to 1e-10.",
+        description="Shorthand for recipe.dtype (null: as in the recipes). float64 tells rounding from mistakes: "
+        "native strategies then agree to 1e-10.",
     )
     twins: NonNegativeInt = Field(
         6,
         le=100,
-        description="Trainings of `single` from weights changed by one rounding, which show how equal the others can "
-        "be expected to be; in float32, for workloads that one device evaluates. Each costs a training of `single`; "
-        "0: none.",
+        description="Trainings of `single` from weights perturbed by one rounding error, whose spread shows how "
+        "closely the others can be expected to agree. Only in float32, for workloads evaluated on one device. Each "
+        "costs a training of `single`; 0: none.",
     )
     sweep: Annotated[Any, WithJsonSchema(SWEEP)] = Field(
         default={},
         description="Variants of all runs: keys of the recipe or of strategies, or size, seed, nodes, ranks_per_node, "
-        "each with a list or a range ({first, last, step}, or {first, last, count, scale}); their product. A list of "
-        "such: one after the other. See docs/sweeps.md.",
+        "each with a list or a range ({first, last, step}, or {first, last, count, scale}); all combinations are run. "
+        "A list of such groups: one after the other. See docs/sweeps.md.",
     )
-    runs_max: Count = Field(1_000, description="Most runs that a sweep may have.")
+    runs_max: Count = Field(1_000, description="Maximum number of runs in a sweep.")
     usage_seconds: float | None = Field(
         10,
         gt=0,
-        description="Sample what each rank uses (CPU cores, memory, its GPU, watts) every so many seconds, into "
+        description="Interval of sampling each rank's use (CPU cores, memory, its GPU, watts), in seconds, into "
         "metrics.jsonl; null: never.",
     )
     tensorboard: bool = Field(
-        False, description="Also write TensorBoard's event files, into `results/STRATEGY/WORKLOAD/tensorboard`."
+        False, description="Also write TensorBoard event files to `results/STRATEGY/WORKLOAD/tensorboard`."
     )
     unfit: Literal["warn", "refuse"] = Field(
         "warn",
-        description="What to do with a run whose plan (results/STRATEGY/WORKLOAD/plan.json, where there is one) says "
-        "that it does not fit into the site's devices.",
+        description="Reaction to a run that does not fit into the site's devices, according to its plan "
+        "(results/STRATEGY/WORKLOAD/plan.json, if it exists).",
     )
     afresh: bool = Field(
         False,
-        description="Begin trainings at their first step where there are checkpoints of another configuration, which "
-        "are then replaced; without it such a run is refused.",
+        description="Train from the first step, replacing checkpoints of another configuration; without it such a run "
+        "is refused.",
     )
 
     @property
     def train_options(self) -> list[str]:
-        """Options of launch.py train: where it begins, what it says of itself. No number depends on them."""
+        """Return launch.py train's options for restarting and monitoring. They do not affect the result."""
         sampled = [] if self.usage_seconds is None else [f"--usage-seconds {self.usage_seconds:g}"]
         return ["--afresh"] * self.afresh + sampled + ["--tensorboard"] * self.tensorboard
 
@@ -88,10 +88,10 @@ class Config(Strict):
     @classmethod
     def _once(cls, names: list[str]) -> list[str]:
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise ValueError(f"{twice[0]} stands twice; name it once")
+            raise ValueError(f"{twice[0]} appears twice; name it once")
         return names
 
     @property
     def of_one(self) -> "Config":
-        """All of it that one run depends on."""
+        """Return the part of the configuration that a single run depends on."""
         return self.model_copy(update={"sweep": {}})

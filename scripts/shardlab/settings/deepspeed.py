@@ -14,25 +14,25 @@ LARGEST = {
     "allgather_bucket_size": 50_000_000,
     "stage3_prefetch_bucket_size": 50_000_000,
 }
-"""Sizes of zero_optimization, in values, that may be "auto", and the most that each then is."""
+"""Sizes of zero_optimization, in values, that may be "auto", and their maximum in that case."""
 PART = 16
-"""A size that is "auto" is this part of the model: small compared with it, and few collectives."""
+"""An "auto" size is the model's size divided by this: small compared with the model, and few collectives."""
 
 
 def sized(config: dict[str, Any], parameters: int) -> dict[str, Any]:
-    """DeepSpeed's settings, with a number for each size that is "auto", for a model of ``parameters`` values."""
+    """Return DeepSpeed's settings with each "auto" size replaced by a number, for a model of ``parameters`` values."""
     zero = dict(config.get("zero_optimization", {}))
     for key, largest in LARGEST.items():
         if zero.get(key) == "auto":
-            zero[key] = min(largest, 2 * -(-parameters // (2 * PART)))  # DeepSpeed wants an even number
+            zero[key] = min(largest, 2 * -(-parameters // (2 * PART)))  # DeepSpeed needs an even number
     return config | {"zero_optimization": zero}
 
 
 def settings(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> dict[str, Any] | None:
-    """The settings of a run, or None for a strategy of another engine.
+    """Return the DeepSpeed settings of a run, or None if its strategy uses another engine.
 
     Raises:
-        UserError: the file is missing, no JSON object, or says what the recipe decides.
+        UserError: the file is missing, is not a JSON object, or sets what the recipe decides.
     """
     if strategy.config is None:
         return None
@@ -41,7 +41,7 @@ def settings(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> di
         given = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
         known = choices(str(p.relative_to(ROOT)) for p in (load.CONFIG / "deepspeed").glob("*.json"))
-        raise UserError(f"config/strategies.yaml: {name}: there is no {strategy.config}; known: {known}.") from None
+        raise UserError(f"config/strategies.yaml: {name}: {strategy.config} does not exist; known: {known}.") from None
     except ValueError as error:
         raise UserError(f"{strategy.config} is not strict JSON ({error}); no comments, no trailing commas.") from None
     if not isinstance(given, dict):

@@ -21,12 +21,12 @@ PEAKS: dict[str, dict[str, float]] = {
     # One of the two dies of a module, which is what PyTorch calls a device.
     "MI250X": {"float64": 23.9e12, "float32": 23.9e12, "bf16": 191.5e12, "fp16": 191.5e12},
 }
-"""Part of a device's name, the longer one before the shorter: its peaks. float32 and float64 without tensor cores, as
-PyTorch computes them unless told otherwise; without sparsity.
+"""Part of a device's name, longer ones first: its peaks. float32 and float64 without tensor cores, PyTorch's default;
+without sparsity.
 """
 
 
 def peak(device: str, dtype: str, precision: str) -> float | None:
-    """Peak FLOP/s of a device of that name, in a recipe's ``dtype`` and ``precision``; None where it is not known."""
+    """Return the peak FLOP/s of the named device in a recipe's ``dtype`` and ``precision``; None if unknown."""
     arithmetic = dtype if precision == "full" else precision
     return next((peaks.get(arithmetic) for name, peaks in PEAKS.items() if name in device), None)

@@ -11,26 +11,28 @@ from shardlab.schema import Strict
 from shardlab.settings.types import Run
 
 PLACE = ("site", "site_name", "nodes", "ranks_per_node", "devices_per_rank", "mesh")
-"""Settings of place and size: times and memory belong to them, losses do not."""
+"""Settings of place and size: they affect times and memory, but not losses."""
 
 WHEN = ("checkpoint_every", "checkpoint_minutes", "checkpoints_kept")
-"""Keys of a recipe that say when checkpoints are written: no number depends on them."""
+"""Recipe keys for when checkpoints are written: they do not affect the result."""
 
 
 class Identity(Strict):
-    """Which run a file belongs to."""
+    """The run that a file belongs to."""
 
-    numbers: str = Field(description="SHA-256 of the settings and sources that decide losses: run.json but for place.")
-    run: str = Field(description="SHA-256 of all of run.json: what times and memory belong to.")
+    numbers: str = Field(
+        description="SHA-256 of settings and sources that determine losses: run.json without its site."
+    )
+    run: str = Field(description="SHA-256 of all of run.json, which determines times and memory.")
     data: str = Field(description="Fingerprint of the prepared data set.")
 
 
 def of(run: Run, fingerprint: str) -> Identity:
-    """Identity of a run over a prepared data set."""
+    """Return the identity of a run over a prepared data set."""
     settings = run.model_dump(mode="json")
     numbers = {key: value for key, value in settings.items() if key not in PLACE}
     numbers["recipe"] = {key: value for key, value in settings["recipe"].items() if key not in WHEN}
-    # DeepSpeed's settings hold a size, too: the samples of a rank, which follow from the others.
+    # DeepSpeed's settings also contain a size: the samples per rank, which follow from the others.
     numbers["engine_config"] = {
         key: value
         for key, value in (settings["engine_config"] or {}).items()
@@ -40,18 +42,18 @@ def of(run: Run, fingerprint: str) -> Identity:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a value as JSON with sorted keys."""
+    """Return the SHA-256 of a value as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def difference(planned: dict[str, Any], found: dict[str, Any]) -> str | None:
-    """The first key, ``outer.inner``, that differs between two nested settings; None if none does."""
+    """Return the first key, ``outer.inner``, that differs between two nested settings; None if none does."""
     ours, theirs = dict(flat(planned)), dict(flat(found))
     return next((key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key)), None)
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(outer.inner key, value) of nested settings."""
+    """Yield (outer.inner key, value) of nested settings."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from flat(value, f"{prefix}{key}.")

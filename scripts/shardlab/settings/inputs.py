@@ -11,10 +11,10 @@ from shardlab.settings.types import DataSet, DataSource, Model, Run, Size, Workl
 
 
 def data_set(config: Config, name: str) -> DataSet:
-    """Settings of a data set that some workload uses under this configuration.
+    """Return the settings of a data set that some workload uses under this configuration.
 
     Raises:
-        UserError: none does.
+        UserError: no workload uses it.
     """
     found: dict[str, DataSet] = {}
     for _, workload, size, varied in _sized(config):
@@ -26,10 +26,10 @@ def data_set(config: Config, name: str) -> DataSet:
 
 
 def model(config: Config, folder: str) -> Model:
-    """Settings of the transformers model that a workload downloads to ``folder`` under this configuration.
+    """Return the settings of the transformers model that a workload downloads to ``folder`` under this configuration.
 
     Raises:
-        UserError: none does.
+        UserError: no workload downloads it.
     """
     found: dict[str, Model] = {}
     for name, workload, size, _ in _sized(config):
@@ -42,8 +42,8 @@ def model(config: Config, folder: str) -> Model:
 
 
 def _sized(config: Config) -> Iterator[tuple[str, Workload, Size, str]]:
-    """Every workload at the configuration's size, the configuration's own ones first; then at all its sizes, which are
-    named, for variants.
+    """Yield every workload at the configuration's size, the configured workloads first; then at all its named sizes,
+    for variants.
     """
     found: dict[str, Workload] = {}
     for name in (*config.workloads, *load.names("workloads")):
@@ -52,22 +52,22 @@ def _sized(config: Config) -> Iterator[tuple[str, Workload, Size, str]]:
         except UserError:
             if name in config.workloads:
                 raise
-            # else half written, perhaps, and not asked for
+            # other files may be incomplete, and are not needed
     yield from ((n, one, one.sizes[config.size], "") for n, one in found.items() if config.size in one.sizes)
     yield from ((n, one, size, varied) for n, one in found.items() for varied, size in one.sizes.items())
 
 
 def model_args(workload: Workload, config: Config, size: Size) -> dict[str, Any]:
-    """Arguments of the workload's model."""
+    """Return the arguments of the workload's model."""
     source = _source(workload, config)
     return size.model | source.model | size.shape | source.shape
 
 
 def size_of(workload: Workload, config: Config, name: str) -> Size:
-    """The workload at the configuration's size.
+    """Return the workload at the configuration's size.
 
     Raises:
-        UserError: it has none of that name.
+        UserError: it has no size of that name.
     """
     if config.size not in workload.sizes:
         raise unknown("size", config.size, workload.sizes, f"config: size, for workload {name}")
@@ -75,17 +75,17 @@ def size_of(workload: Workload, config: Config, name: str) -> Size:
 
 
 def _source(workload: Workload, config: Config) -> DataSource:
-    """The source that the configuration names; a workload without one on the hub takes the embedded data."""
+    """Return the data source that the configuration selects; a workload without hub data uses the embedded data."""
     if source := workload.data.get(config.data) or workload.data.get("embedded"):
         return source
     raise UserError(
-        f"config: data is {config.data}, but a workload's `data:` has hub alone ({workload.data['hub'].name}); set "
+        f"config: data is {config.data}, but a workload's `data:` has only hub ({workload.data['hub'].name}); set "
         "data=hub, or add embedded to the workload's file."
     )
 
 
 def data_of(workload: Workload, config: Config, size: Size, seed: int, varied: str) -> DataSet:
-    """The workload's data set. ``varied``: the size that a variant names, which prepares a data set of its own."""
+    """Return the workload's data set. ``varied``: the size that a variant names, which has a separate data set."""
     source = _source(workload, config)
     return DataSet(
         name=f"{source.name}_{varied}" if varied else source.name,
@@ -100,7 +100,7 @@ def data_of(workload: Workload, config: Config, size: Size, seed: int, varied: s
 
 
 def model_of(workload: Workload, name: str, args: dict[str, Any], pieces: int) -> Model:
-    """The workload's model with these arguments, of so many pieces."""
+    """Return the workload's model with these arguments and this number of pieces."""
     theirs = pretrained.is_pretrained(workload.model)
     model = Model(
         name=workload.model,
@@ -116,7 +116,7 @@ def model_of(workload: Workload, name: str, args: dict[str, Any], pieces: int) -
 
 
 def check_files(workload: Workload, config: Config, name: str) -> None:
-    """Whether the model, task and reader that a workload names are there."""
+    """Check that the model, task and reader that a workload names exist."""
     asked = {"reader": _source(workload, config).reader, "task": workload.task}
     if not pretrained.is_pretrained(workload.model):
         asked["model"] = workload.model
@@ -125,7 +125,7 @@ def check_files(workload: Workload, config: Config, name: str) -> None:
 
 
 def check_args(workload: Workload, name: str, args: dict[str, Any]) -> None:
-    """Whether the arguments that must divide others do.
+    """Check that the arguments that must divide others do.
 
     Raises:
         UserError: one does not.
@@ -133,7 +133,7 @@ def check_args(workload: Workload, name: str, args: dict[str, Any]) -> None:
     for key, divisor in workload.divisible.items():
         sizes = [args.get(key), args.get(divisor)]
         if not all(isinstance(size, int) and size > 0 for size in sizes):
-            continue  # the model itself says what is wrong
+            continue  # the model itself reports the error
         if args[key] % args[divisor]:
             raise UserError(
                 f"config/workloads/{name}.yaml: {divisor} {args[divisor]} does not divide {key} {args[key]}; "
@@ -142,7 +142,7 @@ def check_args(workload: Workload, name: str, args: dict[str, Any]) -> None:
 
 
 def check_data_set(config: Config, run: Run) -> None:
-    """Two workloads may share a prepared data set only if they ask for the same one.
+    """Check that two workloads share a prepared data set only if its settings are the same.
 
     Raises:
         UserError: another workload has the same name for another data set.
@@ -150,6 +150,6 @@ def check_data_set(config: Config, run: Run) -> None:
     if (other := data_set(config, run.data.name)) != run.data:
         key = identity.difference(other.model_dump(mode="json"), run.data.model_dump(mode="json"))
         raise UserError(
-            f"config/workloads/{run.workload}.yaml: another workload prepares a data set {run.data.name}, too, with "
+            f"config/workloads/{run.workload}.yaml: another workload also prepares a data set {run.data.name}, with "
             f"another {key}; give one of them another name under `data:`."
         )

@@ -10,14 +10,14 @@ from shardlab.schema import Strict, one_of
 
 
 class Position(NamedTuple):
-    """Where a step stands, after the warm-up."""
+    """Position of a step in the training, after the warm-up."""
 
     step: int
     """Counted from 0."""
     steps: int
-    """In all."""
+    """Total steps."""
     epoch: int
-    """Counted from 0, with the warm-up."""
+    """Counted from 0, including the warm-up."""
 
 
 def _constant(schedule: "Schedule", at: Position) -> float:
@@ -48,19 +48,19 @@ SCHEDULES: dict[str, Callable[["Schedule", Position], float]] = {
 
 
 class Schedule(Strict):
-    """How the learning rate changes: factors of recipe.optimizer.learning_rate."""
+    """Schedule of the learning rate: factors of recipe.optimizer.learning_rate."""
 
     name: Annotated[str, *one_of(SCHEDULES)] = Field(
-        "constant", description="constant; step: times gamma after each epoch; linear or cosine: down to end."
+        "constant", description="constant; step: multiply by gamma after each epoch; linear or cosine: decay to end."
     )
     gamma: float = Field(1.0, gt=0, le=1e6, description="step: factor per epoch.")
     end: float = Field(
-        0.0, ge=0, le=1e6, description="linear, cosine: factor that a step after the last one would have."
+        0.0, ge=0, le=1e6, description="linear, cosine: final factor, which a step after the last one would have."
     )
-    warmup_steps: NonNegativeInt = Field(0, description="Steps over which the rate first grows, in equal parts.")
+    warmup_steps: NonNegativeInt = Field(0, description="Steps of linear warm-up.")
 
     def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:
-        """Factor at ``step`` of ``steps``, both counted over all epochs, the step from 0."""
+        """Return the factor at ``step`` of ``steps``, both counted over all epochs, the step from 0."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         at = Position(step - self.warmup_steps, max(steps - self.warmup_steps, 1), step // steps_per_epoch)

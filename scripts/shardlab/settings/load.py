@@ -24,20 +24,20 @@ CONFIG = ROOT / "config"
 
 @cache
 def read_yaml(path: Path) -> Any:
-    """Content of a YAML file of the project: keys and values.
+    """Return the keys and values of one of the project's YAML files.
 
     Raises:
-        UserError: it is missing, no YAML, too large, or names a key twice.
+        UserError: it is missing, is not YAML, is too large, or has a duplicate key.
     """
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{name} is missing; take it from a fresh clone, or name a file that is there.") from None
+        raise UserError(f"{name} is missing; restore it from a fresh clone, or name an existing file.") from None
     except (IsADirectoryError, UnicodeDecodeError):
-        raise UserError(f"{name} is no text in UTF-8; write it as one.") from None
+        raise UserError(f"{name} is not UTF-8 text; save it as UTF-8.") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}; correct it there.") from None
+        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}; fix it there.") from None
     if not isinstance(content, dict):
         raise UserError(f"{name} is {type(content).__name__}, not keys and values; write key: value.")
     return content
@@ -57,26 +57,26 @@ def _from_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UserError(f"--config is no JSON ({error}); quote it for the shell, or name a YAML file.") from None
+        raise UserError(f"--config is not JSON ({error}); quote it for the shell, or name a YAML file.") from None
 
 
 @cache
 def names(folder: str) -> tuple[str, ...]:
-    """Names of the workloads or sites: the files of ``config/<folder>``."""
+    """Return the names of the workloads or sites: the files of ``config/<folder>``."""
     return tuple(sorted(path.stem for path in (CONFIG / folder).glob("*.yaml")))
 
 
 def _check_name(kind: str, name: str, where: str) -> None:
-    """Raise a UserError for a name that rules cannot take: it is part of file names and of their patterns."""
+    """Raise a UserError for a name that does not fit the rules' patterns: names are part of file names."""
     if not re.fullmatch(r"\w+", name, re.ASCII):
         fitting = re.sub(r"\W+", "_", name, flags=re.ASCII)
-        raise UserError(f"{where}: the name '{name}' of a {kind} is letters, digits and _; call it {fitting}.")
+        raise UserError(f"{where}: the name '{name}' of a {kind} may only have letters, digits, _; call it {fitting}.")
 
 
 def config(values: dict[str, Any]) -> Config:
-    """Check the merged configuration, and that every name in it exists."""
+    """Validate the merged configuration, and check that every name in it exists."""
     if not isinstance(values, dict):
-        raise UserError("config: it is not keys and values; write key: value.")
+        raise UserError("config: the configuration is not keys and values; write key: value.")
     config = check(Config, _with_nulls(values), "config")
     check(Recipe, config.recipe, "config: recipe")
     if config.strategies == ["all"]:
@@ -89,7 +89,7 @@ def config(values: dict[str, Any]) -> Config:
     for key in dict.fromkeys(key for table in sweep.checked(config) for key in table):
         if variants.keys()[key].of_strategy and not any(variants.takes(strategy(n), key) for n in config.strategies):
             raise UserError(
-                f"{sweep.WHERE}: {key} varies none of {', '.join(config.strategies)}; add a strategy that it changes, "
+                f"{sweep.WHERE}: {key} has no effect on {', '.join(config.strategies)}; add a strategy it changes, "
                 "or remove the key."
             )
     return config
@@ -97,7 +97,7 @@ def config(values: dict[str, Any]) -> Config:
 
 @cache
 def workload(name: str) -> Workload:
-    """The workload of that name, checked."""
+    """Return the named workload, validated."""
     if name not in names("workloads"):
         raise unknown("workload", name, names("workloads"), "config/workloads")
     _check_name("workload", name, f"config/workloads/{name}.yaml")
@@ -106,33 +106,33 @@ def workload(name: str) -> Workload:
 
 @cache
 def strategy(name: str) -> Strategy:
-    """The strategy of that name, checked."""
+    """Return the named strategy, validated."""
     strategies = read_yaml(CONFIG / "strategies.yaml")
     if name not in strategies:
         raise unknown("strategy", name, strategies, "config/strategies.yaml")
     _check_name("strategy", name, "config/strategies.yaml")
     if name in RESERVED:
-        raise UserError(f"config/strategies.yaml: results/{name} is a folder of the workflow's; rename the strategy.")
+        raise UserError(f"config/strategies.yaml: results/{name} is a folder of the workflow; rename the strategy.")
     return check(Strategy, strategies[name] or {}, f"config/strategies.yaml: {name}")
 
 
 def variant_of_strategy(name: str) -> Strategy:
-    """The strategy of that name, which may be a variant's; checked.
+    """Return the named strategy, which may be a variant, validated.
 
     Raises:
-        UserError: there is none, or it takes no such value.
+        UserError: it does not exist, or does not accept the value.
     """
     base, values = variants.of_side(name, "strategy")
     found = strategy(base)
     for key in values:
         if not variants.takes(found, key):
-            raise UserError(f"the name {name}: {base} is the same with any {key}; ask for {base}.")
+            raise UserError(f"the name {name}: {key} has no effect on {base}; request {base}.")
     over = variants.over(values, "strategy")
     return check(Strategy, merged(found.model_dump(exclude_unset=True), over), f"the name {name}") if over else found
 
 
 def site(config: Config) -> Site:
-    """The site of a configuration, with the configuration's own settings put over the file's, checked."""
+    """Return the configuration's site, with the configuration's overrides over the file's keys, validated."""
     over = config.site_settings
     if config.container is not None:
         over = merged(over, {"container": {"enabled": config.container}})
@@ -149,7 +149,7 @@ def _site(name: str, over: str) -> Site:
 
 
 def _with_nulls(value: Any) -> Any:
-    """Snakemake hands over ``--config 'key={inner: null}'`` with the text "null" inside; here it is None again."""
+    """Replace the text "null" by None: Snakemake passes ``--config 'key={inner: null}'`` with the text inside."""
     if isinstance(value, dict):
         return {key: _with_nulls(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -158,7 +158,7 @@ def _with_nulls(value: Any) -> Any:
 
 
 def merged(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``over`` put over ``values``, key by key also inside groups of keys."""
+    """Return ``values`` updated by ``over``, key by key also inside nested groups."""
     both = {
         key: merged(values[key], value) if isinstance(value, dict) and isinstance(values.get(key), dict) else value
         for key, value in over.items()

@@ -1,6 +1,6 @@
 """The mesh of a run: its axes, their degrees, and all that follows from them.
 
-A new axis is one more field of ``Degrees`` and, if its ranks read different samples, one more name in ``DATA``.
+To add an axis, add a field to ``Degrees`` and, if its ranks read different samples, a name to ``DATA``.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from shardlab.schema import Strict
 
 
 class Degrees(Strict):
-    """Degrees of the mesh axes, outermost first: tensor-parallel groups are neighbouring ranks of one node."""
+    """Degrees of the mesh axes, outermost first: tensor-parallel groups are neighboring ranks of one node."""
 
     dp_replicate: int | None = Field(None, description="Degree of replication: DDP, or HSDP with dp_shard.")
     pp: int | None = Field(None, description="Degree of pipeline parallelism.")
     dp_shard: int | None = Field(None, description="Degree of sharding: FSDP (fully_shard).")
-    tp: int | None = Field(None, description="Degree of tensor parallelism; stays inside a node.")
+    tp: int | None = Field(None, description="Degree of tensor parallelism; stays within a node.")
 
     @property
     def degrees(self) -> dict[str, int]:
-        """The axes that are named, outermost first."""
+        """Return the axes that are set, outermost first."""
         return {axis: degree for axis in AXES if (degree := getattr(self, axis)) is not None}
 
 
@@ -31,13 +31,14 @@ AXES = tuple(Degrees.model_fields)
 DATA = ("dp_replicate", "dp_shard")
 """Axes whose ranks read different samples, outermost first."""
 STAGES = "pp"
-"""The axis along which one rank alone has the model's output."""
+"""The axis along which only one rank has the model's output."""
 
 
 class ParallelDims(RootModel[dict[str, PositiveInt]]):
     """Mesh axis: degree, outermost first; empty for one rank without a mesh.
 
-    What is done to a model is chosen by the axes that are named, not by their degrees: FSDP on one GPU is still FSDP.
+    The techniques applied to a model depend on which axes are named, not on their degrees: FSDP on one GPU is still
+    FSDP.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,40 +47,40 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
     @classmethod
     def _known(cls, degrees: dict[str, int]) -> dict[str, int]:
         if unknown := degrees.keys() - set(AXES):
-            raise ValueError(f"there is no mesh axis {choices(unknown)}; known: {', '.join(AXES)}")
+            raise ValueError(f"unknown mesh axis {choices(unknown)}; known: {', '.join(AXES)}")
         return {axis: degrees[axis] for axis in AXES if axis in degrees}
 
     def __bool__(self) -> bool:
-        """Whether there is a mesh at all."""
+        """True if there is a mesh."""
         return bool(self.root)
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """Total number of ranks."""
         return prod(self.root.values())
 
     def degree(self, *axes: str) -> int:
-        """Product of the degrees of these axes; 1 for those that are not named."""
+        """Return the product of the degrees of these axes; 1 for axes that are not named."""
         return prod(self.root.get(axis, 1) for axis in axes)
 
     @property
     def replicated(self) -> bool:
-        """Whether replicas average their gradients."""
+        """True if replicas average their gradients."""
         return "dp_replicate" in self.root
 
     @property
     def sharded(self) -> bool:
-        """Whether weights, gradients and optimizer are sharded over the data-parallel ranks."""
+        """True if weights, gradients and optimizer are sharded over the data-parallel ranks."""
         return "dp_shard" in self.root
 
     @property
     def pipelined(self) -> bool:
-        """Whether ranks hold consecutive layers."""
+        """True if ranks hold consecutive layers."""
         return "pp" in self.root
 
     @property
     def tensor_parallel(self) -> bool:
-        """Whether layers are split inside."""
+        """True if layers are split internally."""
         return "tp" in self.root
 
     @property
@@ -104,35 +105,35 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
 
     @property
     def data_size(self) -> int:
-        """Groups of ranks that read different samples."""
+        """Number of groups of ranks that read different samples."""
         return self.degree(*DATA)
 
     @property
     def copies(self) -> int:
-        """Ranks that hold the same output for the same samples."""
+        """Number of ranks that hold the same output for the same samples."""
         return self.degree(*(axis for axis in AXES if axis not in (*DATA, STAGES)))
 
     def data_rank(self, place: Mapping[str, int]) -> int:
-        """Number of the group of ranks that reads the samples of the rank with these coordinates."""
+        """Return the index of the group of ranks that reads the same samples as the rank with these coordinates."""
         rank = 0
         for axis in DATA:
             rank = rank * self.degree(axis) + place.get(axis, 0)
         return rank
 
     def stage(self, place: Mapping[str, int]) -> int:
-        """Number of the pipeline stage of the rank with these coordinates."""
+        """Return the index of the pipeline stage of the rank with these coordinates."""
         return place.get(STAGES, 0)
 
 
 def multiply_out(degrees: Mapping[str, int], nodes: int, ranks_per_node: int, where: str) -> ParallelDims:
-    """The dims of a world of ``nodes`` x ``ranks_per_node`` ranks; a degree of -1 takes what is left.
+    """Return the dims of a world of ``nodes`` x ``ranks_per_node`` ranks; a degree of -1 takes the remaining ranks.
 
     Raises:
-        UserError: the degrees do not multiply to the world; begins with ``where``.
+        UserError: the product of the degrees differs from the world size; begins with ``where``.
     """
     world = nodes * ranks_per_node
     if any(degree != -1 and degree < 1 for degree in degrees.values()):
-        raise UserError(f"{where}: a degree is a number from 1, or -1 for what is left; got {dict(degrees)}.")
+        raise UserError(f"{where}: a degree must be at least 1, or -1 for the remaining ranks; got {dict(degrees)}.")
     open_axes = [axis for axis, degree in degrees.items() if degree == -1]
     if len(open_axes) > 1:
         raise UserError(f"{where}: only one degree can be -1, not {choices(open_axes)}; write numbers for the others.")
@@ -147,5 +148,5 @@ def multiply_out(degrees: Mapping[str, int], nodes: int, ranks_per_node: int, wh
 
 
 def divisors(number: int) -> str:
-    """All divisors, as text."""
+    """List all divisors, as text."""
     return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)

@@ -16,34 +16,36 @@ class Schedule:
     """Name of its class there."""
     stages_per_rank: int = 1
     mirrored: bool = False
-    """Whether a rank's second stage is the mirror image of its first (a V), or as many stages on (a loop)."""
+    """True if a rank's second stage is the mirror image of its first (a V), False if stages are assigned in a loop."""
     needs_full_pipeline: bool = True
-    """Whether there must be as many micro-batches as ranks."""
+    """True if there must be at least as many micro-batches as ranks."""
     in_rounds: bool = False
-    """Whether the micro-batches must be a multiple of the ranks."""
+    """True if the number of micro-batches must be a multiple of the ranks."""
     splits_backward: bool = False
-    """Whether the gradients of inputs and of weights are computed apart."""
+    """True if the gradients of inputs and of weights are computed separately."""
 
     def stages(self, ranks: int, rank: int) -> list[int]:
-        """Stage numbers of a rank."""
+        """Return the stage numbers of a rank."""
         if self.stages_per_rank == 1:
             return [rank]
         return [rank, 2 * ranks - 1 - rank] if self.mirrored else [rank, rank + ranks]
 
     def rank_of(self, ranks: int, stage: int) -> int:
-        """The rank that holds a stage."""
+        """Return the rank that holds a stage."""
         return next(rank for rank in range(ranks) if stage in self.stages(ranks, rank))
 
     def refusal(self, name: str, ranks: int, microbatches: int) -> str | None:
-        """Why so many micro-batches cannot be, or None."""
+        """Return why this number of micro-batches is not possible, or None."""
         if self.needs_full_pipeline and microbatches < ranks:
-            return f"schedule {name} needs {ranks} microbatches or more; microbatches is {microbatches}"
+            return f"schedule {name} needs at least {ranks} microbatches; microbatches is {microbatches}"
         if self.in_rounds and microbatches % max(1, microbatches // ranks):
             return f"{name} needs a multiple of {ranks} microbatches; microbatches is {microbatches}"
         return None
 
     def bubble(self, ranks: int, microbatches: int) -> float | None:
-        """Part of a step in which a rank waits, all stages being equal; None where there is no closed form."""
+        """Return the fraction of a step in which a rank waits, if all stages are equal; None if there is no closed
+        form.
+        """
         if self.splits_backward:
             return None
         pieces = microbatches * self.stages_per_rank
@@ -59,7 +61,7 @@ SCHEDULES = {
 
 
 def boundaries(pieces: int, stages: int) -> list[tuple[int, int]]:
-    """(start, stop) of the pieces of each stage, as even as can be; the first ones get one more."""
+    """Return (start, stop) of the pieces of each stage, as even as possible; the first ones get one more."""
     size, more = divmod(pieces, stages)
     starts = [stage * size + min(stage, more) for stage in range(stages + 1)]
     return list(pairwise(starts))

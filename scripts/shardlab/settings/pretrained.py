@@ -11,16 +11,18 @@ MODELS = Path("data/models")
 TEXT_TASKS = ("language_modelling", "summarization")
 """Tasks whose data is encoded by the model's own tokenizer."""
 EXPORTED = ("llama", "vit")
-"""Models of the project that have a counterpart in transformers."""
+"""The project's models that have a counterpart in transformers."""
 
 
 def is_pretrained(name: str) -> bool:
-    """Whether a workload's model is a transformers model."""
+    """Return whether a workload's model is a transformers model."""
     return name.startswith("hf:")
 
 
 def folder_of(name: str) -> str | None:
-    """Folder of a workload's model: the user's own, or the one that its repository is downloaded to; None: no hf:."""
+    """Return the folder of a workload's model: the user's, or the one its repository is downloaded to; None without
+    hf:.
+    """
     if not is_pretrained(name):
         return None
     place = name.removeprefix("hf:")
@@ -28,10 +30,10 @@ def folder_of(name: str) -> str | None:
 
 
 def settings(model: Model, where: str) -> Model:
-    """``model`` with its folder and repository filled in, and what is no key of its config.json taken out of args.
+    """Fill in folder and repository of ``model``, and remove from args the keys that config.json does not have.
 
     Raises:
-        UserError: there is no such folder, or the name is no repository's; ``where`` is named.
+        UserError: the folder does not exist, or the name is not a repository's; names ``where``.
     """
     place, folder = model.name.removeprefix("hf:"), folder_of(model.name)
     args = dict(model.args)
@@ -40,35 +42,35 @@ def settings(model: Model, where: str) -> Model:
     if folder == place:
         if not (Path(place) / "config.json").exists():
             raise UserError(
-                f"{where}: model: there is no {place}/config.json; name a folder that save_pretrained wrote, or a "
+                f"{where}: model: {place}/config.json does not exist; name a folder written by save_pretrained, or a "
                 "repository of the hub as hf:owner/name."
             )
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", place):
         found |= {"repo": place, "revision": revision}
     else:
         raise UserError(
-            f"{where}: model: {model.name} is no hf:owner/name, and a folder begins with / or a dot; write one of them."
+            f"{where}: model: {model.name} is not hf:owner/name, and a folder begins with / or a dot; use one of these."
         )
     return model.model_copy(update={**found, "args": args})
 
 
 def check_export(model: Model) -> None:
-    """Check that transformers can open a model's weights.
+    """Check that transformers can load a model's weights.
 
     Raises:
         UserError: the model has no counterpart there.
     """
     if model.folder is None and model.name not in EXPORTED:
         raise UserError(
-            f"model {model.name} has no counterpart in transformers; those that have one: {choices(EXPORTED)}, hf:."
+            f"model {model.name} has no counterpart in transformers; models that have one: {choices(EXPORTED)}, hf:."
         )
 
 
 def special_tokens(folder: Path) -> dict[str, int]:
-    """Ids of a model's special tokens, from its config.json: ``pad``, ``start`` (of a summary) and ``end``.
+    """Return the ids of a model's special tokens, from its config.json: ``pad``, ``start`` (of a summary) and ``end``.
 
     Raises:
-        UserError: it names no end of text.
+        UserError: config.json has no end-of-text token.
     """
     config = read_json(folder / "config.json", "the model's config.json", "name the folder of a transformers model")
     config = config.get("text_config") or config

@@ -26,15 +26,15 @@ from shardlab.settings.types import (
 )
 
 SHARED = "init"
-"""In place of a strategy: what all runs of a workload share, their initial weights and what follows from these."""
+"""Name in place of a strategy for what all runs of a workload share: the initial weights and what follows from them."""
 
 
 def run(config: Config, strategy_name: str, workload_name: str) -> Run:
-    """The complete settings of one run.
+    """Return the complete settings of one run.
 
     Raises:
-        Unsupported: the strategy makes no sense for this workload.
-        UserError: something does not fit; the sentence names the key and what would.
+        Unsupported: the strategy does not apply to this workload.
+        UserError: settings do not fit together; the message names the key and what would work.
     """
     if strategy_name == SHARED:
         shared = run(config, "single", workload_name)
@@ -42,7 +42,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         return shared.model_copy(update={"strategy": SHARED, "sources": sources_of_all})
     strategy = load.variant_of_strategy(strategy_name)
     workload_base, values = variants.of_side(workload_name, "workload")
-    # Data stay the configuration's, whatever the seed: variants differ in weights and order, not in their test split.
+    # The data keep the configuration's seed: variants differ in weights and order, but not in their test split.
     data_seed = config.seed
     config = variants.of_config(config, variants.parse(strategy_name)[1] | values)
     workload = load.workload(workload_base)
@@ -61,7 +61,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     if recipe.global_batch < mesh.data_size:
         raise UserError(
             f"{strategy_name} x {workload_name}: global_batch {recipe.global_batch} has fewer samples than the "
-            f"{mesh.data_size} data-parallel ranks that share it; lower nodes or ranks_per_node, or set "
+            f"{mesh.data_size} data-parallel ranks; lower nodes or ranks_per_node, or set "
             f"recipe.global_batch to {mesh.data_size} or more."
         )
     compatibility.check_recipe(strategy, strategy_name, recipe, site.device, mesh)
@@ -88,13 +88,13 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
 
 
 def weights_of(workload_name: str) -> str:
-    """The variant of a workload whose initial weights a variant starts from."""
+    """Return the variant of a workload whose initial weights a variant starts from."""
     base, values = variants.of_side(workload_name, "workload")
     return variants.named(base, {key: value for key, value in values.items() if key in variants.WEIGHTS})
 
 
 def names(config: Config) -> list[tuple[str, str]]:
-    """(strategy, workload) of all runs of a configuration, variants included, in the order of its lists."""
+    """Return (strategy, workload) of all runs of a configuration, including variants, in the order of its lists."""
     points = list(sweep.points(config))
     return list(
         dict.fromkeys(
@@ -107,16 +107,16 @@ def names(config: Config) -> list[tuple[str, str]]:
 
 
 def _varied(strategy: str, values: variants.Values) -> str:
-    """The variant of a strategy; those that a key means nothing to are the same with any value of it."""
+    """Return the variant of a strategy, without the keys that do not affect it."""
     settings = load.strategy(strategy)
     return variants.named(strategy, {key: value for key, value in values.items() if variants.takes(settings, key)})
 
 
 def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
-    """All runs of a configuration, and for each (strategy, workload) that is left out its reason.
+    """Return all runs of a configuration, and the reason for each (strategy, workload) that is left out.
 
     Raises:
-        UserError: one of them is a mistake; or no variant of a sweep can be.
+        UserError: one of them is a mistake, or no variant of a sweep is possible.
     """
     found: list[Run] = []
     left_out: dict[tuple[str, str], str] = {}
@@ -130,20 +130,20 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
                 raise
             left_out[strategy, workload] = str(reason)
     if config.sweep and not found:
-        raise UserError(f"{sweep.WHERE}: no variant can be: {next(iter(left_out.values()))}")
+        raise UserError(f"{sweep.WHERE}: no variant is possible: {next(iter(left_out.values()))}")
     for one in {(variants.base(one.workload), one.data.name): one for one in found}.values():
         inputs.check_data_set(config, one)
     return found, left_out
 
 
 def _pieces(workload: Workload, name: str, args: dict[str, Any]) -> int:
-    """Pieces of the model's chain: numbers and model arguments, added up."""
+    """Return the number of pieces of the model's chain: the sum of numbers and model arguments."""
     total = 0
     for piece in workload.pieces:
         count = args.get(piece) if isinstance(piece, str) else piece
         if not isinstance(count, int) or isinstance(count, bool):
             raise UserError(
-                f"config/workloads/{name}.yaml: pieces: {piece} is no model argument that is a number; write a number "
+                f"config/workloads/{name}.yaml: pieces: {piece} is not a numeric model argument; write a number "
                 f"or one of {choices(key for key, value in args.items() if isinstance(value, int))}."
             )
         total += count
@@ -151,9 +151,9 @@ def _pieces(workload: Workload, name: str, args: dict[str, Any]) -> int:
 
 
 def twinned(config: Config, runs: list[Run]) -> list[str]:
-    """Workloads whose `single` gets twins: those in float32, where rounding shows, that one device evaluates.
+    """Return the workloads whose rounding noise is measured: those in float32 that one device evaluates.
 
-    None in a sweep, which looks for the best variant: they cost several times what it does.
+    None in a sweep, which looks for the best variant: it costs several times the sweep's runs.
     """
     if config.sweep:
         return []
@@ -171,38 +171,37 @@ def _recipe(size: Size, config: Config, values: variants.Values) -> Recipe:
 
 
 def _ranks(config: Config, strategy: Strategy, name: str, site: SiteRuntime) -> tuple[int, int, int]:
-    """Nodes, ranks on each, devices that each rank drives."""
+    """Return the nodes, the ranks per node and the devices per rank."""
     distributed = strategy.engine == "deepspeed" or bool(strategy.degrees)
     if not distributed and strategy.one_process is None:
         return 1, 1, 1
     if site.nodes_max and config.nodes > site.nodes_max:
         raise UserError(
-            f"{name}: {config.nodes} nodes are asked for, but a run at site {config.site} can have "
-            f"{site.nodes_max}; set nodes to {site.nodes_max} or less, or choose another site."
+            f"{name}: {config.nodes} nodes are requested, but a run at site {config.site} can have at most "
+            f"{site.nodes_max}; set nodes to at most {site.nodes_max}, or choose another site."
         )
     if config.nodes > 1 and site.srun is None:
         raise UserError(
-            f"{name}: {config.nodes} nodes are asked for, but site {config.site} has no `srun:`, which starts ranks on "
+            f"{name}: {config.nodes} nodes are requested, but site {config.site} has no `srun:`, which starts ranks on "
             "several; set nodes to 1, or add srun to the site's file."
         )
     ranks = max(config.ranks_per_node, -(-strategy.min_ranks // config.nodes))
     if site.ranks_per_node_max and ranks > site.ranks_per_node_max:
         raise UserError(
-            f"{name}: {ranks} ranks per node are asked for, but a node of site {config.site} has "
-            f"{site.ranks_per_node_max}; set ranks_per_node to {site.ranks_per_node_max} or less."
+            f"{name}: {ranks} ranks per node are requested, but a node of site {config.site} has "
+            f"{site.ranks_per_node_max}; set ranks_per_node to at most {site.ranks_per_node_max}."
         )
     return (config.nodes, ranks, 1) if distributed else (1, 1, ranks)
 
 
 def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> ParallelDims:
-    """The strategy's degrees multiplied out to the world size."""
+    """Return the strategy's degrees, completed to the world size."""
     where = f"config/strategies.yaml: {name}"
     if strategy.engine == "deepspeed":
         own = strategy.model_fields_set - {"engine", "config", "min_ranks"}
         if own or strategy.config is None:
             raise UserError(
-                f"{where}: engine deepspeed takes `config` (a JSON file) and none of PyTorch's own keys; "
-                "take these out."
+                f"{where}: engine deepspeed takes `config` (a JSON file) and none of PyTorch's own keys; remove these."
             )
         return multiply_out({"dp_shard": -1}, nodes, ranks, where)
     if strategy.config is not None:

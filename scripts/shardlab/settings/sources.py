@@ -1,4 +1,4 @@
-"""Which source files decide a run's numbers, with a digest of each: what Snakemake cannot see behind ``shell:``.
+"""Digests of the source files that determine a run's numbers, which Snakemake cannot see behind ``shell:``.
 
 The digests are part of run.json, so changed code is changed settings: it prepares, draws and trains again what it
 touches and nothing else. Comments, docstrings and layout do not count.
@@ -19,21 +19,21 @@ COMPUTES = tuple(f"settings/{name}.py" for name in ("learning_rate", "mesh", "pi
 TRAINING = ("models/", "patches/", "runs/", "training/", "strategies/", "data/order.py", "data/store.py", *COMPUTES)
 """Where code decides what a training computes; the rest checks, starts, measures and reports."""
 DATA = ("data/",)
-"""Where code decides what a prepared data set contains."""
+"""Code that determines the content of a prepared data set."""
 
 
 def of_model(name: str, *, transformers: bool) -> dict[str, str]:
-    """Files that draw a model's initial weights and compute its outputs, and their digests."""
+    """Return the digests of the files that initialize a model's weights and compute its outputs."""
     return _digests((f"models/{'_transformers' if transformers else name}.py", "models/__init__.py"), TRAINING)
 
 
 def of_data(reader: str, task: str) -> dict[str, str]:
-    """Files that read and encode a data set, and their digests."""
+    """Return the digests of the files that read and encode a data set."""
     return _digests((f"data/{reader}.py", f"data/encoders/{task}.py", "data/encoders/__init__.py"), DATA)
 
 
 def of_run(run: Run) -> dict[str, str]:
-    """Files that train a run, and their digests: the loop, its task, its strategy; not those of its model."""
+    """Return the digests of the files that train a run: the loop, its task and strategy, without its model."""
     uses = {
         run.engine_file: True,
         "tensor": run.mesh.tensor_parallel,
@@ -48,7 +48,7 @@ def of_run(run: Run) -> dict[str, str]:
 
 @cache
 def _digests(roots: tuple[str, ...], rooms: tuple[str, ...]) -> dict[str, str]:
-    """Digest of the roots and of all that they import from these rooms, by path from the project's folder."""
+    """Return {path from the project's folder: digest} of the roots and everything that they import from these rooms."""
     found: dict[Path, str] = {}
     waiting = [path for root in roots if (path := (PACKAGE / root).resolve()).is_file()]
     while waiting:
@@ -61,7 +61,7 @@ def _digests(roots: tuple[str, ...], rooms: tuple[str, ...]) -> dict[str, str]:
 
 @cache
 def _tree(path: Path) -> ast.Module:
-    """The file without docstrings.
+    """Parse a file and remove its docstrings.
 
     Raises:
         UserError: it is not Python.
@@ -69,7 +69,7 @@ def _tree(path: Path) -> ast.Module:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"{path.relative_to(ROOT)} is not Python: {error}; correct it there.") from None
+        raise UserError(f"{path.relative_to(ROOT)} is not Python: {error}; fix it there.") from None
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
@@ -85,7 +85,7 @@ def _digest(path: Path) -> str:
 
 @cache
 def _imports(path: Path) -> tuple[Path, ...]:
-    """Files of the package that a file imports at its top; what a function imports is for some runs only."""
+    """Return the package's files that a file imports at its top; imports inside functions are for some runs only."""
     return tuple(file for node in _tree(path).body for file in _imported(node) if file.is_file())
 
 

@@ -1,11 +1,11 @@
-"""YAML as people mean it: keys are text and unique, a number with a leading zero is no octal one, aliases stay few."""
+"""Strict YAML: keys are unique text, numbers with a leading zero are refused (not octal), aliases are limited."""
 
 from typing import Any
 
 import yaml
 
 ALIASES = 1000
-"""Aliases that a file may have: some lines of them can stand for billions of values."""
+"""Maximum number of aliases in a file: a few lines of them can expand to billions of values."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
                         f"put it in quotes: '{key.value}'"
                     )
                 if key.value in seen:
-                    raise yaml.YAMLError(f"the key `{key.value}` stands twice, again in line {key.start_mark.line + 1}")
+                    raise yaml.YAMLError(f"the key `{key.value}` is duplicated in line {key.start_mark.line + 1}")
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -47,11 +47,11 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text; an empty one is {}.
+    """Parse a YAML text; an empty one is {}.
 
     Raises:
-        yaml.YAMLError: it is none, or has a key twice, one that is not text, a number that begins with 0
-        or too many aliases.
+        yaml.YAMLError: it is not YAML, or has a duplicate key, one that is not text, a number that begins with 0, or
+            too many aliases.
     """
     value = yaml.load(text, Loader=_Loader)
     _check_size(value)
@@ -64,6 +64,6 @@ def _check_size(value: Any, budget: int = 100_000) -> None:
     while waiting:
         seen += 1
         if seen > budget:
-            raise yaml.YAMLError(f"it stands for more than {budget} values")
+            raise yaml.YAMLError(f"it expands to more than {budget} values")
         value = waiting.pop()
         waiting += list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []

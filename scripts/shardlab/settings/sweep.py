@@ -1,6 +1,6 @@
 """Sweeps: which variants the configuration's ``sweep:`` asks for.
 
-Keys with lists or ranges make their product; a list of such makes one after the other: a table is a list of rows.
+A group of keys with lists or ranges is a product; a list of groups is their union: a table is a list of rows.
 """
 
 from collections.abc import Iterator
@@ -18,24 +18,24 @@ from shardlab.settings.variants import Values
 
 WHERE = "config: sweep"
 MOST = 100_000
-"""Values of a range: a slip of the finger should not fill the memory."""
+"""Maximum number of values in a range, so that a typo does not exhaust the memory."""
 
 
 class Range(Strict):
-    """Numbers from first to last: by steps of 1 or of ``step``, or ``count`` of them."""
+    """Numbers from first to last: in steps of 1 or of ``step``, or ``count`` of them."""
 
-    first: float = Field(description="The first one.")
-    last: float = Field(description="The last one.")
-    step: PositiveFloat | None = Field(None, description="Distance between two.")
-    count: int | None = Field(None, ge=2, description="How many; those between are rounded to three digits.")
-    scale: Literal["linear", "log"] = Field("linear", description="With count: equal distances, or equal ratios.")
+    first: float = Field(description="First value.")
+    last: float = Field(description="Last value.")
+    step: PositiveFloat | None = Field(None, description="Distance between values.")
+    count: int | None = Field(None, ge=2, description="Number of values; those in between are rounded to three digits.")
+    scale: Literal["linear", "log"] = Field("linear", description="With count: equal distances or equal ratios.")
 
     @model_validator(mode="after")
     def _goes(self) -> "Range":
         if self.count and self.step:
             raise ValueError("it takes step or count; remove one of them")
         if self.last < self.first:
-            raise ValueError("last is below first; exchange them")
+            raise ValueError("last is below first; swap them")
         if (self.count or (self.last - self.first) / (self.step or 1)) > MOST:
             raise ValueError(f"it has more than {MOST:,} values")
         if self.scale == "log" and (self.first <= 0 or not self.count):
@@ -44,7 +44,7 @@ class Range(Strict):
 
     @property
     def values(self) -> list[float]:
-        """The numbers; whole ones as such."""
+        """Return the numbers; integral ones as int."""
         if not self.count:
             step = self.step or 1.0
             found = [self.first + step * i for i in range(int((self.last - self.first) / step + 1e-9) + 1)]
@@ -62,21 +62,21 @@ def _whole(value: float) -> float:
 
 
 def checked(config: Config) -> list[dict[str, list[Any]]]:
-    """The products that a configuration asks for, one after the other: short name of a key, its values.
+    """Return the requested products, one after the other: {short name of a key: its values}.
 
     Raises:
-        UserError: a key or value does not exist, a list is empty, or the runs are more than ``runs_max``.
+        UserError: a key or value does not exist, a list is empty, or there are more runs than ``runs_max``.
     """
     tables = config.sweep if isinstance(config.sweep, list) else [config.sweep]
     if not tables:
-        raise UserError(f"{WHERE}: the list is empty; name keys with lists, or remove it.")
+        raise UserError(f"{WHERE}: the list is empty; add keys with lists, or remove it.")
     found = [_product(table) for table in tables]
     points = sum(prod(map(len, table.values())) for table in found)
     runs = points * len(config.strategies) * len(config.workloads)
     if config.sweep and runs > config.runs_max:
         raise UserError(
             f"{WHERE}: {points:,} variants of {len(config.strategies)} strategies and {len(config.workloads)} "
-            f"workloads are {runs:,} runs, more than runs_max {config.runs_max:,}; name fewer, or raise runs_max."
+            f"workloads are {runs:,} runs, more than runs_max {config.runs_max:,}; use fewer, or raise runs_max."
         )
     return found
 
@@ -99,15 +99,15 @@ def _product(table: Any) -> dict[str, list[Any]]:
         for value in taken:
             variants.named("", {key: value})
         if len(taken) != len({repr(value) for value in taken}):
-            raise UserError(f"{where}: a value stands twice; name it once.")
+            raise UserError(f"{where}: a value appears twice; name it once.")
         if key in found:
-            raise UserError(f"{where}: {key} stands twice; name it once.")
+            raise UserError(f"{where}: {key} appears twice; name it once.")
         found[key] = taken
     return found
 
 
 def _dotted(name: str, given: Any) -> str | None:
-    """The key that is meant where ``name`` is a group of keys: the first one inside of ``given``, or of the group."""
+    """Return the intended key if ``name`` is a group of keys: the first one inside ``given``, or of the group."""
     if not (dotted := variants.in_group(name)):
         return None
     if not isinstance(given, dict) or not given:
@@ -117,7 +117,7 @@ def _dotted(name: str, given: Any) -> str | None:
 
 
 def points(config: Config) -> Iterator[tuple[Values, Values]]:
-    """Of each variant the values that vary strategies, and those that vary workloads; without a sweep one empty one."""
+    """Yield (strategy values, workload values) of each variant; without a sweep, one empty pair."""
     for table in checked(config):
         for values in product(*table.values()):
             point = dict(zip(table, values, strict=True))

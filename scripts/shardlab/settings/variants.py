@@ -1,8 +1,8 @@
 """Variants: a strategy or a workload with values of its own, which stand in its name.
 
-``llama2@learning_rate=0.003@seed=2`` is the workload llama2 with two values put over its recipe and the configuration,
-``pp@microbatches=8`` the strategy pp with one. The name alone says what the variant is: one run is resolved without any
-other, and a further value in a sweep changes none that is there.
+``llama2@learning_rate=0.003@seed=2`` is the workload llama2 with two overrides of its recipe and the configuration,
+``pp@microbatches=8`` the strategy pp with one. The name alone defines the variant: each run is resolved without any
+other, and adding values to a sweep leaves the existing variants unchanged.
 """
 
 import re
@@ -21,9 +21,11 @@ from shardlab.settings.strict_yaml import parse_yaml
 from shardlab.settings.types import Strategy
 
 SIGN = "@"
-"""Stands before each value. A comma ends a wildcard where Snakemake hands a job to Slurm, and + is part of numbers."""
+"""Precedes each value. Unlike a comma, it does not end a wildcard where Snakemake passes a job to Slurm; + is used in
+numbers.
+"""
 PATTERN = rf"\w+(?:{SIGN}[\w.]+=[\w.:+-]+)*"
-"""What the names of strategies and workloads look like."""
+"""Pattern of the names of strategies and workloads."""
 Values = dict[str, Any]
 """Short name of a key: value."""
 WEIGHTS = ("seed", "size", "dtype")
@@ -37,9 +39,9 @@ NEEDS = {
     "schedule": "pp",
     "microbatches": "pp",
 }
-"""Options of a strategy: the axis without which they mean nothing."""
+"""Options of a strategy: the axis without which they have no effect."""
 NAMED = ("engine", "config", "min_ranks", "one_process")
-"""Keys that make a strategy what it is: an entry of config/strategies.yaml each."""
+"""Keys that define a strategy; different values need separate entries in config/strategies.yaml."""
 
 
 class Key(NamedTuple):
@@ -48,18 +50,20 @@ class Key(NamedTuple):
     path: tuple[str, ...]
     """recipe and its keys; strategy and one of its; or one of the configuration's."""
     kind: Any
-    """Its type, with all that its values are checked for."""
+    """Type of the key, including the constraints on its values."""
 
     @property
     def of_strategy(self) -> bool:
-        """Whether it varies a strategy, and not a workload: the runs of both are held to the same ``single``."""
+        """True if it varies a strategy, not a workload: runs with any value of it are compared with the same
+        ``single``.
+        """
         return self.path[0] in ("strategy", "nodes", "ranks_per_node")
 
     def check(self, value: Any, where: str) -> Any:
-        """The value as the key takes it.
+        """Return the validated value.
 
         Raises:
-            UserError: it takes no such value.
+            UserError: the key does not accept the value.
         """
         try:
             found = _adapter(self.path).validate_python(value)
@@ -72,7 +76,9 @@ class Key(NamedTuple):
 
 @cache
 def keys() -> dict[str, Key]:
-    """Short name: key. The shortest end of its path that no other key's has, such as learning_rate, optimizer.name."""
+    """Return {short name: key}. The short name is the shortest unique suffix of the path: learning_rate,
+    optimizer.name.
+    """
     found = [
         *_leaves(Config, ("seed", "size", "nodes", "ranks_per_node")),
         *_leaves(Recipe, tuple(Recipe.model_fields), ("recipe",)),
@@ -101,7 +107,7 @@ def _adapter(path: tuple[str, ...]) -> TypeAdapter[Any]:
 
 
 def in_group(name: str) -> str | None:
-    """The first key of a group of keys that is given by any end of its path; None for a key (schedule is both)."""
+    """Return the first key of a group that is given by any suffix of its path; None for a key (schedule is both)."""
     if _ending_in(name):
         return None
     groups = (key.path for key in keys().values() if f".{'.'.join(key.path[:-1])}".endswith(f".{name}"))
@@ -109,15 +115,15 @@ def in_group(name: str) -> str | None:
 
 
 def _ending_in(name: str) -> list[str]:
-    """The short names of all keys whose path ends in ``name``."""
+    """Return the short names of all keys whose path ends in ``name``."""
     return [short for short, key in keys().items() if f".{'.'.join(key.path)}".endswith(f".{name}")]
 
 
 def short(name: str, where: str) -> str:
-    """The short name of a key that is given by any end of its path (recipe.optimizer.learning_rate, learning_rate).
+    """Return the short name of a key given by any suffix of its path (recipe.optimizer.learning_rate, learning_rate).
 
     Raises:
-        UserError: there is no such key.
+        UserError: the key does not exist.
     """
     fitting = _ending_in(name)
     exact = [end for end in fitting if end == name]
@@ -127,19 +133,19 @@ def short(name: str, where: str) -> str:
 
 
 def named(base: str, values: Values) -> str:
-    """The variant's name. The keys are in the order of their names, whatever order they were given in.
+    """Return the variant's name. The keys are sorted, whatever order they were given in.
 
     Raises:
-        UserError: a value cannot be part of a file's name.
+        UserError: a value cannot be part of a file name.
     """
     return base + "".join(f"{SIGN}{key}={text(key, values[key])}" for key in sorted(values))
 
 
 def text(key: str, value: Any) -> str:
-    """A value as it stands in names.
+    """Format a value for names.
 
     Raises:
-        UserError: it cannot be part of a file's name.
+        UserError: it cannot be part of a file name.
     """
     if isinstance(value, list | tuple):
         return ":".join(text(key, each) for each in value)
@@ -148,20 +154,19 @@ def text(key: str, value: Any) -> str:
     written = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
     if not re.fullmatch(r"[\w.+-]+", written, re.ASCII):
         raise UserError(
-            f"sweep: {key}: the value {written!r} becomes part of a file's name; take one of letters, digits, _ . + "
-            "and -."
+            f"sweep: {key}: the value {written!r} becomes part of a file name; use only letters, digits, _ . + and -."
         )
     return written
 
 
 def base(name: str) -> str:
-    """The strategy or workload that a variant is one of."""
+    """Return the strategy or workload that a variant is based on."""
     return name.partition(SIGN)[0]
 
 
 @cache
 def parse(name: str) -> tuple[str, Values]:
-    """Strategy or workload, and the values put over it.
+    """Return the strategy or workload, and its overrides.
 
     Raises:
         UserError: a key or value does not exist, or is not written as `named` writes it.
@@ -174,22 +179,22 @@ def parse(name: str) -> tuple[str, Values]:
             raise unknown("key", key, keys(), f"the name {name}")
         values[key] = keys()[key].check(_parts(text), f"the name {name}: {key}")
     if (right := named(what, values)) != name:
-        raise UserError(f"the name {name} is written {right}; call it that.")
+        raise UserError(f"the name {name} must be written {right}; use that.")
     return what, values
 
 
 def of_side(name: str, side: Literal["strategy", "workload"]) -> tuple[str, Values]:
-    """The same of a name that is a strategy's or a workload's.
+    """Parse the name of a strategy or of a workload, as ``side`` says.
 
     Raises:
-        UserError: see `parse`; or a key varies the other one.
+        UserError: see `parse`; or a key belongs to the other side.
     """
     what, values = parse(name)
     for key in values:
         varied = "strategy" if keys()[key].of_strategy else "workload"
         if varied != side:
             plural = {"strategy": "strategies", "workload": "workloads"}[varied]
-            raise UserError(f"the name {name}: {key} varies {plural}; write it behind the {varied}'s name.")
+            raise UserError(f"the name {name}: {key} varies {plural}; write it after the {varied}'s name.")
     return what, values
 
 
@@ -198,7 +203,7 @@ def _parts(text: str) -> Any:
 
 
 def read(given: Any) -> Any:
-    """A value that may be given as text: in a name, or inside of what a call's --config says."""
+    """Parse a value that may be given as text: in a name, or in a --config option."""
     if isinstance(given, list):
         return [read(each) for each in given]
     if not isinstance(given, str):
@@ -212,7 +217,7 @@ def read(given: Any) -> Any:
 
 
 def takes(settings: Strategy, key: str) -> bool:
-    """Whether a strategy is another one with another value of ``key``; ``single`` never is."""
+    """Return whether ``key`` affects a strategy; no key affects ``single``."""
     distributed = settings.engine == "deepspeed" or bool(settings.degrees)
     if key == "ranks_per_node":
         return distributed or settings.one_process is not None
@@ -222,7 +227,7 @@ def takes(settings: Strategy, key: str) -> bool:
 
 
 def over(values: Values, kind: Literal["recipe", "strategy"]) -> dict[str, Any]:
-    """The values of ``kind`` as settings: inner keys inside their group."""
+    """Return the values of ``kind`` as nested settings."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         first, *path = keys()[name].path
@@ -235,7 +240,7 @@ def over(values: Values, kind: Literal["recipe", "strategy"]) -> dict[str, Any]:
 
 
 def of_config(config: Config, values: Values) -> Config:
-    """The configuration with the values of its own keys, and of the recipe's, put over it."""
+    """Return the configuration with the overrides of its own keys and of the recipe."""
     plain = {name: value for name, value in values.items() if len(keys()[name].path) == 1}
     if "dtype" in values:
         plain["dtype"] = values["dtype"]
