@@ -95,7 +95,7 @@ def test_image_missing(trained):
 
 def test_apptainer_not_found(trained):
     seen = fails(trained, "site_settings={container: {command: apptainer-9}}")
-    assert "there is no apptainer-9 on " in seen
+    assert "apptainer-9, which builds and starts the image, was not found on " in seen
     assert "container.command" in seen
 
 

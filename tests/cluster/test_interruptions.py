@@ -18,7 +18,7 @@ RUN = "fsdp/llama2"
 STEPS = 600
 CONFIG = ["nodes=2", "ranks_per_node=1", f"recipe={{epochs: 100, max_steps: {STEPS}, checkpoint_every: 50}}"]
 TARGET = f"results/{RUN}.done"
-FOLLOWED = "of an earlier call, which is followed"
+FOLLOWED = "of an earlier call; following it"
 ENDED = {
     "Slurm: warning before a time limit": "SIGUSR1 to launch.py",
     "Slurm: preemption": "a job on a partition with a higher tier",

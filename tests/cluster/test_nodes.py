@@ -105,8 +105,8 @@ def test_nodes_have_no_network_and_the_hub_path_works(learner):
 
 def test_preflight_says_that_the_site_is_ready(learner):
     seen = learner.snakemake("preflight", config=TWO).stdout
-    assert "time: a training on batch asks for 20 min of at most 120; 120 s before their end it saves" in seen
-    assert "preemption: a job on batch may be taken away (REQUEUE); it is told 10 s before, and saves; then it" in seen
+    assert "time: a training on batch requests 20 min of at most 120; 120 s before the end it saves" in seen
+    assert "preemption: a job on batch may be preempted (REQUEUE); it is warned 10 s before, and saves; then it" in seen
     assert "node n1: Python 3.11" in seen
     assert "node n2: Python 3.11" in seen
     assert "ranks on n1, n1, n2, n2: all collectives are correct" in seen

@@ -164,7 +164,7 @@ def test_the_patched_executor_follows_and_asks_by_the_common_name(monkeypatch, t
     asked = job("fsdp_tp", "llama2")
     asked.jobid = 3
     executor.run_job(asked)
-    assert reported[0] == "Job 3 is Slurm job 7 of an earlier call, which is followed."
+    assert reported[0] == "Job 3 is Slurm job 7 of an earlier call; following it."
     assert (reported[1].external_jobid, reported[1].aux["slurm_logfile"].name) == ("7", "7.log")
     assert asyncio.run(copy.query_job_status("", None)) == ({"7": "RUNNING"}, 0.1)
 

@@ -78,5 +78,5 @@ def test_the_room_that_a_run_needs(story, monkeypatch):
             if free == needed:
                 story.check_room()
             else:
-                with pytest.raises(UserError, match="make room, then run the same command again"):
+                with pytest.raises(UserError, match="free space, then run the same command again"):
                     story.check_room()

@@ -50,7 +50,7 @@ def run_of(workload, strategy="single", **values):
         ("rows: 1024", "rows: 01024", ["mlp.yaml", "01024", "begins with 0; write 1024"]),
         ("tensor_sizes: [hidden]", "tensor_sizes: [hiden]", ["mlp.yaml", "tensor_sizes: hiden", "hidden"]),
         ("pieces: [2]", "pieces: [layers]", ["mlp.yaml", "pieces: layers", "hidden"]),
-        ("  embedded:\n", "  hub:\n", ["config: data is embedded", "hub alone"]),
+        ("  embedded:\n", "  hub:\n", ["config: data is embedded", "only hub"]),
         ("sizes:\n", "tensor_size:\n", ["mlp.yaml", "`sizes` is missing"]),
         ("task: regression", "taks: regression", ["mlp.yaml", "unknown key `taks`; did you mean `task`?"]),
         ("sizes:\n", "sizes:\n  1: {}\n", ["mlp.yaml", "the key 1 in line", "put it in quotes: '1'"]),
@@ -221,7 +221,7 @@ def test_a_tokenizer_of_another_kind_or_with_more_entries_than_the_model(tiny_da
 
 
 def test_weights_that_are_no_numbers_are_not_the_learning_rate_s_fault():
-    assert "look at the data, the initial weights" in sentence(step._stop_unless_finite, "loss", float("nan"), 0)
+    assert "check the data, the initial weights" in sentence(step._stop_unless_finite, "loss", float("nan"), 0)
     assert "Lower recipe.optimizer.learning_rate" in sentence(step._stop_unless_finite, "loss", float("nan"), 1)
 
 

@@ -124,7 +124,7 @@ def test_a_target_that_is_nearly_one(target, meant):
 
 
 def test_an_option_after_the_dashes_that_end_the_options():
-    with pytest.raises(UserError, match="-f stands after --, which ends the options; write it before that"):
+    with pytest.raises(UserError, match="-f comes after --, which ends the options; write it before --"):
         list(call.targets(["--config", "seed=2", "--", "-f", "all"]))
 
 

@@ -200,7 +200,7 @@ def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server,
     os.kill(server.monitors()[0], signal.SIGKILL)
     said, errors = driver.communicate(timeout=20)
     assert said == "True\n"
-    assert errors == "note: the job was lost with the process that forked it; starting again.\n"
+    assert errors == "note: the process that forked the job died; starting the job again.\n"
     assert driver.returncode == 0
 
 

@@ -30,7 +30,7 @@ def driver(tmp_path, monkeypatch):
 
 def test_no_gpus_at_all(driver):
     assert listed() == []
-    assert "the job was given none; ask for GPUs with slurm.gpus" in why_missing(0, CUDA, None)
+    assert "the job has none; request GPUs with slurm.gpus" in why_missing(0, CUDA, None)
 
 
 def test_a_container_without_nv(driver, tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_gpus_that_are_hidden(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert "CUDA_VISIBLE_DEVICES=1 hides the others of 2" in why_missing(1, CUDA, None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert why_missing(2, CUDA, None).startswith("lower ranks_per_node, or ask for more GPUs per node")
+    assert why_missing(2, CUDA, None).startswith("lower ranks_per_node, or request more GPUs per node")
 
 
 def test_rocm(driver):
@@ -79,7 +79,9 @@ def test_rocm(driver):
 def test_a_gpu_that_another_process_uses(driver):
     driver(TWO.replace(", 4\n1,", ", 23654\n1,"))
     (sentence,) = busy(listed())
-    assert sentence.startswith("GPU 0 (NVIDIA H100 80GB HBM3) has 23.1 GiB in use by another process; ask for")
+    assert sentence.startswith(
+        "GPU 0 (NVIDIA H100 80GB HBM3) has 23.1 GiB in use by another process; request exclusive"
+    )
     driver(TWO)
     assert busy(listed()) == []
 
@@ -93,8 +95,8 @@ def test_lines_of_a_driver_that_fails_are_no_gpus(driver):
 
 def test_another_release_of_pytorch_than_the_lock_file_s():
     assert other_torch("2.13.0+cu130", rocm=False) is None
-    assert "PyTorch is 2.1.0, and this project is written for 2.13; install 2.13" in other_torch("2.1.0", rocm=False)
-    assert "take an image whose PyTorch for ROCm is 2.13" in other_torch("2.9.1+rocm7.0", rocm=True)
+    assert "PyTorch is 2.1.0, but this project needs 2.13; install 2.13" in other_torch("2.1.0", rocm=False)
+    assert "use an image whose PyTorch for ROCm is 2.13" in other_torch("2.9.1+rocm7.0", rocm=True)
 
 
 def test_a_rank_says_why_its_gpu_is_missing(driver, monkeypatch):

@@ -67,7 +67,7 @@ def build(tmp_path, **container):
 
 def test_no_apptainer(tmp_path):
     seen = build(tmp_path, command="apptainer-9")
-    assert "error: there is no apptainer-9 on " in seen
+    assert "error: apptainer-9, which builds and starts the image, was not found on " in seen
     assert "set config key container to off" in seen
 
 
@@ -158,7 +158,7 @@ def test_an_image_that_was_changed_after_its_report(tmp_path):
     assert read_image(tmp_path / "train.image.json").sha256 == digest, "only its time has changed"
     (tmp_path / "train.sif").write_text("imagE")
     os.utime(tmp_path / "train.sif", (2e9, 2e9))
-    with pytest.raises(UserError, match=r"is not the one that .*train.image.json is about \(its SHA-256 differs\)"):
+    with pytest.raises(UserError, match=r"is not the one in .*train.image.json \(its SHA-256 differs\)"):
         read_image(tmp_path / "train.image.json")
 
 

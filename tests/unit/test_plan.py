@@ -173,7 +173,7 @@ def test_auto_is_the_least_that_fits_and_launch_hands_it_on(tmp_path, monkeypatc
         assert (planned, found.activation_checkpointing) == (steps, mode)
         found.write(tmp_path / "plan.json")
         assert job.recomputation(run, tmp_path) == [f"--recompute={mode or 'none'}"]
-    assert "device_memory_gib is not known" in capsys.readouterr().out
+    assert "device_memory_gib is not set" in capsys.readouterr().out
     assert job.recomputation(run_of("ddp"), tmp_path) == []
     with pytest.raises(UserError, match="is the plan of another run"):
         job.recomputation(resolve.run(config, "fsdp", "llama2"), tmp_path)

@@ -20,15 +20,15 @@ def test_slurm_s_times(text, expected):
 @pytest.mark.parametrize(
     ("slurm", "partition", "config", "words"),
     [
-        ({}, {}, {}, ["asks for 60 min of at most 120; 120 s before", "goes back into the queue", "told 10 s before"]),
-        ({}, {"GraceTime": "0"}, {}, ["killed without a word", "recipe.checkpoint_minutes", "then it goes back"]),
+        ({}, {}, {}, ["requests 60 min of at most 120; 120 s before", "is requeued", "warned 10 s before"]),
+        ({}, {"GraceTime": "0"}, {}, ["killed without notice", "recipe.checkpoint_minutes", "then it is requeued"]),
         ({}, {"PreemptMode": "CANCEL"}, {}, ["(CANCEL)", "then it ends, and Snakemake submits it again"]),
-        ({}, {"PreemptMode": "SUSPEND"}, {}, ["suspended and goes on later"]),
+        ({}, {"PreemptMode": "SUSPEND"}, {}, ["suspended and continues later"]),
         ({}, {"PreemptMode": "OFF"}, {}, ["preemption: none on batch"]),
         ({}, {}, {"PreemptType": "preempt/none"}, ["preemption: none on batch"]),
         ({"requeue": False}, {}, {}, ["it saves and ends, and Snakemake submits it again"]),
         ({}, {}, {"JobRequeue": "0"}, ["it saves and ends, and Snakemake submits it again"]),
-        ({}, {"MaxTime": "UNLIMITED"}, {}, ["without a limit of the partition"]),
+        ({}, {"MaxTime": "UNLIMITED"}, {}, ["without a partition limit"]),
         ({}, {}, {"KillWait": "25 sec"}, ["does not end after 25 s", "stop_seconds, now 25"]),
     ],
 )
@@ -41,4 +41,4 @@ def test_what_it_means(slurm, partition, config, words):
 
 def test_a_time_limit_that_the_partition_does_not_give():
     _, wrong = means(Site(slurm={"runtime": 121}), BATCH, CONFIG)
-    assert wrong == ["partition batch gives a job 120 min and slurm.runtime is 121; lower it to 120"]
+    assert wrong == ["partition batch limits jobs to 120 min, but slurm.runtime is 121; lower it to 120"]

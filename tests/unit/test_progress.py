@@ -29,7 +29,7 @@ def test_ctrl_c_is_answered_once_whoever_hears_of_it_first(first, tmp_path):
     shown.emit(event("error", "Exiting because a job execution failed. Look above for error messages", logging.ERROR))
     shown.close()
     assert [line for line in said.getvalue().splitlines() if line.strip()] == [
-        "stopped; the same call goes on where each run was"
+        "stopped; run the same command again to resume"
     ]
 
 

@@ -19,7 +19,7 @@ def test_what_is_there_of_a_run(tiny_data, tmp_path):
     assert said() == "not begun"
     save_initial(run, tmp_path / "initial")
     loop.train(run, tiny_data / "mlp", tmp_path / "initial", folder, {})
-    assert said() == "finished, and its driver does not know: the next call takes it as it is"
+    assert said() == "finished, but not recorded by Snakemake: the next call uses it as it is"
     folder.with_suffix(".done").touch()
     assert said() == "done"
     with (folder / ".lock").open("w") as lock:
@@ -30,7 +30,7 @@ def test_what_is_there_of_a_run(tiny_data, tmp_path):
     (folder / "train.json").unlink()
     assert said() == "resumable after step 4; never begun"
     other = run.model_copy(update={"seed": 7})
-    assert said(other) == "checkpoint of another seed: set it back, or train with --config afresh=true"
+    assert said(other) == "checkpoint of another seed: change it back, or train with --config afresh=true"
     (manifest.place(folder, 4) / "manifest.json").write_text("{}")
     assert said().startswith("resumable after step 2; never begun (")
     assert "step-00000004/manifest.json" in said()

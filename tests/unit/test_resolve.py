@@ -89,7 +89,7 @@ def test_no_more_ranks_than_the_site_has(site):
 
 def test_local_is_one_node(monkeypatch):
     monkeypatch.undo()
-    with pytest.raises(UserError, match="site local can have 1"):
+    with pytest.raises(UserError, match="site local can have at most 1"):
         resolved("ddp", nodes=2)
 
 

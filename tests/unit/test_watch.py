@@ -37,7 +37,7 @@ def under_way(results, *whys, steps=3):
 @pytest.mark.parametrize(
     ("whys", "state", "why"),
     [
-        ((None,), "stopped", "ended without a word"),
+        ((None,), "stopped", "died without reporting"),
         (("stopped: SIGTERM",), "stopped", "stopped: SIGTERM"),
         (("error: rank 1 failed",), "failed", "error: rank 1 failed"),
     ],

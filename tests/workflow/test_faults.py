@@ -103,7 +103,7 @@ def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code):
         if attempt < 3:
             assert seen.count("error: rank 1 failed: ValueError: boom") == attempt, seen
         assert "Traceback" not in seen
-    assert "fsdp x llama2 is given up: further attempts of this call would come no further than step 1" in seen
+    assert "fsdp x llama2 is given up: further attempts of this call would not get beyond step 1" in seen
     assert [(each.from_step, each.saved) for each in history(trial.folder)] == [(0, 15), (15, 15)]
     trial.scripts, trial.call = ROOT / "scripts", "another"
     survived("an exception on one rank", "a line put into the code", *cost(finish(trial), 1), layer="workflow")
@@ -126,7 +126,7 @@ def test_a_loss_that_is_no_number(tmp_path, code):
     for _ in range(3):
         assert trial.start().wait() == 1
     assert log(trial).count("the loss of step 7 is nan") == 3
-    assert "single x llama2 is given up: further attempts of this call would come no further than step 7" in log(trial)
+    assert "single x llama2 is given up: further attempts of this call would not get beyond step 7" in log(trial)
     assert [(each.from_step, each.saved) for each in history(trial.folder)] == [(0, 5), (5, 5)]
     skips = Trial(tmp_path / "skip", "single", scripts=code / "scripts", non_finite="skip")
     assert skips.start().wait() == 0, log(skips)
@@ -209,7 +209,7 @@ def test_a_finished_run_whose_driver_died_is_taken_as_it_is(tmp_path):
     before = (trial.folder / "model.safetensors").stat().st_mtime_ns
     Path(f"{trial.folder}.done").unlink()
     assert trial.start().wait() == 0
-    assert "had come to its end; nothing is trained again" in log(trial)
+    assert "is already finished; nothing is trained again" in log(trial)
     assert (trial.folder / "model.safetensors").stat().st_mtime_ns == before
     # As the driver does, that knows of it: -f is meant.
     (trial.folder / ".seen").write_text(identity.of(trial.run, "").numbers)

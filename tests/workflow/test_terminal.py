@@ -74,4 +74,4 @@ def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
     child.stdin.flush()
     seen, _ = child.communicate(timeout=60)
     assert child.returncode != 0
-    assert "stopped; the same call goes on where each run was" in lines(seen)
+    assert "stopped; run the same command again to resume" in lines(seen)

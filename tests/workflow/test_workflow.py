@@ -125,7 +125,7 @@ def test_a_disk_without_room_for_the_run_is_said_before_it_trains(tree, full_dis
     done = tree.snakemake(*options, "results/ddp/mnist.done", check=False)
     assert done.returncode != 0
     assert re.search(
-        r"error: .*ddp/mnist has no room \(0 MiB of free space\): the weights and 2 checkpoints", done.stdout
+        r"error: .*ddp/mnist has too little space \(0 MiB of free space\): the weights and 2 checkpoints", done.stdout
     )
     left = sorted(path.name for path in full_disk.iterdir())
     assert left == [".lock", "logs", "run.json"]

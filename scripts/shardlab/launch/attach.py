@@ -1,4 +1,4 @@
-"""A second call of Snakemake takes up the Slurm jobs of a first one that died, instead of starting them again.
+"""Reattaching to Slurm jobs: a new call of Snakemake follows the jobs of one that died, instead of resubmitting them.
 
 What this changes in the executor plugin (`patches/snakemake_slurm.py`): all calls in a folder give their jobs the
 same name, by which the plugin asks for their states; a job that is live in the queue is followed and not submitted; one
@@ -19,7 +19,7 @@ from shardlab.settings import identity
 from shardlab.settings.types import read_run
 
 PATIENCE = 2
-"""Looks at the queue in a row after which a job that is not there, or stays preempted, has ended."""
+"""Consecutive looks at the queue after which a job that is missing, or stays preempted, counts as ended."""
 
 
 def install(folder: Path) -> None:
@@ -34,7 +34,9 @@ def install(folder: Path) -> None:
 
 
 def settled(states: dict[str, str], followed: set[str], absent: dict[str, int]) -> dict[str, str]:
-    """States of jobs, with an end for those that would be waited for for ever; ``absent`` counts looks at them."""
+    """Return the states of jobs, with an end for those that would be waited for forever; ``absent`` counts looks at
+    them.
+    """
     states = dict(states)
     for job in followed:
         if states.get(job) not in (None, "PREEMPTED"):
@@ -42,18 +44,18 @@ def settled(states: dict[str, str], followed: set[str], absent: dict[str, int]) 
             continue
         absent[job] = absent.get(job, 0) + 1
         if absent[job] > PATIENCE:
-            # Snakemake then looks whether the job's files are there.
+            # Snakemake then checks whether the job's files exist.
             states[job] = "FAILED" if job in states else "UNKNOWN"
     return states
 
 
 def name_of(folder: Path) -> str:
-    """Name of all Slurm jobs of a project's folder."""
+    """Return the name of all Slurm jobs of a project's folder."""
     return "shardlab-" + hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
 
 
 def live_job(folder: Path, name: str, job: Any) -> str | None:
-    """The Slurm job, waiting or running, that does a Snakemake job; None where none does.
+    """Return the waiting or running Slurm job of a Snakemake job; None if there is none.
 
     Raises:
         UserError: Slurm does not answer.
@@ -69,7 +71,7 @@ def live_job(folder: Path, name: str, job: Any) -> str | None:
 
 
 def _trains_otherwise(folder: Path, number: str, job: Any) -> bool:
-    """Whether a Slurm job trains a run with settings that are not those of run.json any more."""
+    """Return whether a Slurm job trains a run with settings that run.json no longer has."""
     if job.rule.name != "train":
         return False
     place = folder / "results" / job.wildcards_dict["strategy"] / job.wildcards_dict["workload"]
@@ -82,7 +84,9 @@ def _trains_otherwise(folder: Path, number: str, job: Any) -> bool:
 
 
 def _does(number: str, job: Any) -> bool:
-    """Whether a Slurm job's script asks for this job. Its comment joins wildcards with _, which names have, too."""
+    """Return whether a Slurm job's script is for this job. Its comment joins wildcards with _, which names also
+    contain.
+    """
     script = slurm.answer(["scontrol", "write", "batch_script", number, "-"])
     wildcards = ",".join(f"{key}={value}" for key, value in sorted(job.wildcards_dict.items()))
     target = f"{job.rule.name}:{wildcards}" if wildcards else job.rule.name
@@ -96,10 +100,10 @@ def _sorted(word: str) -> str:
 
 
 class FailedNodes(set[str]):
-    """Nodes to avoid: of a list of nodes that a job lost one of, those that Slurm says are down."""
+    """Nodes to avoid: of the nodes of a job that lost one, those that Slurm reports as down."""
 
     def add(self, nodes: str) -> None:
-        """Add those of a list, n[1-2], that are down."""
+        """Add the nodes of a list, n[1-2], that are down."""
         states = "--states=down,fail,no_respond,unk"
         told = subprocess.run(
             ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", states, "--format=%N"], capture_output=True, text=True

@@ -26,25 +26,25 @@ from shardlab.settings.types import Run
 
 FILE, LOGS, SEEN = "attempts.json", "attempts", ".seen"
 TRIES = 3
-"""Attempts of one call in a row that come no further: then it gives up."""
+"""Consecutive attempts of one call without progress after which it gives up."""
 KILLED = re.compile(r"Root Cause \(first observed failure\):.*?^  rank +: (\d+).*?^  exitcode +: -(\d+) ", re.M | re.S)
 """The rank that torchrun saw die first, if by a signal."""
 KILLED_IN_SHELL = 128
-"""What a shell adds to the signal that killed a program, for its status."""
+"""Offset that a shell adds to the number of the signal that killed a program, to form its status."""
 CALL = "SHARDLAB_CALL"
-"""Environment variable that is the same for all jobs of one call of Snakemake: a new call may try again."""
+"""Environment variable with the same value for all jobs of one call of Snakemake: a new call may try again."""
 
 
 class Attempts(Strict):
-    """attempts.json: all attempts at the run that its folder holds."""
+    """All attempts at the run in a folder: attempts.json."""
 
     schema_version: Literal[1] = Field(1, description="Version of this format.")
-    numbers: str = Field(description="Of which run: SHA-256 of the settings and sources that decide its numbers.")
-    attempts: list[Attempt] = Field(description="The first one first.")
+    numbers: str = Field(description="SHA-256 of the settings and sources that determine the run's numbers.")
+    attempts: list[Attempt] = Field(description="All attempts, oldest first.")
 
 
 def read_story(folder: Path) -> Attempts | None:
-    """The attempts at the run in a folder; None where launch.py has not started it.
+    """Return the attempts at the run in a folder; None if launch.py has not started it.
 
     Raises:
         UserError: their file is damaged.
@@ -56,13 +56,13 @@ def read_story(folder: Path) -> Attempts | None:
 
 
 def history(folder: Path) -> list[Attempt]:
-    """The attempts at the run in a folder."""
+    """Return the attempts at the run in a folder."""
     story = read_story(folder)
     return story.attempts if story else []
 
 
 class Story:
-    """The attempts at one run, for the process that holds its lock."""
+    """Log of the attempts at one run, for the process that holds its lock."""
 
     def __init__(self, run: Run, folder: Path, fingerprint: str, initial: Path) -> None:
         """``fingerprint`` is that of the prepared data, ``initial`` the file of the initial weights."""
@@ -71,10 +71,10 @@ class Story:
         before = read_story(folder)
         self.attempts = before.attempts if before and before.numbers == self.identity.numbers else []
         if self.attempts and self.attempts[-1].ended is None:
-            self._end(self.attempts[-1], "lost: it ended without a word (killed, or its node failed)")
+            self._end(self.attempts[-1], "lost: it died without reporting (killed, or node failure)")
 
     def finished(self) -> Identity | None:
-        """Identity of the finished training whose files are all here, whole; None if none is."""
+        """Return the identity of the finished training whose files are all complete; None without one."""
         try:
             report = TrainReport.read(self.folder / "train.json", "train again")
             whole = report.weights == sha256(self.folder / "model.safetensors")
@@ -83,7 +83,7 @@ class Story:
         return report.identity if whole and report.initial_weights == sha256(self.initial) else None
 
     def begins_afresh(self, finished: Identity | None) -> bool:
-        """Whether the checkpoints that are there are those of a training that has ended."""
+        """Return whether the existing checkpoints belong to a training that has ended."""
         folders = manifest.saved(self.folder)
         if finished is None or not folders:
             return finished is not None
@@ -93,25 +93,26 @@ class Story:
             return False
 
     def was_seen(self) -> bool:
-        """Whether a call knew that this run was done: if its job starts nevertheless, training it again was requested.
+        """Return whether a call saw that this run was done: if its job starts nevertheless, retraining was requested.
 
-        The note is of this run's settings; it stays until that training begins.
+        The note names this run's settings; it stays until that training begins.
         """
         return requested(self.folder, self.identity)
 
     def tried_by_this_call(self) -> bool:
-        """Whether an earlier attempt belongs to this call of Snakemake: its job was started again."""
+        """Return whether an earlier attempt belongs to this call of Snakemake: its job was restarted."""
         call = os.environ.get(CALL)
         return call is not None and any(attempt.call == call for attempt in self.attempts)
 
     def note_done(self, done: Path | None) -> int:
-        """Write the file that Snakemake waits for, if it asked for one; returns the status 0."""
+        """Write the file that Snakemake waits for, if requested; return the status 0."""
         if done:
             done_file.note(done, self.folder)
         return 0
 
     def forget_done(self, done: Path | None, *, checkpoints: bool) -> None:
-        """Remove what says that the run is done, so that an interrupted training is not mistaken for the previous one.
+        """Remove the files that mark the run as done, so that an interrupted training is not mistaken for the previous
+        one.
 
         ``checkpoints``: also remove those of the previous training, so that the next one does not resume from them, and
         its attempts. After a kill in between, train.json and the request to train again are still there.
@@ -129,26 +130,26 @@ class Story:
         (self.folder / SEEN).unlink(missing_ok=True)
 
     def refuse_hopeless(self) -> None:
-        """Give up where further attempts of the same call lead nowhere.
+        """Give up if further attempts of the same call would make no progress.
 
         Raises:
-            UserError: three in a row came no further, or two in a row ended with the same sentence.
+            UserError: three attempts in a row made no progress, or two in a row ended with the same error.
         """
         mine = [attempt for attempt in self.attempts if attempt.call == os.environ.get(CALL)]
         vain = [*takewhile(lambda attempt: attempt.failed and not attempt.progress, reversed(mine))]
         again = len(mine) > 1 and mine[-1].why == mine[-2].why and mine[-1].why.startswith("error: ")
         if vain and (again or len(vain) >= TRIES):
             raise UserError(
-                f"{self.run.strategy} x {self.run.workload} is given up: further attempts of this call would "
-                f"come no further than step {vain[0].reached or 0}, where the last one ended with: "
-                f"{vain[0].why.removeprefix('error: ')} Mend that; the same call then tries again."
+                f"{self.run.strategy} x {self.run.workload} is given up: further attempts of this call would not "
+                f"get beyond step {vain[0].reached or 0}, where the last one ended with: "
+                f"{vain[0].why.removeprefix('error: ')} Fix that, then run the same command again."
             )
 
     def check_room(self) -> None:
-        """Make sure that weights and checkpoints will have room, in free space and in the quota.
+        """Check that free space and quota suffice for weights and checkpoints.
 
         Raises:
-            UserError: they will not.
+            UserError: they do not.
         """
         recipe, size = self.run.recipe, initial_size(self.initial)
         states = OPTIMIZERS[recipe.optimizer.name].states(recipe.optimizer)
@@ -157,14 +158,14 @@ class Story:
         there = sum(path.stat().st_size for path in self.folder.glob("checkpoints/**/*") if path.is_file())
         if reason := no_room(self.folder, needed - there):
             raise UserError(
-                f"{self.folder} has no room ({reason}): the weights and {recipe.checkpoints_kept} checkpoints of this "
-                f"run, one more while it is written, will need {(needed - there) / 2**20:.0f} MiB; make room, then run "
-                "the same command again."
+                f"{self.folder} has too little space ({reason}): the weights and {recipe.checkpoints_kept} checkpoints "
+                f"of this run, one more while it is written, need {(needed - there) / 2**20:.0f} MiB more; "
+                "free space, then run the same command again."
             )
 
     @contextmanager
     def attempt(self) -> Iterator[Attempt]:
-        """Note that an attempt begins, and afterwards how it ended: ``why`` is the caller's to set."""
+        """Record an attempt's start, and afterwards how it ended: the caller sets ``why``."""
         attempt = Attempt(
             number=len(self.attempts) + 1,
             call=os.environ.get(CALL),
@@ -178,17 +179,17 @@ class Story:
         self._end(attempt, attempt.why)
 
     def log(self, attempt: Attempt) -> Path:
-        """File with all that an attempt prints."""
+        """Return the file with an attempt's output."""
         return self.folder / LOGS / f"{attempt.number:03d}.log"
 
     def stopped(self) -> str | None:
-        """Why the last attempt saved and ended, if that is how it did."""
+        """Return why the last attempt saved and stopped, if it did."""
         told = reversed(metrics.read(self.folder / metrics.NAME))
         last = next((record for record in told if record["kind"] != "usage"), None)
         return last["why"] if last and last["kind"] == "stopped" else None
 
     def sentence(self, attempt: Attempt, status: int) -> str:
-        """The one line that says why an attempt failed, out of all that its ranks printed."""
+        """Return the one-line reason why an attempt failed, from the output of its ranks."""
         text = self.log(attempt).read_text(encoding="utf-8", errors="replace")
         if found := IN_LOG.search(text):
             return found[1]
@@ -218,7 +219,7 @@ class Story:
 
 
 def requested(folder: Path, of: Identity) -> bool:
-    """Whether a call knew that the run of these settings was done, and no training has begun since then."""
+    """Return whether a call saw that the run of these settings was done, and no training has begun since then."""
     try:
         return (folder / SEEN).read_text(encoding="utf-8") == of.numbers
     except FileNotFoundError:
@@ -226,7 +227,7 @@ def requested(folder: Path, of: Identity) -> bool:
 
 
 def initial_size(path: Path) -> int:
-    """Bytes of the initial weights.
+    """Return the size of the initial weights in bytes.
 
     Raises:
         UserError: they are missing.
@@ -234,4 +235,4 @@ def initial_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        raise UserError(f"{path} is missing; run the rule that makes it (snakemake {path}).") from None
+        raise UserError(f"{path} is missing; make it with: snakemake {path}.") from None

@@ -12,11 +12,11 @@ from shardlab.settings import load
 from shardlab.settings.types import RESERVED
 
 OF_A_RUN = ("run.json", "plan.json", "test.json")
-"""Files in a run's folder that rules make; `.done` beside the folder is the only other one."""
+"""Files in a run's folder that rules make; `.done` next to the folder is the only other one."""
 WRITTEN = ("results", ".snakemake", *(f".snakemake/{name}" for name in ("incomplete", "locks", "log", "metadata")))
 """Folders that every call writes into, or makes."""
 FILE_OPTIONS = ("--report", "--cleanup-metadata", "--archive")
-"""Options of Snakemake whose value is a file, not a target."""
+"""Snakemake options whose value is a file, not a target."""
 
 
 class Target(NamedTuple):
@@ -25,7 +25,7 @@ class Target(NamedTuple):
     strategy: str
     workload: str
     exported: bool
-    """Whether its weights are to be exported."""
+    """True if its weights are to be exported."""
 
 
 def check_folder(folder: Path) -> None:
@@ -54,10 +54,10 @@ def check_folder(folder: Path) -> None:
 
 
 def check_configuration(files: list[Path]) -> None:
-    """Read configuration files strictly before Snakemake does, which takes the last of two equal keys.
+    """Read configuration files strictly before Snakemake does, which takes the last of duplicate keys.
 
     Raises:
-        UserError: one is not keys and values in UTF-8, is empty, or has a key twice.
+        UserError: one is not keys and values in UTF-8, is empty, or has a duplicate key.
     """
     for path in files:
         # Snakemake reads JSON by its own rules.
@@ -66,14 +66,14 @@ def check_configuration(files: list[Path]) -> None:
 
 
 def targets(arguments: list[str]) -> Iterator[Target]:
-    """The runs that the arguments of a call name; Snakemake knows its targets only after it has read the Snakefile.
+    """Yield the runs named by a call's arguments; Snakemake knows its targets only after reading the Snakefile.
 
     Raises:
-        UserError: a target lies where runs do and no rule makes it, or is an option; names what would work.
+        UserError: a target is among the runs and no rule makes it, or is an option; names what would work.
     """
     last = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
     if options := [word for word in last if word.startswith("-")]:
-        raise UserError(f"{options[0]} stands after --, which ends the options; write it before that.")
+        raise UserError(f"{options[0]} comes after --, which ends the options; write it before --.")
     for option, target in zip(["", *arguments], arguments, strict=False):
         match = re.fullmatch(r"results/([^/]+)/([^/]+)(?:/(.*))?", target)
         if option in FILE_OPTIONS or not match:
@@ -85,7 +85,7 @@ def targets(arguments: list[str]) -> Iterator[Target]:
 
 
 def _workload(strategy: str, name: str, file: str | None) -> str:
-    """The workload of ``results/<strategy>/<name>/<file>``."""
+    """Return the workload of ``results/<strategy>/<name>/<file>``."""
     if file in OF_A_RUN:
         return name
     if file is None and name.endswith(".done"):

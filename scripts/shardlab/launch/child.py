@@ -1,4 +1,4 @@
-"""A stage's program under way: it ends with this process, and with the Snakemake that asked for it."""
+"""A stage's running program, which ends with this process, and with the Snakemake that started it."""
 
 import os
 import signal
@@ -17,22 +17,22 @@ from shardlab.settings.types import Run
 
 
 class Child:
-    """Starts the lines, hands requests to stop on to them, and says how they ended."""
+    """Starts a command, forwards requests to stop to it, and reports how it ended."""
 
     def __init__(self, run: Run, what: str, descriptor: int | None = None, folder: Path | None = None) -> None:
-        """``descriptor`` is an open lock that lives as long as the lines do; ``folder`` that of a training's files."""
+        """``descriptor`` is an open lock that lives as long as the command, ``folder`` that of a training."""
         self.site, self.what, self.descriptor = run.site, what, descriptor
         self.request = folder / processes.REQUEST if folder else None
-        # srun kills its tasks on SIGTERM, and hands SIGUSR1 on to them.
+        # srun kills its tasks on SIGTERM, and forwards SIGUSR1 to them.
         self.signal = signal.SIGUSR1 if run.site.srun else signal.SIGTERM
         self.told = ""
-        """Why it was told to stop; empty if it was not."""
+        """Reason of the request to stop; empty without one."""
 
     def run(self, command: Command, log: Path | None = None) -> int:
-        """Run the command, with its output in a file; returns its status, and says so if it is not 0.
+        """Run the command, with its output in a file; return its status, and report one that is not 0.
 
         Raises:
-            UserError: it was told to end; what it started was told, too, and has ended.
+            UserError: it was requested to stop, and so was the command, which has ended.
         """
         with ExitStack() as stack:
             file = None
@@ -49,13 +49,13 @@ class Child:
             status = self.child.wait()
             self.forget()
         if log is None and self.told:
-            raise UserError(f"{self.what} was told to stop ({self.told}); the same call makes it again.")
+            raise UserError(f"{self.what} was told to stop ({self.told}); run the same command again.")
         if log is None and status:
             print(f"error: {self.what} ended with status {status}; see the error above.", file=sys.stderr)
         return status
 
     def _started(self, lines: str, file: IO[bytes] | None) -> subprocess.Popen[bytes]:
-        """A shell with the lines, and with this run's lock."""
+        """Start a shell with the lines, holding this run's lock."""
         descriptors = () if self.descriptor is None else (self.descriptor,)
         return subprocess.Popen(
             ["bash", "-c", lines],
@@ -67,7 +67,7 @@ class Child:
         )
 
     def _forked(self, program: list[str], file: IO[bytes] | None) -> forks.Fork:
-        """The same without a shell, in a fork of this process, which has imported most of what the program needs."""
+        """Start the program without a shell, in a fork of this process, which has imported most of what it needs."""
 
         def run() -> None:
             os.setpgid(0, 0)
@@ -84,21 +84,21 @@ class Child:
         return forks.Fork(run, self.signal)
 
     def stop(self, why: str) -> None:
-        """Ask a training to save and end; what has not ended in time, and any other stage, gets a signal."""
+        """Request a training to save and stop; if it does not end in time, and for other stages, send a signal."""
         if self.told:
             return
         self.told = why
         if self.request is None:
             self.child.send_signal(self.signal)
             return
-        # By a file, not by a signal: that would also end the program that holds the image's file system.
+        # Use a file, not a signal, which would also end the program that serves the image's file system.
         self.request.write_text(why, encoding="utf-8")
         late = threading.Timer(self.site.stop_seconds, lambda: self.child.send_signal(self.signal))
         late.daemon = True
         late.start()
 
     def forget(self) -> None:
-        """Nobody asks any more."""
+        """Withdraw the request."""
         if self.request:
             self.request.unlink(missing_ok=True)
 
@@ -111,5 +111,5 @@ class Child:
             time.sleep(left - self.site.warning)
 
     def _follow_me(self) -> None:
-        os.setpgid(0, 0)  # what a terminal sends to all, this process hands on
+        os.setpgid(0, 0)  # this process forwards what a terminal sends to the whole group
         processes.die_with_parent(self.signal)

@@ -1,4 +1,4 @@
-"""The Debian mirror of this machine. Standard library only: the test cluster uses it before anything is installed."""
+"""Debian mirror of this machine. Standard library only: the test cluster uses it before anything is installed."""
 
 import subprocess
 
@@ -6,10 +6,10 @@ from shardlab.errors import UserError
 
 
 def mirror() -> str:
-    """Address of the Debian mirror that this machine's apt settings name.
+    """Return the address of the Debian mirror in this machine's apt settings.
 
     Raises:
-        UserError: there is none; this is not a Debian machine, say.
+        UserError: there is none, for example because this is not a Debian machine.
     """
     targets = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Label: Debian"]
     try:

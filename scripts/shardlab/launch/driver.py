@@ -20,18 +20,18 @@ from shardlab.settings import identity
 from shardlab.settings.types import Run
 
 PATIENCE = 5.0
-"""Seconds in which a short call (a dry run, a graph) may be in the way."""
+"""Seconds to wait for a short call (a dry run, a graph) that holds the lock."""
 _held: list[IO[str]] = []
 
 
 def works(arguments: list[str]) -> bool:
-    """Whether a call of Snakemake runs jobs of its own, to judge by its arguments."""
+    """Return whether a call of Snakemake runs jobs itself, judging by its arguments."""
     looks = {"--dry-run", "--dryrun", "--lint", "--dag", "--rulegraph", "--unlock", "--report", "--list", "--mode"}
     return not any(word in looks or re.fullmatch(r"-\w*n\w*", word) for word in arguments)
 
 
 def of_one_run(arguments: list[str]) -> bool:
-    """Whether a call of Snakemake was made by another one for jobs that have wildcards, and so do not need all runs."""
+    """Return whether another Snakemake made this call for jobs that have wildcards, and so do not need all runs."""
     if "--target-jobs" not in arguments:
         return False
     behind = arguments[arguments.index("--target-jobs") + 1 :]
@@ -39,11 +39,11 @@ def of_one_run(arguments: list[str]) -> bool:
 
 
 def note_done(folder: Path, runs: Iterable[Run]) -> None:
-    """Note which runs are done as this call begins: if the call trains such a run, that was requested.
+    """Record which runs are done as this call begins: if the call trains such a run, retraining was requested.
 
     The note names the settings, and stays until that training begins: Snakemake removes `.done` when it submits the
     job, and may be killed while the job waits. A run that ended after its driver's death is done, whatever Snakemake
-    believes of its `.done`, which is written last and whole. One whose files are not those that it ended with is not.
+    assumes about its `.done`, which is written last and atomically. A run whose files have changed since is not done.
 
     Raises:
         UserError: a run.json is a folder.
@@ -57,7 +57,7 @@ def note_done(folder: Path, runs: Iterable[Run]) -> None:
         if _held and (reason := done.changed(folder / name)):
             print(f"warning: {reason}; the run is trained again from its last checkpoint.", file=sys.stderr)
             path.unlink()
-            seen.unlink(missing_ok=True)  # from scratch was not requested
+            seen.unlink(missing_ok=True)  # retraining from scratch was not requested
         elif path.exists() and seen.parent.is_dir() and not requested(seen.parent, of := identity.of(run, "")):
             seen.write_text(of.numbers, encoding="utf-8")
             if _held:
@@ -66,7 +66,7 @@ def note_done(folder: Path, runs: Iterable[Run]) -> None:
 
 
 def _repair_settings(run: Run, path: Path) -> None:
-    """Write a damaged run.json again, with its old time: nothing is older than it because of that."""
+    """Rewrite a damaged run.json, keeping its old time, so that nothing becomes outdated because of it."""
     try:
         json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -82,8 +82,8 @@ def _repair_settings(run: Run, path: Path) -> None:
 def take_over(folder: Path) -> None:
     """Remove the locks of a driver that was killed in the project's ``folder``; hold them for this process.
 
-    The system gives the lock of a dead process back. Where another one lives, Snakemake's own locks stay and say so;
-    where the last one ran on another machine, too: not every file system carries locks between machines.
+    The system releases the lock of a dead process. If another driver is running, Snakemake's own locks stay and report
+    it; so they do if the last one ran on another machine, as not every file system shares locks between machines.
 
     Raises:
         UserError: the file system has no locks.

@@ -11,9 +11,9 @@ from shardlab.errors import run_program
 from shardlab.launch import processes
 
 FORWARDED = (*processes.STOP, signal.SIGQUIT)
-"""Signals that are handed on to a fork."""
+"""Signals that are forwarded to a fork."""
 served: dict[str, str] | None = None
-"""In a fork of a server: the environment that its modules were imported with."""
+"""In a fork of a server: the environment with which its modules were imported."""
 
 
 def is_fork(environment: dict[str, str]) -> bool:
@@ -39,22 +39,22 @@ class Fork:
         self.pid = int(self._process.pid or 0)
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal, unless the fork has ended."""
         if self._process.exitcode is None:
             os.kill(self.pid, number)
 
     def wait(self) -> int:
-        """Wait for its end; returns its status, of a signal its negative number."""
+        """Wait for the end; return the status, or the negative number of a signal."""
         self._process.join()
         code = self._process.exitcode
         return 1 if code is None else code
 
 
 def run_script(words: list[str]) -> None:
-    """Run a program of this project, with its arguments, as a new Python process would.
+    """Run one of this project's programs, with its arguments, as a new Python process would.
 
-    It is imported, not run as ``__main__``: torchrun calls ``inspect.stack`` at each step of a rendezvous, which looks
-    through all modules for each frame that is in none of them.
+    It is imported, not run as ``__main__``: torchrun calls ``inspect.stack`` at each step of a rendezvous, which
+    searches all modules for each frame that is in none of them.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=stream.isatty() or stream is sys.stderr)  # type: ignore[union-attr]

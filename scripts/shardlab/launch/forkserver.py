@@ -1,12 +1,12 @@
-"""A fork server: one process that has imported PyTorch, from which the jobs of this machine's CPU are forked.
+"""Fork server: a process that has imported PyTorch, from which the jobs on this machine's CPU are forked.
 
 Importing PyTorch and what a training needs takes seconds, more than many jobs. Snakemake's process starts the server;
-``scripts/launch.py`` hands itself over to it (``delegate``) and starts as a new Python where there is none.
+``scripts/launch.py`` delegates itself to it (``delegate``), and starts as a new Python process if there is none.
 
-A connection to its Unix socket is one job. The client sends its standard file descriptors, arguments, environment and
-folder; the server forks a monitor, and that forks the job and says so. While the job runs the client sends signals for
-it, one byte each; its end is answered with the status. A client that goes away ends its job. A server that goes away
-ends nothing, and of a job whose monitor goes away the client makes a new process.
+Each connection to its Unix socket is one job. The client sends its standard file descriptors, arguments, environment
+and folder; the server forks a monitor, which forks the job and confirms it. While the job runs, the client sends
+signals for it, one byte each; when it ends, the client receives its status. If a client dies, its job is ended. If the
+server dies, jobs continue; if a job's monitor dies, the client starts a new process.
 
 Forking is safe only in a process without other threads: a lock that one of them holds would stay locked in the child.
 A server whose imports started a thread forks nothing, and jobs start as if it were not there.
@@ -45,7 +45,7 @@ IMPORTS = (
     "shardlab.strategies.pipeline",
     "shardlab.strategies.zero",
 )
-"""Modules that most jobs need. What else one needs it imports itself."""
+"""Modules that most jobs need. A job imports any others itself."""
 BEGUN = b"1"
 
 
@@ -53,7 +53,7 @@ BEGUN = b"1"
 
 
 def delegate() -> None:
-    """Have the server run this program, and leave this process with its status; return where that cannot be."""
+    """Run this program in the server, and exit with its status; return if that is not possible."""
     folder = os.environ.get(ADDRESS)
     if not folder or forks.served is not None:
         return
@@ -84,19 +84,19 @@ def delegate() -> None:
     if received:
         _end(-received[0])
     if (began or driver) and processes.snakemake_of(os.getpid()) is None:
-        sys.exit("error: the job was lost with the process that forked it, and there is no Snakemake that asks for it.")
+        sys.exit("error: the process that forked the job died, and so did Snakemake; run the same command again.")
     for number, handler in before.items():
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     if began:
-        print("note: the job was lost with the process that forked it; starting again.", file=sys.stderr, flush=True)
+        print("note: the process that forked the job died; starting the job again.", file=sys.stderr, flush=True)
 
 
 def connect(folder: Path) -> socket.socket:
-    """A connection to the server whose socket is in a folder.
+    """Connect to the server whose socket is in a folder.
 
     Raises:
-        OSError: there is none, or it is another user's.
+        OSError: there is none, or it belongs to another user.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     connection = socket.socket(socket.AF_UNIX)
@@ -120,7 +120,7 @@ def _send_request(connection: socket.socket, driver: int | None) -> None:
 
 
 def _end(status: int) -> NoReturn:
-    """Leave this process as the job left its own: with its status, or by its signal (a negative number)."""
+    """End this process like the job: with its status, or by its signal (a negative number)."""
     if status < 0:
         if -status not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-status, signal.SIG_DFL)
@@ -134,19 +134,19 @@ def _end(status: int) -> NoReturn:
 def start(project: Path, environment: dict[str, str], cleared: Iterable[str]) -> None:
     """Start a server for the jobs of this process, which ends with it.
 
-    Its modules are imported at the first job, with the given environment variables and without those to be cleared.
-    Where it cannot be had (no Linux, no sockets on the project's file system), jobs start without one.
+    Its modules are imported at the first job, with the given environment variables and without those to be cleared. If
+    there can be no server (not on Linux, no sockets on the project's file system), jobs start without one.
     """
     if not sys.platform.startswith("linux"):
         return
     folders, host = project / ".snakemake", os.uname().nodename
-    for left in folders.glob(f"forkserver-{host}-*"):  # by one of this machine that was killed
+    for left in folders.glob(f"forkserver-{host}-*"):  # left by killed processes of this machine
         pid = left.name.rpartition("-")[2]
         if pid == str(os.getpid()) or not Path("/proc", pid).exists():
             shutil.rmtree(left, ignore_errors=True)
     folder = folders / f"forkserver-{host}-{os.getpid()}"
     try:
-        os.close(os.pidfd_open(os.getpid()))  # which monitors need: Linux 5.3
+        os.close(os.pidfd_open(os.getpid()))  # needed by monitors: Linux 5.3
         folder.mkdir(mode=0o700, parents=True)
         with listen(folder) as listener, (folders / "forkserver.log").open("wb") as log:
             inherited = {key: value for key, value in os.environ.items() if key not in {*cleared}}
@@ -165,10 +165,10 @@ def start(project: Path, environment: dict[str, str], cleared: Iterable[str]) ->
 
 
 def listen(folder: Path) -> socket.socket:
-    """A new socket in a folder, which only its owner can reach.
+    """Create a socket in a folder that only its owner can access.
 
     Raises:
-        OSError: the file system has no sockets, or there is no room.
+        OSError: the file system has no sockets, or is full.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     listener = socket.socket(socket.AF_UNIX)
@@ -184,12 +184,12 @@ def listen(folder: Path) -> socket.socket:
 
 
 def _short(folder: int) -> str:
-    """Address of the socket in an open folder: a path may be longer than the 108 bytes that an address can have."""
+    """Return an address of the socket in an open folder: a path may exceed the 108 bytes of an address."""
     return f"/proc/self/fd/{folder}/socket"
 
 
 def _peer(connection: socket.socket) -> int:
-    """User id of the process at the other end."""
+    """Return the user id of the process at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[1])
 
@@ -198,7 +198,7 @@ def _peer(connection: socket.socket) -> int:
 
 
 def serve(listener: socket.socket, prepare: Callable[[], None], environment: dict[str, str]) -> NoReturn:
-    """Fork a monitor for each connection, until this process is ended. ``prepare`` imports, at the first connection."""
+    """Fork a monitor per connection, until this process is ended. ``prepare`` imports, at the first connection."""
     code: dict[str, int] = {}
     added: dict[str, str] = {}
     while True:
@@ -212,16 +212,16 @@ def serve(listener: socket.socket, prepare: Callable[[], None], environment: dic
                 added = {name: value for name, value in os.environ.items() if name not in before}
                 gc.collect()
                 gc.freeze()  # collections in a fork would otherwise copy all of its memory
-                signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # monitors end unseen
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap monitors automatically
             if code != _code():
-                print("note: the code was edited since it was imported; nothing is forked.", flush=True)
+                print("note: the code was edited since it was imported; not forking.", flush=True)
                 continue
             if threads() > 1:
-                print(f"error: {threads()} threads after the imports; nothing is forked.", flush=True)
+                print(f"error: {threads()} threads after the imports; not forking.", flush=True)
                 continue
             try:
                 child = os.fork()
-            except OSError as error:  # no memory: the job may still start as a new process
+            except OSError as error:  # out of memory: the job may still start as a new process
                 print(f"error: no fork: {error}", flush=True)
                 continue
             if child == 0:
@@ -235,17 +235,17 @@ def serve(listener: socket.socket, prepare: Callable[[], None], environment: dic
 
 
 def _code() -> dict[str, int]:
-    """Modification times (ns) of this project's programs and modules."""
+    """Return the modification times (ns) of this project's programs and modules."""
     return {str(path): path.stat().st_mtime_ns for path in (ROOT / "scripts").rglob("*.py")}
 
 
 def threads() -> int:
-    """Threads of this process."""
+    """Return the number of threads of this process."""
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208
 
 
 def _monitor(connection: socket.socket, environment: dict[str, str], added: dict[str, str]) -> None:
-    """Fork the job of a connection; hand on the client's signals, and the job's status."""
+    """Fork the job of a connection; forward the client's signals, and the job's status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Signals to all processes are for the job; a monitor ends with its job or its client.
     for number in FORWARDED:
@@ -289,8 +289,8 @@ def _job(
         os.close(descriptor)
     forks.served = environment
     os.environ.clear()
-    os.environ.update(added | request["environment"])  # added: by imports, for themselves
-    tempfile.tempdir = None  # which follows the environment
+    os.environ.update(added | request["environment"])  # added: set by imports for themselves
+    tempfile.tempdir = None  # depends on the environment
     processes.driver = request["driver"]
     os.chdir(request["folder"])
     forks.run_script(request["words"])

@@ -12,7 +12,7 @@ from shardlab.settings.cuda import driver_needed
 
 FIELDS = ("index", "name", "driver_version", "mig.mode.current", "memory.used")
 BUSY_MIB = 2048
-"""Memory in use on an idle GPU from which on it is another process's: a context of CUDA takes about 0.5 GiB."""
+"""Memory use above which an idle GPU counts as used by another process: a CUDA context takes about 0.5 GiB."""
 IN_CONTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 DEVICES = Path("/dev")
 
@@ -24,12 +24,12 @@ class Gpu(NamedTuple):
     name: str
     driver: str
     mig: bool
-    """Split into instances (Multi-Instance GPU), of which a process sees one."""
+    """True if split into instances (Multi-Instance GPU), of which a process sees one."""
     used_mib: int
 
 
 def listed() -> list[Gpu]:
-    """GPUs that NVIDIA's driver lists on this node; none without nvidia-smi, or where it fails."""
+    """Return the GPUs that NVIDIA's driver lists on this node; none without nvidia-smi, or if it fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     words = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
@@ -42,7 +42,7 @@ def listed() -> list[Gpu]:
 
 
 def why_missing(found: int, cuda: str | None, hip: str | None) -> str:
-    """Cause and remedy where PyTorch sees ``found`` GPUs and a run needs more.
+    """Return cause and remedy if PyTorch sees ``found`` GPUs and a run needs more.
 
     ``cuda`` and ``hip`` are the versions that PyTorch was built for (``torch.version``).
     """
@@ -55,47 +55,45 @@ def why_missing(found: int, cuda: str | None, hip: str | None) -> str:
         inside = any(name in os.environ for name in IN_CONTAINER)
         if inside and (DEVICES / "nvidiactl").exists():
             return "the container was started without --nv; add it to container.flags in the site's file"
-        return (
-            "nvidia-smi lists none either, so the job was given none; ask for GPUs with slurm.gpus in the site's file"
-        )
+        return "nvidia-smi lists none either, so the job has none; request GPUs with slurm.gpus in the site's file"
     if problem := old_driver(gpus, cuda):
         return problem
     if any(gpu.mig for gpu in gpus):
         return (
-            "its GPUs are split (MIG), and a process sees one instance; ask for whole GPUs with slurm.gpu_type in the "
+            "its GPUs are split (MIG), and a process sees one instance; request whole GPUs with slurm.gpu_type in the "
             "site's file, or set ranks_per_node to 1"
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and found < len(gpus):
         return f"CUDA_VISIBLE_DEVICES={visible} hides the others of {len(gpus)}; unset it, or lower ranks_per_node"
-    return "lower ranks_per_node, or ask for more GPUs per node (slurm.gpus in the site's file)"
+    return "lower ranks_per_node, or request more GPUs per node (slurm.gpus in the site's file)"
 
 
 def old_driver(gpus: list[Gpu], cuda: str | None) -> str | None:
-    """Sentence about a driver that is older than PyTorch's CUDA needs; None where it is not."""
+    """Return a sentence if the driver is older than PyTorch's CUDA needs; None if it is not."""
     needed = driver_needed(cuda)
     if not gpus or needed is None or int(gpus[0].driver.split(".")[0]) >= needed:
         return None
     return (
-        f"the driver {gpus[0].driver} is too old for this PyTorch's CUDA {cuda}, which needs {needed} or newer; take "
+        f"the driver {gpus[0].driver} is too old for this PyTorch's CUDA {cuda}, which needs {needed} or newer; use "
         "nodes with a newer driver, or a PyTorch built for an older CUDA"
     )
 
 
 def busy(gpus: list[Gpu]) -> list[str]:
-    """A sentence for each GPU that another process uses before a run has started."""
+    """Return a sentence for each GPU that another process uses before a run has started."""
     return [
-        f"GPU {gpu.number} ({gpu.name}) has {gpu.used_mib / 1024:.1f} GiB in use by another process; ask for GPUs of "
-        "your own (slurm.gpus, or --exclusive among slurm.flags in the site's file), or end that process"
+        f"GPU {gpu.number} ({gpu.name}) has {gpu.used_mib / 1024:.1f} GiB in use by another process; request exclusive "
+        "GPUs (slurm.gpus, or --exclusive among slurm.flags in the site's file), or end that process"
         for gpu in gpus
         if gpu.used_mib > BUSY_MIB
     ]
 
 
 def other_torch(installed: str, rocm: bool) -> str | None:
-    """Sentence about a PyTorch of another release than envs/train.txt pins; None where it is that one."""
+    """Return a sentence if PyTorch's release differs from the one in envs/train.txt; None if it does not."""
     pinned = re.search(r"^torch==(\d+\.\d+)", (ROOT / "envs/train.txt").read_text(encoding="utf-8"), re.MULTILINE)
     if pinned is None or installed.startswith(f"{pinned[1]}."):
         return None
-    remedy = "take an image whose PyTorch for ROCm is" if rocm else "install"
-    return f"PyTorch is {installed}, and this project is written for {pinned[1]}; {remedy} {pinned[1]}"
+    remedy = "use an image whose PyTorch for ROCm is" if rocm else "install"
+    return f"PyTorch is {installed}, but this project needs {pinned[1]}; {remedy} {pinned[1]}"

@@ -21,20 +21,20 @@ from shardlab.settings.types import Run, read_run
 
 
 def main(description: str | None) -> int:
-    """Check what the stage needs, start it, and say how it ended; the ``main`` of launch.py."""
+    """Check what the stage needs, start it, and report how it ended; the ``main`` of launch.py."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("stage", choices=STAGES, metavar="STAGE", help=f"program to start: {', '.join(STAGES)}")
     parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
     parser.add_argument("--data", type=Path, help="folder of the prepared data set")
-    parser.add_argument("--image", type=Path, help="report of the image, where the site runs in one")
-    parser.add_argument("--weights", type=Path, help="weights that the stage begins with")
-    parser.add_argument("--done", type=Path, help="train: written last, when everything else is")
-    parser.add_argument("--afresh", action="store_true", help="train: begin at the first step, whatever there is")
+    parser.add_argument("--image", type=Path, help="report of the image, if the site uses one")
+    parser.add_argument("--weights", type=Path, help="weights that the stage starts from")
+    parser.add_argument("--done", type=Path, help="train: file to write last, when everything else is written")
+    parser.add_argument("--afresh", action="store_true", help="train: start at the first step, ignoring checkpoints")
     parser.add_argument("--dry-run", action="store_true", help="print the shell lines and stop")
     args, others = parser.parse_known_args()
-    # A fork of a server has it from its client, whose ancestor Snakemake is.
+    # A fork of a server gets it from its client, whose ancestor is Snakemake.
     processes.driver = processes.driver or processes.snakemake_of(os.getpid())
 
     run = read_run(args.settings)
@@ -65,7 +65,7 @@ def main(description: str | None) -> int:
             return train(run, story, program, image, args.done, descriptor, afresh=args.afresh)
     except Stopped as stopped:
         if slurm.requeue(stopped.why):
-            print("The job is back in the queue.", flush=True)
+            print("The job was requeued.", flush=True)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(60)  # Slurm ends this process
         raise
@@ -78,11 +78,11 @@ STOPPED_BY = {
     slurm.TIME_LIMIT: "its job is near its time limit",
     processes.DRIVER_ENDED: "its driver ended",
 }
-"""Why a training is told to stop, by the signal or the word that says so."""
+"""Reasons to stop a training, by signal or keyword."""
 
 
 class Stopped(UserError):
-    """A training saved and ended because it was told to; ``why`` says what for."""
+    """A training saved and stopped on request; ``why`` is the reason."""
 
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
@@ -92,19 +92,19 @@ class Stopped(UserError):
 def train(
     run: Run, story: Story, program: list[str], image: Path | None, done: Path | None, descriptor: int, *, afresh: bool
 ) -> int:
-    """Bring a run to its end, from where it stands; may be called any number of times.
+    """Train a run to its end, from its current state; may be called any number of times.
 
     Raises:
         Stopped: it was told to stop.
-        UserError: it failed, further attempts are of no use, or there is no room for the run's files.
+        UserError: it failed, further attempts are pointless, or there is no space for the run's files.
     """
     name = f"{run.strategy} x {run.workload}"
     finished = story.finished()
-    # A call begins from scratch once: a job that was put back into the queue resumes.
+    # A call starts from scratch only once: a requeued job resumes.
     afresh = afresh and not story.tried_by_this_call()
-    # Snakemake asks for what is there if it was told to, or if it does not know of it: its driver died, say.
+    # Snakemake re-requests a finished run after --force, or if its driver died.
     if finished == story.identity and not (afresh or story.was_seen()):
-        print(f"{name} had come to its end; nothing is trained again.", flush=True)
+        print(f"{name} is already finished; nothing is trained again.", flush=True)
         return story.note_done(done)
     story.refuse_hopeless()
     story.check_room()
@@ -114,7 +114,7 @@ def train(
     with story.attempt() as attempt:
         words = [*program, f"--attempt={attempt.number}", *recomputation(run, story.folder)] + ["--afresh"] * afresh
         command = script.command(run, words, image, scope("train", run))
-        print(f"{command.lines}\n\nattempt {attempt.number}; all that it prints is in {story.log(attempt)}", flush=True)
+        print(f"{command.lines}\n\nattempt {attempt.number}; its output is in {story.log(attempt)}", flush=True)
         status = child.run(command, story.log(attempt))
         told = child.told or story.stopped()
         if status == 0 and story.finished() == story.identity:
@@ -135,10 +135,10 @@ def train(
 
 
 def recomputation(run: Run, folder: Path) -> list[str]:
-    """Option of train.py: what is recomputed where the recipe leaves that to the run's plan.
+    """Return train.py's option for recomputation if the recipe leaves it to the run's plan.
 
     Raises:
-        UserError: there is no plan of this run.
+        UserError: this run has no plan.
     """
     if run.recipe.activation_checkpointing != "auto":
         return []
@@ -147,15 +147,15 @@ def recomputation(run: Run, folder: Path) -> list[str]:
     if not made.is_of(run):
         raise UserError(f"{folder / plan.FILE} is the plan of another run; {again}.")
     if made.fits is None:
-        print("Nothing is recomputed: the site's figures.device_memory_gib is not known.", flush=True)
+        print("Nothing is recomputed: the site's figures.device_memory_gib is not set.", flush=True)
     return [f"--recompute={made.activation_checkpointing or 'none'}"]
 
 
 def image_of(run: Run, report: Path | None, *, dry_run: bool) -> Path | None:
-    """The image to run in, or None for a site without one; in a dry run it need not be there yet.
+    """Return the image to run in, or None for a site without one; in a dry run it may not exist yet.
 
     Raises:
-        UserError: the site runs in an image and none is given, or the image has gone.
+        UserError: the site uses an image and none is given, or it is missing.
     """
     if run.site.container is None:
         return None
@@ -167,14 +167,14 @@ def image_of(run: Run, report: Path | None, *, dry_run: bool) -> Path | None:
 
 
 def check_place(run: Run, image: Path | None) -> None:
-    """Whether this machine can start what the site starts.
+    """Check that this machine can start what the site starts.
 
     Raises:
         UserError: srun without a Slurm job, or a program that is not on the PATH.
     """
     if run.site.srun and slurm.job_id() is None:
         raise UserError(
-            f"site {run.site_name} starts ranks with srun, inside a Slurm job, and this is none; "
+            f"site {run.site_name} starts ranks with srun, inside a Slurm job, and this is not one; "
             "run snakemake with --profile slurm, or choose site local."
         )
     if run.site.container and image:
@@ -182,8 +182,8 @@ def check_place(run: Run, image: Path | None) -> None:
 
 
 def commit() -> list[str]:
-    """Option of train.py with the commit of the working tree: there need not be a git inside the image."""
-    if not (ROOT / ".git").exists():  # a copy of a commit, named by it, for who uses this workflow as a module
+    """Return train.py's option with the commit of the working tree: the image may not have git."""
+    if not (ROOT / ".git").exists():  # a copy of a commit, named after it, where this workflow is used as a module
         return [f"--commit={ROOT.name}"] if re.fullmatch(r"[0-9a-f]{40}", ROOT.name) else []
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:

@@ -17,32 +17,32 @@ from shardlab.settings.identity import difference, of
 from shardlab.settings.types import Run
 
 RECENT = 20
-"""Steps whose median time says how long the others will take."""
+"""Steps whose median time is used to estimate the remaining time."""
 
 
 @dataclass
 class Look:
-    """A run as it is now."""
+    """Current status of a run."""
 
     name: str
     """Strategy and workload, as in the path of its folder."""
     state: str
     """done, running, resumed (running, not its first attempt), queued, stopped, failed, stale, waiting."""
     why: str = ""
-    """What the state does not say: how the last attempt ended, or which key makes it stale."""
+    """Details of the state: how the last attempt ended, or which key makes it stale."""
     step: int = 0
     steps: int | None = None
     losses: list[float] = field(default_factory=list)
-    """Of all its steps so far."""
+    """Losses of all its steps so far."""
     samples_per_second: float | None = None
     seconds_left: float | None = None
-    """Until its last step, if it runs."""
+    """Estimated seconds until its last step, if it is running."""
     where: str = ""
     """Host, or Slurm job."""
 
 
 def alive(folder: Path) -> str | None:
-    """Who holds the lock of a run; None if nobody does.
+    """Return the holder of a run's lock; None if it is free.
 
     Raises:
         UserError: the file system has no locks, or Slurm does not answer.
@@ -59,7 +59,7 @@ def alive(folder: Path) -> str | None:
 
 
 def trained(run: Run, folder: Path) -> str | None:
-    """Which key the finished training in a folder has otherwise, or what is wrong with it.
+    """Return the key that differs in the finished training in a folder, or what is wrong with that training.
 
     Empty if it is that of ``run``, None if there is none.
     """
@@ -73,7 +73,7 @@ def trained(run: Run, folder: Path) -> str | None:
 
 
 def recovery(run: Run, folder: Path) -> str:
-    """What the next call makes of a run, in a sentence."""
+    """Describe what the next call will do with a run, in one sentence."""
     if holder := alive(folder):
         return f"alive: {holder} trains it; the next call follows it or waits for it"
     other = trained(run, folder)
@@ -82,8 +82,8 @@ def recovery(run: Run, folder: Path) -> str:
         if folder.with_name(f"{folder.name}.done").exists():
             return "done"
         if attempts.requested(folder, of(run, "")):
-            return "finished, and to be trained again, as was requested: the next call does so from scratch"
-        return "finished, and its driver does not know: the next call takes it as it is"
+            return "finished, and retraining was requested: the next call trains from scratch"
+        return "finished, but not recorded by Snakemake: the next call uses it as it is"
     reason = f" of another {other};" if other else ""
     skipped = f" ({changed})" if changed else ""
     for place in manifest.saved(folder):
@@ -93,7 +93,7 @@ def recovery(run: Run, folder: Path) -> str:
             skipped += f" ({error})"
             continue
         if key := difference(run.model_dump(mode="json"), found.settings):
-            return f"checkpoint of another {key}: set it back, or train with --config afresh=true{skipped}"
+            return f"checkpoint of another {key}: change it back, or train with --config afresh=true{skipped}"
         return f"resumable after step {found.step}; {_last(folder)}{skipped}"
     if not folder.exists():
         return "not begun"
@@ -101,7 +101,7 @@ def recovery(run: Run, folder: Path) -> str:
 
 
 def look(run: Run, folder: Path, queued: dict[str, str]) -> Look:
-    """A run as it is now; ``queued``: see ``queue``."""
+    """Return the current status of a run; ``queued``: see ``queue``."""
     found = Look(f"{run.strategy}/{run.workload}", "waiting")
     tried = attempts.history(folder)
     _fill(found, metrics.read(folder / metrics.NAME))
@@ -121,24 +121,25 @@ def look(run: Run, folder: Path, queued: dict[str, str]) -> Look:
     elif tried and tried[-1].ended and tried[-1].failed:
         found.state = "failed"
     elif tried:
-        found.state, found.why = "stopped", found.why or "ended without a word"
+        found.state, found.why = "stopped", found.why or "died without reporting"
     return found
 
 
 def queue(folder: Path) -> dict[str, str]:
-    """Slurm jobs of a project's folder that wait: strategy/workload to the job's number."""
+    """Return {strategy/workload: job number} of a project folder's waiting Slurm jobs."""
     if shutil.which("squeue") is None:
         return {}
     words = ["squeue", "--me", "--noheader", "--states=PENDING", f"--name={name_of(folder)}", "--format=%i|%k"]
     listed = subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
     prefix = "rule_train_wildcards_"
     jobs = [line.split("|", 1) for line in listed]
-    # A strategy's name may have underscores, a workload's, too: the last one parts them, as far as a table goes.
+    # Names of strategies and workloads may contain underscores: the last one separates them, which is enough for a
+    # table.
     return {"/".join(c.removeprefix(prefix).rsplit("_", 1)): job for job, c in jobs if c.startswith(prefix)}
 
 
 def _fill(found: Look, records: list[dict[str, Any]]) -> None:
-    """Steps, losses and speed, from the records of metrics.jsonl."""
+    """Fill in steps, losses and speed, from the records of metrics.jsonl."""
     steps = [record for record in records if record["kind"] == "train"]
     found.steps = next((record.get("steps") for record in reversed(records) if record["kind"] == "attempt"), None)
     if not steps:
@@ -158,9 +159,9 @@ def _place(attempt: Attempt) -> str:
 
 
 def _last(folder: Path) -> str:
-    """How the last attempt ended."""
+    """Describe how the last attempt ended."""
     story = attempts.history(folder)
     if not story:
         return "never begun"
     attempt = story[-1]
-    return f"attempt {attempt.number} ({_place(attempt)}) {attempt.why or 'ended without a word'}"
+    return f"attempt {attempt.number} ({_place(attempt)}) {attempt.why or 'died without reporting'}"

@@ -6,16 +6,14 @@ import subprocess
 
 from shardlab.settings.sites import Site
 
-NO_WORD = (
-    "it is killed without a word, so what came after the last checkpoint is taken again: set recipe.checkpoint_minutes"
-)
+NO_WORD = "it is killed without notice, so steps after the last checkpoint are repeated: set recipe.checkpoint_minutes"
 ENDS = "ends, and Snakemake submits it again (preemptible-retries)"
 
 
 def policy(site: Site) -> tuple[list[str], list[str]]:
-    """(What this site's limits mean for a training, what is wrong with the site's file), by sentences.
+    """Return (effects of the site's limits on a training, problems in the site's file), as sentences.
 
-    Empty where there is no Slurm, or it does not know the partition.
+    Empty without Slurm, or if it does not know the partition.
     """
     if site.slurm is None or shutil.which("scontrol") is None:
         return [], []
@@ -28,20 +26,20 @@ def policy(site: Site) -> tuple[list[str], list[str]]:
 
 
 def means(site: Site, partition: dict[str, str], config: dict[str, str]) -> tuple[list[str], list[str]]:
-    """As ``policy``, of a partition and a configuration as scontrol shows them."""
+    """Return the same as ``policy``, for a partition and a configuration as scontrol shows them."""
     assert site.slurm is not None
     slurm, name = site.slurm.of("train"), partition["PartitionName"]
     said, wrong = [], []
     most = minutes(partition.get("MaxTime", "UNLIMITED"))
     if most is not None and slurm.runtime > most:
         wrong.append(
-            f"partition {name} gives a job {most} min and slurm.runtime is {slurm.runtime}; lower it to {most}"
+            f"partition {name} limits jobs to {most} min, but slurm.runtime is {slurm.runtime}; lower it to {most}"
         )
     back = slurm.requeue and config.get("JobRequeue", "1") != "0"
-    again = "goes back into the queue under its id, as often as it takes" if back else ENDS
-    limit = f"of at most {most}" if most is not None else "without a limit of the partition"
+    again = "is requeued under the same id, as often as it takes" if back else ENDS
+    limit = f"of at most {most}" if most is not None else "without a partition limit"
     said.append(
-        f"time: a training on {name} asks for {slurm.runtime} min {limit}; {site.warning} s before their end it saves "
+        f"time: a training on {name} requests {slurm.runtime} min {limit}; {site.warning} s before the end it saves "
         f"and {again}"
     )
     mode = partition.get("PreemptMode") or config.get("PreemptMode", "OFF")
@@ -49,11 +47,11 @@ def means(site: Site, partition: dict[str, str], config: dict[str, str]) -> tupl
     if config.get("PreemptType", "preempt/none") == "preempt/none" or mode.startswith("OFF"):
         said.append(f"preemption: none on {name}")
     elif mode.startswith("SUSPEND"):
-        said.append(f"preemption: a job on {name} is suspended and goes on later; nothing is lost")
+        said.append(f"preemption: a job on {name} is suspended and continues later; nothing is lost")
     else:
-        told = f"it is told {grace} s before, and saves" if grace else NO_WORD
+        told = f"it is warned {grace} s before, and saves" if grace else NO_WORD
         then = again if mode.startswith("REQUEUE") else ENDS
-        said.append(f"preemption: a job on {name} may be taken away ({mode}); {told}; then it {then}")
+        said.append(f"preemption: a job on {name} may be preempted ({mode}); {told}; then it {then}")
     wait = re.match(r"\d+", config.get("KillWait", ""))
     if wait and site.stop_seconds >= int(wait[0]):
         said.append(
@@ -64,7 +62,7 @@ def means(site: Site, partition: dict[str, str], config: dict[str, str]) -> tupl
 
 
 def minutes(text: str) -> int | None:
-    """Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS in minutes; None for UNLIMITED or what is no time."""
+    """Convert Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS to minutes; None for UNLIMITED or any other text."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if found is None:
         return None

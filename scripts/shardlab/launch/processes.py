@@ -1,4 +1,4 @@
-"""Signals and parents: no process of a run is left behind, and none dies of a request to stop."""
+"""Signals and parent processes: no process of a run is left behind, and requests to stop do not kill it."""
 
 import ctypes
 import os
@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that ask a training to save and end: the end of a job, Ctrl-C, a closed terminal, Slurm's warning."""
+"""Signals that request a training to save and stop: the end of a job, Ctrl-C, a closed terminal, Slurm's warning."""
 WARNINGS = STOP[1:]
-"""Those of them that a process notes which has nothing to save yet. SIGTERM ends it at once: a rank that waits for one
-that died in start-up hears of no signal otherwise, and torchrun gives it 30 s."""
+"""Signals that a process without anything to save only records. SIGTERM ends it at once: a rank that waits for one that
+died during start-up would not react to signals, and torchrun would wait 30 s.
+"""
 REQUEST = ".stop"
-"""File in a run's folder that asks its ranks to save and end, and says why."""
+"""File in a run's folder that requests its ranks to save and stop, with the reason."""
 DRIVER_ENDED = "Snakemake ended"
-"""Why a training is told to stop whose Snakemake is gone."""
+"""Reason to stop a training whose Snakemake has ended."""
 TORCHRUN = "SHARDLAB_TORCHRUN"
 """Environment variable with the process id of the torchrun that started a rank."""
 driver: int | None = None
@@ -26,19 +27,19 @@ _asked: list[int] = []
 
 
 def listen(numbers: Iterable[signal.Signals] = STOP) -> None:
-    """From here on, note these requests to stop instead of dying of them."""
+    """Record these requests to stop from now on, instead of dying from them."""
     for number in numbers:
         signal.signal(number, lambda number, _: _asked.append(number))
 
 
 def obey(numbers: Iterable[signal.Signals] = STOP) -> None:
-    """Die of these signals, whatever handlers were inherited from a parent that forked this process, or set before."""
+    """Restore the default action of these signals, replacing handlers inherited through a fork or set before."""
     for number in numbers:
         signal.signal(number, signal.SIG_DFL)
 
 
 def name(what: str) -> None:
-    """What `ps -o comm` and `top` call this process (Linux: prctl(2), PR_SET_NAME), which has its parent's words."""
+    """Set the process name for `ps -o comm` and `top` (Linux: prctl(2), PR_SET_NAME); a fork has its parent's."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(15, what.encode())
 
@@ -47,11 +48,11 @@ class Requests:
     """Requests to stop: signals to this process, or a file that launch.py writes."""
 
     def __init__(self, path: Path | None) -> None:
-        """``path`` is that of the file; None for ranks that need not look, since the others tell them."""
+        """``path`` is that of the file; None for ranks that need not check it, since rank 0 informs them."""
         self.path, self._next = path, 0.0
 
     def asked(self) -> str | None:
-        """Why to stop; None while nobody asks. Looks for the file once a second."""
+        """Return the reason to stop; None without a request. Checks the file once a second."""
         if _asked:
             return signal.Signals(_asked[0]).name
         if self.path is None or time.monotonic() < self._next:
@@ -64,25 +65,25 @@ class Requests:
 
 
 def die_with_parent(number: int, parent: int | None = None) -> None:
-    """Have the system send this process a signal when its parent ends (Linux: prctl(2), PR_SET_PDEATHSIG).
+    """Make the system send this process a signal when its parent ends (Linux: prctl(2), PR_SET_PDEATHSIG).
 
-    ``parent`` is its process id, where it is known: one that ended before this call is not the parent any more.
+    ``parent`` is its process id, if known: one that ended before this call is no longer the parent.
     """
     if not sys.platform.startswith("linux"):
         return
     parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(1, number, 0, 0, 0)
-    if os.getppid() != parent:  # it ended just now
+    if os.getppid() != parent:  # the parent has just ended
         os.kill(os.getpid(), number)
 
 
 def watch_snakemake(ended: Callable[[], None]) -> None:
-    """Call ``ended`` once the Snakemake that this process works for has ended; where there is none, never."""
+    """Call ``ended`` once the Snakemake that this process works for has ended; never if there is none."""
     if driver is None:
         return
     try:
         descriptor = os.pidfd_open(driver)
-    except ProcessLookupError:  # it ended just now
+    except ProcessLookupError:  # it has just ended
         ended()
         return
     except OSError:
@@ -98,7 +99,7 @@ def watch_snakemake(ended: Callable[[], None]) -> None:
 
 
 def snakemake_of(pid: int) -> int | None:
-    """The nearest of a process's ancestors that is Snakemake."""
+    """Return the nearest ancestor of a process that is Snakemake."""
     while pid > 1:
         try:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,7 +1,7 @@
-"""What a person at a terminal sees of a call: a bar with an estimate, a line per finished run, a sentence per failure.
+"""Progress display of a call on a terminal: a bar with an estimate, a line per finished run, a sentence per failure.
 
-Snakemake's own ten lines a job go to its log, `.snakemake/log`, as ever; where the output is no terminal they stay.
-Its handler for terminals is replaced among its logger's handlers: a plugin of its own would have to be an installed
+Snakemake's usual ten lines per job go to its log, `.snakemake/log`; if the output is not a terminal, they are also
+printed. Its terminal handler is replaced among its logger's handlers: a logger plugin would have to be an installed
 package, which this project is not.
 """
 
@@ -22,10 +22,10 @@ from shardlab.patches import snakemake_logging
 from shardlab.report.notes import seconds_by_rule
 
 GUESS = {"train": 12.0, "twins": 40.0, "evaluate": 6.0}
-"""Seconds of a job where none of its rule has ended yet, in this call or an earlier one; others take OTHERS."""
+"""Estimated seconds per job if none of its rule has ended yet, in this call or an earlier one; other rules: OTHERS."""
 OTHERS = 2.0
 SHOWN = ("Nothing to be done", "Complete log", "of an earlier call", "Shutting down", "Will exit")
-"""What is shown of the sentences that belong to no job."""
+"""Messages without a job that are shown."""
 RUN = re.compile(r"results/([^/]+)/([^/]+?)(?:\.done|/test\.json)$")
 
 
@@ -42,7 +42,7 @@ class Lines(logging.Handler):
     """Shows the events of Snakemake's log on a terminal."""
 
     def __init__(self, console: Console, recorded: dict[str, float], before: logging.Handler | None = None) -> None:
-        """``before``: the handler that this one stands for; its filters stay (--quiet)."""
+        """``before``: the handler that this one replaces; its filters are kept (--quiet)."""
         super().__init__()
         self.console, self.estimate = console, Estimate(recorded)
         self.filters = list(before.filters) if before else []
@@ -57,7 +57,7 @@ class Lines(logging.Handler):
         self.task = self.bar.add_task("", total=None, left="")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a record, or keep what it says for later."""
+        """Show a record, or remember it for later."""
         try:
             event = str(getattr(record, "event", None) or "message")
             getattr(self, f"_{event}", self._ignore)(record)
@@ -66,19 +66,19 @@ class Lines(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self.bar.stop()
         super().close()
 
     def _ignore(self, record: logging.LogRecord) -> None:
-        """What only Snakemake's log has."""
+        """Ignore records that only Snakemake's log shows."""
 
     def _message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if text.startswith("Terminating processes on user request"):
             self._stopped()
         elif text.startswith("RuleException:") or not text.strip() or (self.stopped and text.startswith("Exiting")):
-            return  # the sentence of the job that failed says it
+            return  # the error of the failed job says it
         elif record.levelno >= logging.WARNING:
             self.console.print(Text(text, "red" if record.levelno >= logging.ERROR else "yellow"))
         elif any(words in text for words in SHOWN):
@@ -87,9 +87,9 @@ class Lines(logging.Handler):
     _error = _message
 
     def _stopped(self) -> None:
-        """Say once that all is well after Ctrl-C, whether a job hears of it first or Snakemake."""
+        """Report once after Ctrl-C that nothing is lost, whether a job or Snakemake notices it first."""
         if not self.stopped:
-            self.console.print("stopped; the same call goes on where each run was")
+            self.console.print("stopped; run the same command again to resume")
         self.stopped = True
 
     def _run_info(self, record: logging.LogRecord) -> None:
@@ -123,7 +123,7 @@ class Lines(logging.Handler):
 
 
 def finished(wildcards: dict[str, str], results: Path = Path("results")) -> str:
-    """A line for a run: its test loss, how far that is from one device's where that is known, its time."""
+    """Format a run's line: its test loss, the difference from one device's if known, its time."""
     folder = results / wildcards["strategy"] / wildcards["workload"]
     text = f"{wildcards['strategy']} x {wildcards['workload']}"
     try:
@@ -140,7 +140,7 @@ def finished(wildcards: dict[str, str], results: Path = Path("results")) -> str:
 
 
 def failed(record: logging.LogRecord) -> str:
-    """One sentence for a job that failed, from its log, and where the rest is."""
+    """Summarize a failed job in one sentence, from its log, with the path of the rest."""
     logs = [Path(str(path)) for path in getattr(record, "log", []) or []]
     named = RUN.match(str(next(iter(getattr(record, "output", []) or []), "")))
     what = f"{getattr(record, 'rule_name', 'job')}" + (f" of {named[1]} x {named[2]}" if named else "")
@@ -151,10 +151,12 @@ def failed(record: logging.LogRecord) -> str:
 
 
 class Estimate:
-    """Seconds that are left: of each rule what a job took, times those that are to come, over what ran side by side."""
+    """Estimated remaining time: seconds per job of each rule, times the jobs to come, divided by the parallelism so
+    far.
+    """
 
     def __init__(self, recorded: dict[str, float]) -> None:
-        """``recorded``: seconds of a job by rule, from earlier calls."""
+        """``recorded``: seconds per job by rule, from earlier calls."""
         self.recorded = recorded
         self.to_come: Counter[str] = Counter()
         self.running: dict[Any, tuple[str, float]] = {}
@@ -162,30 +164,30 @@ class Estimate:
         self.begun: float | None = None
 
     def expect(self, stats: dict[str, int]) -> None:
-        """How many jobs of each rule there are in all."""
+        """Set the total number of jobs of each rule."""
         self.to_come = Counter(stats)
 
     def begin(self, number: Any, rule: str, now: float | None = None) -> None:
-        """A job begins."""
+        """Record the start of a job."""
         now = time.monotonic() if now is None else now
         self.begun = now if self.begun is None else self.begun
         self.running[number] = (rule, now)
 
     def end(self, number: Any, now: float | None = None) -> None:
-        """A job has ended."""
+        """Record the end of a job."""
         if number in self.running:
             rule, began = self.running.pop(number)
             self.took[rule].append((time.monotonic() if now is None else now) - began)
             self.to_come[rule] -= 1
 
     def each(self, rule: str) -> float:
-        """Seconds of a job of a rule."""
+        """Return the seconds per job of a rule."""
         if mine := self.took[rule]:
             return sum(mine) / len(mine)
         return self.recorded.get(rule, GUESS.get(rule, OTHERS))
 
     def seconds(self, now: float | None = None) -> float:
-        """Until all is done."""
+        """Return the seconds until all jobs are done."""
         now = time.monotonic() if now is None else now
         work = sum(max(0, count) * self.each(rule) for rule, count in self.to_come.items())
         under_way = [(self.each(rule), now - began) for rule, began in self.running.values()]
@@ -195,7 +197,7 @@ class Estimate:
         return work / max(1.0, spent / elapsed if elapsed > 0 else 1.0)
 
     def left(self) -> str:
-        """About how long, in words; nothing once all is done."""
+        """Format the approximate remaining time; empty once all jobs are done."""
         if not any(self.to_come.values()):
             return ""
         seconds = self.seconds()

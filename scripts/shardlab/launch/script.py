@@ -1,4 +1,4 @@
-"""The shell lines that start a program at a site: srun, apptainer exec and torchrun, as far as each is needed."""
+"""Shell lines that start a program at a site: srun, apptainer exec and torchrun, as far as each is needed."""
 
 import shlex
 import sys
@@ -12,7 +12,7 @@ from shardlab.settings.sites import SiteRuntime, Srun
 from shardlab.settings.types import Run
 
 RANKS = "ranks.py"
-"""The program that starts the ranks of a node; it lies beside the others."""
+"""Program that starts the ranks of a node; it is next to the others."""
 RENDEZVOUS = "RENDEZVOUS"
 """Environment variable with the address and port where the nodes of a job meet."""
 
@@ -22,18 +22,18 @@ RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
 
 class Command(NamedTuple):
-    """The start of a program at a site."""
+    """Command that starts a program at a site."""
 
     lines: str
-    """Bash lines; they hold in a Slurm job's first node, or on this machine for a site without srun."""
+    """Bash lines; they work on a Slurm job's first node, or on this machine for a site without srun."""
     program: list[str] | None
-    """Python's arguments in them, where this process can be forked and run the program itself."""
+    """Python's arguments in these lines, if a fork of this process can run the program directly."""
 
 
 def command(run: Run, program: list[str], image: Path | None, scope: Scope) -> Command:
-    """The start of ``program`` (a script and its arguments).
+    """Return the command that starts ``program`` (a script and its arguments).
 
-    A fork of a server runs it itself on this machine's CPU, if no shell has to do anything first.
+    A fork of a server runs it directly on this machine's CPU, if no shell has to do anything first.
     """
     site = run.site
     needs_shell = image or site.srun or site.before or site.environment_node
@@ -44,9 +44,9 @@ def command(run: Run, program: list[str], image: Path | None, scope: Scope) -> C
 
 
 def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str:
-    """Bash lines that run ``program`` (a script and its arguments).
+    """Return Bash lines that run ``program`` (a script and its arguments).
 
-    They hold in a Slurm job's first node, or on this machine for a site without srun, and can be run by hand.
+    They work on a Slurm job's first node, or on this machine for a site without srun, and can be run by hand.
     """
     site = run.site
     nodes, per_node = scope.size(run)
@@ -63,7 +63,7 @@ def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str
     if nodes > 1:
         port = f"$(({site.srun.port_first} + SLURM_JOB_ID % {site.srun.ports}))"
         lines.append(f'export {RENDEZVOUS}="{address(site.srun)}:{port}"')
-    # Nothing is inherited from the job: each number is given.
+    # Nothing is inherited from the job: each number is given explicitly.
     srun = ["exec", "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     srun += [f"--cpus-per-task={per_node * site.cpus_per_rank}", "--kill-on-bad-exit=1", "--export=ALL"]
     srun += [shlex.quote(flag) for flag in site.srun.flags]
@@ -71,7 +71,7 @@ def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str
 
 
 def address(srun: Srun) -> str:
-    """Shell expression for the address of the node that evaluates it, by the site's rule."""
+    """Return a shell expression for the address of the node that evaluates it, by the site's rule."""
     if srun.interface:
         return f'$(ip -4 -br address show dev {srun.interface} | grep -m 1 -oE "[0-9.]+/" | tr -d /)'
     if srun.suffix or srun.domain:
@@ -80,16 +80,16 @@ def address(srun: Srun) -> str:
 
 
 def environment(site: SiteRuntime) -> dict[str, str]:
-    """What the ranks' environment has on top of this process's: no network, threads, memory, the site's own."""
+    """Return the ranks' additional environment variables: no network, threads, memory, the site's variables."""
     offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
-    # Packages in a user's home would otherwise be taken before those of the image.
+    # Packages in a user's home would otherwise take precedence over those of the image.
     alone = {"PYTHONNOUSERSITE": "1"}
-    # Snakemake sets all of these to the rule's threads, that is to the cores of all ranks together:
-    # every rank would start that many threads, and two ranks on two cores run six times slower.
+    # Snakemake sets all of these to the rule's threads, that is to the cores of all ranks together: every rank
+    # would start that many threads, and two ranks on two cores run six times slower.
     threads = dict.fromkeys(
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(site.omp_threads or site.cpus_per_rank)
     )
-    # Blocks of PyTorch's allocator that grow leave fewer gaps where lengths differ (PyTorch's "CUDA semantics").
+    # Expandable segments leave less fragmentation if lengths differ (PyTorch's "CUDA semantics").
     of_gpus = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", **RECORDER} if site.device == "cuda" else {}
     return offline | alone | threads | of_gpus | site.environment
 
@@ -99,7 +99,7 @@ def _needs_torchrun(run: Run) -> bool:
 
 
 def _words(run: Run, program: list[str], scope: Scope) -> list[str]:
-    """Python's arguments, quoted: the program's, or torchrun's before them."""
+    """Return Python's quoted arguments: the program's, preceded by torchrun's if needed."""
     quoted = [*map(shlex.quote, program)]
     if scope is Scope.RANKS and _needs_torchrun(run):
         return [*_torchrun(run, Path(program[0])), *quoted]
@@ -107,18 +107,18 @@ def _words(run: Run, program: list[str], scope: Scope) -> list[str]:
 
 
 def _torchrun(run: Run, program: Path) -> list[str]:
-    """torchrun's words, quoted; the shell of each node fills in what differs between nodes."""
+    """Return torchrun's quoted arguments; the shell of each node fills in what differs between nodes."""
     site = run.site
     words = [shlex.quote(str(program.with_name(RANKS)))]
     if site.device == "cpu":
-        # On a GPU ranks are processes of their own: CUDA does not survive a fork, and torchrun itself asks for GPUs.
+        # On a GPU ranks are separate processes: CUDA does not survive a fork, and torchrun itself queries GPUs.
         words += [f"--imports=shardlab.runs.loop,shardlab.strategies.{run.engine_file},torch._dynamo"]
     words += [f"--nproc-per-node={run.ranks_per_node}"]
-    # Ranks get requests to stop from it; of a signal that it does not know it would die, and they would train on.
+    # It forwards requests to stop to the ranks; an unhandled signal would kill it, and the ranks would train on.
     words += [f"--signals-to-handle={','.join(number.name for number in STOP)},SIGQUIT"]
     words += [f"--shutdown-timeout={site.stop_seconds}"]
     if run.nodes == 1:
-        # A c10d rendezvous on a free port of this machine, so that runs at the same time do not meet.
+        # A c10d rendezvous on a free port of this machine, so that concurrent runs do not meet.
         return [*words, "--standalone"]
     if site.srun is None:
         raise ValueError("resolve refuses several nodes at a site without srun")
@@ -128,7 +128,7 @@ def _torchrun(run: Run, program: Path) -> list[str]:
         "--rdzv-backend=c10d",
         '--rdzv-id="$SLURM_JOB_ID"',
         f'--rdzv-endpoint="${RENDEZVOUS}"',
-        # torchrun finds out by itself who is the first node, but not behind every name (pytorch issue 73656).
+        # torchrun's detection of the first node does not work with every host name (pytorch issue 73656).
         '--rdzv-conf="is_host=$((SLURM_NODEID == 0))"',
         f'--local-addr="{address(site.srun)}"',
     ]

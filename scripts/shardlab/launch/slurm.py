@@ -1,4 +1,4 @@
-"""What a job asks Slurm for: Snakemake resources, as snakemake-executor-plugin-slurm reads them."""
+"""Slurm requests of jobs (Snakemake resources for snakemake-executor-plugin-slurm) and queries of its controller."""
 
 import os
 import re
@@ -15,38 +15,39 @@ from shardlab.settings.sites import Site, Stage
 LIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
 """States of a job that has not ended."""
 PAUSES = (0, 2, 5, 10, 20)
-"""Seconds to wait before Slurm's controller is asked for the first time, and after each question without an answer."""
+"""Seconds to wait before the first query of Slurm's controller, and after each unanswered one."""
 
 
 TIME_LIMIT = "time limit"
-"""Why a training is told to stop whose job's time is nearly over."""
+"""Reason to stop a training whose job is near its time limit."""
 
 
 def path_obstacle(python: str) -> str | None:
-    """What to do where Slurm jobs cannot start with this Python; None where they can.
+    """Return what to do if Slurm jobs cannot start with this Python; None if they can.
 
-    Snakemake writes its path into the job's script as it stands.
+    Snakemake writes its path unquoted into the job's script.
     """
     if shlex.quote(python) == python:
         return None
     return (
-        f"the path of {python} has characters that a shell takes apart, and Snakemake writes it into Slurm jobs as it "
-        "stands; move the project to a folder without spaces, quotes and $, or run it without Slurm"
+        f"the path of {python} has characters that are special to a shell, and Snakemake writes it unquoted into Slurm "
+        "jobs; move the project to a folder without spaces, quotes and $, or run it without Slurm"
     )
 
 
 def job_id() -> str | None:
-    """The Slurm job that this process belongs to, or None."""
+    """Return the id of the Slurm job that this process belongs to, or None."""
     return os.environ.get("SLURM_JOB_ID")
 
 
 def holder() -> str | None:
-    """Name of this process's job for a lock file, or None."""
+    """Return the name of this process's job for a lock file, or None."""
     return f"Slurm job {job_id()}" if job_id() else None
 
 
 def answer(words: list[str]) -> str:
-    """Output of a command that asks Slurm's controller, which may not answer for a moment; empty for an unknown job.
+    """Return the output of a query of Slurm's controller, which may be unavailable for a moment; empty for an unknown
+    job.
 
     Raises:
         UserError: it does not answer at all.
@@ -65,15 +66,15 @@ def answer(words: list[str]) -> str:
             if "invalid job id" in reason.lower():
                 return ""
     raise UserError(
-        f"Slurm does not answer ({words[0]}: {reason.splitlines()[0]}), so it is not known whether another job already "
-        "trains; run the same command again once it does."
+        f"Slurm does not answer ({words[0]}: {reason.splitlines()[0]}), so another job may already be "
+        "training; run the same command again once it answers."
     )
 
 
 def in_queue(holder: str) -> bool:
-    """Whether a lock's holder is another Slurm job that has not ended.
+    """Return whether a lock's holder is another Slurm job that has not ended.
 
-    Not every file system carries a lock from one node to another.
+    Not every file system shares locks between nodes.
 
     Raises:
         UserError: Slurm does not answer.
@@ -85,7 +86,7 @@ def in_queue(holder: str) -> bool:
 
 
 def seconds_left() -> float | None:
-    """Until the time limit of this process's job; None without a job or a limit, or if Slurm does not answer."""
+    """Return the seconds until this job's time limit; None without a job or a limit, or if Slurm does not answer."""
     if not (job := job_id()) or shutil.which("squeue") is None:
         return None
     try:
@@ -104,11 +105,11 @@ ACCOUNTED = {
     **{"Elapsed": "elapsed", "CPUTime": "cpu time allocated", "TotalCPU": "cpu time used"},
     "ConsumedEnergyRaw": "energy (J)",
 }
-"""sacct's fields, and what they are called here."""
+"""sacct's fields, and their names here."""
 
 
 def accounting(jobs: Iterable[str]) -> dict[str, dict[str, str]]:
-    """What Slurm's accounting says of jobs, by their number; nothing without it. Empty fields are left out."""
+    """Return Slurm's accounting of jobs, by their number; empty without it. Empty fields are left out."""
     listed = ",".join(sorted(set(jobs)))
     if not listed or shutil.which("sacct") is None:
         return {}
@@ -121,17 +122,16 @@ def accounting(jobs: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def requeue(why: str) -> bool:
-    """Put this process's own job back into the queue, if it may be and was not cancelled; Slurm then ends this process.
+    """Requeue this process's own job, if allowed and not cancelled; Slurm then ends this process.
 
-    Needs no Snakemake: a run goes on through as many time limits as it takes, whatever became of its driver.
-    ``why`` is what it was told to stop for: the time limit, SIGUSR1 which means the same, or another if the job is
-    preempted.
+    Needs no Snakemake: a run continues over any number of time limits, even if its driver has ended. ``why`` is the
+    reason to stop: the time limit, SIGUSR1 which means the same, or another one if the job is preempted.
     """
     if not (job := job_id()):
         return False
     shown = subprocess.run(["scontrol", "show", "job", "--oneliner", job], capture_output=True, text=True).stdout
     fields = dict(re.findall(r"\b(Requeue|PreemptTime|StartTime)=(\S+)", shown))
-    # Of this start: Slurm keeps the time at which an earlier one was preempted.
+    # Of this start: Slurm keeps the time of earlier preemptions.
     preempted = fields.get("PreemptTime", "None") not in ("None", "Unknown") and (
         fields["PreemptTime"] >= fields.get("StartTime", "")
     )
@@ -143,13 +143,12 @@ def requeue(why: str) -> bool:
 def resources(
     site: Site, stage: Stage, nodes: int, devices_per_node: int, runtime: int | None = None
 ) -> dict[str, Any]:
-    """Resources of a stage's job with that many devices; memory in MiB for a node.
+    """Return the resources of a stage's job with this many devices; memory in MiB per node.
 
-    ``runtime``, in minutes, is for stages that are shorter than a training, unless the site says otherwise.
+    ``runtime``, in minutes, is for stages that are shorter than a training, unless the site sets it.
 
-    Every job goes the plugin's `mpi` way: its command runs once, on the first node, outside of any job
-    step, so that launch.py can start its own, and signals from Slurm reach the ranks. A site without Slurm has
-    nobody to ask.
+    Every job uses the plugin's `mpi` mode: its command runs once, on the first node, outside of any job step, so that
+    launch.py can start job steps, and signals from Slurm reach the ranks. Empty for a site without Slurm.
     """
     if site.slurm is None:
         return {}
@@ -158,7 +157,7 @@ def resources(
         runtime = slurm.stages[stage].runtime or runtime
     memory = devices_per_node * slurm.memory_mb_per_rank
     asked: dict[str, Any] = {"nodes": nodes, "mem_mb": memory, "runtime": runtime or slurm.runtime}
-    # The plugin refuses fewer than two tasks on a node; launch.py starts one step task on each, whatever stands here.
+    # The plugin requires at least two tasks per node; launch.py starts one step task on each, whatever this says.
     tasks = max(2, devices_per_node)
     cores = -(-devices_per_node * site.cpus_per_rank // tasks)
     asked |= {"mpi": "srun", "tasks_per_node": tasks, "cpus_per_task": cores}
@@ -167,7 +166,7 @@ def resources(
         flags += ["--open-mode=append"]
         flags += ["--requeue"] if slurm.requeue else ["--no-requeue"]
     if slurm.gpus == "gres":
-        # tasks_per_gpu: without it the plugin asks for tasks times GPUs.
+        # tasks_per_gpu: without it the plugin requests tasks times GPUs.
         asked |= {"gres": ":".join(["gpu", *filter(None, [slurm.gpu_type]), str(devices_per_node)]), "tasks_per_gpu": 0}
     elif slurm.gpus == "gpus-per-node":
         flags.append("--gpus-per-node=" + ":".join([*filter(None, [slurm.gpu_type]), str(devices_per_node)]))

@@ -6,14 +6,14 @@ from shardlab.settings.types import Run
 
 
 class Scope(Enum):
-    """Where a program runs: in one process, one on each node of the run, one for each rank."""
+    """Number of processes of a program: one, one per node of the run, or one per rank."""
 
     ONE = "one"
     NODES = "nodes"
     RANKS = "ranks"
 
     def size(self, run: Run) -> tuple[int, int]:
-        """Nodes, and devices on each, that a program of a run takes there."""
+        """Return the nodes, and the devices per node, that a program of a run uses."""
         return (1, 1) if self is Scope.ONE else (run.nodes, run.devices_per_node)
 
 
@@ -28,9 +28,9 @@ STAGES = {
     "preflight_nodes": (["preflight.py", "nodes"], Scope.NODES),
     "preflight_ranks": (["preflight.py", "ranks"], Scope.RANKS),
 }
-"""Stage: the words of its program, and where that runs (evaluate: unless the run says otherwise)."""
+"""Stage: the words of its program, and its scope (evaluate: unless the run says otherwise)."""
 
 
 def scope(stage: str, run: Run) -> Scope:
-    """Where a stage of a run takes place: what launch.py starts, and what a job asks Slurm for."""
+    """Return the scope of a run's stage: what launch.py starts, and what a job requests from Slurm."""
     return Scope.RANKS if stage == "evaluate" and run.evaluated_sharded else STAGES[stage][1]

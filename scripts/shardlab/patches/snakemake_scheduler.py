@@ -1,4 +1,4 @@
-"""A patch of Snakemake's scheduler: no second look at the ready jobs where nothing has changed.
+"""Patch of Snakemake's scheduler: no reevaluation of the ready jobs if nothing has changed.
 
 With a rate limit, which is the default (100 jobs a second), each pass of ``JobScheduler.schedule`` starts a timer for
 another pass. Every finished job adds an endless chain of them: after n jobs there are n passes a second, and each asks
@@ -11,11 +11,11 @@ import threading
 from typing import Any
 
 METHOD = "_schedule_reevalutation"
-"""Spelled as Snakemake has it."""
+"""Name as misspelled in Snakemake."""
 
 
 def install() -> None:
-    """Change the scheduler, where this Snakemake has the method."""
+    """Patch the scheduler, if this Snakemake has the method."""
     from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
 
     begin = getattr(JobScheduler, METHOD, None)
@@ -27,7 +27,7 @@ def install() -> None:
 
 
 def _note_what_is_left(limiter: Any) -> None:
-    """Have a rate limiter keep the number of jobs that it would still have let through in the last pass."""
+    """Make a rate limiter record the number of jobs that it would still have let through in the last pass."""
     free, register = limiter.get_free_jobs, limiter.register_jobs
 
     def get_free_jobs(self: Any) -> int:
@@ -42,7 +42,7 @@ def _note_what_is_left(limiter: Any) -> None:
 
 
 def once(scheduler: Any, delay: float) -> None:
-    """Replace the method: start a timer where the rate limit held jobs back, unless one is running.
+    """Replace the method: start a timer if the rate limit held jobs back, unless one is running.
 
     Without ready jobs the caller waits for something else (input from a queue), perhaps before it ever used the limit.
     """
