@@ -78,7 +78,7 @@ def test_a_queue_that_does_not_answer_for_a_moment_is_asked_again(silent, tmp_pa
 
 
 def test_a_queue_that_does_not_answer_is_not_an_empty_one(silent, tmp_path):
-    sentence = "Slurm does not answer .*Unable to contact.*run the same command again once it does"
+    sentence = "Slurm does not answer .*Unable to contact.*run the same command again once it answers"
     with pytest.raises(UserError, match=sentence):
         attach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2"))
     (tmp_path / ".lock").write_text("Slurm job 7")

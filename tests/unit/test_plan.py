@@ -101,28 +101,28 @@ def test_a_site_without_figures_has_no_time_and_says_which_are_missing():
         [bare, bare], {("zero1", "llama2"): "no float64"}, load.config({"workloads": ["llama2"]})
     )
     assert "No times: config/sites/local.yaml does not name figures.matrix_tflops.float32, figures.memory_gb" in text
-    assert "take ddp, if that fits (40 GiB a rank)." in text
+    assert "use ddp, if that fits (40 GiB per rank)." in text
     assert "- zero1 x llama2: no float64" in text
 
 
 def test_what_to_take():
     ddp, fsdp = made(peak=90 * GIB), made("fsdp", peak=50 * GIB)
     assert (ddp.fits, fsdp.fits) == (False, True)
-    assert plan_table.choice([ddp, fsdp]).startswith("Take fsdp: expected to be the fastest of those that fit")
+    assert plan_table.choice([ddp, fsdp]).startswith("Use fsdp: predicted to be the fastest that fits")
     slow = made("fsdp", peak=50 * GIB, flops=10**15)
-    assert plan_table.choice([slow, made(peak=60 * GIB)]).startswith("Take ddp: expected to be the fastest")
-    assert plan_table.choice([ddp]).startswith("Nothing fits: ddp needs least, 90 GiB a rank")
+    assert plan_table.choice([slow, made(peak=60 * GIB)]).startswith("Use ddp: predicted to be the fastest")
+    assert plan_table.choice([ddp]).startswith("Nothing fits: ddp needs least, 90 GiB per rank")
     no_time = {key: value for key, value in KNOWN.items() if key == "device_memory_gib"}
     plans = [made(name, figures=no_time, peak=size * GIB) for name, size in (("ddp", 60), ("fsdp", 50))]
     assert plan_table.choice(plans) == (
-        "By the rule of thumb take ddp, which fits (60 GiB a rank); fsdp needs least memory, 50 GiB."
+        "By the rule of thumb, use ddp, which fits (60 GiB per rank); fsdp needs the least memory, 50 GiB."
     )
 
 
 @pytest.mark.parametrize(
     ("peak", "mode", "sentence"),
     [
-        (90, "full", "its plan says 90 GiB a rank at best; take more ranks"),
+        (90, "full", "its plan says 90 GiB per rank at best; use more ranks"),
         (70, "full", "as it is; set recipe.activation_checkpointing to full (70 GiB)"),
         (70, "none", None),
     ],
@@ -274,7 +274,7 @@ def test_the_table_names_what_no_plan_counts():
     def table(**figures):
         return plan_table.markdown([made()], {}, load.config({"site_settings": {"figures": figures}}))
 
-    counted = "what no plan counts: the device's context, the buffers of communicators, gaps between tensors."
+    counted = "what plans do not count: the device's context, the buffers of communicators, fragmentation."
     assert counted in table()
     assert "Of the 80 GiB of a device, `fits` leaves 2 GiB free for it (figures.unplanned_gib)." in table(
         device_memory_gib=80, unplanned_gib=2

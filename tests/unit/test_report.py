@@ -126,7 +126,7 @@ def rows(**speeds):
             {"single": (1, 4), "ddp": (2, 4), "fsdp": (1.5, 2)},
             ["ddp is the fastest", "fsdp, 1.5", "75%", "it holds here"],
         ),
-        ({"single": (9, 4), "ddp": (2, 4)}, ["One device is the fastest", "takes ddp: here that has 22%"]),
+        ({"single": (9, 4), "ddp": (2, 4)}, ["One device is the fastest", "suggests ddp: here it reaches 22%"]),
         ({"single": (1, 4), "tp": (2, 1)}, ["tp is the fastest: 2 samples/s, 1 MiB"]),
     ],
 )

@@ -140,7 +140,7 @@ def test_the_page_begins_with_verdict_and_call_and_says_where_single_is_missing(
     assert lines[0] == "# Summary"
     assert lines[2] == "**Of 1 runs, 1 without a finished single to compare with: ddp x mlp.**"
     assert lines[4] == (
-        "Call: site test, data embedded, size small, seed 7, nodes 1 x 2 ranks (more where a strategy needs them), "
+        "Call: site test, data embedded, size small, seed 7, nodes 1 x 2 ranks (more if a strategy needs them), "
         "recipe.max_steps = 3, recipe.optimizer.learning_rate = 0.5, site_settings.slurm.account = mine, container off."
     )
     assert "| ddp        | 2.000000 (no single) |" in lines

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from shardlab.files import ROOT
 
 RAISED = ("UserError", "Unsupported", "Stopped", "WorkflowError", "ValueError")
-"""What ends a program with a sentence. ValueError: of settings alone, where pydantic makes it one."""
+"""Exceptions that end a program with a message. ValueError: only in settings, where pydantic turns it into one."""
 SHORTEST = 12
-"""Letters of a sentence's own that make it one: others only hand on what another one says."""
+"""Minimum letters of a message's own text: shorter ones only pass on another message."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A sentence, with ``{names}`` for what is filled in."""
+    """An error message, with ``{names}`` as placeholders."""
 
     text: str
     room: str
@@ -22,13 +22,13 @@ class Message:
 
     @property
     def parts(self) -> tuple[str, str]:
-        """(what is wrong, what to do)."""
+        """Split into (problem, remedy)."""
         found = re.match(r"(.*?)(?:; |\. (?=[A-Z])|, so (?=\w))(.*)", self.text, re.DOTALL)
         return (found[1], found[2]) if found else (self.text, "")
 
 
 def messages() -> list[Message]:
-    """All of them, by room, each once, in the order of the alphabet."""
+    """Return all messages without duplicates, sorted by room and text."""
     found = set()
     for path in sorted((ROOT / "scripts").rglob("*.py")):
         inside = path.relative_to(ROOT / "scripts").parts
@@ -44,11 +44,11 @@ def messages() -> list[Message]:
 
 
 def table() -> str:
-    """Markdown: a heading for each room, a row for each sentence."""
+    """Format as Markdown: a heading for each room, a row for each message."""
     lines: list[str] = []
     found = messages()
     for room in dict.fromkeys(message.room for message in found):
-        lines += ["", f"### {room}", "", "| it says | and to do |", "| --- | --- |"]
+        lines += ["", f"### {room}", "", "| message | remedy |", "| --- | --- |"]
         for message in found:
             if message.room == room:
                 wrong, cure = (part.replace("|", "\\|").replace("<", "&lt;") for part in message.parts)
@@ -57,7 +57,7 @@ def table() -> str:
 
 
 def _text(node: ast.expr) -> str:
-    """A string expression as a person would see it."""
+    """Return a string expression as the user sees it."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
@@ -70,7 +70,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _name(node: ast.AST) -> str:
-    """A word for what is filled in: that of the first thing that the expression is made of."""
+    """Return a name for a placeholder: the first name in its expression."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

@@ -6,17 +6,17 @@ from shardlab.files import ROOT
 from shardlab.settings import load
 
 APPROVED = ROOT / "tests/unit/approved"
-"""What is submitted and started at each site, as a test holds it."""
+"""What is submitted and started at each site, as verified by a test."""
 KEY = re.compile(r"( *)([A-Za-z_]+):(?: (.*))?$")
 
 
 def pages() -> dict[str, str]:
-    """Name and page of every site that has approved lines."""
+    """Return {name: page} of every site with approved lines."""
     return {path.stem: page(path.stem) for path in sorted(APPROVED.glob("*.txt"))}
 
 
 def page(name: str) -> str:
-    """Markdown of one site."""
+    """Format the Markdown of one site."""
     source = (load.CONFIG / "sites" / f"{name}.yaml").read_text(encoding="utf-8")
     about, rows = _read(source)
     title, _, rest = about.partition(":")
@@ -24,23 +24,23 @@ def page(name: str) -> str:
     profile = "slurm" if "\nslurm:" in source else "workflow/profiles/local"
     call = f"snakemake --profile {profile} --config site={name} --"
     text = [f"# {title.strip()} (`site={name}`)", "", f"{rest.strip()}\n" if rest else ""]
-    text += ["```console", f"{call} preflight   # what is wrong here, and what to change", f"{call} all", "```", ""]
-    text += [f"What [config/sites/{name}.yaml](../../config/sites/{name}.yaml) says, and what would be without it:", ""]
+    text += ["```console", f"{call} preflight   # problems here, and how to fix them", f"{call} all", "```", ""]
+    text += [f"Keys of [config/sites/{name}.yaml](../../config/sites/{name}.yaml):", ""]
     text += ["| key | value | why |", "| --- | --- | --- |", *rows, ""]
-    text += ["What a run is submitted and started with (`tests/unit/test_sites.py` holds these lines):", ""]
+    text += ["Commands that submit and start a run (checked by `tests/unit/test_sites.py`):", ""]
     text += [
         "```text",
         lines,
         "```",
         "",
-        "Time limits and preemption: [reliability](../reliability.md); `preflight` asks",
+        "Time limits and preemption: [reliability](../reliability.md); `preflight` queries",
     ]
     text += ["the cluster's own Slurm for them. All keys: [config/README.md](../../config/README.md#sitesnameyaml)."]
     return "\n".join(text).replace("\n\n\n", "\n\n") + "\n"
 
 
 def _read(source: str) -> tuple[str, list[str]]:
-    """(the comment at the top of a site's file, a table row for each key with its value and comment)."""
+    """Return (the comment at the top of a site's file, a table row for each key with its value and comment)."""
     about: list[str] = []
     rows: list[str] = []
     comment: list[str] = []

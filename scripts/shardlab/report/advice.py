@@ -7,13 +7,13 @@ import pandas as pd
 from shardlab.report.verdict import UNEQUAL
 
 RULE = ("ddp", "fsdp")
-"""The rule of thumb: DDP while a copy fits into each device's memory, FSDP when it does not."""
+"""Rule of thumb: DDP while a copy fits into each device's memory, FSDP otherwise."""
 NEAR = 0.9
-"""Part of the fastest one's speed from which on another one is as good: less is within what runs differ by."""
+"""Fraction of the fastest strategy's speed above which another one counts as equally fast, given the noise."""
 
 
 def advice(rows: pd.DataFrame) -> str:
-    """A sentence or three for the rows of one workload; nothing where there is nothing to choose from."""
+    """Return a few sentences for the rows of one workload; empty if there is nothing to choose from."""
     measured = rows[(rows.status == "done") & (rows.equality != UNEQUAL)]
     measured = measured.dropna(subset=["samples_per_second", "tensor_bytes"])
     runs: dict[str, dict[Any, Any]] = {str(row["strategy"]): row for row in measured.to_dict("records")}
@@ -21,7 +21,7 @@ def advice(rows: pd.DataFrame) -> str:
         return ""
     fastest = max(runs, key=lambda name: runs[name]["samples_per_second"])
     smallest = min(runs, key=lambda name: runs[name]["tensor_bytes"])
-    parts = [f"Of {len(runs)} strategies as measured here, {fastest} is the fastest: {_figures(runs[fastest])}."]
+    parts = [f"Of {len(runs)} strategies measured here, {fastest} is the fastest: {_figures(runs[fastest])}."]
     if fastest == "single":
         parts = [f"One device is the fastest here ({_figures(runs[fastest])}): for this model ranks only add waiting."]
     if smallest != fastest:
@@ -36,9 +36,9 @@ def _rule(runs: dict[str, dict[Any, Any]], fastest: str) -> str:
     if not known:
         return ""
     part = runs[known[0]]["samples_per_second"] / runs[fastest]["samples_per_second"]
-    held = "it holds here" if part >= NEAR else f"here that has {part:.0%} of the fastest one's speed"
-    return f"The rule of thumb (ddp while the model fits, fsdp if not) takes {known[0]}: {held}."
+    held = "it holds here" if part >= NEAR else f"here it reaches {part:.0%} of the fastest one's speed"
+    return f"The rule of thumb (ddp while the model fits, fsdp if not) suggests {known[0]}: {held}."
 
 
 def _figures(row: dict[Any, Any]) -> str:
-    return f"{row['samples_per_second']:.3g} samples/s, {row['tensor_bytes'] / 2**20:.3g} MiB of tensors a rank"
+    return f"{row['samples_per_second']:.3g} samples/s, {row['tensor_bytes'] / 2**20:.3g} MiB of tensors per rank"

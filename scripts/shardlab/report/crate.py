@@ -40,18 +40,19 @@ FORMATS = {
         ".css": "text/css",
     },
 }
-"""Media types; of other files: plain text."""
+"""Media types; other files: plain text."""
 OF_ALL = ("summary.csv", "summary.md", "report.html")
 OF_A_RUN = ("run.json", "train.json", "test.json", "metrics.jsonl", "attempts.json")
 
 
 def write(folder: Path, config: Config, evidence: Evidence, project: Path) -> int:
-    """Write the crate into a new ``folder`` (files are copied, weights are named by their digest); number of its files.
+    """Write the crate into a new ``folder`` (files are copied, weights are named by their digest); return its file
+    count.
 
     ``project`` is the working directory of the call.
 
     Raises:
-        UserError: no run has come to its end.
+        UserError: there is no finished run.
     """
     if not evidence.runs:
         raise UserError("there is no finished run to describe; train first: snakemake --profile ... all.")
@@ -93,13 +94,13 @@ def _described() -> ROCrate:
 
 
 def _settings(crate: ROCrate, config: Config) -> Any:
-    """What the call asked for, as a file of the crate's own."""
+    """Add the configuration of the call, as a file in the crate."""
     text = io.StringIO(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
     return crate.add_file(text, "call.json", properties={"name": "Configuration of the call", "encodingFormat": JSON})
 
 
 def _data(evidence: Evidence, project: Path) -> list[Path]:
-    """The manifests of the data sets that runs read: sizes and fingerprints, not the samples."""
+    """Return the manifests of the data sets that runs read: sizes and fingerprints, without the samples."""
     names = sorted({run.train.settings["data"]["name"] for run in evidence.runs})
     paths = [project / "data/prepared" / name / "dataset.json" for name in names]
     return [path for path in paths if path.exists()]
@@ -112,7 +113,7 @@ def _file(crate: ROCrate, path: Path, project: Path) -> Any:
 
 
 def _action(crate: ROCrate, workflow: Any, inputs: list[Any], outputs: list[Any], evidence: Evidence) -> None:
-    """The call, as far as its runs tell when and where it was."""
+    """Add the call, as far as its runs record when and where it took place."""
     begun = [attempt.began for run in evidence.runs for attempt in run.train.attempts]
     hosts = sorted({host for run in evidence.runs for host in run.train.hosts})
     about: dict[str, Any] = {

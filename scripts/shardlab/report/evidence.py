@@ -1,4 +1,4 @@
-"""What the runs of a call left behind, for tables, charts and the report: those of summary.csv with figures."""
+"""Data of a call's runs for tables, charts and the report: the rows of summary.csv that have results."""
 
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -13,21 +13,21 @@ from shardlab.report.records import TestReport, TrainReport
 from shardlab.report.timeline import Timeline
 
 POINTS, MARKS = 200, 10_000
-"""Steps of a run, and of all runs together, that a chart shows: evenly chosen where there are more."""
+"""Maximum steps of a run, and of all runs together, in a chart; more are thinned out evenly."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One run that has come to its end and belongs to the call."""
+    """A finished run that belongs to the call."""
 
     train: TrainReport
     test: TestReport | None
     steps: pd.DataFrame
-    """step, loss, grad_norm, seconds: one row for each training step, in order."""
+    """step, loss, grad_norm, seconds: one row per training step, in order."""
     usage: list[dict[str, Any]] = field(default_factory=list)
-    """Records of what the ranks used."""
+    """Records of resource use."""
     timeline: Timeline | None = None
-    """One step; None where none was kept, or that of another training."""
+    """One step; None if none was recorded, or it belongs to another training."""
 
     @property
     def name(self) -> str:
@@ -37,25 +37,25 @@ class Shown:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All runs of a call: ``table`` as summary.csv has it, ``runs`` those of its rows that have figures."""
+    """All runs of a call: ``table`` as in summary.csv, ``runs`` those of its rows that have results."""
 
     table: pd.DataFrame
     runs: list[Shown]
     results: Path
     jobs: pd.DataFrame
-    """rule, name, start, end (seconds since the first one began) of the workflow's jobs whose files are here."""
+    """rule, name, start, end (seconds since the first one began) of the workflow's jobs whose files exist."""
     singles: list[Shown] = field(default_factory=list)
     """The runs of ``single``, to compare with."""
     events: int = MARKS
-    """Messages, or micro-batches, of each rank that a chart shows."""
+    """Maximum messages, or micro-batches, per rank in a chart."""
 
     def of(self, workload: str) -> "Evidence":
-        """The runs of one workload."""
+        """Return the runs of one workload."""
         rows = self.table[self.table.workload == workload]
         return replace(self, table=rows, runs=[run for run in self.runs if run.train.workload == workload])
 
     def under(self, strategy: str) -> "Evidence":
-        """The runs of one strategy, the one with the most parameters first."""
+        """Return the runs of one strategy, the one with the most parameters first."""
         runs = [run for run in self.runs if run.train.strategy == strategy]
         return replace(
             self,
@@ -66,13 +66,13 @@ class Evidence:
         )
 
     def study(self, pattern: str) -> pd.DataFrame:
-        """The tables of a study that was made beside the runs; empty without any."""
+        """Return the tables of a study that was made in addition to the runs; empty without one."""
         found = [pd.read_csv(path) for path in sorted(self.results.glob(pattern))]
         return pd.concat(found) if found else pd.DataFrame()
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """strategy, step, loss, seconds, single (the loss of ``single`` in that step), chosen for drawing."""
+        """Return strategy, step, loss, seconds, single (the loss of ``single`` in that step), thinned for drawing."""
         single = next((run.steps.set_index("step").loss for run in self.runs if run.train.strategy == "single"), None)
         parts = []
         most = min(POINTS, max(10, MARKS // max(1, len(self.runs))))
@@ -85,7 +85,7 @@ class Evidence:
 
 
 def collect(table: pd.DataFrame, results: Path, workloads: list[str] | None = None) -> Evidence:
-    """Read what belongs to the rows of ``table`` (see summary.collect), or to those of these workloads alone."""
+    """Read the data of the rows of ``table`` (see summary.collect), or only of these workloads."""
     runs = []
     rows = table if workloads is None else table[table.workload.isin(workloads)]
     for row in rows[rows.validation_loss.notna()].itertuples():
@@ -101,7 +101,7 @@ def collect(table: pd.DataFrame, results: Path, workloads: list[str] | None = No
 
 
 def _timeline(path: Path, train: TrainReport) -> Timeline | None:
-    """The run's timeline; a drawing is no reason to refuse a report."""
+    """Return the run's timeline; None instead of an error, which should not prevent the report."""
     try:
         timeline = Timeline.read(path, "train again")
     except UserError:
@@ -110,7 +110,7 @@ def _timeline(path: Path, train: TrainReport) -> Timeline | None:
 
 
 def _jobs(project: Path) -> pd.DataFrame:
-    """rule, name, start, end of the workflow's jobs, in seconds since the first one began; empty without notes."""
+    """Return rule, name, start, end of the workflow's jobs, in seconds since the first one; empty without metadata."""
     table = pd.DataFrame(map(asdict, notes.jobs(project)), columns=["rule", "name", "start", "end"])
     first = table.start.min() if len(table) else 0.0
     return table.assign(start=table.start - first, end=table.end - first)

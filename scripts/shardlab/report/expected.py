@@ -6,11 +6,11 @@ from shardlab.settings.types import Run
 
 
 def held(train: TrainReport) -> dict[str, float]:
-    """Bytes of weights, master weights, gradients and optimizer of a rank, where what is divided is divided evenly.
+    """Return the bytes of weights, master weights, gradients and optimizer per rank, if sharded states divide evenly.
 
-    ZeRO's stages divide the optimizer and its float32 copy of the weights (1), the gradients (2) and the weights (3):
-    Rajbhandari et al., 2020, arXiv:1910.02054, section 5. FSDP is as stage 3; pipelines and tensor parallelism divide
-    everything.
+    ZeRO's stages shard the optimizer and its float32 copy of the weights (1), the gradients (2) and the weights (3):
+    Rajbhandari et al., 2020, arXiv:1910.02054, section 5. FSDP corresponds to stage 3; pipelines and tensor parallelism
+    divide everything.
     """
     run = Run.model_validate(train.settings)
     of_value = 8 if run.recipe.dtype == "float64" else 4
@@ -19,7 +19,7 @@ def held(train: TrainReport) -> dict[str, float]:
     if run.zero_stage is not None:
         low = run.recipe.precision != "full"
         kept = float(train.parameters * (2 if low else of_value))
-        masters = whole if low or run.zero_stage < 3 else 0.0  # stage 3 updates float32 weights themselves
+        masters = whole if low or run.zero_stage < 3 else 0.0  # stage 3 updates float32 weights in place
         sizes = {"weights": (kept, 3), "master_weights": (masters, 1), "gradients": (kept, 2), "optimizer": (states, 1)}
         ranks = run.world_size
         return {kind: size / (ranks if run.zero_stage >= stage else 1) for kind, (size, stage) in sizes.items()}

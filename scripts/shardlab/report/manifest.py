@@ -1,7 +1,7 @@
 """The folders of checkpoints: which are whole, and the manifest that says so.
 
-A checkpoint is valid when its manifest is there, which is written last, and every file that it names has the size and
-SHA-256 that it gives.
+A checkpoint is valid if its manifest exists, which is written last, and every file named there has the size and SHA-256
+given there.
 """
 
 import re
@@ -19,49 +19,49 @@ from shardlab.schema import Strict
 from shardlab.settings.identity import Identity
 
 NAME = "manifest.json"
-AGAIN = "remove the folder, and the one before it is taken"
+AGAIN = "remove the folder to use the previous checkpoint"
 
 
 class File(Strict):
     """A file of a checkpoint."""
 
-    bytes: int = Field(description="Its size.")
-    sha256: str = Field(description="SHA-256 of its content.")
+    bytes: int = Field(description="Size of the file.")
+    sha256: str = Field(description="SHA-256 of the content.")
 
 
 class Manifest(Report):
-    """manifest.json of a checkpoint: where the training stands, and what it consists of."""
+    """Manifest of a checkpoint: the state of the training, and the checkpoint's files."""
 
     schema_version: Literal[1] = Field(1, description="Version of this format.")
-    step: int = Field(ge=0, description="Steps that were taken.")
+    step: int = Field(ge=0, description="Number of steps taken.")
     best: float | None = Field(description="Lowest validation loss so far, if one was measured.")
-    skipped: int = Field(0, description="Steps that were skipped, as loss or gradient was not finite.")
-    identity: Identity = Field(description="Which run this belongs to.")
-    settings: dict[str, Any] = Field(description="run.json as it is trained with.")
-    training: dict[str, Any] = Field(description="What a run that goes on must share: settings and data.")
-    world_size: int = Field(description="Ranks that wrote it.")
-    files: dict[str, File] = Field(description="Its files.")
+    skipped: int = Field(0, description="Steps that were skipped because loss or gradient was not finite.")
+    identity: Identity = Field(description="Run that this belongs to.")
+    settings: dict[str, Any] = Field(description="run.json of the training.")
+    training: dict[str, Any] = Field(description="Settings and data that a resuming run must share.")
+    world_size: int = Field(description="Number of ranks that wrote it.")
+    files: dict[str, File] = Field(description="Files of the checkpoint.")
 
 
 def place(output: Path, step: int) -> Path:
-    """Folder of the checkpoint of a run after so many steps."""
+    """Return the folder of a run's checkpoint after ``step`` steps."""
     return output / "checkpoints" / f"step-{step:08d}"
 
 
 def saved(output: Path) -> list[Path]:
-    """Folders of a run's checkpoints that have a manifest, the newest first."""
+    """Return the folders of a run's checkpoints that have a manifest, newest first."""
     folders = (output / "checkpoints").glob("step-*")
     whole = [path for path in folders if re.fullmatch(r"step-\d+", path.name) and (path / NAME).is_file()]
     return sorted(whole, key=step_of, reverse=True)
 
 
 def step_of(folder: Path) -> int:
-    """Steps that had been taken, by the folder's name."""
+    """Return the number of steps taken, from the folder's name."""
     return int(folder.name.removeprefix("step-"))
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of a checkpoint whose files are all there, in their sizes.
+    """Return the manifest of a checkpoint whose files all exist with the right sizes.
 
     Raises:
         UserError: it is missing or damaged, or a file is missing or of another size.
@@ -72,24 +72,24 @@ def read(folder: Path) -> Manifest:
         if not path.is_file():
             raise UserError(f"{path} is missing from its checkpoint; {AGAIN}.")
         if (found := path.stat().st_size) != file.bytes:
-            raise UserError(f"{path} has {found} bytes, and its manifest says {file.bytes}; {AGAIN}.")
+            raise UserError(f"{path} has {found} bytes, but its manifest says {file.bytes}; {AGAIN}.")
     return manifest
 
 
 def damage(folder: Path, manifest: Manifest, names: Iterable[str]) -> str | None:
-    """What is wrong with the content of some of a checkpoint's files, as a sentence; None if nothing is."""
+    """Return an error message if some of a checkpoint's files are damaged; None if they are not."""
     for name in names:
         try:
             found = sha256(folder / name)
         except OSError as error:
             return f"{folder / name} cannot be read ({error.strerror}); {AGAIN}."
         if found != manifest.files[name].sha256:
-            return f"{folder / name} is not what was written (its SHA-256 does not fit); {AGAIN}."
+            return f"{folder / name} has changed since it was written (SHA-256 mismatch); {AGAIN}."
     return None
 
 
 def publish(new: Path, folder: Path, manifest: Manifest) -> None:
-    """Make the folder ``new``, whose other files are whole, the checkpoint ``folder``."""
+    """Turn the folder ``new``, whose other files are complete, into the checkpoint ``folder``."""
     manifest.write(new / NAME)
     sync_all(new)
     if folder.exists():
@@ -99,7 +99,7 @@ def publish(new: Path, folder: Path, manifest: Manifest) -> None:
 
 
 def prune(output: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints, and what a killed process left of one."""
+    """Remove all but the newest ``keep`` checkpoints, and incomplete ones of a killed process."""
     for folder in saved(output)[keep:]:
         remove(folder)
     for path in (output / "checkpoints").iterdir():
@@ -108,6 +108,6 @@ def prune(output: Path, keep: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint, its manifest first: what a kill leaves of it counts for nothing."""
+    """Remove a checkpoint, its manifest first, so that a kill leaves no valid part of it."""
     (folder / NAME).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -9,12 +9,12 @@ NAME = "metrics.jsonl"
 
 
 def now() -> str:
-    """The time, as ISO 8601 in UTC."""
+    """Return the current time in UTC, as ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a run, whenever they were written; lines that a kill or a full disk left half are none."""
+    """Return the records of a run in order; lines left incomplete by a kill or a full disk are skipped."""
     if not path.exists():
         return []
     records = []

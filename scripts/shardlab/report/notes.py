@@ -1,4 +1,4 @@
-"""When the workflow's jobs ran, by the notes that Snakemake keeps of the files that they made."""
+"""Times of the workflow's jobs, from the metadata that Snakemake keeps about their output files."""
 
 import base64
 import json
@@ -9,18 +9,18 @@ from statistics import mean
 
 @dataclass(frozen=True)
 class Job:
-    """A job that ended, and whose files are there."""
+    """A finished job whose files exist."""
 
     rule: str
     name: str
-    """Its output, the first that is found."""
+    """Its first output file found."""
     start: float
     end: float
     """Both in seconds since 1970."""
 
 
 def jobs(project: Path) -> list[Job]:
-    """The jobs of a project's folder, by their start; notes that cannot be read are left out."""
+    """Return the jobs of a project's folder, by start; unreadable metadata is skipped."""
     folder = project / ".snakemake/metadata"
     found: dict[tuple[str, float], Job] = {}
     for path in sorted(folder.glob("*")) if folder.is_dir() else []:
@@ -35,7 +35,7 @@ def jobs(project: Path) -> list[Job]:
 
 
 def seconds_by_rule(project: Path) -> dict[str, float]:
-    """Mean seconds of a job of each rule."""
+    """Return the mean seconds per job of each rule."""
     took: dict[str, list[float]] = {}
     for job in jobs(project):
         took.setdefault(job.rule, []).append(job.end - job.start)

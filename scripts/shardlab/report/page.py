@@ -15,7 +15,7 @@ from shardlab.settings.config import Config
 from shardlab.settings.identity import flat
 
 VARIANTS, ROWS = 20, 200
-"""Variants of strategies and of workloads that a matrix shows, and rows of a sweep's table: the files have all."""
+"""Maximum variants of strategies and of workloads in a matrix, and rows of a sweep's table: the files have all."""
 WIDTH = 100
 """Columns of a terminal."""
 MEANS = ("mean", "std")
@@ -24,15 +24,15 @@ SWEPT = (
     "loss of its strategy and workload."
 )
 MEMORY = (
-    "Memory is the most that one rank held: of all tensors at a time, of each kind (not all at once), and of the whole "
+    "Memory is the maximum per rank: of all tensors at a time, of each kind (at different times), and of the whole "
     "process (on a GPU: what PyTorch had allocated)."
 )
 
 
 def call(config: Config) -> str:
-    """One sentence that names what was run: place, data, size, seed, ranks and all that the call overrides."""
+    """Return a sentence that describes what was run: site, data, size, seed, ranks and all overrides of the call."""
     parts = [f"site {config.site}", f"data {config.data}", f"size {config.size}", f"seed {config.seed}"]
-    parts.append(f"nodes {config.nodes} x {config.ranks_per_node} ranks (more where a strategy needs them)")
+    parts.append(f"nodes {config.nodes} x {config.ranks_per_node} ranks (more if a strategy needs them)")
     if config.dtype:
         parts.append(f"dtype {config.dtype}")
     for key, values in ((key, values) for product in sweeps.checked(config) for key, values in product.items()):
@@ -45,7 +45,7 @@ def call(config: Config) -> str:
 
 
 def axes(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> tuple[list[str], list[str]]:
-    """Strategies and workloads that a matrix shows; of a sweep the first variants of each."""
+    """Return the strategies and workloads that a matrix shows; for a sweep, the first variants of each."""
     if not config.sweep:
         return config.strategies, config.workloads
     runs = [*zip(table.strategy, table.workload, strict=True), *left_out]
@@ -54,7 +54,7 @@ def axes(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], st
 
 
 def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> str:
-    """The verdict, the call, the matrix of test losses, the figures of each workload, what is left out or missing."""
+    """Format verdict, call, matrix of test losses, results of each workload, and what is left out or missing."""
     parts = ["# Summary", "", f"**{verdict(table)[1]}**", "", call(config), ""]
     if config.sweep:
         parts += ["## Sweep", "", *_swept(table), ""]
@@ -76,7 +76,7 @@ def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str]
 
 
 def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
-    """What a call ends with on a terminal: the matrix of test losses, the verdict, and the file to open."""
+    """Format the end of a call on a terminal: the matrix of test losses, the verdict, and the file to open."""
     strategies, workloads = axes(table, config, {})
     rows = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
     blocks = []
@@ -90,7 +90,7 @@ def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
 
 
 def _short(row: dict[Hashable, Any] | None) -> str:
-    """A cell of the screen's matrix."""
+    """Format a cell of the screen's matrix."""
     if row is None or pd.isna(row["test_loss"]):
         return "-" if row is None else str(row["status"]).partition(":")[0]
     if row["strategy"] == "single" or pd.isna(row["rel_diff"]):
@@ -100,14 +100,14 @@ def _short(row: dict[Hashable, Any] | None) -> str:
 
 
 def _swept(table: pd.DataFrame) -> list[str]:
-    """The best variants, and all of them over their seeds: in results/sweep.csv where they are many."""
+    """Format the best variants and the table over seeds, which is in results/sweep.csv if it is long."""
     found = sweep.table(table)
     lines = [f"- {sentence}" for sentence in sweep.sentences(found)]
     return [*lines, *[""] * bool(lines), _markdown(swept(found)), "", SWEPT.format(len(found))]
 
 
 def swept(found: pd.DataFrame) -> pd.DataFrame:
-    """The first rows of a sweep's table as text."""
+    """Format the first rows of a sweep's table."""
     first = found.sort_values("best", ascending=False, kind="stable").head(ROWS)
     shown = first[["strategy", "workload", *sweep.keys(found), "done"]].rename(columns={"done": "runs"})
     for name, form in (("validation", ".6f"), ("test", ".6f"), ("samples_per_second", ".0f")):
@@ -138,7 +138,7 @@ def _markdown(figures: pd.DataFrame) -> str:
 
 
 def figures(rows: pd.DataFrame) -> pd.DataFrame:
-    """The figures of one workload as text, a column each, the strategy first; empty where nothing was measured."""
+    """Format the results of one workload, one column each, the strategy first; empty if nothing was measured."""
     metric = next((name for name in rows.metric_name.dropna()), "metric")
     return pd.DataFrame(
         {
@@ -161,7 +161,7 @@ def figures(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _mebibytes(size: Any) -> str:
-    """Three digits: the smallest models have kilobytes."""
+    """Format with three digits: the smallest models have kilobytes."""
     return "" if pd.isna(size) else format(float(size) / 2**20, ".3g")
 
 

@@ -10,22 +10,22 @@ from shardlab.settings import variants
 
 FIGURES = "<!-- figures -->"
 ELSEWHERE = re.compile(r"\[([^\]]+)\]\((?!http)[^)]*\)")
-"""Links to other pages, which are not where the report is."""
+"""Links to other pages, which do not work in the report."""
 
 
 def all_pages() -> list[Path]:
-    """The pages that say which strategies they are about."""
+    """Return the pages that name the strategies they cover."""
     return [path for path in sorted((ROOT / "docs/strategies").glob("*.md")) if path.name != "README.md"]
 
 
 def strategies_of(page: Path) -> list[str]:
-    """The strategies that a page is about."""
+    """Return the strategies that a page covers."""
     (line,) = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("Strategies: ")]
     return line.split("`")[1::2]
 
 
 def explained(strategy: str) -> str:
-    """What the page of a strategy, or of that which it is a variant of, says, as HTML; nothing without a page."""
+    """Return the page of a strategy (for a variant, of its base) as HTML; empty without one."""
     page = next((page for page in all_pages() if variants.base(strategy) in strategies_of(page)), None)
     if page is None:
         return ""

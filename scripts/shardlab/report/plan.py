@@ -1,8 +1,8 @@
 """plan.json: what a run will cost, known before it is paid for.
 
 Bytes and floating-point operations come from runs/simulate.py. The time follows from them and the site's figures: a
-step is the longer one of its matrix products and of what data-parallel ranks send beside them, then what tensor and
-pipeline parallelism send, for which the devices wait, then the update, which reads and writes the model's state.
+step is the longer of its matrix products and the overlapped data-parallel traffic, plus tensor- and pipeline-parallel
+traffic, for which the devices wait, plus the update, which reads and writes the model's state.
 """
 
 from pathlib import Path
@@ -18,17 +18,17 @@ from shardlab.settings.types import Run
 
 FILE = "plan.json"
 RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
-"""Recomputation, the least first: how often the matrix products are computed, of which a forward pass is a third."""
+"""Recomputation, least first: how often the matrix products are computed, of which a forward pass is a third."""
 
 
 SAME = ("seed", "sources", "strategy", "workload")
-"""Settings of a run that its cost does not depend on."""
+"""Settings of a run that do not affect its cost."""
 SAME_RECIPE = ("schedule", "epochs", "max_steps", "non_finite", "keep_best", *identity.WHEN)
 SAME_OPTIMIZER = ("learning_rate", "weight_decay", "betas")
 
 
 def cost(run: Run) -> str:
-    """Digest of what a run's cost depends on: variants in seed or learning rate are planned once."""
+    """Return a digest of what determines a run's cost, so that variants in seed or learning rate are planned once."""
     settings = run.model_dump(mode="json", exclude={*SAME})
     recipe = {key: value for key, value in settings["recipe"].items() if key not in SAME_RECIPE}
     optimizer = {key: value for key, value in recipe["optimizer"].items() if key not in SAME_OPTIMIZER}
@@ -36,48 +36,48 @@ def cost(run: Run) -> str:
 
 
 class Plan(Report):
-    """plan.json. What is not known is null."""
+    """Plan of a run: plan.json. Unknown values are null."""
 
     schema_version: Literal[1] = Field(1, description="Version of this format.")
-    run: str = Field(description="Which run this belongs to: SHA-256 of all of run.json.")
+    run: str = Field(description="Run that this belongs to: SHA-256 of all of run.json.")
     strategy: str = Field(description="Strategy.")
     workload: str = Field(description="Workload.")
-    world_size: int = Field(description="Ranks.")
+    world_size: int = Field(description="Number of ranks.")
     mesh: dict[str, int] = Field(description="Mesh axis: degree; empty for one rank.")
     method: Literal["simulated", "formula"] = Field(
-        description="simulated: the engine's own step on fake tensors; formula: DeepSpeed's states, which it cannot "
-        "have on these, the rest simulated."
+        description="simulated: the engine's own step on fake tensors; formula: DeepSpeed's states by formula, the "
+        "rest simulated."
     )
     data: Literal["prepared", "blank"] = Field(
-        description="prepared: the shapes of a real batch; blank: samples as large as they can be."
+        description="prepared: the shapes of a real batch; blank: samples of the largest possible size."
     )
-    parameters: int = Field(description="Trainable values of the whole model.")
+    parameters: int = Field(description="Number of trainable values in the whole model.")
     ranks: list[int] = Field(
-        description="The ranks that were simulated: the first one of each pipeline stage; under tensor parallelism the "
-        "first one of each shape of a part of the batch."
+        description="Simulated ranks: the first one of each pipeline stage; under tensor parallelism the first one for "
+        "each shape of a part of the batch."
     )
-    tensor_bytes: list[TensorBytes] = Field(description="Tensors of each of them in a step.")
-    predicted_memory_bytes: int = Field(description="Most that one of them holds at a time.")
+    tensor_bytes: list[TensorBytes] = Field(description="Tensor bytes of each simulated rank in a step.")
+    predicted_memory_bytes: int = Field(description="Peak tensor bytes of any simulated rank.")
     activation_checkpointing: str | None = Field(
-        description="The least recomputation, from the recipe's on, with which it fits, or full if it never does; null "
-        "where the site names no device's memory."
+        description="Least recomputation, starting with the recipe's, with which it fits, or full if it never does; "
+        "null if the site does not specify device memory."
     )
-    fits: bool | None = Field(description="Whether it fits, with that; null where the site names no device's memory.")
-    flops_per_step: int | None = Field(description="Of the model, over all ranks (see flops_formula in train.json).")
-    flops_per_step_causal: int | None = Field(description="The same without what causal attention masks.")
-    traffic: list[Traffic] = Field(description="Bytes that a rank sends in a step, by mesh axis and collective.")
-    step_seconds: float | None = Field(description="Step time to expect.")
-    missing: list[str] = Field(description="Keys of the site's figures that the time would need.")
+    fits: bool | None = Field(description="True if it fits with that; null if device memory is unknown.")
+    flops_per_step: int | None = Field(description="Operations over all ranks (see flops_formula in train.json).")
+    flops_per_step_causal: int | None = Field(description="flops_per_step without what causal attention masks.")
+    traffic: list[Traffic] = Field(description="Bytes sent per rank and step, by mesh axis and collective.")
+    step_seconds: float | None = Field(description="Predicted step time.")
+    missing: list[str] = Field(description="Missing keys of the site's figures that are needed for the time.")
 
     def is_of(self, run: Run) -> bool:
-        """Whether it is the plan of just this run."""
+        """Return whether it is the plan of this run."""
         return self.run == identity.of(run, "").run
 
 
 def make(
     run: Run, figures: Figures, told: dict[str, Any], recomputation: str, *, fits: bool | None, prepared: bool
 ) -> Plan:
-    """The plan of a run from what was simulated of it with that recomputation."""
+    """Build the plan of a run from its simulation with that recomputation."""
     seconds, missing = step_time(run, figures, told, recomputation)
     return Plan.model_validate(
         {
@@ -99,19 +99,19 @@ def make(
 
 
 def peak(told: dict[str, Any]) -> int:
-    """Most bytes that a simulated rank holds at a time."""
+    """Return the peak bytes of any simulated rank."""
     return max(int(rank["peak"]) for rank in told["tensor_bytes"])
 
 
 def fits(told: dict[str, Any], figures: Figures) -> bool | None:
-    """Whether what was simulated fits into a device, with what no plan counts; None where its memory is not known."""
+    """Return whether the simulated peak fits into a device with the unplanned memory; None if its memory is unknown."""
     if figures.device_memory_gib is None:
         return None
     return peak(told) <= (figures.device_memory_gib - figures.unplanned_gib) * 2**30
 
 
 def step_time(run: Run, figures: Figures, told: dict[str, Any], recomputation: str) -> tuple[float | None, list[str]]:
-    """Seconds of a step to expect, and the figures that are missing for it."""
+    """Return the predicted seconds of a step, and the missing figures."""
     arithmetic = run.recipe.dtype if run.recipe.precision == "full" else run.recipe.precision
     matrix, memory = figures.matrix_tflops.get(arithmetic), figures.memory_gb_per_second  # type: ignore[call-overload]
     missing = [] if matrix else [f"matrix_tflops.{arithmetic}"]
@@ -139,14 +139,14 @@ def step_time(run: Run, figures: Figures, told: dict[str, Any], recomputation: s
 
 
 def _inside_a_node(run: Run, axis: str) -> bool:
-    """Whether the ranks of an axis are on one node: outer axes stride over the inner ones."""
+    """Return whether the ranks of an axis are on one node: outer axes stride over the inner ones."""
     if axis not in AXES:
         return run.nodes == 1
     return run.mesh.degree(*AXES[AXES.index(axis) :]) <= run.ranks_per_node
 
 
 def misfit(run: Run, figures: Figures, path: Path) -> str | None:
-    """Why a run will not fit into the site's devices, if its plan, made before, says so."""
+    """Return why a run will not fit into the site's devices, according to its plan, if it has one."""
     if not path.exists():
         return None
     made = Plan.read(path, "plan again")
@@ -158,11 +158,11 @@ def misfit(run: Run, figures: Figures, path: Path) -> str | None:
     size = made.predicted_memory_bytes / 2**30
     what = f"{run.strategy} x {run.workload} does not fit into a device's {figures.device_memory_gib:g} GiB"
     if figures.unplanned_gib:
-        what += f", of which {figures.unplanned_gib:g} are for what no plan counts (figures.unplanned_gib),"
+        what += f", of which {figures.unplanned_gib:g} are reserved for unplanned memory (figures.unplanned_gib),"
     if made.fits:
         return (
             f"{what} as it is; set recipe.activation_checkpointing to {made.activation_checkpointing} ({size:.3g} GiB)."
         )
     return (
-        f"{what}: its plan says {size:.3g} GiB a rank at best; take more ranks or another strategy (results/plan.md)."
+        f"{what}: its plan says {size:.3g} GiB per rank at best; use more ranks or another strategy (results/plan.md)."
     )

@@ -9,11 +9,11 @@ from shardlab.settings.sites import Figures
 
 HEADERS = ("strategy", "ranks", "memory a rank", "fits", "recompute", "TFLOP a step", "sent a rank", "step s")
 RULE = ("ddp", "fsdp")
-"""The rule of thumb, where no time is known: the first of these that fits."""
+"""Rule of thumb, if times are unknown: the first of these that fits."""
 
 
 def markdown(plans: Sequence[Plan], refused: dict[tuple[str, str], str], config: Config) -> str:
-    """Tables by workload, a sentence on which strategy to take, what is missing, and what could not be planned."""
+    """Format tables by workload, the recommended strategy, missing figures, and runs that could not be planned."""
     parts = ["# Plan", "", f"Site {config.site}. {_memory(load.site(config).figures)}", ""]
     of_workload: dict[str, list[Plan]] = {}
     for plan in plans:
@@ -34,10 +34,10 @@ def markdown(plans: Sequence[Plan], refused: dict[tuple[str, str], str], config:
 
 
 def _memory(figures: Figures) -> str:
-    """What the figures of memory count, and what is left free for the rest."""
+    """Explain what the memory columns count, and what is left free for the rest."""
     text = (
-        "Memory is the most that the tensors of one rank take at a time, on the fullest of its devices, without what "
-        "no plan counts: the device's context, the buffers of communicators, gaps between tensors."
+        "Memory is the peak of one rank's tensors, on the fullest of its devices, without what plans do not count: "
+        "the device's context, the buffers of communicators, fragmentation."
     )
     if figures.device_memory_gib is None:
         return text
@@ -63,36 +63,36 @@ def _table(plans: Sequence[Plan]) -> str:
                 "" if plan.step_seconds is None else f"{plan.step_seconds:.3g}",
             ]
         )
-    # By hand: this runs in the image, which has what trains and no more.
+    # Not pandas.to_markdown: this runs in the image, which only has what training needs.
     lines = [HEADERS, ["---"] * len(HEADERS), *rows]
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
 
 
 def choice(plans: Sequence[Plan]) -> str:
-    """Which strategy to take for one workload, and why."""
+    """Recommend a strategy for one workload, with the reason."""
     fitting = [plan for plan in plans if plan.fits is not False]
     if not fitting:
         least = min(plans, key=lambda plan: plan.predicted_memory_bytes)
         return (
-            f"Nothing fits: {least.strategy} needs least, {_size(least.predicted_memory_bytes)} a rank; take "
+            f"Nothing fits: {least.strategy} needs least, {_size(least.predicted_memory_bytes)} per rank; use "
             "more ranks, a smaller global batch, or more recomputation."
         )
     timed = [plan for plan in fitting if plan.step_seconds is not None]
     if timed:
         best = min(timed, key=lambda plan: (plan.step_seconds or 0.0, plan.predicted_memory_bytes))
-        return f"Take {best.strategy}: expected to be the fastest of those that fit, {best.step_seconds:.3g} s a step."
+        return f"Use {best.strategy}: predicted to be the fastest that fits, {best.step_seconds:.3g} s per step."
     by_name = {plan.strategy: plan for plan in fitting}
     known = next((name for name in RULE if name in by_name), next(iter(by_name)))
     least = min(fitting, key=lambda plan: plan.predicted_memory_bytes)
     why = "if that fits" if by_name[known].fits is None else "which fits"
-    sentence = f"By the rule of thumb take {known}, {why} ({_size(by_name[known].predicted_memory_bytes)} a rank)"
+    sentence = f"By the rule of thumb, use {known}, {why} ({_size(by_name[known].predicted_memory_bytes)} per rank)"
     if least.strategy != known:
-        sentence += f"; {least.strategy} needs least memory, {_size(least.predicted_memory_bytes)}"
+        sentence += f"; {least.strategy} needs the least memory, {_size(least.predicted_memory_bytes)}"
     return sentence + "."
 
 
 def _size(value: float) -> str:
-    """Bytes in the largest unit that leaves a number of at least 1."""
+    """Format bytes in the largest unit that leaves a number of at least 1."""
     for name, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if value >= size:
             return f"{value / size:.3g} {name}"

@@ -14,7 +14,7 @@ from shardlab.settings.config import Config
 from shardlab.settings.types import Run
 
 SHOWN: tuple[Kind, ...] = ("weights", "master_weights", "gradients", "optimizer", "activations")
-"""Kinds of tensors with a column of their own: the most that any rank held."""
+"""Kinds of tensors with separate columns: the maximum over the ranks."""
 COLUMNS = [
     "strategy",
     "workload",
@@ -49,16 +49,18 @@ COLUMNS = [
 def of(
     config: Config, results: Path, tolerance: float | None = None
 ) -> tuple[pd.DataFrame, dict[tuple[str, str], str]]:
-    """The judged table of a call's runs, and the runs left out with the reason. ``tolerance``: see verdict.judge."""
+    """Return the judged table of a call's runs, and the runs left out with the reason. ``tolerance``: see
+    verdict.judge.
+    """
     planned, left_out = resolve.matrix(config)
     return verdict.judge(collect(planned, results, config.twins), tolerance), left_out
 
 
 def collect(planned: list[Run], results: Path, twins: int) -> pd.DataFrame:
-    """One row per run; a figure that was not measured is an empty cell. ``twins``: how many each ``single`` has.
+    """Return one row per run; values that were not measured are empty. ``twins``: how many each ``single`` has.
 
-    A row whose files belong to another run than the planned one has status ``stale``, with the key that differs, and
-    none of their figures; one whose files were edited or damaged has status ``damaged``.
+    A row whose files belong to another run than the planned one has status ``stale``, with the key that differs, and no
+    results; one whose files were edited or damaged has status ``damaged``.
     """
     singles: dict[str, TrainReport] = {}
     rows = {}
@@ -78,11 +80,11 @@ def collect(planned: list[Run], results: Path, twins: int) -> pd.DataFrame:
 
 
 def compared(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with the relative differences filled in, where both the run and its ``single`` have a loss."""
+    """Fill in the relative differences, where both the run and its ``single`` have a loss."""
     singles = table[table.strategy == "single"].set_index("workload")
     for loss, difference in (("test_loss", "rel_diff"), ("validation_loss", "validation_rel_diff")):
         single = table.workload.map(singles[loss])
-        # Of a reference that is 0 the difference itself is all there is.
+        # For a reference of 0, use the difference itself.
         table[difference] = (table[loss] - single).abs() / single.abs().replace(0.0, 1.0)
     return table
 
@@ -97,12 +99,12 @@ def _row(run: Run, results: Path, singles: dict[str, TrainReport]) -> dict[str, 
         return row | _figures(run, folder, singles)
     except UserError as error:
         return row | {"status": f"damaged: {error}"}
-    except Exception as error:  # one run's files must not take the table from all the others
+    except Exception as error:  # one run's files must not prevent the table of all others
         return row | {"status": f"damaged: the reports in {folder} cannot be read ({error!r}); train again."}
 
 
 def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[str, Any]:
-    """The columns of a finished run."""
+    """Return the columns of a finished run."""
     if reason := done.changed(folder):
         raise UserError(f"{reason}; run the same command again, which repairs it.")
     train = TrainReport.read(folder / "train.json", "train again")
@@ -144,10 +146,10 @@ def _made(train: TrainReport) -> dict[str, str]:
 
 
 def compare_first_steps(run: Run, train: TrainReport, single: TrainReport) -> dict[str, Any]:
-    """Largest relative difference, to ``single``, of the first steps' losses and the first gradient norm; tolerances.
+    """Return the largest relative difference to ``single`` of the first losses and the first gradient norm; tolerances.
 
-    After an update the norm is no measure: Adam makes full steps of gradients that are rounding. No tolerance in low
-    precision. Steps that either run left out, as they were not finite, are not compared.
+    After an update the norm is meaningless: Adam takes full steps from gradients that are only rounding noise. There is
+    no tolerance in low precision. Steps that either run skipped, as they were not finite, are not compared.
     """
     steps = list(zip(train.first_steps, single.first_steps, strict=False))
     pairs = [(own.loss, other.loss) for own, other in steps]
@@ -162,7 +164,7 @@ def compare_first_steps(run: Run, train: TrainReport, single: TrainReport) -> di
 
 
 def _foreseen(run: Run, folder: Path, train: TrainReport) -> dict[str, Any]:
-    """What the plan of just this run said of its memory, and by which part of what was measured it is off."""
+    """Return the planned memory of this run, and the plan's relative error."""
     try:
         plan = Plan.read(folder / FILE, "plan again")
     except UserError:
@@ -179,7 +181,7 @@ def _foreseen(run: Run, folder: Path, train: TrainReport) -> dict[str, Any]:
 def _differs(
     run: Run, train: TrainReport, test: TestReport | None, made: dict[str, str], shared: dict[str, str]
 ) -> str | None:
-    """The first thing in which the reports are not those of ``run``; None if they are."""
+    """Return the first key in which the reports differ from ``run``; None if they do not."""
     if key := identity.difference(run.model_dump(mode="json"), train.settings):
         return key
     planned = identity.of(run, train.identity.data)
@@ -195,7 +197,7 @@ def _differs(
 
 
 def _spread(row: dict[str, Any], single: TrainReport | None, results: Path, twins: int) -> dict[str, float]:
-    """How far the twins of a workload's ``single`` end from it; nothing without the twins of exactly this run."""
+    """Return the spread of the twins of a workload's ``single``; empty without twins of exactly this run."""
     path = results / "twins" / f"{row['workload']}.json"
     if single is None or row["status"] != "done" or not path.exists():
         return {}

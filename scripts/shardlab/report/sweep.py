@@ -12,16 +12,16 @@ MEASURED = {
     "metric_value": "metric",
     "samples_per_second": "samples_per_second",
 }
-"""Column of summary.csv: what its mean and standard deviation are called here."""
+"""Column of summary.csv: prefix of its mean and standard deviation."""
 
 
 def table(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per strategy, workload and values of the swept keys but the seed: strategy, workload, a column for each
-    of these keys, runs (planned), done (finished ones), X_mean and X_std of each figure over the finished ones
-    (standard deviation of a sample, empty with one), best: whether no other variant of its strategy and workload has
-    a lower mean validation loss.
+    """Return one row per strategy, workload and values of the swept keys except the seed: strategy, workload, a column
+    per key, runs (planned), done (finished), X_mean and X_std of each quantity over the finished runs (sample standard
+    deviation, empty for one run), best: whether no other variant of its strategy and workload has a lower mean
+    validation loss.
 
-    ``runs``: a table as summary.csv has it.
+    ``runs``: a table like summary.csv.
     """
     named = pd.DataFrame(
         [_values(*names) for names in zip(runs.strategy, runs.workload, strict=True)], index=runs.index
@@ -42,19 +42,19 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _values(strategy: str, workload: str) -> dict[str, str]:
-    """Values as text: one may be a number, a word, a list or nothing."""
+    """Return values as text: a value may be a number, a word, a list or nothing."""
     (ours, first), (theirs, second) = variants.parse(strategy), variants.parse(workload)
     values = {key: variants.text(key, value) for key, value in (first | second).items()}
     return {"strategy": ours, "workload": theirs, **values}
 
 
 def keys(found: pd.DataFrame) -> list[str]:
-    """The columns that say what a variant is."""
+    """Return the columns that define a variant."""
     return list(found.columns[2 : list(found.columns).index("runs")])
 
 
 def sentences(found: pd.DataFrame) -> list[str]:
-    """The best variant of each strategy and workload, and how sure that is."""
+    """Describe the best variant of each strategy and workload, and its uncertainty."""
     said = []
     for row in found[found.best].to_dict("records"):
         values = ", ".join(f"{key} {row[key]}" for key in keys(found) if row[key] != "") or "its only variant"

@@ -7,32 +7,33 @@ import pandas as pd
 from shardlab.report.records import FIRST_STEPS
 
 TOLERANCES = {"float32": 1e-4, "float64": 1e-10}
-"""Arithmetic: largest relative difference of a test or validation loss to that of ``single``."""
+"""Arithmetic: maximum relative difference of a test or validation loss to that of ``single``."""
 FIRST_TOLERANCES = {"float32": 3e-5, "float64": 1e-11}
-"""Arithmetic: largest relative difference of these losses and the first gradient norm (docs/equality.md)."""
+"""Arithmetic: maximum relative difference of the first losses and the first gradient norm (docs/equality.md)."""
 MULTIPLE = 10.0
-"""A run may end this many times as far from ``single`` as its farthest twin (docs/equality.md says why)."""
+"""Maximum distance from ``single``, as a multiple of its farthest twin's (see docs/equality.md for the reason)."""
 NAMED = 40
-"""Runs that a sentence names; a sweep may have thousands."""
+"""Maximum runs named in a sentence; a sweep may have thousands."""
 DIFFERENCES = ("rel_diff", "validation_rel_diff")
 EQUAL, ROUNDING, UNEQUAL, SUSPICIOUS, REPORTED = "equal", "rounding", "unequal", "suspicious", "reported"
 SETTLES = "--config dtype=float64 settles it"
 
 
 def relative(value: float, reference: float) -> float:
-    """Difference relative to the reference's size; the difference itself where that is 0."""
+    """Return the difference relative to the reference's size; the difference itself if that is 0."""
     return abs(value - reference) / (abs(reference) or 1.0)
 
 
 def judge(table: pd.DataFrame, tolerance: float | None = None) -> pd.DataFrame:
-    """The table with the column ``equality`` filled in, for runs that are done and have a ``single`` to compare with.
+    """Fill in the column ``equality`` for runs that are done and have a ``single`` to compare with.
 
     ``tolerance`` replaces that of every row that has one.
 
-    reported: low precision, which has no tolerance. suspicious: the run learned nothing, so that being equal says
-    nothing. unequal: the first steps are not within FIRST_TOLERANCES, or the end is neither equal nor rounding. equal:
-    test and validation loss are within the row's tolerance, or, where the twins are, within MULTIPLE times their
-    spread. rounding: the twins themselves end farther apart than the tolerance, and the run within MULTIPLE times that.
+    reported: low precision, which has no tolerance. suspicious: the run learned nothing, so equality is meaningless.
+    unequal: the first steps are not within FIRST_TOLERANCES, or the end is neither equal nor rounding. equal: test and
+    validation loss are within the row's tolerance, or within MULTIPLE times the twins' spread if the twins are within
+    the tolerance. rounding: the twins themselves end farther apart than the tolerance, and the run is within MULTIPLE
+    times that.
     """
     if tolerance is not None:
         table["tolerance"] = table.tolerance.mask(table.tolerance.notna(), tolerance)
@@ -61,7 +62,7 @@ def _of(row: dict[Any, Any]) -> str:
 
 
 def verdict(table: pd.DataFrame) -> tuple[bool, str]:
-    """True if every run is done and none is unequal or suspicious; and one sentence, which names the others."""
+    """Return True if every run is done and none is unequal or suspicious, and a sentence that names the others."""
     done = table[table.status == "done"]
     parts: dict[str, list[str]] = {}
     unequal = done[done.equality == UNEQUAL]
@@ -89,7 +90,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _names(rows: pd.DataFrame, detail: Any) -> list[str]:
-    """``strategy x workload (detail)`` of each row."""
+    """Format each row as ``strategy x workload (detail)``."""
     details = ((row, detail(row)) for row in rows.to_dict("records"))
     return [f"{row['strategy']} x {row['workload']}" + (f" ({text})" if text else "") for row, text in details]
 
@@ -99,7 +100,7 @@ def _first(row: dict[Any, Any]) -> str:
 
 
 def _end(row: dict[Any, Any]) -> str:
-    """The larger of the two differences of the end, and the twins'."""
+    """Format the larger of the two final differences, and the twins'."""
     difference = max(DIFFERENCES, key=lambda column: -1.0 if pd.isna(row[column]) else row[column])
     name = "" if difference == "rel_diff" else "validation "
     twins = "" if pd.isna(row["spread"]) else f", twins {row['spread']:.1e}"

@@ -1,4 +1,4 @@
-"""The charts of the report, one file each: what it shows (TITLE, CAPTION), its table, and how that is drawn.
+"""Charts of the report, one file each: title and caption (TITLE, CAPTION), the table, and its drawing.
 
 A further chart is a further file, named in PER_WORKLOAD, PER_STRATEGY, SWEEP, OVERALL or BENCHMARKS.
 """
@@ -12,7 +12,7 @@ import vl_convert
 
 from shardlab.report.evidence import Evidence
 
-# Altair refuses more than 5,000 rows, for the sake of notebooks; evidence.MARKS keeps the page small.
+# Altair refuses more than 5,000 rows to protect notebooks; evidence.MARKS keeps the page small.
 alt.data_transformers.disable_max_rows()
 
 PER_WORKLOAD = (
@@ -30,29 +30,29 @@ PER_STRATEGY = ("held", "step", "schedule")
 SWEEP = ("sweep",)
 OVERALL = ("jobs", "collectives")
 BENCHMARKS = ("peers", "starting", "checkpoints", "scaling", "sweep_cost")
-"""Of what `make bench` left in results/benchmarks."""
+"""Charts of what `make bench` left in results/benchmarks."""
 
 
 class Chart(Protocol):
-    """What a file of this folder has."""
+    """Contents of a file in this folder."""
 
     TITLE: str
     """A few words."""
     CAPTION: str
-    """What the axes are, and how it is read: for the page, and for who does not see the picture."""
+    """Axes and interpretation, for the page and as alternative text."""
 
     def table(self, evidence: Evidence) -> pd.DataFrame:
-        """The figures, one row per mark; empty where the runs have none."""
+        """Return the data, one row per mark; empty if the runs have none."""
 
     def draw(self, table: pd.DataFrame) -> alt.TopLevelMixin:
-        """The picture of such a table."""
+        """Draw the table."""
 
 
 def svg(chart: dict[str, Any]) -> str:
-    """A Vega-Lite specification as a picture, whose text stays text."""
+    """Render a Vega-Lite specification as SVG, keeping text as text."""
     return str(vl_convert.vegalite_to_svg(chart))
 
 
 def load(name: str) -> Chart:
-    """The chart of that name."""
+    """Import the chart of that name."""
     return cast(Chart, import_module(f"shardlab.report.charts.{name}"))

@@ -1,4 +1,4 @@
-"""What a checkpoint costs a training."""
+"""Cost of a checkpoint for a training."""
 
 import altair as alt
 import pandas as pd
@@ -8,19 +8,19 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Cost of a checkpoint"
 CAPTION = (
-    "What a checkpoint takes from the training, in steps: written at once, or beside the training (the copy, and by "
-    "how much the steps behind it are slower)."
+    "Cost of a checkpoint for the training, in steps: written synchronously, or in the background (the copy, and the "
+    "slowdown of the steps that follow)."
 )
 KINDS = {"at once, in steps": "at once", "beside, in steps": "beside"}
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """As benchmarks/checkpoints.py writes it: strategy, size, checkpoint MiB, resume s, ..."""
+    """Columns as benchmarks/checkpoints.py writes them: strategy, size, checkpoint MiB, resume s, ..."""
     return evidence.study("benchmarks/checkpoints.csv")
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """Two bars for each strategy and size."""
+    """Two bars per strategy and size."""
     named = table.assign(run=table.strategy + ", " + table["size"])
     long = named.melt(["run", "checkpoint MiB", "resume s"], [*KINDS], "written", "steps")
     long["written"] = long.written.map(KINDS)

@@ -8,13 +8,13 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Collectives"
 CAPTION = (
-    "Time and bus bandwidth of each collective over the size of the message, both axes logarithmic: what a step's "
-    "messages can be held to."
+    "Time and bus bandwidth of each collective by message size, on logarithmic axes: a reference for the messages "
+    "of a step."
 )
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """As collectives.py writes it: site, ranks, nodes, collective, bytes, microseconds, bus_gb_per_second."""
+    """Columns as collectives.py writes them: site, ranks, nodes, collective, bytes, microseconds, bus_gb_per_second."""
     return evidence.study("collectives/*.csv")
 
 

@@ -1,4 +1,4 @@
-"""How far each strategy is from one device, step by step."""
+"""Difference of each strategy to one device, step by step."""
 
 import math
 
@@ -10,13 +10,13 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Difference to one device"
 CAPTION = (
-    "Relative difference of each step's loss to that of `single`, on a logarithmic scale; at its bottom: equal to the "
-    "bit. The grey line is where rounding alone took the farthest twin of `single` by the end of its training."
+    "Relative difference of each step's loss to that of `single`, on a logarithmic scale; at its bottom: bitwise "
+    "equal. Gray line: the largest difference at the end of training that rounding alone caused in `single`'s twins."
 )
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """strategy, step, difference (relative), twins (the farthest of them, the same in every row)."""
+    """strategy, step, difference (relative), twins (the largest of theirs, the same in every row)."""
     steps = evidence.steps[evidence.steps.strategy != "single"].dropna(subset=["loss", "single"])
     difference = ((steps.loss - steps.single).abs() / steps.single.abs()).astype(float)
     spread = evidence.table.spread.max()
@@ -25,8 +25,8 @@ def table(evidence: Evidence) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """One line per strategy, and the twins' end."""
-    # A logarithmic axis has no 0: a decade below the smallest difference stands for it.
+    """One line per strategy, and the twins' largest difference."""
+    # A logarithmic axis has no 0: use a decade below the smallest difference.
     there = table.difference[table.difference > 0]
     bottom = 10.0 ** (math.floor(math.log10(there.min())) - 1) if len(there) else 1e-17
     table = table.assign(difference=table.difference.clip(lower=bottom), twins=table.twins.clip(lower=bottom))

@@ -1,4 +1,4 @@
-"""What a plan said of memory, beside what was measured."""
+"""Planned memory compared with measured memory."""
 
 import altair as alt
 import pandas as pd
@@ -6,11 +6,11 @@ import pandas as pd
 from shardlab.report.charts.marks import bars, ticks
 from shardlab.report.evidence import Evidence
 
-TITLE = "Memory as planned and as measured"
+TITLE = "Planned and measured memory"
 CAPTION = (
-    "Bars: the most that the tensors of one rank took at a time (MiB), as measured. Grey marks: what the plan said "
-    "before (results/plan.md). error: by which part of the measured it was off. Neither counts the device's context, "
-    "the buffers of communicators and the gaps between tensors (figures.unplanned_gib)."
+    "Bars: measured peak of the tensors of one rank (MiB). Gray marks: the plan made before (results/plan.md). error: "
+    "relative error of the plan. Neither includes the device's context, the buffers of communicators and "
+    "fragmentation (figures.unplanned_gib)."
 )
 
 

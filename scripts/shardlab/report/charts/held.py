@@ -1,4 +1,4 @@
-"""What each rank of a strategy holds, drawn to the scale of one device."""
+"""Memory of each rank of a strategy by kind, compared with one device."""
 
 import altair as alt
 import pandas as pd
@@ -9,11 +9,11 @@ from shardlab.report.expected import held
 from shardlab.report.records import TensorBytes
 
 KINDS = ["weights", "master_weights", "gradients", "optimizer", "activations", "gathered"]
-TITLE = "What each rank holds"
+TITLE = "Memory per rank"
 CAPTION = (
-    "The most of each kind that a rank held in a step (MiB), all to one scale, with one device (`single`) above. The "
-    "grey mark is theory: what a part of weights, gradients and optimizer comes to where they are divided evenly. "
-    "Master weights are the optimizer's own copy of the weights, which DeepSpeed keeps in float32."
+    "Maximum of each kind that a rank held in a step (MiB), all to one scale, with one device (`single`) on top. Gray "
+    "mark: theory, if weights, gradients and optimizer states that are sharded are divided evenly. Master weights "
+    "are the optimizer's copy of the weights, which DeepSpeed keeps in float32."
 )
 
 
@@ -40,7 +40,7 @@ def _rows(workload: str, name: str, rank: TensorBytes, theory: dict[str, float])
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """A panel for each kind, a bar for each rank."""
+    """A panel per kind, a bar per rank."""
     ranks = alt.Y("rank:N", title=None, sort=list(dict.fromkeys(table["rank"])))
     color = alt.Color("kind:N", legend=None, scale=alt.Scale(domain=KINDS, scheme="tableau10"))
     tips = ["workload", "rank", "kind", alt.Tooltip("mib:Q", format=".3g"), alt.Tooltip("theory:Q", format=".3g")]

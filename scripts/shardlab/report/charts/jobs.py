@@ -1,4 +1,4 @@
-"""When the workflow's jobs ran."""
+"""Timeline of the workflow's jobs."""
 
 import altair as alt
 import pandas as pd
@@ -7,8 +7,8 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Jobs of the workflow"
 CAPTION = (
-    "When each job whose files are here last ran, by rule, in seconds since the first one; later calls add to it. From "
-    "Snakemake's own notes."
+    "Last execution of each job whose files exist, by rule, in seconds since the first one; later calls are appended. "
+    "From Snakemake's metadata."
 )
 
 

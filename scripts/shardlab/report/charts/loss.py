@@ -1,4 +1,4 @@
-"""Loss curves of all strategies over each other."""
+"""Loss curves of all strategies in one chart."""
 
 import altair as alt
 import pandas as pd
@@ -8,8 +8,8 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Training loss"
 CAPTION = (
-    "Loss of each training step under every strategy. Equal strategies lie on one line. Click a name in the legend to "
-    "see one alone, shift-click for more."
+    "Loss of each training step under every strategy. Equal strategies coincide. Click a name in the legend to "
+    "see it alone, shift-click for more."
 )
 
 

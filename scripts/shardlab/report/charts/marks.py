@@ -1,4 +1,4 @@
-"""What charts share: marks that belong to strategies, chosen by the legend. No chart of its own."""
+"""Helpers of the charts: marks of strategies, selected through the legend. Not a chart itself."""
 
 from typing import Any
 
@@ -8,30 +8,30 @@ import pandas as pd
 WIDTH, HEIGHT, ROW = 460, 260, 18
 LEGEND = alt.Legend(title=None, orient="bottom", columns=4, symbolLimit=0)
 LONG = alt.Legend(title=None, orient="bottom", columns=2, symbolLimit=0)
-"""For names of two or three words."""
+"""Legend for names of two or three words."""
 NAMED = 60
-"""Strategies from which on a legend would be larger than its chart."""
+"""Number of strategies above which a legend would be larger than its chart."""
 
 
 def lines(table: pd.DataFrame, **channels: Any) -> alt.Chart:
-    """One line per strategy; the legend chooses which are shown."""
+    """One line per strategy; the legend selects which are shown."""
     return _chosen(table, alt.Chart(table, width=WIDTH, height=HEIGHT).mark_line(strokeWidth=1.5), channels)
 
 
 def points(table: pd.DataFrame, size: int = 90, **channels: Any) -> alt.Chart:
-    """Points of each strategy; the legend chooses which are shown."""
+    """Points of each strategy; the legend selects which are shown."""
     return _chosen(table, alt.Chart(table, width=WIDTH, height=HEIGHT).mark_point(filled=True, size=size), channels)
 
 
 def bars(table: pd.DataFrame, **channels: Any) -> alt.Chart:
-    """A bar per strategy, in the order of the configuration."""
+    """One bar per strategy, in the order of the configuration."""
     names = table.strategy.nunique()
     chart = alt.Chart(table, width=WIDTH, height=(ROW if names <= NAMED else 3) * max(3, names)).mark_bar()
     return chart.encode(y=strategies(table), **channels)
 
 
 def ticks(table: pd.DataFrame, **channels: Any) -> alt.Chart:
-    """A mark across the bar of each strategy that theory has a figure for."""
+    """A mark across the bar of each strategy that has a theoretical value."""
     chart = alt.Chart(table).mark_tick(thickness=3, size=16, color="grey")
     return chart.encode(y=strategies(table), **channels)
 
@@ -42,13 +42,13 @@ def strategies(table: pd.DataFrame) -> alt.Y:
 
 
 def over_ranks(table: pd.DataFrame) -> alt.X:
-    """The number of ranks, which doubles."""
+    """The number of ranks, on a base-2 logarithmic axis."""
     values = sorted(table.ranks.unique().tolist())
     return alt.X("ranks:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=values))
 
 
 def chosen_workload(chart: Any, table: pd.DataFrame) -> Any:
-    """The chart of one workload, which is chosen below it where there are several; the first one at the beginning."""
+    """Add a selector of the workload below the chart if there are several; initially the first one."""
     names = list(dict.fromkeys(table.workload))
     if len(names) < 2:
         return chart

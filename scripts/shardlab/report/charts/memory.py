@@ -1,4 +1,4 @@
-"""What a rank's memory consists of."""
+"""Composition of a rank's memory."""
 
 from typing import get_args
 
@@ -12,9 +12,9 @@ from shardlab.report.records import Kind
 KINDS = list(get_args(Kind))
 TITLE = "Memory by kind"
 CAPTION = (
-    "Tensors of the rank that held most, at the moment when it held most, by kind (MiB). gathered: whole weights or "
-    "activations that other ranks sent parts of; other: among them gradients of activations, "
-    "and DeepSpeed's buffers, which may leave the picture; the table has all."
+    "Tensors of the fullest rank at its peak, by kind (MiB). gathered: whole weights or activations whose parts came "
+    "from other ranks; other: including gradients of activations, "
+    "and DeepSpeed's buffers, which may exceed the chart; the table has all."
 )
 
 

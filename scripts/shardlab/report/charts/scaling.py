@@ -1,4 +1,4 @@
-"""Memory, bytes and step time over the number of ranks."""
+"""Memory, traffic and step time by the number of ranks."""
 
 import altair as alt
 import pandas as pd
@@ -8,19 +8,19 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "From one rank to eight"
 CAPTION = (
-    "One model under each family of strategies: the most that the tensors of a rank took, what a rank sent in a step, "
-    "and the median step, over the ranks. All shared one machine: where it has fewer cores, that is what steps show."
+    "One model under each family of strategies, by the number of ranks: peak of a rank's tensors, bytes sent per rank "
+    "and step, and median step time. All ranks shared one machine; its number of cores limits the step time."
 )
 PANELS = ("tensors MiB a rank", "sent MiB a rank and step", "step ms")
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """As benchmarks/scaling.py writes it: strategy, ranks, and a column for each panel."""
+    """Columns as benchmarks/scaling.py writes them: strategy, ranks, and one per panel."""
     return evidence.study("benchmarks/scaling.csv")
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """A panel for each figure, a line for each strategy."""
+    """A panel per quantity, a line per strategy."""
     x = over_ranks(table)
     color = alt.Color("strategy:N", legend=LEGEND, sort=list(dict.fromkeys(table.strategy)))
     lines = alt.Chart(table, width=WIDTH, height=HEIGHT // 2).mark_line(point=True)

@@ -1,4 +1,4 @@
-"""The schedule of a pipeline: when each rank computed which micro-batch."""
+"""Schedule of a pipeline: when each rank computed which micro-batch."""
 
 import altair as alt
 import pandas as pd
@@ -6,10 +6,10 @@ import pandas as pd
 from shardlab.report.charts.marks import LEGEND, chosen_workload
 from shardlab.report.evidence import Evidence
 
-TITLE = "Schedule of the pipeline"
+TITLE = "Pipeline schedule"
 CAPTION = (
     "When each rank (for `mp` each device) computed which micro-batch, forward and backward, in the last step, in "
-    "milliseconds. What is empty is the bubble."
+    "milliseconds. Gaps are the bubble."
 )
 
 

@@ -1,4 +1,4 @@
-"""Throughput against memory: which strategy buys what with what."""
+"""Throughput against memory of the strategies."""
 
 import altair as alt
 import pandas as pd
@@ -8,8 +8,8 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Throughput and memory"
 CAPTION = (
-    "Samples per second of the whole run over the most that one rank held in tensors (MiB), both logarithmic. Better "
-    "is up and to the left."
+    "Samples per second of the whole run against the peak of one rank's tensors (MiB), both logarithmic. Better is up "
+    "and to the left."
 )
 
 
@@ -31,7 +31,7 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     scale = alt.Scale(type="log", padding=20, nice=False)
     return points(
         table,
-        x=alt.X("tensors_mib:Q", title="tensors of a rank (MiB)", scale=scale, axis=alt.Axis(format="~g")),
+        x=alt.X("tensors_mib:Q", title="tensors per rank (MiB)", scale=scale, axis=alt.Axis(format="~g")),
         y=alt.Y("samples_per_second:Q", title="samples/s", scale=scale, axis=alt.Axis(format="~s")),
         shape=alt.Shape("ranks:N", legend=alt.Legend(title="ranks", orient="right")),
     )

@@ -1,4 +1,4 @@
-"""Step time of a pipeline over the number of micro-batches, and its bubble."""
+"""Step time of a pipeline by the number of micro-batches, and its bubble."""
 
 import altair as alt
 import pandas as pd
@@ -8,13 +8,13 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Micro-batches of a pipeline"
 CAPTION = (
-    "Over the number of micro-batches that a batch is split into: the median step, and the part of the forward and "
-    "backward passes in which a rank waits, measured and as (p - 1) / (m + p - 1)."
+    "By the number of micro-batches per batch: the median step, and the fraction of the forward and backward passes "
+    "in which a rank waits, measured and as (p - 1) / (m + p - 1)."
 )
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """As split_size.py writes it: a row for each number of micro-batches."""
+    """Columns as split_size.py writes them: a row per number of micro-batches."""
     return evidence.study(f"split_size/{'_'.join(evidence.table.workload.unique())}.csv")
 
 

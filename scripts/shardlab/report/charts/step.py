@@ -1,4 +1,4 @@
-"""One step of a strategy: its phases, and what each rank sent when."""
+"""One step of a strategy: its phases, and the messages of each rank over time."""
 
 import altair as alt
 import pandas as pd
@@ -8,9 +8,9 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "One step"
 CAPTION = (
-    "What each rank did when, in milliseconds from the step's begin: forward pass, backward pass, update as bands, and "
-    "each collective where the host started it, larger for more bytes. Counting slows this step: read the order, not "
-    "the times."
+    "Timeline of each rank in milliseconds from the start of the step: forward pass, backward pass and update as "
+    "bands; each collective at the time when the host started it, larger for more bytes. Counting slows this step "
+    "down: the order is accurate, the times are not."
 )
 PHASES = ["forward", "backward", "losses", "update"]
 
@@ -52,7 +52,7 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
         tooltip=["rank", "collective", alt.Tooltip("kib:Q", format=",.1f"), *tips],
     )
     size = {"width": 520, "height": 34 * max(2, len(order))}
-    # A layer without any point has no extent, which Vega complains of.
+    # A layer without points has no extent, about which Vega warns.
     layers = (
         alt.layer(*[phases, sent][: 2 if table.collective.notna().any() else 1], data=table)
         .resolve_scale(color="independent")

@@ -1,4 +1,4 @@
-"""What a sweep found: the validation loss over a swept key."""
+"""Result of a sweep: the validation loss over a swept key."""
 
 import altair as alt
 import pandas as pd
@@ -9,8 +9,8 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Validation loss over the values of a sweep"
 CAPTION = (
-    "Each point is the mean over the seeds of a variant, its bar one standard deviation to both sides; a line for each "
-    "strategy and the values of the other keys. The axis is the key with the most values."
+    "Each point is the mean over the seeds of a variant, its bar plus or minus one standard deviation; one line per "
+    "strategy and combination of the other keys. The axis is the key with the most values."
 )
 COLUMNS = ["workload", "variant", "key", "value", "number", "mean", "low", "high", "runs"]
 
@@ -41,7 +41,7 @@ def table(evidence: Evidence) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """A line for each variant, a point and a bar for each value."""
+    """A line per variant, a point and a bar per value."""
     key = str(table.key.iloc[0])
     if table.number.notna().all():
         ratio = table.number.max() / table.number.min() if table.number.min() > 0 else 0.0

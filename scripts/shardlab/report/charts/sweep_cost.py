@@ -1,4 +1,4 @@
-"""What Snakemake takes for a sweep before its first job."""
+"""Overhead of Snakemake for a sweep before its first job."""
 
 import altair as alt
 import pandas as pd
@@ -6,10 +6,10 @@ import pandas as pd
 from shardlab.report.charts.marks import HEIGHT, WIDTH
 from shardlab.report.evidence import Evidence
 
-TITLE = "The workflow's own cost over the runs of a sweep"
+TITLE = "Workflow overhead by the number of runs in a sweep"
 CAPTION = (
-    "Seconds, both axes logarithmic: the dry run of all, the same of a Snakefile of as many empty rules and files, the "
-    "reading of the Snakefile in one job, and the summary of all runs."
+    "Seconds, both axes logarithmic: the dry run of all, the same for a Snakefile with as many empty rules and files, "
+    "reading the Snakefile in one job, and the summary of all runs."
 )
 LINES = {
     "dry run s": "dry run",
@@ -21,12 +21,12 @@ LINES = {
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """As benchmarks/sweeps.py writes it: runs, jobs, and a column of seconds for each line."""
+    """Columns as benchmarks/sweeps.py writes them: runs, jobs, and seconds for each line."""
     return evidence.study("benchmarks/sweeps.csv")
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """A line for each."""
+    """A line per quantity."""
     long = table.melt(["runs", "jobs"], [*LINES], "what", "seconds")
     long["what"] = long.what.map(LINES)
     log = alt.Scale(type="log")

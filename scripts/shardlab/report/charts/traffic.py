@@ -1,4 +1,4 @@
-"""Bytes that a rank sends in a step, and what theory says."""
+"""Bytes sent per rank and step, compared with theory."""
 
 import altair as alt
 import pandas as pd
@@ -8,8 +8,8 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Bytes sent"
 CAPTION = (
-    "MiB that a rank sends in a step (mean of the ranks), counted, by collective and mesh axis. The grey mark is the "
-    "sum from sizes and shapes alone, where a formula is known."
+    "MiB sent per rank and step (mean over the ranks), counted, by collective and mesh axis. Gray mark: the sum "
+    "computed from sizes and shapes alone, if a formula is known."
 )
 
 
@@ -29,7 +29,7 @@ def table(evidence: Evidence) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """One stacked bar per strategy, with a mark where theory is."""
+    """One stacked bar per strategy, with a mark for theory."""
     counted = bars(
         table,
         x=alt.X("mib:Q", title="MiB per step and rank"),

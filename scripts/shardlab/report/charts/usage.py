@@ -1,4 +1,4 @@
-"""What the ranks used of their machines."""
+"""Resource use of the ranks."""
 
 import altair as alt
 import pandas as pd
@@ -6,11 +6,11 @@ import pandas as pd
 from shardlab.report.charts.marks import bars
 from shardlab.report.evidence import Evidence
 
-FIGURES = {"cpu_cores": "CPU cores busy", "device_use": "GPU in use (part of 1)", "watts": "watts of a GPU"}
-TITLE = "Use of the machines"
+FIGURES = {"cpu_cores": "CPU cores busy", "device_use": "GPU in use (fraction)", "watts": "watts of a GPU"}
+TITLE = "Resource use"
 CAPTION = (
-    "What a rank used while it trained, mean of its samples and of the ranks: CPU cores, and where there is one its "
-    "GPU. Runs that were shorter than the first sample are not there."
+    "Use per rank during training, mean over samples and ranks: CPU cores, and the GPU if there is one. Runs shorter "
+    "than the first sampling interval are missing."
 )
 
 
@@ -26,7 +26,7 @@ def table(evidence: Evidence) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """A panel for each figure, a bar per strategy."""
+    """A panel per quantity, a bar per strategy."""
     panels = [
         bars(
             part,

@@ -1,4 +1,4 @@
-"""The pipeline's bubble: how long ranks wait for others."""
+"""The pipeline's bubble: the fraction of time in which ranks wait for others."""
 
 import altair as alt
 import pandas as pd
@@ -8,13 +8,13 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Waiting in pipelines"
 CAPTION = (
-    "Part of the forward and backward passes in which a rank waits for others (mean over the ranks). The grey mark is "
-    "the bubble (p - 1) / (m + p - 1) of m micro-batches on p ranks, where all stages take as long."
+    "Fraction of the forward and backward passes in which a rank waits for others (mean over the ranks). Gray mark: "
+    "the bubble (p - 1) / (m + p - 1) of m micro-batches on p ranks, if all stages take equally long."
 )
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """strategy, idle, theory (parts of 1)."""
+    """strategy, idle, theory (fractions)."""
     rows = [
         (run.train.strategy, sum(run.train.idle) / len(run.train.idle), run.train.idle_theory)
         for run in evidence.runs
@@ -24,7 +24,7 @@ def table(evidence: Evidence) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """One bar per strategy, with a mark where theory is."""
+    """One bar per strategy, with a mark for theory."""
     percent = alt.Axis(format=".0%")
     measured = bars(
         table,

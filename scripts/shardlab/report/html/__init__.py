@@ -1,4 +1,4 @@
-"""report.html: all of a call on one page that opens without a network. Imports no torch."""
+"""report.html: a self-contained page with everything about a call, which opens offline. Imports no torch."""
 
 import json
 from collections.abc import Hashable
@@ -23,10 +23,10 @@ from shardlab.settings.config import Config
 
 HERE = Path(__file__).parent
 PAGES = 40
-"""Strategies that have drawings of their own; more would make the page slow, and there are not as many names."""
+"""Maximum strategies with separate charts; more would make the page slow, and there are not as many names."""
 STATES = {
-    EQUAL: "first steps and final losses within the tolerance, or as near as rounding explains.",
-    ROUNDING: "rounding alone takes one device as far.",
+    EQUAL: "first steps and final losses within the tolerance, or as close as rounding explains.",
+    ROUNDING: "rounding alone moves one device as far.",
     UNEQUAL: "neither.",
     SUSPICIOUS: "the run learned nothing, so equality says nothing.",
     REPORTED: "low precision: reported, without a tolerance.",
@@ -36,7 +36,7 @@ Drawn = dict[str, tuple[pd.DataFrame, dict[str, Any]]]
 
 
 def charts(evidence: Evidence, workloads: list[str]) -> Drawn:
-    """All charts that the runs have figures for."""
+    """Draw all charts for which the runs have data."""
     scopes: list[tuple[str, Evidence, tuple[str, ...]]] = [
         (name, evidence.of(name), PER_WORKLOAD) for name in workloads
     ]
@@ -52,7 +52,7 @@ def charts(evidence: Evidence, workloads: list[str]) -> Drawn:
 
 
 def strategies(evidence: Evidence) -> list[str]:
-    """The first strategies that have runs, in the order of the configuration: those that get a page."""
+    """Return the first strategies that have runs, in the order of the configuration: those that get a page."""
     there = {run.train.strategy for run in evidence.runs}
     return [name for name in dict.fromkeys(evidence.table.strategy) if name in there][:PAGES]
 
@@ -64,7 +64,7 @@ def html(
     left_out: dict[tuple[str, str], str],
     accounting: dict[str, dict[str, str]],
 ) -> str:
-    """The page. ``accounting``: what Slurm says of each job."""
+    """Render the page. ``accounting``: Slurm's record of each job."""
     good, sentence = verdict(evidence.table)
     strategies_shown, workloads = page.axes(evidence.table, config, left_out)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -105,23 +105,23 @@ def _sweep(table: pd.DataFrame, drawn: Drawn) -> dict[str, Any]:
 
 
 def _code(text: str) -> Markup:
-    """Words between backticks as code."""
+    """Convert words between backticks to code."""
     parts = text.split("`")
     return Markup().join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 
 
 def _raw(text: str) -> Markup:
-    """Text of ours that is no HTML: no end of its element may stand in it."""
+    """Insert trusted text that is not HTML; the end of its element is escaped."""
     return Markup(text.replace("</script", "<\\/script"))
 
 
 def _json(value: Any) -> Markup:
-    """A value inside a script element: < cannot begin anything there."""
+    """Dump a value as JSON for a script element: < is escaped."""
     return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _details(run: Shown, accounting: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """All that is known of a run: both reports, and what Slurm says."""
+    """Return everything known about a run: both reports, and Slurm's records."""
     slurm = accounting.get(run.train.slurm_job_id or "")
     return run.train.model_dump() | {"test": run.test.model_dump() if run.test else None, "slurm": slurm}
 
@@ -164,7 +164,7 @@ def _workload(evidence: Evidence, name: str, drawn: Drawn) -> dict[str, Any]:
 
 
 def _strategy(evidence: Evidence, name: str, drawn: Drawn) -> dict[str, Any]:
-    columns = ["workload", "ranks", "mesh", "what the fullest rank held", "at once", "sent per step", "theory"]
+    columns = ["workload", "ranks", "mesh", "maxima of the fullest rank", "peak", "sent per step", "theory"]
     return {
         "name": name,
         "text": Markup(explained(name)),
@@ -175,7 +175,7 @@ def _strategy(evidence: Evidence, name: str, drawn: Drawn) -> dict[str, Any]:
 
 
 def _holdings(train: TrainReport) -> list[str]:
-    """A run's mesh, what its fullest rank held of each kind, and what a rank sent."""
+    """Return a run's mesh, the maximum of each kind on its fullest rank, and the bytes sent per rank."""
     held = ", ".join(f"{kind} {_mebibytes(train.held(kind))}" for kind in SHOWN)
     return [
         train.workload,
@@ -198,7 +198,7 @@ def _shown(name: str, key: str) -> dict[str, str]:
 
 
 def _faults(evidence: Evidence) -> list[tuple[Any, ...]]:
-    """All attempts at the runs that took more than one."""
+    """Return all attempts at the runs that took more than one."""
     again = [run for run in evidence.runs if len(run.train.attempts) > 1]
     return [
         (run.name, each.number, each.host, each.from_step, each.reached, each.why)
