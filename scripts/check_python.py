@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Say in one sentence whether this Python is new enough; runs on any Python 3."""
+"""Check in one sentence whether this Python is new enough; runs on any Python 3."""
 
 import sys
 

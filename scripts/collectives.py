@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure the collectives over all ranks of a run: right or wrong, latency, bandwidths over message sizes."""
+"""Measure the collectives over all ranks of a run: correctness, latency and bandwidths by message size."""
 
 import argparse
 import csv
@@ -19,11 +19,13 @@ def main() -> None:
     parser.add_argument("--settings", type=Path, required=True, help="run.json of a run on the ranks to measure")
     parser.add_argument("--output", type=Path, required=True, help="CSV file to write")
     parser.add_argument("--largest", type=int, default=2**24, help="largest message in bytes (default: 16 MiB)")
-    parser.add_argument("--repeats", type=int, default=20, help="runs of each, whose median counts (default: 20)")
+    parser.add_argument(
+        "--repeats", type=int, default=20, help="repetitions, of which the median is reported (default: 20)"
+    )
     args = parser.parse_args()
     run = read_run(args.settings)
     if run.world_size < 2:
-        raise UserError(f"{args.settings} is a run of one rank; name one of several, such as ddp's.")
+        raise UserError(f"{args.settings} is a run on one rank; name one on several, such as ddp's.")
     distributed.start(run.site.device)
     world = distributed.world(run)
     sizes = [1024 * 4**power for power in range(12) if 1024 * 4**power <= args.largest] or [args.largest]

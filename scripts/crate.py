@@ -18,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     load.add_config_argument(parser)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the crate; one that is there is replaced")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the crate; an existing one is replaced")
     args = parser.parse_args()
     table, _ = summary.of(args.config, args.results)
     found = evidence.collect(table, args.results)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write what is generated in this repository: the JSON schemas, the tables of config/README.md and of docs."""
+"""Write the generated files of this repository: the JSON schemas, the tables of config/README.md and of docs."""
 
 import argparse
 import json
@@ -33,7 +33,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
 }
 
 SHOWN_WORKLOAD = "llama2"
-"""Whose figures stand in docs/strategies."""
+"""Workload whose results are in docs/strategies."""
 README_LOSSES = ("single", "ddp", "fsdp_tp", "zero3")
 README_MEMORY = ("single", "ddp", "fsdp", "fsdp_tp", "zero1", "zero3")
 """Strategies of README.md's two tables, which repeat rows of docs/matrix.md and of docs/strategies."""
@@ -44,11 +44,11 @@ SITE_GROUPS: dict[str, type[BaseModel]] = {
     "srun": sites.Srun,
     "container": sites.Container,
 }
-"""Keys of a site that hold keys of their own."""
+"""Keys of a site that contain further keys."""
 
 
 def main() -> None:
-    """Write, or with --check say what is stale."""
+    """Write the files, or with --check report what is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
     parser.add_argument(
@@ -65,9 +65,9 @@ def main() -> None:
 
 
 def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
-    """Path and content of every file that is generated, in whole or between markers.
+    """Return path and content of every generated file, whole or between markers.
 
-    ``whole``: the matrix must have every strategy, which one that was just added is not yet in.
+    ``whole``: the matrix must have every strategy, which fails for one that was just added.
     """
     schemas = {name: kind.model_json_schema() for name, kind in SCHEMAS.items()}
     schemas["strategies"] = TypeAdapter(dict[str, types.Strategy]).json_schema()
@@ -116,14 +116,14 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
 
 
 def readme_losses(shown: str) -> str:
-    """Rows of the matrix for README.md."""
+    """Select rows of the matrix for README.md."""
     names = ["strategy", "---", *(f"`{name}`" for name in README_LOSSES), TWINS]
     lines = {line.split("|")[1].strip(): line for line in shown.splitlines() if line.startswith("|")}
     return "\n".join(lines[name] for name in names if name in lines)
 
 
 def readme_memory(held: list[str]) -> str:
-    """Rows of the tables of docs/strategies for README.md: what a rank holds, by kind."""
+    """Select rows of the tables of docs/strategies for README.md: memory per rank, by kind."""
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for text in held for line in text.splitlines()]
     shown = [cells[0].index(column) for column in ("strategy", *SHOWN) if column in cells[0]]
     rows = {row[0]: [row[place] for place in shown] for row in cells}
@@ -132,7 +132,7 @@ def readme_memory(held: list[str]) -> str:
 
 
 def figures(page: Path, table: pd.DataFrame) -> str:
-    """Markdown table of what a rank holds and sends under a page's strategies, beside ``single``."""
+    """Format a Markdown table of memory and traffic per rank under a page's strategies, compared with ``single``."""
     rows = table[table.workload == SHOWN_WORKLOAD].set_index("strategy").loc[["single", *pages.strategies_of(page)]]
     columns = {kind: rows[f"{kind}_bytes"] for kind in SHOWN} | {"all tensors": rows.tensor_bytes}
     shown = {"strategy": [f"`{name}`" for name in rows.index], "ranks": rows.world_size.astype(int)}
@@ -142,19 +142,19 @@ def figures(page: Path, table: pd.DataFrame) -> str:
 
 
 def fill(path: Path, blocks: dict[str, str]) -> str:
-    """The file with each block put between its markers ``<!-- name -->`` and ``<!-- end name -->``."""
+    """Return the file with each block put between its markers ``<!-- name -->`` and ``<!-- end name -->``."""
     text = path.read_text(encoding="utf-8")
     for name, block in blocks.items():
         start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
         if start not in text or end not in text:
-            raise UserError(f"{path}: the markers {start.strip()} and {end} are missing; put them in.")
+            raise UserError(f"{path}: the markers {start.strip()} and {end} are missing; add them.")
         before, rest = text.split(start, 1)
         text = before + start + block + "\n" + end + rest.split(end, 1)[1]
     return text
 
 
 def key_table(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None = None) -> str:
-    """Markdown table of a settings class: key, default, meaning; keys of its groups are written group.key."""
+    """Format a Markdown table of a settings class: key, default, meaning; keys of its groups are written group.key."""
     lines = ["| key | default | meaning |", "| --- | --- | --- |"]
     rows = [(name, field) for name, field in kind.model_fields.items() if name not in (groups or {})]
     rows += [
@@ -170,8 +170,8 @@ def key_table(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None =
 
 
 def matrix(table: pd.DataFrame) -> str:
-    """Markdown table of what ran: test loss of ``single``, relative difference of the others, or a reason; then how far
-    the farthest twin of ``single`` is from it.
+    """Format a Markdown table of the results: test loss of ``single``, relative difference of the others, or a reason;
+    then the largest difference of ``single``'s twins.
     """
     config = load.config({"strategies": ["all"]})
     _, left_out = resolve.matrix(config)
@@ -188,7 +188,7 @@ def matrix(table: pd.DataFrame) -> str:
 
 
 def faults(path: Path) -> str:
-    """Markdown table of the faults that runs of the tests survived."""
+    """Format a Markdown table of the faults that runs of the tests survived."""
     columns = {
         **{"fault": "fault", "injected by": "injected", "steps lost": "lost_steps", "seconds to resume": "seconds"},
         **{"ends equal": "equal", "test layer": "layer"},
@@ -199,7 +199,7 @@ def faults(path: Path) -> str:
 
 
 def mutants(folder: Path) -> str:
-    """Markdown table of how many faults `make mutants` puts into the code, by what they are about."""
+    """Format a Markdown table of the number of faults that `make mutants` injects, by topic."""
     sys.path.append(str(folder))
     modules = import_module("faults").MODULES
     lines = ["| faults | number |", "| --- | --- |"]
@@ -208,17 +208,17 @@ def mutants(folder: Path) -> str:
 
 
 def between(path: Path, name: str) -> str:
-    """What stands between a file's markers of that name."""
+    """Return the text between a file's markers of that name."""
     return block(path.read_text(encoding="utf-8"), name)
 
 
 def block(text: str, name: str) -> str:
-    """What stands between a text's markers of that name."""
+    """Return the text between a text's markers of that name."""
     return text.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- end {name} -->")[0]
 
 
 def check_matrix(text: str) -> None:
-    """Raise a UserError unless the table has a figure or a note in every cell of every strategy there is."""
+    """Raise a UserError unless the table has a result or a note in every cell of every strategy."""
     rows = {line.split("`")[1]: line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| `")}
     config = load.config({"strategies": ["all"]})
     whole = all(len(cells) == len(config.workloads) and all(cell.strip() for cell in cells) for cells in rows.values())

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Download a workload's data set or model from the hub, on a node with a network; a cut download goes on."""
+"""Download a workload's data set or model from the hub, on a node with a network; interrupted downloads resume."""
 
 import argparse
 from pathlib import Path

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Test loss and metric of plain weights, each test sample once.
+"""Compute test loss and metric of plain weights, each test sample once.
 
-On one device, with the same code for every strategy; or sharded, under the run's own strategy, for models that one
-device cannot hold (recipe.evaluation).
+On one device, with the same code for every strategy; or sharded, under the run's own strategy, for models that do not
+fit one device (recipe.evaluation).
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main() -> None:
     fingerprint = store.fingerprint_of(args.data)
     untrained = None
     if args.initial:
-        untrained = InitialReport.read(args.initial, f"make it again with: snakemake -f {args.initial}").loss
+        untrained = InitialReport.read(args.initial, f"recreate it with: snakemake -f {args.initial}").loss
     distributed.start(run.site.device, run.site.hang_seconds)
     digest = origin(args.weights) if distributed.is_main() else ""
     found = (evaluate_sharded if run.evaluated_sharded else evaluate)(run, args.data, args.weights)
@@ -51,16 +51,16 @@ def main() -> None:
 
 
 def origin(weights: Path) -> str:
-    """SHA-256 of trained weights, which are those that the report beside them is about.
+    """Return the SHA-256 of trained weights, after comparing it with the report next to them.
 
     Raises:
-        UserError: they are not.
+        UserError: they differ.
     """
     digest = sha256(weights)
     report = weights.with_name("train.json")
     again = f"train again with: snakemake -f {weights.parent}.done"
     if report.exists() and TrainReport.read(report, again).weights != digest:
-        raise UserError(f"{weights} is not what the training wrote (its SHA-256 does not fit); {again}.")
+        raise UserError(f"{weights} has changed since the training wrote it (SHA-256 mismatch); {again}.")
     return digest
 
 

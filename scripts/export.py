@@ -20,25 +20,25 @@ from shardlab.settings.types import Run, read_run
 from shardlab.training import evaluation, tasks
 
 TOLERANCE = 1e-5
-"""Relative difference of the test loss; the library computes in another order."""
+"""Maximum relative difference of the test loss; the library computes in another order."""
 LIBRARY = {"language_modelling": "text-generation", "summarization": "summarization"}
-"""Task: its name on the hub; of others: image-classification."""
+"""Task: its name on the hub; other tasks: image-classification."""
 
 
 def main() -> None:
-    """Write, read again with transformers, compare."""
+    """Write the folder, read it with transformers, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
     parser.add_argument("--weights", type=Path, required=True, help="model.safetensors of the run")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write; one that is there is replaced")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write; an existing one is replaced")
     args = parser.parse_args()
     run = read_run(args.settings)
     store.verify(args.data, run.data)
     train = TrainReport.read(args.weights.with_name("train.json"), "train again")
     test = TestReport.read(args.weights.with_name("test.json"), "evaluate again")
     if not train.weights == test.weights == sha256(args.weights):
-        raise UserError(f"{args.weights} is not what the training wrote; train again with -f.")
+        raise UserError(f"{args.weights} has changed since the training wrote it; train again with -f.")
     new = args.output.with_name(f"{args.output.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     export.write(run, args.weights, args.data, new)
@@ -46,7 +46,7 @@ def main() -> None:
     if abs(loss - test.loss) > TOLERANCE * abs(test.loss):
         shutil.rmtree(new)
         raise UserError(
-            f"transformers reaches test loss {loss:.8g} with these weights, and test.json says {test.loss:.8g}; "
+            f"transformers reaches test loss {loss:.8g} with these weights, but test.json says {test.loss:.8g}; "
             "do not use them."
         )
     write_text(new / "README.md", card(run, train, test, loss))
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def opened(run: Run, data: Path, folder: Path) -> float:
-    """Test loss of the folder's model, as the library opens it."""
+    """Return the test loss of the folder's model, as loaded by the library."""
     device = torch.device(run.site.device)
     task = tasks.load(run.task, data, torch.float32, device)
     model = _transformers.create(run.task, str(folder), {}, pretrained=True)
@@ -66,7 +66,7 @@ def opened(run: Run, data: Path, folder: Path) -> float:
 
 
 def card(run: Run, train: TrainReport, test: TestReport, loss: float) -> str:
-    """The model card: what it was trained on and how, and its figures (huggingface.co/docs/hub/model-cards)."""
+    """Format the model card: training data, settings and results (huggingface.co/docs/hub/model-cards)."""
     source = run.data.hub.repo if run.data.hub else f"embedded ({run.data.name})"
     metric = "" if test.metric_value is None else f"| {test.metric_name} | {test.metric_value:.6g} |\n"
     untrained = "" if test.untrained_loss is None else f"| before training | {test.untrained_loss:.8g} |\n"
@@ -91,13 +91,13 @@ pipeline_tag: {LIBRARY.get(run.task, "image-classification")}
 | code | {train.git_commit or "unknown commit"} |
 | image | {train.image_digest or "none"} |
 
-Trained by Shardlab, which trains one model under every parallel strategy and holds all of them to the test loss of one.
-The licence of the weights is what the data's licence allows.
+Trained by Shardlab, which trains one model under every parallel strategy and compares their test losses.
+The license of the weights depends on the license of the data.
 """
 
 
 def _count(number: int, what: str) -> str:
-    """A number of things in words: 1 rank, 2 ranks."""
+    """Format a count: 1 rank, 2 ranks."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 

@@ -23,7 +23,7 @@ def main() -> None:
     """Serve until Snakemake ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of the socket, removed at the end")
-    parser.add_argument("parent", type=int, help="process id of what started it, and with which it ends")
+    parser.add_argument("parent", type=int, help="process id of the parent, with which it ends")
     parser.add_argument("environment", nargs="*", help="variables that the modules are imported with")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Import what most jobs need; what cannot be imported is the error of the job that needs it."""
+    """Import what most jobs need; a failed import is the error of the job that needs it."""
     for name in forkserver.IMPORTS:
         try:
             import_module(name)

@@ -28,7 +28,7 @@ COMPRESSIONS = {"zstd": "-comp zstd -Xcompression-level 3", "gzip": "-comp gzip"
 
 
 def main() -> None:
-    """Build or look, then report."""
+    """Build or inspect the image, then write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--container",
@@ -39,9 +39,11 @@ def main() -> None:
     parser.add_argument("--definition", type=Path, default=ROOT / "containers/train.def")
     parser.add_argument("--lock", type=Path, default=ROOT / "envs/train.txt", help="pinned requirements")
     parser.add_argument("--wheelhouse", type=Path, default=ROOT / "containers/wheelhouse", help="folder of wheels")
-    parser.add_argument("--compression", choices=COMPRESSIONS, default="zstd", help="of the image's file system")
+    parser.add_argument(
+        "--compression", choices=COMPRESSIONS, default="zstd", help="compression of the image's file system"
+    )
     parser.add_argument("--clear", nargs="*", default=[], help="environment variables to remove before the build")
-    parser.add_argument("--output", type=Path, required=True, help="report to write; a built image lies beside it")
+    parser.add_argument("--output", type=Path, required=True, help="report to write; a built image is put next to it")
     args = parser.parse_args()
     command = args.container.command
     container.require(command)
@@ -60,7 +62,7 @@ def main() -> None:
         facts = {"base": args.container.base, "compression": args.compression, "build_seconds": seconds}
     elif not image.is_file():
         raise UserError(
-            f"there is no image {image}; set container.image in the site's file to an existing one, or "
+            f"the image {image} does not exist; set container.image in the site's file to an existing one, or "
             "to null, and the workflow builds one."
         )
     found = labels(command, image)
@@ -75,20 +77,20 @@ def build(command: str, image: Path, definition: Path, compression: str, values:
     """Build under a temporary name, then rename.
 
     Raises:
-        UserError: apptainer failed; its own words stand before that.
+        UserError: apptainer failed; its own messages precede the error.
     """
     temporary = image.with_name(f".{image.name}.{os.getpid()}.tmp")
     arguments = [word for key, value in values.items() for word in ("--build-arg", f"{key}={value}")]
-    # Root needs none, and apptainer wants an entry for it in /etc/subuid, which fresh systems do not have.
+    # Root does not need it, and apptainer requires an entry in /etc/subuid, which fresh systems do not have.
     fakeroot = [] if os.geteuid() == 0 else ["--fakeroot"]
     words = [command, "build", "--force", *fakeroot, "--mksquashfs-args", COMPRESSIONS[compression], *arguments]
-    # debootstrap is a program of administrators, whose folder is not on everybody's PATH.
+    # debootstrap is an administrator's program, whose folder is not on everybody's PATH.
     environment = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
     try:
         files = [str(path.absolute()) for path in (temporary, definition)]
         if subprocess.run([*words, *files], env=environment, cwd=ROOT).returncode:
             raise UserError(
-                f"{command} could not build {image}; see the error above. An image from elsewhere can be named "
+                f"{command} could not build {image}; see the error above. An existing image can be set "
                 "with container.image in the site's file."
             )
         temporary.replace(image)
@@ -97,7 +99,7 @@ def build(command: str, image: Path, definition: Path, compression: str, values:
 
 
 def build_arguments(args: argparse.Namespace) -> dict[str, str]:
-    """Values for the braces of the definition file.
+    """Return the values of the placeholders in the definition file.
 
     Raises:
         UserError: the wheels were collected for another Python than the base has, or were changed.
@@ -123,7 +125,7 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
         "from": settings.rocm_image if settings.base == "rocm" else f"python:{python}-slim",
         "python": python,
         "mirror": mirror,
-        # Relative: %files of a definition takes no path with a space in it.
+        # Relative: %files of a definition does not support spaces in paths.
         "wheelhouse": os.path.relpath(args.wheelhouse.resolve(), ROOT),
         "lock": os.path.relpath(args.lock.resolve(), ROOT),
         "commit": commit or "unknown",
@@ -133,7 +135,7 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
 
 
 def check_wheels(folder: Path, base: str) -> None:
-    """Compare the wheels with the list of what was collected.
+    """Compare the wheels with the list of collected ones.
 
     Raises:
         UserError: one is missing or was changed, or PyTorch's own is among those for base rocm.
@@ -141,7 +143,7 @@ def check_wheels(folder: Path, base: str) -> None:
     wheels = read_json(folder / "wheels.json", "list of the wheels", "collect them again")
     if base == "rocm" and any(name.startswith("torch-") for name in wheels):
         raise UserError(
-            f"{folder} has a wheel of PyTorch, which is built for CUDA, and was collected for another base than rocm; "
+            f"{folder} has a wheel of PyTorch, which is built for CUDA and was collected for another base than rocm; "
             f"collect again with: snakemake --profile slurm -f {folder / 'wheels.json'}."
         )
     for name, digest in wheels.items():
@@ -153,7 +155,7 @@ def check_wheels(folder: Path, base: str) -> None:
 
 
 def labels(command: str, image: Path) -> dict[str, str]:
-    """Labels of an image, without those of its definition file: they name the mirror of this machine."""
+    """Return an image's labels, without those of its definition file: they name the mirror of this machine."""
     inspect = subprocess.run([command, "inspect", "--json", str(image)], capture_output=True, text=True)
     if inspect.returncode:
         raise UserError(f"{command} cannot read {image}: {inspect.stderr.strip()}; is it an Apptainer image?")
@@ -162,7 +164,7 @@ def labels(command: str, image: Path) -> dict[str, str]:
 
 
 def pytorch(labelled: dict[str, str]) -> dict[str, str | int | None]:
-    """Fields of the report that describe an image's PyTorch, by its labels; None where it has no such label."""
+    """Return the report's fields about an image's PyTorch, from its labels; None for missing labels."""
     found: dict[str, str | None] = {name: labelled.get(f"shardlab.{name}") for name in ("torch", "cuda", "rocm")}
     return found | {"driver": driver_needed(found["cuda"])}
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw the initial weights of a workload, once, from one seed on one device: every strategy loads them.
 
-Their test loss says what training is worth.
+Their test loss is the baseline of a training.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from shardlab.training import distributed, evaluation, tasks
 
 
 def main() -> None:
-    """Build the model, save its weights and, where a report is asked for, write what they reach on the test split."""
+    """Build the model, save its weights and, if a report is requested, write their results on the test split."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="run.json of any run of the workload")
     parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")

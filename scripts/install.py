@@ -14,11 +14,11 @@ from pathlib import Path
 
 AT = re.compile(r"\s*(Collecting|Downloading|Using cached|Processing|Building|Installing collected packages)\b:? ?(.*)")
 KEPT = 30
-"""Lines of pip's that are shown where it fails."""
+"""Number of pip's lines to show if it fails."""
 
 
 def main() -> int:
-    """Install, or print what pip said last."""
+    """Install, or print pip's last lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+", help="lock files")
     args = parser.parse_args()
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def show(doing: str, what: str, collected: int, count: int) -> None:
-    """Write over the line on a terminal; elsewhere nothing."""
+    """Overwrite the line on a terminal; do nothing otherwise."""
     if not sys.stdout.isatty():
         return
     if doing.startswith("Installing"):

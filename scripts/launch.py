@@ -9,9 +9,9 @@ from shardlab.launch import forkserver
 
 
 def main() -> int:
-    """Have the fork server run it, or run it here."""
+    """Run the job in the fork server, or here."""
     forkserver.delegate()
-    from shardlab.launch import job  # which takes longer to import than many jobs take
+    from shardlab.launch import job  # importing it takes longer than many jobs
 
     return job.main(__doc__)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Plan runs: their memory, operations, traffic and time, from the engines' own steps on fake tensors; nothing is
-trained. Writes a plan.json for each run and, with --table, plan.md.
+trained. Writes a plan.json per run and, with --table, plan.md.
 """
 
 import argparse
@@ -17,15 +17,15 @@ from shardlab.settings.sites import Site
 from shardlab.settings.types import Run
 
 MODES = tuple(plan.RECOMPUTED)
-"""Recomputation, the least first."""
+"""Recomputation modes, least first."""
 
 
 def main() -> None:
-    """Simulate, write, say what was found."""
+    """Simulate, write the plans, print a summary."""
     parser = argparse.ArgumentParser(description=__doc__)
     load.add_config_argument(parser)
-    parser.add_argument("--settings", type=Path, help="not read: launch.py starts this program by it")
-    parser.add_argument("--strategy", help="plan this run alone (with --workload)")
+    parser.add_argument("--settings", type=Path, help="unused, for launch.py")
+    parser.add_argument("--strategy", help="plan only this run (with --workload)")
     parser.add_argument("--workload", help="its workload")
     parser.add_argument("--data", type=Path, default=Path("data/prepared"), help="folder of the prepared data sets")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder to write to")
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=1, help="ranks to simulate at a time")
     args = parser.parse_args()
     if bool(args.strategy) != bool(args.workload):
-        raise UserError("one run has both --strategy and --workload; give both, or neither for all runs.")
+        raise UserError("--strategy and --workload belong together; give both, or neither for all runs.")
     if args.strategy:
         runs = [resolve.run(args.config, args.strategy, args.workload)]
     else:
@@ -50,11 +50,11 @@ def main() -> None:
 
 
 def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan], dict[tuple[str, str], str]]:
-    """The plans, and for (strategy, workload) without one the sentence that says why.
+    """Return the plans, and the reason for each (strategy, workload) without one.
 
-    A run that does not fit is planned again with the least recomputation with which it does.
+    A run that does not fit is planned again with the least recomputation with which it fits.
     """
-    from shardlab.runs.simulate import simulate  # torch, after the configuration was checked
+    from shardlab.runs.simulate import simulate  # imports torch, after the configuration was checked
 
     folders = {run.data.name: data / run.data.name for run in runs}
     there = {run.data.name: store.is_prepared(folders[run.data.name], run.data) for run in runs}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw latency and bus bandwidth of the collectives over the size of the message."""
+"""Draw latency and bus bandwidth of the collectives by message size."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +12,7 @@ from shardlab.report import charts
 
 
 def main() -> None:
-    """Read the figures, write the picture."""
+    """Read the measurements, draw the chart."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--figures", type=Path, required=True, help="CSV file that collectives.py wrote")
     parser.add_argument("--output", type=Path, required=True, help="SVG file to write")

@@ -30,7 +30,7 @@ from shardlab.settings.types import Run, read_run
 
 PACKAGES = ("torch", "deepspeed", "numpy", "safetensors", "tokenizers", "pydantic")
 SPACE = 2 * 2**30
-"""Bytes that should be free where results land: weights and metrics of a default matrix take a fraction of it."""
+"""Bytes that should be free for results: weights and metrics of a default matrix take a fraction of it."""
 PATIENCE = 30
 """Seconds in which the nodes of a job have to find each other."""
 
@@ -38,7 +38,7 @@ Findings = dict[str, Any]
 
 
 def main() -> int:
-    """Look, write what was found, print what is wrong."""
+    """Run the checks, write the findings, print problems."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "what", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports"
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def report(found: Findings, output: Path) -> int:
-    """Write what was found, or print what is wrong; returns the status."""
+    """Write the findings, or print the problems; return the status."""
     for problem in found["problems"]:
         print(f"wrong: {problem}", file=sys.stderr)
     if found["problems"]:
@@ -69,11 +69,11 @@ def report(found: Findings, output: Path) -> int:
 
 
 def login(run: Run, site: Site) -> Findings:
-    """The machine where Snakemake runs, and what its Slurm says of limits and preemption."""
+    """Check the machine that Snakemake runs on, and Slurm's limits and preemption."""
     problems = storage(ROOT / "results")
     for program in ("sbatch", "squeue", "srun") if run.site.srun else ():
         if shutil.which(program) is None:
-            problems.append(f"there is no {program} on {socket.gethostname()}; load its module, then try again")
+            problems.append(f"{program} was not found on {socket.gethostname()}; load its module, then try again")
     if run.site.container and (reason := container.missing(run.site.container.command)):
         problems.append(reason)
     said, wrong = policy(site)
@@ -88,7 +88,7 @@ def login(run: Run, site: Site) -> Findings:
 
 
 def nodes(run: Run) -> Findings | None:
-    """One process per node. The first node writes the report of all, which it hears over the port of the rendezvous."""
+    """Run one process per node. The first node writes the report of all, received over the port of the rendezvous."""
     found = one_node(run)
     if run.nodes == 1:
         return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
@@ -116,7 +116,7 @@ def nodes(run: Run) -> Findings | None:
 
 
 def one_node(run: Run) -> Findings:
-    """What this node has, from inside the image where the site has one."""
+    """Check this node, from inside the image if the site has one."""
     name = socket.gethostname()
     problems = [
         f"{name}: {problem}" for problem in storage(ROOT / "results") + storage(Path(tempfile.gettempdir()), 2**26)
@@ -146,7 +146,7 @@ def one_node(run: Run) -> Findings:
 
 
 def visible(needed: int) -> tuple[list[str], list[str]]:
-    """Names of the GPUs that PyTorch sees on this node, and a sentence for each thing that is wrong with them."""
+    """Return the names of the GPUs that PyTorch sees on this node, and a sentence for each problem with them."""
     import torch
 
     from shardlab.training import device
@@ -162,7 +162,7 @@ def visible(needed: int) -> tuple[list[str], list[str]]:
 
 
 def storage(folder: Path, space: int = SPACE) -> list[str]:
-    """Whether a folder can be written to, has locks and ``space`` bytes free; a sentence for each thing that is not."""
+    """Check that a folder is writable, has locks and ``space`` free bytes; return a sentence for each problem."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".preflight.") as file:
@@ -175,14 +175,12 @@ def storage(folder: Path, space: int = SPACE) -> list[str]:
             f"{folder} cannot be written to ({error.strerror}); put it on a file system that all nodes can write to"
         ]
     if free < space:
-        return [
-            f"{folder} has {free / 2**20:.0f} MiB free, and {space / 2**20:.0f} MiB should be; free some space there"
-        ]
+        return [f"{folder} has {free / 2**20:.0f} MiB free, but needs {space / 2**20:.0f} MiB; free some space there"]
     return []
 
 
 def hear(port: int, others: int) -> tuple[list[Findings], int]:
-    """What the other nodes tell, and how many of them did not."""
+    """Return the findings of the other nodes, and the number of nodes that did not report."""
     heard: list[Findings] = []
     end = time.monotonic() + PATIENCE
     with socket.create_server(("", port), backlog=others) as server:
@@ -198,7 +196,7 @@ def hear(port: int, others: int) -> tuple[list[Findings], int]:
 
 
 def tell(host: str, port: int, found: Findings) -> None:
-    """Send what this node found to the first one, which may start later."""
+    """Send this node's findings to the first node, which may start later."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:
@@ -210,7 +208,7 @@ def tell(host: str, port: int, found: Findings) -> None:
 
 
 def ranks(run: Run, output: Path) -> int:
-    """All ranks, started as a training run starts them: every collective gives the right numbers."""
+    """Check that every collective gives the right result over all ranks, started as in a training run."""
     from shardlab.measure import reached
     from shardlab.measure.collectives import wrong
     from shardlab.training import distributed
@@ -222,7 +220,7 @@ def ranks(run: Run, output: Path) -> int:
         for name in wrong(world)
     ]
     hosts = world.gather(socket.gethostname())
-    # Of all ranks at the same time, as in a training.
+    # On all ranks at the same time, as in a training.
     figures = reached.least(world.gather(reached.figures(world.device)))
     found: Findings = {"where": "ranks", "hosts": hosts, "figures": figures, "problems": problems}
     status = report(found, output) if world.main else 0
@@ -232,7 +230,7 @@ def ranks(run: Run, output: Path) -> int:
 
 
 def show(run: Run, reports: list[Findings]) -> None:
-    """Print what was found, for people."""
+    """Print the findings."""
     for report in reports:
         for sentence in report.get("policy", []):
             print(sentence)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prepare a data set: samples of every split to arrays, tokenized, with a fingerprint. Needs no network."""
+"""Prepare a data set: encode the samples of every split as arrays, with a fingerprint. Needs no network."""
 
 import argparse
 from pathlib import Path

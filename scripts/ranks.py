@@ -15,7 +15,7 @@ from shardlab.launch import processes
 
 
 def main() -> None:
-    """Import, then be torchrun."""
+    """Import modules, then run torchrun."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         usage="ranks.py [--imports A,B] [torchrun's words] PROGRAM [its words]",
@@ -33,7 +33,7 @@ def main() -> None:
     for name in filter(None, args.imports.split(",")):
         import_module(name)
     os.environ[processes.TORCHRUN] = str(os.getpid())
-    # Otherwise torchrun leaves a folder in TMPDIR for logs that nobody asked it to write.
+    # Otherwise torchrun leaves a folder for logs in TMPDIR.
     words = [f"--log-dir={os.devnull}", *words]
     if not args.imports:
         torchrun.main(words)

@@ -17,7 +17,7 @@ from shardlab.settings import load
 
 
 def main() -> None:
-    """Read the reports, draw, write."""
+    """Read the reports, draw the charts, write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     load.add_config_argument(parser)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Resolve one run: check the configuration and write run.json, all that the run is."""
+"""Resolve one run: check the configuration and write run.json, the run's complete settings."""
 
 import argparse
 from pathlib import Path

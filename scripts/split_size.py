@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Step time of a pipeline over the number of micro-batches that a batch is split into; its bubble beside the theory."""
+"""Measure step time and bubble of a pipeline by the number of micro-batches per batch, compared with theory."""
 
 import argparse
 import subprocess
@@ -18,20 +18,20 @@ from shardlab.settings.types import Run
 
 
 def main() -> None:
-    """Train once for each number, write the table and the picture."""
+    """Train once per number, write the table and the chart."""
     parser = argparse.ArgumentParser(description=__doc__)
     load.add_config_argument(parser)
     parser.add_argument("--strategy", default="pp_gpipe", help="a strategy with pp (GPipe takes any number)")
     parser.add_argument("--workload", required=True, help="workload")
     parser.add_argument("--data", type=Path, required=True, help="folder of its prepared data set")
     parser.add_argument("--weights", type=Path, required=True, help="its initial weights")
-    parser.add_argument("--image", type=Path, help="report of the image, where the site runs in one")
+    parser.add_argument("--image", type=Path, help="report of the image, if the site uses one")
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of micro-batches")
-    parser.add_argument("--output", type=Path, required=True, help="CSV file to write; the picture goes beside it")
+    parser.add_argument("--output", type=Path, required=True, help="CSV file to write; the chart is put next to it")
     args = parser.parse_args()
     run = resolve.run(args.config, args.strategy, args.workload)
     if not run.mesh.pipelined:
-        raise UserError(f"{args.strategy} has no pp, so its batches are not split; name a strategy with pp.")
+        raise UserError(f"{args.strategy} has no pp, so its batches are not split; use a strategy with pp.")
     starter = [sys.executable, str(Path(__file__).with_name("launch.py")), "train"]
     starter += [f"--data={args.data}", f"--weights={args.weights}", *([f"--image={args.image}"] if args.image else [])]
     table = pd.DataFrame([measure(run, count, starter, args.output.parent) for count in args.counts])
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measure(run: Run, count: int, starter: list[str], folder: Path) -> dict[str, Any]:
-    """Train with ``count`` micro-batches; returns what its train.json says of the steps.
+    """Train with ``count`` micro-batches; return the step statistics of train.json.
 
     Raises:
         UserError: the training failed.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Summarize all runs: summary.csv for programs, summary.md for people, of a sweep also sweep.csv. Prints the matrix of
-test losses and the verdict; runs that are missing are named in it.
+"""Summarize all runs: summary.csv for programs, summary.md for people, for a sweep also sweep.csv. Prints the matrix of
+test losses and the verdict, which names missing runs.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument(
         "--tolerance",
         type=float,
-        help="relative difference of the final losses that is equal (default: by dtype)",
+        help="maximum relative difference of final losses that count as equal (default: by dtype)",
     )
     args = parser.parse_args()
     table, left_out = summary.of(args.config, args.results, args.tolerance)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train one run: the rank's program, started by launch.py (under torchrun where there are several ranks)."""
+"""Train one run: the program of each rank, started by launch.py (through torchrun if there are several ranks)."""
 
 import argparse
 import os
@@ -27,16 +27,16 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
     parser.add_argument("--weights", type=Path, required=True, help="initial weights, the same for every strategy")
     parser.add_argument("--output", type=Path, required=True, help="folder for weights, metrics and train.json")
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from, of any strategy on any ranks")
-    parser.add_argument("--afresh", action="store_true", help="begin at the first step, whatever checkpoints there are")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from, of any strategy on any ranks")
+    parser.add_argument("--afresh", action="store_true", help="start at the first step, ignoring checkpoints")
     parser.add_argument("--recompute", choices=["none", "selective", "full"], help="for activation_checkpointing: auto")
-    parser.add_argument("--usage-seconds", type=float, help="sample what the ranks use every so many seconds")
+    parser.add_argument("--usage-seconds", type=float, help="seconds between samples of the ranks' resource use")
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard's event files")
     parser.add_argument("--attempt", type=int, help="number of this attempt at the run")
     parser.add_argument("--commit", help="commit of the working tree, for train.json")
     parser.add_argument("--image", type=Path, help="report of the image that this runs in, for train.json")
     args = parser.parse_args()
-    # After the signals' handlers: these imports take seconds.
+    # After installing the signal handlers: these imports take seconds.
     from shardlab.runs import loop
     from shardlab.training import distributed
 
@@ -57,7 +57,7 @@ def main() -> int:
         raise
     except Exception as error:
         traceback.print_exc()
-        # The ranks that wait for one that failed say less than that one does.
+        # The ranks that wait for a failed one have less to report than that one.
         kind = "note" if distributed.is_of_another(error) else "error"
         rank = os.environ.get("RANK", "0")
         sys.exit(
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 STOPPED = 3
-"""Status of a rank that saved and ended because it was asked to."""
+"""Exit status of a rank that saved and stopped on request."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Train twins of `single`: the same run, its initial weights changed by about one rounding. How far they end from it is
-how far float32 alone carries a run, whatever the strategy.
+"""Train twins of `single`: the same run, its initial weights perturbed by about one rounding error. Their distance from
+it is the rounding noise of float32, whatever the strategy.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def twin(run: Run, data: Path, initial: Path, number: int) -> Twin:
-    """Validation and test loss of ``run`` from the initial weights of its twin of that number."""
+    """Return validation and test loss of ``run`` from the initial weights of twin ``number``."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         move(run, initial, number, folder / "initial.safetensors")

@@ -32,9 +32,9 @@ COLOURS = {
 }
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 10
-"""Blocks of a curve."""
+"""Width of a curve, in blocks."""
 LOG_WIDTH = 160
-"""Characters of a line where the table does not go to a terminal."""
+"""Width of lines if the output is not a terminal."""
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     load.add_config_argument(parser)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of results (results)")
     parser.add_argument("--once", action="store_true", help="print the table once")
-    parser.add_argument("--every", type=float, default=2.0, help="seconds between two looks (2)")
+    parser.add_argument("--every", type=float, default=2.0, help="seconds between updates (2)")
     args = parser.parse_args()
     planned, _ = resolve.matrix(args.config)
     if args.once or not sys.stdout.isatty():
@@ -57,13 +57,13 @@ def main() -> None:
 
 
 def see(planned: list[Run], results: Path) -> list[Look]:
-    """All runs as they are now."""
+    """Return the current status of all runs."""
     queued = queue(results.resolve().parent)
     return [look(run, results / run.strategy / run.workload, queued) for run in planned]
 
 
 def cells(found: Look) -> list[Text]:
-    """A row of the table: short enough for 80 columns with short names."""
+    """Format a row of the table: short enough for 80 columns with short names."""
     step = f"{found.step}/{found.steps}" if found.steps else (str(found.step) if found.step else "")
     speed = f"{found.samples_per_second:.3g}" if found.samples_per_second else ""
     loss = f"{found.losses[-1]:.4f}" if found.losses else ""
@@ -72,7 +72,7 @@ def cells(found: Look) -> list[Text]:
 
 
 def curve(losses: list[float]) -> str:
-    """A loss curve in one line of blocks, each the mean of as many steps."""
+    """Format a loss curve as one line of blocks, each the mean of an equal number of steps."""
     if not losses:
         return ""
     count = min(WIDTH, len(losses))
@@ -84,7 +84,7 @@ def curve(losses: list[float]) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """Hours, minutes and seconds: 1:02:03, 2:03."""
+    """Format hours, minutes and seconds: 1:02:03, 2:03."""
     if seconds is None:
         return ""
     minutes, rest = divmod(round(seconds), 60)
@@ -93,7 +93,7 @@ def clock(seconds: float | None) -> str:
 
 
 def counts(looks: list[Look]) -> str:
-    """How many runs are in each state."""
+    """Format the number of runs in each state."""
     found = Counter(each.state for each in looks)
     return f"{len(looks)} run{'s' * (len(looks) != 1)}: " + ", ".join(
         f"{found[state]} {state}" for state in COLOURS if found[state]
@@ -103,12 +103,12 @@ def counts(looks: list[Look]) -> str:
 class Watch(App[None]):
     """The table on a terminal."""
 
-    BINDINGS: ClassVar = [("q", "quit", "Quit; the runs go on"), ("ctrl+c", "quit", "Quit")]
+    BINDINGS: ClassVar = [("q", "quit", "Quit; the runs continue"), ("ctrl+c", "quit", "Quit")]
     ENABLE_COMMAND_PALETTE = False
     CSS = "DataTable { height: 1fr; } #counts { padding: 0 1; }"
 
     def __init__(self, planned: list[Run], results: Path, every: float) -> None:
-        """``every``: seconds between two looks."""
+        """``every``: seconds between updates."""
         super().__init__(ansi_color=True)
         self.planned, self.results, self.every = planned, results, every
 
@@ -119,13 +119,13 @@ class Watch(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Show the first look, and the others when it is time."""
+        """Show the table and start the timer."""
         self.query_one(DataTable).add_columns(*COLUMNS)
         self.refresh_table()
         self.set_interval(self.every, self.refresh_table)
 
     def refresh_table(self) -> None:
-        """Look again, and leave cursor and scrolling where they are."""
+        """Update the table, keeping cursor and scroll position."""
         looks = see(self.planned, self.results)
         table = self.query_one(DataTable)
         for number, each in enumerate(looks):

@@ -14,18 +14,18 @@ from shardlab.files import sha256, write_json
 from shardlab.settings.sites import Container
 
 IN_ROCM_IMAGE = ("torch", "triton")
-"""Packages that an image with PyTorch for ROCm has its own of."""
+"""Packages that an image with PyTorch for ROCm provides itself."""
 OF_NVIDIA = ("nvidia-", "cuda-")
-"""How the names of packages begin that are of use on NVIDIA's GPUs alone."""
+"""Prefixes of packages that are only used on NVIDIA GPUs."""
 
 
 def main() -> None:
-    """Collect, then list what is there."""
+    """Collect the wheels, then list them."""
     parser = argparse.ArgumentParser(description=__doc__)
     bases = get_args(Container.model_fields["base"].annotation)
     parser.add_argument("--base", choices=bases, default=Container().base, help="the site's container.base")
     parser.add_argument("--lock", type=Path, required=True, help="pinned requirements")
-    parser.add_argument("--output", type=Path, required=True, help="list to write; the wheels lie in its folder")
+    parser.add_argument("--output", type=Path, required=True, help="list to write; the wheels go into its folder")
     args = parser.parse_args()
     folder = args.output.parent
     new = folder.with_name(f".{folder.name}.new")
@@ -40,8 +40,8 @@ def main() -> None:
 
 
 def command(base: str, lock: Path, lines: list[str], folder: Path) -> list[str]:
-    """Build pip's command that puts the wheels of a lock file, whose ``lines`` these are, into ``folder``."""
-    # `wheel`, not `download`: what comes as source is built here, so that the image needs no index for that either.
+    """Build pip's command that puts the wheels of a lock file, given by its ``lines``, into ``folder``."""
+    # `wheel`, not `download`: source packages are built here, so that the image needs no index for them either.
     collect = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517", "--wheel-dir", str(folder)]
     if base != "rocm":
         return [*collect, "-r", str(lock)]
@@ -50,7 +50,7 @@ def command(base: str, lock: Path, lines: list[str], folder: Path) -> list[str]:
 
 
 def for_rocm(lines: list[str]) -> list[str]:
-    """Pins of a lock file that are installed over an image with PyTorch for ROCm."""
+    """Return the pins of a lock file that are installed on top of an image with PyTorch for ROCm."""
     pins = [line.split("#")[0].strip() for line in lines if re.match("[A-Za-z0-9]", line)]
     names = [re.split("[^A-Za-z0-9._-]", pin)[0].lower() for pin in pins]
     return [

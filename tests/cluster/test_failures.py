@@ -90,7 +90,9 @@ def test_image_missing(trained):
     seen = fails(trained)
     assert "the image containers/train.sif is missing; build it again with" in seen
     named = "site_settings={container: {image: /nowhere/train.sif}}"
-    assert "there is no image /nowhere/train.sif; set container.image in the site's file" in fails(trained, named)
+    assert "the image /nowhere/train.sif does not exist; set container.image in the site's file" in fails(
+        trained, named
+    )
 
 
 def test_apptainer_not_found(trained):

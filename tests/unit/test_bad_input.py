@@ -213,7 +213,7 @@ def test_a_configuration_of_a_program(words):
 def test_a_tokenizer_of_another_kind_or_with_more_entries_than_the_model(tiny_data, tmp_path):
     data = tiny_run("llama2").data.model_copy(update={"tokenizer": str(tmp_path), "name": "mine"})
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert "is no tokenizer of the tokenizers library" in sentence(encode, data, {"train": [("a",)]})
+    assert "is not a tokenizer of the tokenizers library" in sentence(encode, data, {"train": [("a",)]})
     shutil.copy(tiny_data / "llama2/tokenizer.json", tmp_path)
     (tmp_path / "config.json").write_text('{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}')
     small = data.model_copy(update={"options": data.options | {"vocab_size": 9}})

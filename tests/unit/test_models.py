@@ -70,7 +70,7 @@ def test_a_model_without_initialize_is_drawn_whole(monkeypatch, tmp_path):
     assert model.table.tolist() == [0, 1, 2, 3]
     assert model.count.tolist() == [1]
     monkeypatch.setattr(Whole, "initialize", lambda self, module: None, raising=False)
-    with pytest.raises(UserError, match="the model has weights and no reset_parameters"):
+    with pytest.raises(UserError, match="the model has weights but no reset_parameters"):
         save_initial(run, tmp_path / "weights")
 
 

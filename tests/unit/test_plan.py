@@ -227,7 +227,7 @@ def test_one_run_is_planned_whatever_the_others_are(tmp_path, monkeypatch):
     plan_program.main()
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")] == ["fsdp/llama2/plan.json"]
     monkeypatch.setattr("sys.argv", words)
-    with pytest.raises(UserError, match="one run has both --strategy and --workload"):
+    with pytest.raises(UserError, match="--strategy and --workload belong together"):
         plan_program.main()
 
 

@@ -1,4 +1,4 @@
-"""Python files of two packages that the lock file pins: text that is there without a network, the same everywhere."""
+"""Python files of two packages that the lock file pins: text available offline, the same everywhere."""
 
 from collections.abc import Iterator
 from importlib.metadata import distribution
@@ -7,13 +7,13 @@ from pathlib import PurePosixPath
 import numpy as np
 
 PACKAGES = ("scikit-learn", "scipy")
-"""Pinned in envs/workflow.txt; both BSD-3-Clause. NumPy's wheels differ between Pythons, so it is not among them."""
+"""Pinned in envs/workflow.txt; both BSD-3-Clause. NumPy is left out, because its wheels differ between Pythons."""
 GENERATED = ("__config__.py", "version.py")
-"""Written when a wheel is built: not the same for each Python."""
+"""Written when a wheel is built: different for each Python."""
 
 
 def sources(seed: int) -> Iterator[str]:
-    """Text of the packages' Python files, in a seeded order; tests and generated files are left out."""
+    """Yield the text of the packages' Python files in a seeded order, without tests and generated files."""
     files = sorted(
         (str(path), path)
         for name in PACKAGES

@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits inside scikit-learn (UCI Optical Recognition, 8 x 8), brought to 28 x 28."""
+"""The 1,797 handwritten digits in scikit-learn (UCI Optical Recognition, 8 x 8), upscaled to 28 x 28."""
 
 from pathlib import Path
 from typing import Any

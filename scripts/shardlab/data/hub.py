@@ -1,4 +1,4 @@
-"""Data sets and models of the Hugging Face hub: downloaded on the login node, then read without a network.
+"""Data sets and models of the Hugging Face hub: downloaded on the login node, then read offline.
 
 ``datasets`` and its hub client read their environment when they are imported, so it is set here first.
 """
@@ -15,43 +15,42 @@ from shardlab.settings.types import DataSet, HubSource, Model
 
 MANIFEST = "download.json"
 FIRST = "first_download.json"
-"""Copy of the first manifest, which no later download replaces (Snakemake removes the manifest itself)."""
+"""Copy of the first manifest, which later downloads do not replace (Snakemake removes the manifest itself)."""
 MODEL_FILES = ("config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json")
 MODEL_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def download(data: DataSet, raw: Path) -> dict[str, Any]:
-    """Fetch the repository's files into ``raw`` and write the manifest download.json, last.
+    """Download the repository's files into ``raw`` and write the manifest download.json, last.
 
-    A connection that breaks is taken up where it broke; a call that was ended goes on with the files that it
-    had not finished. Returns the manifest: the repository, the commit, the SHA-256 of each file and the
-    fingerprint of them all.
+    Interrupted transfers and calls resume with the unfinished files. Returns the manifest: the repository, the commit,
+    the SHA-256 of each file and the fingerprint of all files.
 
     Raises:
-        UserError: no network or no such repository, or a file is not what its fingerprint says.
+        UserError: no network or no such repository, or a file does not match its fingerprint.
     """
     with lock(raw / ".lock", "downloaded"):
-        # What a killed call left: the client never takes up another process's part of a file.
+        # Left by a killed call: the client never resumes another process's partial file.
         for part in raw.rglob("*.incomplete"):
             if part.is_file():
                 part.unlink()
         commit = _fetch(data, raw)
         snapshot = _snapshot(raw, commit)
         sources = {str(path.relative_to(snapshot)): path for path in sorted(snapshot.rglob("*")) if path.is_file()}
-        # What prepare reads: the Arrow files that `datasets` made of the sources.
+        # Read by prepare: the Arrow files that `datasets` made of the sources.
         files = {str(path.relative_to(raw)): sha256(path) for path in sorted((raw / "cache").rglob("*.arrow"))}
         digests = {name: sha256(path) for name, path in sources.items()}
         return write_manifest(raw, f"data set {data.name}", _hub(data).model_dump(), commit, files, digests)
 
 
 def download_model(model: Model, folder: Path) -> dict[str, Any]:
-    """Fetch a model's files from the hub into ``folder`` and write the manifest download.json, last; returns it.
+    """Download a model's files into ``folder``, write the manifest download.json last, and return it.
 
     Raises:
         UserError: no network or no such repository, or the branch moved since the first download.
     """
     if model.repo is None:
-        raise UserError(f"model {model.name} lies in a folder; there is nothing to download.")
+        raise UserError(f"model {model.name} is a local folder; there is nothing to download.")
     wanted = [*MODEL_FILES, *(MODEL_WEIGHTS if model.pretrained else ())]
     with lock(folder / ".lock", "downloaded"):
         with environment(folder / ".cache", offline=False):
@@ -63,7 +62,7 @@ def download_model(model: Model, folder: Path) -> dict[str, Any]:
             except Exception as error:  # the client raises types of half a dozen libraries
                 raise UserError(
                     f"model {model.repo} at {model.revision} could not be downloaded ({type(error).__name__}: "
-                    f"{first_line(error)}). Run this on a node with a network, and again if it was cut."
+                    f"{first_line(error)}). Run this on a node with a network, and again if it was interrupted."
                 ) from error
         files = {path.name: sha256(path) for pattern in wanted for path in sorted(folder.glob(pattern))}
         if "config.json" not in files:
@@ -83,12 +82,12 @@ def write_manifest(
     files: dict[str, str],
     sources: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Write and return the manifest of a download: ``hub`` asked for it, ``files`` (SHA-256) are read from it.
+    """Write and return the manifest of a download: ``hub`` requested it, ``files`` (SHA-256) are read from it.
 
-    ``sources`` are the repository's own files (default: ``files``), which the fingerprint is over.
+    ``sources`` are the repository's own files (default: ``files``), which the fingerprint covers.
 
     Raises:
-        UserError: it has another fingerprint than the configuration pins, or than the first download had.
+        UserError: the fingerprint differs from the one that the configuration pins, or from the first download's.
     """
     manifest = {
         "schema_version": 1,
@@ -103,7 +102,7 @@ def write_manifest(
 
 
 def _fetch(data: DataSet, raw: Path) -> str:
-    """Let the client fill ``raw``; returns the commit."""
+    """Fill ``raw`` through the client; return the commit."""
     hub = _hub(data)
     with environment(raw, offline=False):
         from huggingface_hub import HfApi
@@ -115,16 +114,16 @@ def _fetch(data: DataSet, raw: Path) -> str:
             raise UserError(
                 f"data set {data.name}: {hub.repo} at {hub.revision} could not be downloaded "
                 f"({type(error).__name__}: {first_line(error)}). Run this on a node with a network, and again "
-                "if it was cut. The embedded data needs none: --config data=embedded."
+                "if it was interrupted. The embedded data needs none: --config data=embedded."
             ) from error
     return commit
 
 
 def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Samples of the downloaded data set, a tuple of the columns that the configuration names.
+    """Return the samples of the downloaded data set: tuples of the columns that the configuration names.
 
     Raises:
-        UserError: not downloaded, or a file changed since.
+        UserError: not downloaded, or a file has changed since.
     """
     hub = _hub(data)
     remedy = f"download it again with: snakemake --cores 1 --config data=hub --force {raw}/{MANIFEST}"
@@ -178,13 +177,13 @@ def _check_fingerprint(what: str, manifest: dict[str, Any], raw: Path) -> None:
         raise UserError(
             f"{what}: {hub['repo']} at {hub['revision']} changed since the first download "
             f"(fingerprint {first['fingerprint']}, now {found}). Set `revision` to the old commit {first['commit']}, "
-            f"or remove {raw} to take the new one."
+            f"or remove {raw} to use the new one."
         )
 
 
 @contextmanager
 def environment(raw: Path, *, offline: bool) -> Any:
-    """Point the hub client and ``datasets`` into ``raw``; offline, they make no network call."""
+    """Point the hub client and ``datasets`` at ``raw``; offline, they make no network call."""
     if "$" in str(raw.resolve()):
         raise UserError(
             f"{raw.resolve()} has a $ in its path, which the hub's client takes for a variable; move the project to "
@@ -202,5 +201,5 @@ def environment(raw: Path, *, offline: bool) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """What a client's error says first."""
+    """Return the first line of a client's error."""
     return str(error).strip().split("\n")[0][:200]

@@ -12,7 +12,7 @@ from shardlab.settings.types import DataSet
 
 
 def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Samples (document, summary), ``rows`` of them, no summary twice."""
+    """Samples (document, summary), ``rows`` of them, with unique summaries."""
     samples: dict[str, tuple[str, str]] = {}
     for text in sources(data.seed):
         for document, summary in _docstrings(text):

@@ -1,4 +1,4 @@
-"""Source text of scikit-learn and SciPy, one sample a file."""
+"""Source text of scikit-learn and SciPy, one sample per file."""
 
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from shardlab.settings.types import DataSet
 
 
 def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Samples (text,), about ``characters`` in all; a file lies in one split only."""
+    """Samples (text,), about ``characters`` in total; each file is in only one split."""
     left, samples = data.options["characters"], []
-    # One very long module must not be most of a split.
+    # Keep one very long module from being most of a split.
     longest = left // 40
     for text in sources(data.seed):
         if left <= 0:

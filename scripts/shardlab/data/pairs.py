@@ -15,7 +15,7 @@ def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
     rng = np.random.default_rng(data.seed)
     x = rng.standard_normal((options["rows"], options["inputs"]))
     teacher = rng.standard_normal((options["inputs"], options["outputs"]))
-    # Not x @ teacher: each BLAS kernel rounds in its own way, and the fingerprint is to be the same everywhere.
+    # Not x @ teacher: BLAS kernels round differently, and the fingerprint must be the same everywhere.
     taught = sum(x[:, [column]] * row for column, row in enumerate(teacher))
     y = taught + options["noise"] * rng.standard_normal((options["rows"], options["outputs"]))
     return split(list(zip(x, y, strict=True)), data.seed)

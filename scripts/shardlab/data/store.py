@@ -19,16 +19,16 @@ from shardlab.settings.types import DataSet
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1"}
 """Name in the safetensors format: NumPy's."""
-REMEDY = "make it again with: snakemake --cores 1 --force {folder}/dataset.json, and the --config of your call"
+REMEDY = "recreate it with: snakemake --cores 1 --force {folder}/dataset.json, and the --config of your call"
 
 
 def write(folder: Path, data: DataSet, splits: dict[str, Arrays], text: Text | None) -> dict[str, Any]:
-    """Write the splits and the manifest dataset.json; returns the manifest.
+    """Write the splits and the manifest dataset.json; return the manifest.
 
-    The manifest has the settings, the samples and SHA-256 of each file, and the fingerprint of them all.
+    The manifest has the settings, the samples and SHA-256 of each file, and the fingerprint of all files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # A manifest beside half-replaced files would call them whole.
+    # A manifest next to half-replaced files would mark them as complete.
     (folder / "dataset.json").unlink(missing_ok=True)
     names = []
     for split in SPLITS:
@@ -52,9 +52,9 @@ def write(folder: Path, data: DataSet, splits: dict[str, Arrays], text: Text | N
 
 
 def open_arrays(path: Path) -> Arrays:
-    """The arrays of a safetensors file, mapped into memory: only what is indexed is read, however large the file is.
+    """Memory-map the arrays of a safetensors file: only what is indexed is read, however large the file is.
 
-    PyTorch's own reader maps it as if it were to be written, for which the system wants as much memory as the file has.
+    PyTorch's own reader maps the file as writable, for which the system reserves as much memory as the file's size.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -70,19 +70,19 @@ def open_arrays(path: Path) -> Arrays:
 
 
 def samples(arrays: Arrays) -> int:
-    """Number of samples in a split's arrays."""
+    """Return the number of samples in a split's arrays."""
     offsets = next((array for name, array in arrays.items() if name.endswith("_offsets")), None)
     return len(offsets) - 1 if offsets is not None else len(next(iter(arrays.values())))
 
 
 def fingerprint(files: dict[str, str]) -> str:
-    """SHA-256 over (name, SHA-256) of the files, sorted by name."""
+    """Return the SHA-256 over (name, SHA-256) of the files, sorted by name."""
     text = "".join(f"{name} {digest}\n" for name, digest in sorted(files.items()))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def fingerprint_of(folder: Path) -> str:
-    """Fingerprint in the manifest of a prepared data set; ``verify`` has held its files to it.
+    """Return the fingerprint in the manifest of a prepared data set, whose files ``verify`` has checked.
 
     Raises:
         UserError: the manifest is missing or damaged.
@@ -91,7 +91,7 @@ def fingerprint_of(folder: Path) -> str:
 
 
 def verify(folder: Path, data: DataSet) -> str:
-    """Check that the prepared data set is whole and the one asked for; returns its fingerprint.
+    """Check that the prepared data set is complete and the requested one; return its fingerprint.
 
     Raises:
         UserError: a file is missing or damaged, or it was prepared with other settings.
@@ -101,7 +101,7 @@ def verify(folder: Path, data: DataSet) -> str:
     if manifest["data"] != data.model_dump(mode="json"):
         key = difference(data.model_dump(mode="json"), manifest["data"])
         raise UserError(
-            f"{folder} was prepared with another {key} than this run asks for; call snakemake for the run, which "
+            f"{folder} was prepared with another {key} than this run needs; call snakemake for the run, which "
             "prepares what it needs, or resolve its run.json again."
         )
     for name, digest in manifest["files"].items():
@@ -114,7 +114,7 @@ def verify(folder: Path, data: DataSet) -> str:
 
 
 def is_prepared(folder: Path, data: DataSet) -> bool:
-    """Whether this data set was prepared there; its files are not looked at."""
+    """Return whether this data set was prepared there, without checking its files."""
     try:
         return bool(_manifest(folder)["data"] == data.model_dump(mode="json"))
     except UserError:
@@ -122,7 +122,7 @@ def is_prepared(folder: Path, data: DataSet) -> bool:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a prepared data set, if it is what ``write`` wrote."""
+    """Return the manifest of a prepared data set, if it is as ``write`` wrote it."""
     path, remedy = folder / "dataset.json", REMEDY.format(folder=folder)
     manifest = read_json(path, "data set", remedy)
     try:

@@ -1,4 +1,4 @@
-"""Models: one file each, a plain single-device ``nn.Module`` called ``Model``; none knows of ranks.
+"""Models, one per file: a plain single-device ``nn.Module`` called ``Model``, without any knowledge of ranks.
 
 Models of the transformers library (``hf:``) come from their folder instead.
 """
@@ -20,21 +20,22 @@ from shardlab.settings import catalogue, types
 
 
 def build(settings: types.Model, task: str, dtype: torch.dtype) -> nn.Module:
-    """The model in a dtype, without weights: parameters are on the meta device, buffers on the CPU.
+    """Build the model in a dtype, without weights: parameters are on the meta device, buffers on the CPU.
 
     Raises:
-        UserError: no such model, or arguments that it does not take.
+        UserError: the model does not exist, or does not accept the arguments.
     """
     with parameters_on_meta():
         return construct(settings, task).to(dtype)
 
 
 def initial_weights(settings: types.Model, task: str, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Initial weights, drawn in float32, in a dtype; names and order are those of ``state``.
+    """Yield the initial weights, drawn in float32 and converted to a dtype; names and order are those of ``state``.
 
-    A model with a method ``initialize(module)`` is drawn module by module, each from the seed and its name, so that
-    only one module's weights are in memory at a time: first by the module's own ``reset_parameters``, then by
-    ``initialize``. Any other model is drawn whole by its constructor, and a pretrained one is read whole.
+    A model with a method ``initialize(module)`` is initialized module by module, each from the seed and its name, so
+    that only one module's weights are in memory at a time: first by the module's own ``reset_parameters``, then by
+    ``initialize``. Any other model is initialized as a whole by its constructor, and a pretrained one is read as a
+    whole.
 
     Raises:
         UserError: see ``build``; or a module has no ``reset_parameters``.
@@ -57,9 +58,9 @@ def initial_weights(settings: types.Model, task: str, dtype: torch.dtype, seed: 
 
 @torch.no_grad()
 def _draw(model: Any, prefix: str, module: Any, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Values of a module's own parameters, which it draws; afterwards it is without them again."""
+    """Yield the initial values of a module's own parameters, and release them afterwards."""
     if not hasattr(module, "reset_parameters"):
-        raise UserError(f"{prefix or 'the model'} has weights and no reset_parameters to draw them with; give it one.")
+        raise UserError(f"{prefix or 'the model'} has weights but no reset_parameters to initialize them; add it.")
     digest = hashlib.sha256(f"{seed} {prefix}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:4]))
     own = dict(module.named_parameters(recurse=False))
@@ -73,7 +74,7 @@ def _draw(model: Any, prefix: str, module: Any, seed: int) -> Iterator[tuple[str
 
 
 def construct(settings: types.Model, task: str, *, pretrained: bool = False) -> nn.Module:
-    """The model as its class makes it, in float32; ``pretrained``: with the weights of its folder."""
+    """Construct the model by its class, in float32; ``pretrained``: with the weights of its folder."""
     if settings.folder is None:
         return create(settings.name, settings.args)
     # A few seconds that only these models need.
@@ -83,10 +84,10 @@ def construct(settings: types.Model, task: str, *, pretrained: bool = False) -> 
 
 
 def create(name: str, args: dict[str, Any]) -> nn.Module:
-    """The model ``scripts/shardlab/models/<name>.py``, with weights drawn in float32.
+    """Construct the model ``scripts/shardlab/models/<name>.py``, with weights drawn in float32.
 
     Raises:
-        UserError: no such file, or arguments that it does not take.
+        UserError: the file does not exist, or the model does not accept the arguments.
     """
     catalogue.require("model", name)
     try:
@@ -104,11 +105,11 @@ LAYERS |= {"vocab": nn.Embedding, "dropout": nn.Dropout}
 
 
 def check_plan(settings: types.Model, model: nn.Module) -> None:
-    """Whether what the workload's file says of the model is there.
+    """Check that the workload's file describes the model correctly.
 
     Raises:
-        UserError: a pattern of ``blocks`` or ``tensor`` matches nothing or another layer, or the chain has another
-            number of pieces.
+        UserError: a pattern of ``blocks`` or ``tensor`` matches nothing or another kind of layer, or the chain has
+            another number of pieces.
     """
     for key, patterns in (("blocks", settings.blocks), ("tensor", settings.tensor)):
         for pattern in patterns:
@@ -128,12 +129,12 @@ def check_plan(settings: types.Model, model: nn.Module) -> None:
     if settings.pieces and settings.pieces != count:
         raise UserError(
             f"pieces: the workload's file says {settings.pieces}, but the chain of model {settings.name} has {count}; "
-            "write as many (0, or no key, if it is no chain)."
+            "write that number (0, or no key, if it is not a chain)."
         )
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers under the plain model's names; tied ones once, under the first name."""
+    """Return parameters and persistent buffers under the plain model's names; tied ones once, under the first name."""
     seen: set[int] = set()
     kept = {}
     for name, value in model.state_dict(keep_vars=True).items():
@@ -144,12 +145,12 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of trainable values, over the whole model."""
+    """Return the number of trainable values in the whole model."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def matching(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """Submodules whose name matches; ``layers.*`` means the children of ``layers``, not everything below them."""
+    """Return submodules whose name matches; ``layers.*`` means the children of ``layers``, not all descendants."""
     return [
         module
         for name, module in model.named_modules()

@@ -1,4 +1,4 @@
-"""Models whose forward is a chain, so that they can be cut into consecutive parts."""
+"""Models whose forward is a chain, so that they can be split into consecutive parts."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,32 +7,32 @@ from torch import nn
 
 
 class Piece(NamedTuple):
-    """One link of a chain: it takes the state that the piece before it gives."""
+    """One link of a chain: it takes the state that the previous piece returns."""
 
     names: tuple[str, ...]
-    """Submodules and parameters of the model that belong to it and to no other piece."""
+    """Submodules and parameters of the model that belong to this piece only."""
     run: Callable[..., Any]
-    """From the state (tensors with the batch in dimension 0) to the next state: a tensor or a tuple of tensors."""
+    """Maps the state (tensors with the batch in dimension 0) to the next state: a tensor or a tuple of tensors."""
     takes: tuple[str, ...] = ()
-    """Keyword arguments of the model's that it takes, where they are given."""
+    """Keyword arguments of the model that it takes, if they are given."""
 
     def next(self, state: tuple[Any, ...], context: dict[str, Any]) -> tuple[Any, ...]:
-        """The state behind this piece."""
+        """Return the state after this piece."""
         result = self.run(*state, **{name: context[name] for name in self.takes if name in context})
         return result if isinstance(result, tuple) else (result,)
 
 
 class Chain(nn.Module):
-    """Base of models that are a chain. The first piece takes the model's inputs, the last one gives its output.
+    """Base of models that are a chain. The first piece takes the model's inputs, the last one returns its output.
 
-    Keyword arguments of ``forward`` are given to each piece that takes them, wherever it runs: what they carry (a mask)
+    Keyword arguments of ``forward`` are passed to each piece that takes them, wherever it runs: their content (a mask)
     need not travel with the state.
     """
 
     _kept: list[Piece] | None = None
 
     def pieces(self) -> list[Piece]:
-        """The links in their order; each submodule and parameter of the model is in one of them."""
+        """Return the links in order; each submodule and parameter of the model is in one of them."""
         raise NotImplementedError
 
     def forward(self, *state: Any, **context: Any) -> Any:
@@ -42,7 +42,9 @@ class Chain(nn.Module):
         return state if len(state) > 1 else state[0]
 
     def cut(self, start: int, stop: int) -> None:
-        """Keep the pieces from ``start`` to before ``stop``, in place; the names of what stays do not change."""
+        """Keep the pieces from ``start`` to before ``stop``, in place; the names of the remaining parameters do not
+        change.
+        """
         pieces = self.pieces()
         for piece in pieces[:start] + pieces[stop:]:
             for name in piece.names:

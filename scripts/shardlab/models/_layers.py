@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LENGTHS_KEPT = 16
-"""Lengths whose rotary angles are kept: batches of length buckets have a few each."""
+"""Number of lengths whose rotary angles are cached: batches of length buckets have a few each."""
 
 
 class Attention(nn.Module):
     """Multi-head attention (Vaswani et al., 2017, arXiv:1706.03762), grouped queries if kv_heads < heads.
 
-    The projections are separate Linear layers, and the number of heads is read off their outputs, so a
-    tensor-parallel plan can hand each rank some of the heads without this module knowing.
+    The projections are separate Linear layers, and the number of heads is inferred from their outputs, so that a
+    tensor-parallel plan can give each rank some of the heads without changes to this module.
     """
 
     def __init__(self, dim: int, heads: int, kv_heads: int | None = None, *, bias: bool = True) -> None:
@@ -39,8 +39,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend from x to memory (default: to x).
 
-        Shapes: x (batch, length, dim), memory (batch, memory length, dim), mask (batch, 1, 1, memory
-        length) with True where a key counts, rotary: cos and sin, each (length, head_dim / 2).
+        Shapes: x (batch, length, dim), memory (batch, memory length, dim), mask (batch, 1, 1, memory length) with True
+        for keys that count, rotary: cos and sin, each (length, head_dim / 2).
         """
         memory = x if memory is None else memory
         query, key, value = (
@@ -56,7 +56,7 @@ class Attention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Pre-norm transformer block that sees in both directions: attention, then an MLP."""
+    """Pre-norm transformer block with bidirectional attention, then an MLP."""
 
     def __init__(self, dim: int, heads: int, hidden: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class EncoderBlock(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (batch, length, dim), mask (batch, 1, 1, length) with True where a key counts; to x's shape."""
+        """Map x (batch, length, dim) to the same shape; mask (batch, 1, 1, length) with True for keys that count."""
         x = x + self.attention(self.attention_norm(x), mask=mask)
         return x + self.down(self.activation(self.up(self.mlp_norm(x))))
 
@@ -76,7 +76,7 @@ class EncoderBlock(nn.Module):
 class Rotary:
     """Angles of the rotary embedding (Su et al., 2021, arXiv:2104.09864), computed once for all layers and steps.
 
-    On a GPU they take a dozen small kernels, which every layer would start again.
+    On a GPU they take a dozen small kernels, which every layer would launch again.
     """
 
     def __init__(self, head_dim: int, base: float = 10_000.0) -> None:
@@ -84,9 +84,9 @@ class Rotary:
         self._known: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def angles(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cos and sin, each (length, head_dim / 2), of the device and dtype of ``like``."""
+        """Return cos and sin, each (length, head_dim / 2), on the device and in the dtype of ``like``."""
         if torch.compiler.is_compiling():
-            return self._computed(length, like)  # a part of the compiled graph, which fuses it
+            return self._computed(length, like)  # part of the compiled graph, which fuses it
         key = length, like.device, like.dtype
         if key not in self._known:
             if len(self._known) >= LENGTHS_KEPT:

@@ -1,4 +1,4 @@
-"""The loss of models whose last layer projects onto a vocabulary, without all of its logits at once."""
+"""Loss of models whose last layer projects onto a vocabulary, without materializing all logits at once."""
 
 from collections.abc import Callable
 
@@ -7,15 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TARGETS = "targets"
-"""Keyword argument of a model that then gives losses."""
+"""Keyword argument that makes a model return losses."""
 
 
 def sample_losses(project: Callable[[Tensor], Tensor], x: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of each sample, summed over its positions: (batch,).
+    """Return the cross-entropy of each sample, summed over its positions: (batch,).
 
-    ``project`` maps (batch, positions, dim) to logits (batch, positions, vocabulary). ``x`` (batch, length, dim) is cut
-    along its length into the chunks of ``targets`` (batch, chunks, positions), -100 where there is none. Logits are
-    there for one chunk at a time, and computed again in the backward pass.
+    ``project`` maps (batch, positions, dim) to logits (batch, positions, vocabulary). ``x`` (batch, length, dim) is
+    split along its length into the chunks of ``targets`` (batch, chunks, positions), -100 if there is no target. Logits
+    exist for one chunk at a time, and are recomputed in the backward pass.
     """
     losses = []
     for part, wanted in zip(x.split(targets.shape[2], dim=1), targets.unbind(1), strict=False):

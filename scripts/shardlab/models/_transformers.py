@@ -18,16 +18,16 @@ CLASSES = {
     "summarization": ("AutoModelForSeq2SeqLM", ("input_ids", "decoder_input_ids")),
     "classification": ("AutoModelForImageClassification", ("pixel_values",)),
 }
-"""Task: the class of the library, and what it calls the task's inputs."""
+"""Task: the library's class, and its names of the task's inputs."""
 OURS = {"channels": "num_channels", "classes": "num_labels"}
 """Names in a workload's ``shape``: the library's."""
 
 
 def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) -> nn.Module:
-    """The model of a folder, called with the task's inputs and giving logits; dropout is what its config.json says.
+    """Create a folder's model, called with the task's inputs and returning logits; dropout is that of its config.
 
-    ``args`` are put over its config.json. If ``pretrained`` it has the folder's weights; what these do not have, or
-    have in another size (the head of another number of classes), is drawn. In float32.
+    ``args`` override its config.json. If ``pretrained`` it has the folder's weights; weights that are missing there, or
+    have another shape (the head of another number of classes), are initialized. In float32.
 
     Raises:
         UserError: the folder is not a model of the task, or the workload changes a key that its config does not have.
@@ -37,7 +37,9 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     name, inputs = CLASSES[task]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if not (Path(folder) / "config.json").exists():
-        raise UserError(f"{folder}/config.json is missing; from the hub it comes by: snakemake {folder}/download.json.")
+        raise UserError(
+            f"{folder}/config.json is missing; download it from the hub with: snakemake {folder}/download.json."
+        )
     args = {OURS.get(key, key): value for key, value in args.items()}
     try:
         config, unknown = transformers.AutoConfig.from_pretrained(
@@ -46,7 +48,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         if unknown:
             raise UserError(
                 f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}; "
-                "take it out of the workload's file."
+                "remove it from the workload's file."
             )
         config.use_cache = False
         auto = getattr(transformers, name)
@@ -65,11 +67,9 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     except (OSError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
         if "trust_remote_code" in str(error):
-            reason = (
-                "it brings code of its own, which is never run; write the model as a file in scripts/shardlab/models"
-            )
+            reason = "it needs custom code, which is never run; write the model as a file in scripts/shardlab/models"
         raise UserError(
-            f"{folder} cannot be read as a model for {task} ({name}): {reason}; name one that save_pretrained wrote."
+            f"{folder} cannot be read as a model for {task} ({name}): {reason}; name one written by save_pretrained."
         ) from error
     # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
     around_forward(model, partial(_logits, inputs))

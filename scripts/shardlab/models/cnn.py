@@ -1,4 +1,4 @@
-"""The convolutional network of the PyTorch MNIST courses: 1,199,882 parameters at 28 x 28."""
+"""Convolutional network of the PyTorch MNIST example: 1,199,882 parameters at 28 x 28."""
 
 from collections.abc import Callable
 from typing import Literal

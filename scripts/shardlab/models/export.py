@@ -1,4 +1,4 @@
-"""Trained weights as a folder of the transformers library: config, weights under its names, tokenizer."""
+"""Export of trained weights to a transformers folder: config, weights under the library's names, tokenizer."""
 
 import json
 import re
@@ -38,7 +38,7 @@ VIT = {
     r"norm\.": "vit.layernorm.",
     r"head\.": "classifier.",
 }
-"""Pattern of our names: those of the library's class; each name matches one from its beginning."""
+"""Pattern of our names: those of the library's class; each name matches from its beginning."""
 OURS: dict[str, dict[str, str]] = {"llama": LLAMA, "vit": VIT}
 
 
@@ -72,7 +72,7 @@ def write(run: Run, weights: Path, data: Path, folder: Path) -> None:
 
 
 def renamed(name: str, patterns: Mapping[str, str]) -> str:
-    """A weight's name in the library."""
+    """Return a weight's name in the library."""
     for pattern, other in patterns.items():
         if re.match(pattern, name):
             return re.sub(f"^{pattern}", other, name)

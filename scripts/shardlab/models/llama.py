@@ -22,7 +22,7 @@ class Block(nn.Module):
         self.rotary = rotary
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, dim) to the same shape."""
+        """Map (batch, length, dim) to the same shape."""
         rotary = self.rotary.angles(x.shape[1], like=x)
         x = x + self.attention(self.attention_norm(x), causal=True, rotary=rotary)
         states = self.mlp_norm(x)
@@ -30,10 +30,10 @@ class Block(nn.Module):
 
 
 class Model(Chain):
-    """Token ids (batch, length) to logits (batch, length, vocab_size); position t sees tokens up to t.
+    """Maps token ids (batch, length) to logits (batch, length, vocab_size); position t sees tokens up to t.
 
-    With ``targets`` (see ``sample_losses``) to the loss of each sample, (batch,). Token embedding, blocks, norm, output
-    projection (not tied to the embedding).
+    With ``targets`` (see ``sample_losses``), returns the loss of each sample, (batch,). Token embedding, blocks, norm,
+    output projection (not tied to the embedding).
     """
 
     initialize = staticmethod(initialize)

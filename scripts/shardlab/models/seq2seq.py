@@ -11,7 +11,7 @@ from shardlab.models._layers import Attention, EncoderBlock, initialize
 from shardlab.models._losses import TARGETS, sample_losses
 
 MASK = ("mask",)
-"""What a piece that attends to the document takes besides its state."""
+"""Arguments, besides its state, of a piece that attends to the document."""
 
 
 class DecoderBlock(nn.Module):
@@ -28,16 +28,16 @@ class DecoderBlock(nn.Module):
         self.down = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """x (batch, summary, dim), memory (batch, document, dim), mask (batch, 1, 1, document)."""
+        """Map x (batch, summary, dim), memory (batch, document, dim), mask (batch, 1, 1, document) to x's shape."""
         x = x + self.attention(self.attention_norm(x), causal=True)
         x = x + self.cross(self.cross_norm(x), memory, mask=mask)
         return x + self.down(F.relu(self.up(self.mlp_norm(x))))
 
 
 class Model(Chain):
-    """One embedding for both sides, encoder blocks, decoder blocks, output projection.
+    """Shared embedding, encoder blocks, decoder blocks, output projection.
 
-    Token ids document (batch, d) and summary (batch, s), mask (batch, d) with True where a document has a token,
+    Maps token ids document (batch, d) and summary (batch, s), mask (batch, d) with True where a document has a token,
     to logits (batch, s, vocab_size), or with ``targets`` (see ``sample_losses``) to the loss of each sample, (batch,).
     The state between the pieces is (document side, summary side).
     """
@@ -85,7 +85,7 @@ class Model(Chain):
         return [first, *encoder, *decoder, Piece(("decoder_norm", "output"), self._head, (TARGETS,))]
 
     def _embed(self, document: Tensor, summary: Tensor) -> tuple[Tensor, Tensor]:
-        # Both sides here, so that the embedding belongs to one piece.
+        # Embed both sides here, so that the embedding belongs to one piece.
         return (
             self.embedding(document) + self.document_positions[: document.shape[1]],
             self.embedding(summary) + self.summary_positions[: summary.shape[1]],

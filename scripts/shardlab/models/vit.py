@@ -11,7 +11,7 @@ from shardlab.models._layers import EncoderBlock, initialize
 class Model(Chain):
     """Patches and a class token through the blocks; the class token's state is classified.
 
-    Images (batch, channels, size, size) to logits (batch, classes).
+    Maps images (batch, channels, size, size) to logits (batch, classes).
     """
 
     initialize = staticmethod(initialize)

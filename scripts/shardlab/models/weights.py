@@ -26,16 +26,16 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Types of tensors by their names in the safetensors format."""
+"""Dtypes by their names in the safetensors format."""
 
 
 def save(weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor], path: Path) -> str:
-    """Write whole weights as they come, one in memory at a time; returns the file's SHA-256.
+    """Write whole weights as they arrive, one in memory at a time; return the file's SHA-256.
 
     ``layout`` has their names, in the same order, with tensors of the shapes and dtypes to write (on any device).
 
     Raises:
-        UserError: the disk is full or not writable; nothing half-written is left.
+        UserError: the disk is full or not writable; no partial file is left.
     """
     digest = hashlib.sha256()
     write_atomic(path, lambda temporary: _write(temporary, weights, layout, digest))
@@ -43,7 +43,7 @@ def save(weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor], pa
 
 
 def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor], digest: Any) -> None:
-    """The safetensors format (huggingface.co/docs/safetensors), whose own library writes no stream."""
+    """Write the safetensors format (huggingface.co/docs/safetensors), whose own library cannot stream."""
     header: dict[str, Any] = {}
     end = 0
     for name, like in layout.items():
@@ -60,7 +60,7 @@ def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[st
         write(len(text).to_bytes(8, "little") + text)
         for (name, value), (expected, like) in zip(weights, layout.items(), strict=True):
             if name != expected or value.shape != like.shape:
-                raise ValueError(f"{name} {tuple(value.shape)} came, {expected} {tuple(like.shape)} was to come")
+                raise ValueError(f"got {name} {tuple(value.shape)}, expected {expected} {tuple(like.shape)}")
             value = value.detach().to("cpu", like.dtype).contiguous()
             write(value.reshape(-1).view(torch.uint8).numpy().data)
 
@@ -68,14 +68,14 @@ def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[st
 def materialize(
     model: nn.Module, path: Path, device: torch.device, *, whole: bool = True, buffers: torch.device | None = None
 ) -> None:
-    """Give a model without weights its weights on ``device``; of a DTensor only this rank's shard.
+    """Load a model's weights onto ``device``; for a DTensor only this rank's shard.
 
-    ``buffers``: the device of what is no parameter (None: the same).
+    ``buffers``: the device of buffers (None: the same).
 
     One tensor is in memory at a time. A part of a model is not ``whole``: the file has more than it needs.
 
     Raises:
-        UserError: the file is missing, damaged or of another model.
+        UserError: the file is missing, damaged or belongs to another model.
     """
     allocate(model, device, buffers)
     own = models.state(model)
@@ -86,7 +86,7 @@ def materialize(
 
 
 def allocate(model: nn.Module, device: torch.device, buffers: torch.device | None = None) -> None:
-    """Give a model's meta parameters memory; buffers keep their values, tied parameters stay tied."""
+    """Allocate a model's meta parameters; buffers keep their values, tied parameters stay tied."""
     kept = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
     names: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -94,7 +94,7 @@ def allocate(model: nn.Module, device: torch.device, buffers: torch.device | Non
     model.to_empty(device=device)
     for name in [name for name, _ in model.named_buffers()]:
         owner, _, leaf = name.rpartition(".")
-        # Offloaded weights are on the CPU between their uses, but nothing brings a buffer to the device.
+        # Offloaded weights are on the CPU between their uses, but nothing moves a buffer to the device.
         setattr(model.get_submodule(owner), leaf, kept[name].to(buffers or device, copy=True))
     for first, *others in names.values():
         for name in others:
@@ -103,7 +103,7 @@ def allocate(model: nn.Module, device: torch.device, buffers: torch.device | Non
 
 
 def assign(target: Tensor, whole: Tensor) -> None:
-    """Write a whole tensor into a tensor or, of its shard on this rank, into a DTensor; no communication."""
+    """Copy a whole tensor into a tensor, or this rank's shard of it into a DTensor; no communication."""
     if (mesh := getattr(target, "device_mesh", None)) is None:
         target.copy_(whole)
         return
@@ -116,7 +116,7 @@ def assign(target: Tensor, whole: Tensor) -> None:
 
 @contextmanager
 def open_weights(path: Path) -> Iterator[Any]:
-    """The safetensors file of weights.
+    """Open a safetensors file of weights.
 
     Raises:
         UserError: it is missing or damaged.
@@ -125,13 +125,13 @@ def open_weights(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except FileNotFoundError:
-        raise UserError(f"{path} is missing; run the rule that makes it (snakemake {path}).") from None
+        raise UserError(f"{path} is missing; make it with: snakemake {path}.") from None
     except SafetensorError as error:
-        raise UserError(f"{path} is damaged ({error}); remove it and run the rule that makes it.") from None
+        raise UserError(f"{path} is damaged ({error}); remove it and make it again.") from None
 
 
 def check_weights(file: Any, own: Mapping[str, Tensor], path: Path, *, whole: bool) -> None:
-    """Raise a UserError unless the file has each weight of a model in its shape, and no other if that is ``whole``."""
+    """Raise a UserError unless the file has each weight of a model in its shape and, if ``whole``, no other."""
     theirs = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     wrong = [name for name, value in own.items() if theirs.get(name) != tuple(value.shape)]
     if whole:
@@ -140,6 +140,6 @@ def check_weights(file: Any, own: Mapping[str, Tensor], path: Path, *, whole: bo
         name = min(wrong)
         mine = tuple(own[name].shape) if name in own else None
         raise UserError(
-            f"{path} holds other weights than the model: {name} is {theirs.get(name)} in the file, "
-            f"{mine} in the model; make it again with this configuration."
+            f"{path} has other weights than the model: {name} is {theirs.get(name)} in the file, "
+            f"{mine} in the model; recreate it with this configuration."
         )

@@ -1,6 +1,6 @@
-"""Samples to arrays, what ``prepare`` stores: one file per task, with ``TEXT`` (whether it needs a tokenizer),
-``SAMPLE`` (what a sample is, in words), ``encode(data, samples, text)``, which raises ValueError for others, and
-``blank(options, rows)``: arrays of as many samples without content, each as large as they can be.
+"""Encoders from samples to the arrays that ``prepare`` stores, one file per task, with ``TEXT`` (whether it needs a
+tokenizer), ``SAMPLE`` (a description of a sample), ``encode(data, samples, text)``, which raises ValueError for other
+samples, and ``blank(options, rows)``: arrays of that many samples of the largest size, without content.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ SPECIAL = {"pad": 0, "start": 1, "end": 2}
 
 
 class Text(NamedTuple):
-    """What text is encoded with."""
+    """Encoder of text: tokenizer and special tokens."""
 
     tokenizer: Tokenizer
     special: dict[str, int]
@@ -30,10 +30,10 @@ class Text(NamedTuple):
 
 
 def encode(data: DataSet, splits: dict[str, Samples]) -> tuple[dict[str, Arrays], Text | None]:
-    """Arrays of every split, and what text was encoded with: the model's tokenizer, or one trained on the train split.
+    """Return the arrays of every split, and the text encoder: the model's tokenizer, or one trained on the train split.
 
     Raises:
-        UserError: there is no such task, the samples do not have the shape that the configuration promises the model,
+        UserError: the task does not exist, the samples do not have the shape that the configuration promises the model,
             or the model has no tokenizer.json.
     """
     catalogue.require("encoder", data.task)
@@ -43,17 +43,17 @@ def encode(data: DataSet, splits: dict[str, Samples]) -> tuple[dict[str, Arrays]
 
 
 def blank(data: DataSet, rows: int) -> Arrays:
-    """Arrays of a data set that is not prepared yet: as many samples as large as they can be, without content."""
+    """Return arrays of a data set that is not prepared yet: samples of the largest size, without content."""
     catalogue.require("encoder", data.task)
     arrays: Arrays = import_module(f"shardlab.data.encoders.{data.task}").blank(data.options, rows)
     return arrays
 
 
 def _encoded(encoder: Any, data: DataSet, split: str, samples: Samples, text: Text | None) -> Arrays:
-    """Arrays of a split.
+    """Encode a split.
 
     Raises:
-        UserError: the samples are not of the task's kind, or a key is missing that the encoder needs.
+        UserError: the samples do not fit the task, or a key is missing that the encoder needs.
     """
     try:
         arrays: Arrays = encoder.encode(data, samples, text)
@@ -64,8 +64,8 @@ def _encoded(encoder: Any, data: DataSet, split: str, samples: Samples, text: Te
         ) from None
     except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise UserError(
-            f"data set {data.name}: the samples of split {split} are not what task {data.task} takes "
-            f"({encoder.SAMPLE}): {error}; mend scripts/shardlab/data/{data.reader}.py, or name another task."
+            f"data set {data.name}: the samples of split {split} do not fit task {data.task} "
+            f"({encoder.SAMPLE}): {error}; fix scripts/shardlab/data/{data.reader}.py, or name another task."
         ) from error
     return arrays
 
@@ -73,7 +73,7 @@ def _encoded(encoder: Any, data: DataSet, split: str, samples: Samples, text: Te
 def _text(data: DataSet, train: Samples) -> Text:
     if wrong := next((part for sample in train for part in sample if not isinstance(part, str)), None):
         raise UserError(
-            f"data set {data.name}: task {data.task} takes texts, and a sample has a {type(wrong).__name__}; mend "
+            f"data set {data.name}: task {data.task} takes texts, but a sample has a {type(wrong).__name__}; fix "
             f"scripts/shardlab/data/{data.reader}.py, or name another task."
         )
     if data.tokenizer:
@@ -81,7 +81,7 @@ def _text(data: DataSet, train: Samples) -> Text:
         if (size := data.options.get("vocab_size")) and text.tokenizer.get_vocab_size() > size:
             raise UserError(
                 f"{data.tokenizer}/tokenizer.json has {text.tokenizer.get_vocab_size()} entries, but the workload's "
-                f"vocab_size is {size}; set it to that number or more."
+                f"vocab_size is {size}; set it to at least that number."
             )
         return text
     return Text(_train_tokenizer(data, (part for sample in train for part in sample)), SPECIAL)
@@ -91,20 +91,20 @@ def _read_tokenizer(folder: Path) -> Text:
     path = folder / "tokenizer.json"
     if not path.exists():
         raise UserError(
-            f"{path} is missing; make it where transformers is: "
+            f"{path} is missing; create it where transformers is installed: "
             f"AutoTokenizer.from_pretrained(MODEL).save_pretrained('{folder}')."
         )
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no type of its own
-        raise UserError(f"{path} is no tokenizer of the tokenizers library ({error}); make it again.") from None
+    except Exception as error:  # the library has no exception type
+        raise UserError(f"{path} is not a tokenizer of the tokenizers library ({error}); recreate it.") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return Text(tokenizer, pretrained.special_tokens(folder))
 
 
 def _train_tokenizer(data: DataSet, texts: Iterable[str]) -> Tokenizer:
-    """Byte-level BPE (Sennrich et al., 2016, arXiv:1508.07909) with at most ``vocab_size`` entries."""
+    """Train byte-level BPE (Sennrich et al., 2016, arXiv:1508.07909) with at most ``vocab_size`` entries."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

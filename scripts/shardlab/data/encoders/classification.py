@@ -1,4 +1,4 @@
-"""An image and its label: images (samples, channels, size, size) uint8, labels (samples) int64."""
+"""Images and labels: images (samples, channels, size, size) uint8, labels (samples) int64."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from shardlab.errors import UserError
 from shardlab.settings.types import DataSet
 
 TEXT = False
-SAMPLE = "an image (a picture, or uint8 of channels x size x size) and its label, a whole number from 0"
+SAMPLE = "an image (a picture, or uint8 of channels x size x size) and its label, an integer from 0"
 
 
 def encode(data: DataSet, samples: Samples, text: Text | None) -> Arrays:
-    """Arrays of samples (image, label).
+    """Encode samples (image, label).
 
     Raises:
-        UserError: a label is beyond the classes that the workload's file promises.
+        UserError: a label exceeds the classes that the workload's file promises.
     """
     channels, size = data.options["channels"], data.options["image_size"]
     images = np.stack([_image(image, channels, size) for image, _ in samples])
@@ -35,13 +35,13 @@ def encode(data: DataSet, samples: Samples, text: Text | None) -> Arrays:
 
 
 def blank(options: dict[str, Any], rows: int) -> Arrays:
-    """The same without content."""
+    """Return such arrays without content."""
     images = np.zeros((rows, options["channels"], options["image_size"], options["image_size"]), np.uint8)
     return {"images": images, "labels": np.zeros(rows, np.int64)}
 
 
 def _image(image: Any, channels: int, size: int) -> NDArray[np.uint8]:
-    """uint8 (channels, size, size) of a PIL image or of such an array."""
+    """Convert a PIL image or an array to uint8 (channels, size, size)."""
     if not isinstance(image, np.ndarray):
         image = np.asarray(image.convert("L" if channels == 1 else "RGB").resize((size, size)), dtype=np.uint8)
         image = image[None] if channels == 1 else image.transpose(2, 0, 1)

@@ -1,4 +1,4 @@
-"""A text: tokens (windows, sequence_length + 1) int32; each window begins with the last token of the one before."""
+"""Text: tokens (windows, sequence_length + 1) int32; each window begins with the last token of the previous one."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ SAMPLE = "a text"
 
 
 def encode(data: DataSet, samples: Samples, text: Text) -> Arrays:
-    """Arrays of samples (text,).
+    """Encode samples (text,).
 
     Raises:
         UserError: a split is shorter than one window.
@@ -25,11 +25,13 @@ def encode(data: DataSet, samples: Samples, text: Text) -> Arrays:
         stream.append(text.special["end"])
     windows = (len(stream) - 1) // length
     if windows < 1:
-        raise UserError(f"data set {data.name}: a split has fewer than sequence_length {length} tokens; shorten it.")
+        raise UserError(
+            f"data set {data.name}: a split has fewer than sequence_length {length} tokens; reduce sequence_length."
+        )
     starts = np.arange(windows)[:, None] * length
     return {"tokens": np.array(stream, dtype=np.int32)[starts + np.arange(length + 1)]}
 
 
 def blank(options: dict[str, Any], rows: int) -> Arrays:
-    """The same without content."""
+    """Return such arrays without content."""
     return {"tokens": np.zeros((rows, options["sequence_length"] + 1), np.int32)}

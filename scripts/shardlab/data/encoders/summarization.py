@@ -1,6 +1,6 @@
-"""A document and its summary: ragged rows, flat with offsets.
+"""Documents and summaries: ragged rows, stored flat with offsets.
 
-document: prefix ... end, cut to document_tokens; summary: start ... end, to summary_tokens. int32, offsets int64.
+document: prefix ... end, truncated to document_tokens; summary: start ... end, to summary_tokens. int32, offsets int64.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ SAMPLE = "a document and its summary"
 
 
 def encode(data: DataSet, samples: Samples, text: Text) -> Arrays:
-    """Arrays of samples (document, summary)."""
+    """Encode samples (document, summary)."""
     longest = {"document": data.options["document_tokens"], "summary": data.options["summary_tokens"]}
     prefix = {"document": data.options.get("prefix", ""), "summary": ""}
     start, end = text.special["start"], text.special["end"]
@@ -32,7 +32,7 @@ def encode(data: DataSet, samples: Samples, text: Text) -> Arrays:
 
 
 def blank(options: dict[str, Any], rows: int) -> Arrays:
-    """The same without content: each row as long as it can be."""
+    """Return such arrays without content, each row of maximum length."""
     arrays: Arrays = {}
     for name, length in (("document", options["document_tokens"]), ("summary", options["summary_tokens"] + 1)):
         arrays[name] = np.zeros(rows * length, np.int32)
