@@ -4,6 +4,7 @@ from typing import Any
 
 import pandas as pd
 
+from shardlab.report.units import readable_bytes
 from shardlab.report.verdict import UNEQUAL
 
 RULE = ("ddp", "fsdp")
@@ -41,4 +42,4 @@ def _rule(runs: dict[str, dict[Any, Any]], fastest: str) -> str:
 
 
 def _figures(row: dict[Any, Any]) -> str:
-    return f"{row['samples_per_second']:.3g} samples/s, {row['tensor_bytes'] / 2**20:.3g} MiB of tensors per rank"
+    return f"{row['samples_per_second']:.3g} samples/s, {readable_bytes(row['tensor_bytes'])} of tensors per rank"

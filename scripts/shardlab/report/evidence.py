@@ -9,6 +9,7 @@ import pandas as pd
 
 from shardlab.errors import UserError
 from shardlab.report import metrics, notes
+from shardlab.report.families import family
 from shardlab.report.records import TestReport, TrainReport
 from shardlab.report.timeline import Timeline
 
@@ -71,16 +72,21 @@ class Evidence:
         return pd.concat(found) if found else pd.DataFrame()
 
     @cached_property
+    def families(self) -> dict[str, str]:
+        """Family of each strategy that has a run."""
+        return {run.train.strategy: family(run.train) for run in self.runs}
+
+    @cached_property
     def steps(self) -> pd.DataFrame:
-        """Return strategy, step, loss, seconds, single (the loss of ``single`` in that step), thinned for drawing."""
+        """strategy, family, step, loss, seconds, single (the loss of ``single`` in that step), chosen for drawing."""
         single = next((run.steps.set_index("step").loss for run in self.runs if run.train.strategy == "single"), None)
         parts = []
         most = min(POINTS, max(10, MARKS // max(1, len(self.runs))))
         for run in self.runs:
             every = max(1, -(-len(run.steps) // most))
-            part = run.steps.iloc[::every].assign(strategy=run.train.strategy)
+            part = run.steps.iloc[::every].assign(strategy=run.train.strategy, family=self.families[run.train.strategy])
             parts.append(part.assign(single=part.step.map(single) if single is not None else None))
-        columns = ["strategy", "step", "loss", "seconds", "single"]
+        columns = ["strategy", "family", "step", "loss", "seconds", "single"]
         return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
 
 

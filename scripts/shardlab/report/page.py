@@ -9,6 +9,7 @@ from tabulate import tabulate
 
 from shardlab.report import sweep
 from shardlab.report.summary import SHOWN
+from shardlab.report.units import readable_bytes
 from shardlab.report.verdict import EQUAL, verdict
 from shardlab.settings import sweep as sweeps
 from shardlab.settings.config import Config
@@ -24,8 +25,8 @@ SWEPT = (
     "loss of its strategy and workload."
 )
 MEMORY = (
-    "Memory is the maximum per rank: of all tensors at a time, of each kind (at different times), and of the whole "
-    "process (on a GPU: what PyTorch had allocated)."
+    "Memory is the peak of the rank that held the most: all tensors together, each kind of tensor (the kinds peak at "
+    "different times), and the whole process (on a GPU: memory that PyTorch had allocated)."
 )
 
 
@@ -151,18 +152,17 @@ def figures(rows: pd.DataFrame) -> pd.DataFrame:
             metric: rows.metric_value.map(lambda value: _number(value, ".4f")),
             "wall s": rows.wall_seconds.map(lambda value: _number(value, ".2f")),
             "samples/s": rows.samples_per_second.map(lambda value: _number(value, ".0f")),
-            "tensors MiB": rows.tensor_bytes.map(_mebibytes),
-            "planned MiB": rows.predicted_memory_bytes.map(_mebibytes),
+            "tensors": rows.tensor_bytes.map(_bytes),
+            "planned": rows.predicted_memory_bytes.map(_bytes),
             "error": rows.memory_error.map(lambda value: _number(value, "+.1%")),
-            **{str(kind): rows[f"{kind}_bytes"].map(_mebibytes) for kind in SHOWN},
-            "process MiB": (rows.peak_memory_bytes / 2**20).map(lambda value: _number(value, ".0f")),
+            **{str(kind): rows[f"{kind}_bytes"].map(_bytes) for kind in SHOWN},
+            "process": rows.peak_memory_bytes.map(_bytes),
         }
     )
 
 
-def _mebibytes(size: Any) -> str:
-    """Format with three digits: the smallest models have kilobytes."""
-    return "" if pd.isna(size) else format(float(size) / 2**20, ".3g")
+def _bytes(size: Any) -> str:
+    return "" if pd.isna(size) else readable_bytes(float(size))
 
 
 def _number(value: Any, form: str) -> str:

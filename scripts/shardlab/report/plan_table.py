@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from shardlab.report.plan import Plan
+from shardlab.report.units import readable_bytes
 from shardlab.settings import load
 from shardlab.settings.config import Config
 from shardlab.settings.sites import Figures
@@ -50,12 +51,12 @@ def _memory(figures: Figures) -> str:
 def _table(plans: Sequence[Plan]) -> str:
     rows = []
     for plan in plans:
-        sent = [f"{entry.axis} {entry.collective} {_size(entry.bytes)}" for entry in plan.traffic]
+        sent = [f"{entry.axis} {entry.collective} {readable_bytes(entry.bytes)}" for entry in plan.traffic]
         rows.append(
             [
                 plan.strategy,
                 plan.world_size,
-                _size(plan.predicted_memory_bytes),
+                readable_bytes(plan.predicted_memory_bytes),
                 {None: "", True: "yes", False: "no"}[plan.fits],
                 plan.activation_checkpointing or "",
                 "" if plan.flops_per_step is None else f"{plan.flops_per_step / 1e12:.3g}",
@@ -74,7 +75,7 @@ def choice(plans: Sequence[Plan]) -> str:
     if not fitting:
         least = min(plans, key=lambda plan: plan.predicted_memory_bytes)
         return (
-            f"Nothing fits: {least.strategy} needs least, {_size(least.predicted_memory_bytes)} per rank; use "
+            f"Nothing fits: {least.strategy} needs least, {readable_bytes(least.predicted_memory_bytes)} a rank; take "
             "more ranks, a smaller global batch, or more recomputation."
         )
     timed = [plan for plan in fitting if plan.step_seconds is not None]
@@ -85,15 +86,7 @@ def choice(plans: Sequence[Plan]) -> str:
     known = next((name for name in RULE if name in by_name), next(iter(by_name)))
     least = min(fitting, key=lambda plan: plan.predicted_memory_bytes)
     why = "if that fits" if by_name[known].fits is None else "which fits"
-    sentence = f"By the rule of thumb, use {known}, {why} ({_size(by_name[known].predicted_memory_bytes)} per rank)"
+    sentence = f"By the rule of thumb take {known}, {why} ({readable_bytes(by_name[known].predicted_memory_bytes)} a rank)"
     if least.strategy != known:
-        sentence += f"; {least.strategy} needs the least memory, {_size(least.predicted_memory_bytes)}"
+        sentence += f"; {least.strategy} needs least memory, {readable_bytes(least.predicted_memory_bytes)}"
     return sentence + "."
-
-
-def _size(value: float) -> str:
-    """Format bytes in the largest unit that leaves a number of at least 1."""
-    for name, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if value >= size:
-            return f"{value / size:.3g} {name}"
-    return f"{value:.3g} B"

@@ -1,6 +1,6 @@
-"""Charts of the report, one file each: title and caption (TITLE, CAPTION), the table, and its drawing.
+"""The charts of the report, one file each: its title and caption, its table, and its drawing.
 
-A further chart is a further file, named in PER_WORKLOAD, PER_STRATEGY, SWEEP, OVERALL or BENCHMARKS.
+To add a chart, add a file named in PER_WORKLOAD, PER_STRATEGY, SWEEP, OVERALL or BENCHMARKS. Imports no torch.
 """
 
 from importlib import import_module
@@ -10,6 +10,7 @@ import altair as alt
 import pandas as pd
 import vl_convert
 
+from shardlab.report.charts.marks import LABEL
 from shardlab.report.evidence import Evidence
 
 # Altair refuses more than 5,000 rows to protect notebooks; evidence.MARKS keeps the page small.
@@ -39,7 +40,7 @@ class Chart(Protocol):
     TITLE: str
     """A few words."""
     CAPTION: str
-    """Axes and interpretation, for the page and as alternative text."""
+    """What the axes are and how to read the chart: for the page and for screen readers."""
 
     def table(self, evidence: Evidence) -> pd.DataFrame:
         """Return the data, one row per mark; empty if the runs have none."""
@@ -49,8 +50,28 @@ class Chart(Protocol):
 
 
 def svg(chart: dict[str, Any]) -> str:
-    """Render a Vega-Lite specification as SVG, keeping text as text."""
-    return str(vl_convert.vegalite_to_svg(chart))
+    """A Vega-Lite specification as a picture, whose text stays text."""
+    vega = vl_convert.vegalite_to_vega(chart)
+    place_labels(vega["marks"])
+    return str(vl_convert.vega_to_svg(vega))
+
+
+def place_labels(marks: list[dict[str, Any]]) -> None:
+    """Have Vega place the labels among ``marks`` where they cover nothing, and hide those without room.
+
+    Vega-Lite cannot say that. The page does the same (``placeLabels`` in page.js).
+    """
+    for mark in marks:
+        if LABEL in mark.get("style", ()):
+            mark["transform"] = [
+                {
+                    "type": "label",
+                    "size": {"signal": "[width, height]"},
+                    "anchor": ["right", "left", "top", "bottom", "top-right", "bottom-right", "top-left", "bottom-left"],
+                    "offset": [5],
+                }
+            ]
+        place_labels(mark.get("marks", []))
 
 
 def load(name: str) -> Chart:

@@ -1,4 +1,4 @@
-"""Cost of a checkpoint for a training."""
+"""Cost of a checkpoint during training."""
 
 import altair as alt
 import pandas as pd
@@ -8,10 +8,10 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Cost of a checkpoint"
 CAPTION = (
-    "Cost of a checkpoint for the training, in steps: written synchronously, or in the background (the copy, and the "
+    "Training time lost to one checkpoint, in steps: written synchronously, or asynchronously (the copy, plus the "
     "slowdown of the steps that follow)."
 )
-KINDS = {"at once, in steps": "at once", "beside, in steps": "beside"}
+KINDS = {"at once, in steps": "synchronous", "beside, in steps": "asynchronous"}
 
 
 def table(evidence: Evidence) -> pd.DataFrame:

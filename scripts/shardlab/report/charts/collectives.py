@@ -8,8 +8,8 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Collectives"
 CAPTION = (
-    "Time and bus bandwidth of each collective by message size, on logarithmic axes: a reference for the messages "
-    "of a step."
+    "Time and bus bandwidth of each collective over the message size, on logarithmic axes: a reference for the "
+    "messages of a training step."
 )
 
 

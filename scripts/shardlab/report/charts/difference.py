@@ -1,38 +1,42 @@
-"""Difference of each strategy to one device, step by step."""
+"""Difference of each strategy from one device, step by step."""
 
 import math
 
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import points
+from shardlab.report.charts.marks import labels, points
 from shardlab.report.evidence import Evidence
 
-TITLE = "Difference to one device"
+TITLE = "Difference from one device"
 CAPTION = (
-    "Relative difference of each step's loss to that of `single`, on a logarithmic scale; at its bottom: bitwise "
-    "equal. Gray line: the largest difference at the end of training that rounding alone caused in `single`'s twins."
+    "Relative difference between the loss of each step and that of `single`, on a logarithmic scale. Points at the "
+    "bottom are bitwise equal. The gray line marks the final difference of the farthest twin, a copy of `single` that "
+    "differs only by rounding."
 )
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """strategy, step, difference (relative), twins (the largest of theirs, the same in every row)."""
+    """strategy, family, step, difference (relative), twins (the farthest of them, the same in every row)."""
     steps = evidence.steps[evidence.steps.strategy != "single"].dropna(subset=["loss", "single"])
     difference = ((steps.loss - steps.single).abs() / steps.single.abs()).astype(float)
     spread = evidence.table.spread.max()
     twins = None if pd.isna(spread) else float(spread)
-    return steps.assign(difference=difference, twins=twins)[["strategy", "step", "difference", "twins"]]
+    columns = ["strategy", "family", "step", "difference", "twins"]
+    return steps.assign(difference=difference, twins=twins)[columns]
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """One line per strategy, and the twins' largest difference."""
-    # A logarithmic axis has no 0: use a decade below the smallest difference.
+    """A point per strategy and step, the name at its last step, and the twins' end."""
+    # A logarithmic axis has no 0: a decade below the smallest difference stands for it.
     there = table.difference[table.difference > 0]
     bottom = 10.0 ** (math.floor(math.log10(there.min())) - 1) if len(there) else 1e-17
     table = table.assign(difference=table.difference.clip(lower=bottom), twins=table.twins.clip(lower=bottom))
     scale = alt.Scale(type="log", domainMin=bottom, nice=False)
     y = alt.Y("difference:Q", title="relative difference", scale=scale, axis=alt.Axis(format=".0e", tickCount=6))
-    curves = points(table, size=12, x=alt.X("step:Q", title="step"), y=y)
+    x = alt.X("step:Q", title="step")
+    tips = ["strategy", "family", "step", alt.Tooltip("difference:Q", format=".1e")]
+    curves = points(table, size=12, x=x, y=y, tooltip=tips) + labels(table.groupby("strategy").tail(1), x=x, y=y)
     if table.twins.isna().all():
         return curves
     rule = alt.Chart(table.head(1)).mark_rule(color="grey", strokeWidth=3, opacity=0.6)

@@ -3,25 +3,25 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import bars, ticks
+from shardlab.report.charts.marks import bars, in_unit, text_tips, ticks
 from shardlab.report.evidence import Evidence
 
 TITLE = "Planned and measured memory"
 CAPTION = (
-    "Bars: measured peak of the tensors of one rank (MiB). Gray marks: the plan made before (results/plan.md). error: "
-    "relative error of the plan. Neither includes the device's context, the buffers of communicators and "
-    "fragmentation (figures.unplanned_gib)."
+    "Bars: measured peak memory of all tensors on the fullest rank. Gray marks: the plan's prediction "
+    "(results/plan.md). error: the prediction's deviation, relative to the measurement. Neither includes the device "
+    "context, communicator buffers, or fragmentation (figures.unplanned_gib)."
 )
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """strategy, measured, planned (MiB), error."""
+    """strategy, measured, planned (bytes), error."""
     known = evidence.table.dropna(subset=["tensor_bytes", "predicted_memory_bytes"])
     return pd.DataFrame(
         {
             "strategy": known.strategy,
-            "measured": known.tensor_bytes.astype(float) / 2**20,
-            "planned": known.predicted_memory_bytes.astype(float) / 2**20,
+            "measured": known.tensor_bytes.astype(float),
+            "planned": known.predicted_memory_bytes.astype(float),
             "error": known.memory_error.astype(float),
         }
     )
@@ -29,10 +29,7 @@ def table(evidence: Evidence) -> pd.DataFrame:
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     """A bar and a mark per strategy."""
-    shown = [
-        "strategy",
-        *(alt.Tooltip(f"{name}:Q", format=".3g", title=f"{name} MiB") for name in ("measured", "planned")),
-        alt.Tooltip("error:Q", format="+.1%"),
-    ]
-    measured = bars(table, x=alt.X("measured:Q", title="MiB"), tooltip=shown)
+    table, unit = in_unit(table, "measured", "planned")
+    shown = ["strategy", *text_tips("measured", "planned"), alt.Tooltip("error:Q", format="+.1%")]
+    measured = bars(table, x=alt.X("measured:Q", title=unit), tooltip=shown)
     return measured + ticks(table, x="planned:Q", tooltip=shown)

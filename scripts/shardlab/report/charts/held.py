@@ -1,9 +1,9 @@
-"""Memory of each rank of a strategy by kind, compared with one device."""
+"""Memory of each rank of a strategy, on the scale of one device."""
 
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import chosen_workload
+from shardlab.report.charts.marks import chosen_workload, in_unit, text_tips
 from shardlab.report.evidence import Evidence
 from shardlab.report.expected import held
 from shardlab.report.records import TensorBytes
@@ -11,14 +11,14 @@ from shardlab.report.records import TensorBytes
 KINDS = ["weights", "master_weights", "gradients", "optimizer", "activations", "gathered"]
 TITLE = "Memory per rank"
 CAPTION = (
-    "Maximum of each kind that a rank held in a step (MiB), all to one scale, with one device (`single`) on top. Gray "
-    "mark: theory, if weights, gradients and optimizer states that are sharded are divided evenly. Master weights "
-    "are the optimizer's copy of the weights, which DeepSpeed keeps in float32."
+    "Peak memory of each kind of tensor on each rank, with one device (`single`) on top; all panels share one scale. "
+    "The gray mark is the theoretical size: an even share of weights, gradients, and optimizer state. Master weights "
+    "are the optimizer's float32 copy of the weights, which DeepSpeed keeps."
 )
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """workload, rank (or single), kind, mib, theory (MiB)."""
+    """workload, rank (or single), kind, bytes, theory (bytes)."""
     rows = []
     for run in evidence.runs:
         train = run.train
@@ -27,27 +27,28 @@ def table(evidence: Evidence) -> pd.DataFrame:
             rows += [row for rank in ranks or [] for row in _rows(train.workload, "single", rank, {})]
         for number, rank in enumerate(train.tensor_bytes or []):
             rows += _rows(train.workload, f"rank {number}", rank, held(train))
-    return pd.DataFrame(rows, columns=["workload", "rank", "kind", "mib", "theory"])
+    return pd.DataFrame(rows, columns=["workload", "rank", "kind", "bytes", "theory"])
 
 
 def _rows(workload: str, name: str, rank: TensorBytes, theory: dict[str, float]) -> list[tuple[object, ...]]:
     sizes = rank.largest.items()
     return [
-        (workload, name, kind, size / 2**20, theory[kind] / 2**20 if kind in theory else None)
+        (workload, name, kind, size, theory.get(kind))
         for kind, size in sizes
         if kind in KINDS
     ]
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """A panel per kind, a bar per rank."""
+    """A panel for each kind, a bar for each rank."""
+    table, unit = in_unit(table, "bytes", "theory")
     ranks = alt.Y("rank:N", title=None, sort=list(dict.fromkeys(table["rank"])))
     color = alt.Color("kind:N", legend=None, scale=alt.Scale(domain=KINDS, scheme="tableau10"))
-    tips = ["workload", "rank", "kind", alt.Tooltip("mib:Q", format=".3g"), alt.Tooltip("theory:Q", format=".3g")]
+    tips = ["workload", "rank", "kind", *text_tips("bytes", "theory")]
     bars = (
         alt.Chart()
         .mark_bar()
-        .encode(alt.X("mib:Q", title="MiB", axis=alt.Axis(tickCount=3)), ranks, color, tooltip=tips)
+        .encode(alt.X("bytes:Q", title=unit, axis=alt.Axis(tickCount=3)), ranks, color, tooltip=tips)
     )
     ticks = alt.Chart().mark_tick(thickness=3, size=16, color="grey").encode(alt.X("theory:Q"), ranks)
     panels = alt.layer(bars, ticks, data=table).properties(width=150, height=alt.Step(18))

@@ -5,10 +5,10 @@ import pandas as pd
 
 from shardlab.report.evidence import Evidence
 
-TITLE = "Jobs of the workflow"
+TITLE = "Workflow jobs"
 CAPTION = (
-    "Last execution of each job whose files exist, by rule, in seconds since the first one; later calls are appended. "
-    "From Snakemake's metadata."
+    "The last run of every job whose output exists, by rule, in seconds since the first job started. Taken from "
+    "Snakemake's metadata, so it covers earlier calls too."
 )
 
 

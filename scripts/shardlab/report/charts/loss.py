@@ -8,14 +8,14 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Training loss"
 CAPTION = (
-    "Loss of each training step under every strategy. Equal strategies coincide. Click a name in the legend to "
-    "see it alone, shift-click for more."
+    "Loss at each training step, one curve per strategy. Curves of equal strategies coincide. Hover over a curve to "
+    "highlight its strategy; click a family in the legend to show it alone, shift-click to add another."
 )
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """strategy, step, loss."""
-    return evidence.steps[["strategy", "step", "loss"]].dropna()
+    """strategy, family, step, loss."""
+    return evidence.steps[["strategy", "family", "step", "loss"]].dropna()
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:

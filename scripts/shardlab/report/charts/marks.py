@@ -1,32 +1,57 @@
-"""Helpers of the charts: marks of strategies, selected through the legend. Not a chart itself."""
+"""Helpers that charts share: marks colored by family of strategies, labels, units."""
 
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
+from shardlab.report.families import FAMILIES
+from shardlab.report.units import byte_unit, readable_bytes
+
 WIDTH, HEIGHT, ROW = 460, 260, 18
 LEGEND = alt.Legend(title=None, orient="bottom", columns=4, symbolLimit=0)
 LONG = alt.Legend(title=None, orient="bottom", columns=2, symbolLimit=0)
-"""Legend for names of two or three words."""
-NAMED = 60
-"""Number of strategies above which a legend would be larger than its chart."""
+"""For names of two or three words."""
+MANY = 60
+"""From this many strategies on bars are thinner."""
+LABEL = "label"
+"""Style of text that is placed where it covers neither marks nor other text: see ``charts.place_labels``."""
+BYTES = (
+    "datum.value >= 1073741824 ? format(datum.value / 1073741824, '~g') + ' GiB' : "
+    "datum.value >= 1048576 ? format(datum.value / 1048576, '~g') + ' MiB' : "
+    "datum.value >= 1024 ? format(datum.value / 1024, '~g') + ' KiB' : datum.value + ' B'"
+)
+"""Vega's expression for the labels of an axis of bytes."""
+SECONDS = (
+    "datum.value >= 1 ? format(datum.value, '~g') + ' s' : "
+    "datum.value >= 0.001 ? format(datum.value * 1e3, '~g') + ' ms' : format(datum.value * 1e6, '~g') + ' µs'"
+)
+"""The same for an axis of seconds."""
 
 
 def lines(table: pd.DataFrame, **channels: Any) -> alt.Chart:
-    """One line per strategy; the legend selects which are shown."""
-    return _chosen(table, alt.Chart(table, width=WIDTH, height=HEIGHT).mark_line(strokeWidth=1.5), channels)
+    """One line per strategy."""
+    chart = alt.Chart(table, width=WIDTH, height=HEIGHT).mark_line(strokeWidth=2)
+    return _by_family(table, chart, detail="strategy:N", **channels)
 
 
 def points(table: pd.DataFrame, size: int = 90, **channels: Any) -> alt.Chart:
-    """Points of each strategy; the legend selects which are shown."""
-    return _chosen(table, alt.Chart(table, width=WIDTH, height=HEIGHT).mark_point(filled=True, size=size), channels)
+    """Points of each strategy, whose shapes are those of the families."""
+    chart = alt.Chart(table, width=WIDTH, height=HEIGHT).mark_point(filled=True, size=size)
+    scale = alt.Scale(domain=_families(table), range=[FAMILIES[name].shape for name in _families(table)])
+    return _by_family(table, chart, shape=alt.Shape("family:N", scale=scale, legend=LEGEND), **channels)
+
+
+def labels(table: pd.DataFrame, **channels: Any) -> alt.Chart:
+    """The names of the strategies, at points of the same channels."""
+    text = alt.Chart(table, width=WIDTH, height=HEIGHT).mark_text(style=LABEL, fontSize=11)
+    return text.encode(text="strategy:N", **channels)
 
 
 def bars(table: pd.DataFrame, **channels: Any) -> alt.Chart:
     """One bar per strategy, in the order of the configuration."""
     names = table.strategy.nunique()
-    chart = alt.Chart(table, width=WIDTH, height=(ROW if names <= NAMED else 3) * max(3, names)).mark_bar()
+    chart = alt.Chart(table, width=WIDTH, height=(ROW if names <= MANY else 3) * max(3, names)).mark_bar()
     return chart.encode(y=strategies(table), **channels)
 
 
@@ -56,13 +81,30 @@ def chosen_workload(chart: Any, table: pd.DataFrame) -> Any:
     return chart.transform_filter("datum.workload == workload").add_params(chosen)
 
 
-def _chosen(table: pd.DataFrame, chart: alt.Chart, channels: dict[str, Any]) -> alt.Chart:
-    names = list(dict.fromkeys(table.strategy))
-    scale = alt.Scale(domain=names, scheme="category20" if len(names) > 10 else "category10")
-    legend = LEGEND if len(names) <= NAMED else None
-    color = alt.Color("strategy:N", scale=scale, legend=legend, sort=names)
-    chart = chart.encode(color=color, tooltip=[alt.Tooltip(str(name)) for name in table.columns], **channels)
-    if legend is None:
-        return chart
-    chosen = alt.selection_point(fields=["strategy"], bind="legend")
-    return chart.add_params(chosen).encode(opacity=alt.when(chosen).then(alt.value(0.9)).otherwise(alt.value(0.07)))
+def in_unit(table: pd.DataFrame, *columns: str) -> tuple[pd.DataFrame, str]:
+    """The table with these columns of bytes in one unit, which is named, and NAME_text: each with a unit of its own."""
+    unit, size = byte_unit(float(table[[*columns]].max().max()))
+    text = {f"{column}_text": table[column].map(readable_bytes, na_action="ignore") for column in columns}
+    return table.assign(**{column: table[column] / size for column in columns}, **text), unit
+
+
+def text_tips(*columns: str) -> list[alt.Tooltip]:
+    """Tooltips of columns that ``in_unit`` put into words."""
+    return [alt.Tooltip(f"{column}_text:N", title=column) for column in columns]
+
+
+def _families(table: pd.DataFrame) -> list[str]:
+    """The families in a table, in the order of legends."""
+    return [name for name in FAMILIES if name in set(table.family)]
+
+
+def _by_family(table: pd.DataFrame, chart: alt.Chart, **channels: Any) -> alt.Chart:
+    """Colors by family. The legend selects families, and hovering highlights one strategy."""
+    names = _families(table)
+    scale = alt.Scale(domain=names, range=[FAMILIES[name].color for name in names])
+    selected = alt.selection_point(fields=["family"], bind="legend")
+    hovered = alt.selection_point(fields=["strategy"], on="pointerover", clear="pointerout")
+    opacity = alt.when(selected & hovered).then(alt.value(0.9)).otherwise(alt.value(0.07))
+    channels.setdefault("tooltip", [alt.Tooltip(str(name)) for name in table.columns])
+    color = alt.Color("family:N", scale=scale, legend=LEGEND, sort=names)
+    return chart.encode(color=color, opacity=opacity, **channels).add_params(selected, hovered)

@@ -1,4 +1,4 @@
-"""Step time of this trainer compared with others."""
+"""Time per step compared with other trainers."""
 
 import altair as alt
 import pandas as pd
@@ -6,10 +6,10 @@ import pandas as pd
 from shardlab.report.charts.marks import WIDTH
 from shardlab.report.evidence import Evidence
 
-TITLE = "Step time compared with other trainers"
+TITLE = "Time per step, compared with other trainers"
 CAPTION = (
-    "Each trainer's step as a multiple of a bare PyTorch loop's step of the same round (median and two standard "
-    "errors), by model size; for several ranks, compared with the same strategy written by hand."
+    "Time per step relative to a bare PyTorch loop in the same round, by model size: the median, with error bars of "
+    "two standard errors. With several ranks the reference is the same strategy written by hand."
 )
 
 
@@ -31,6 +31,6 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     offset = alt.YOffset("trainer:N")
     base = alt.Chart(shown, width=WIDTH).encode(y, color, offset, tooltip=[*shown.columns])
     points = base.mark_point(filled=True, size=70).encode(alt.X("to bare:Q", scale=alt.Scale(zero=False)))
-    bars = base.mark_rule().encode(alt.X("low:Q", title="step, relative to the bare loop"), alt.X2("high:Q"))
+    bars = base.mark_rule().encode(alt.X("low:Q", title="time per step, relative to the bare loop"), alt.X2("high:Q"))
     one = alt.Chart().mark_rule(color="grey", strokeDash=[4, 3]).encode(alt.X(datum=1))
     return alt.layer(one, bars, points, data=shown)

@@ -1,4 +1,4 @@
-"""Memory, traffic and step time by the number of ranks."""
+"""Memory, traffic, and time per step over the number of ranks."""
 
 import altair as alt
 import pandas as pd
@@ -6,10 +6,10 @@ import pandas as pd
 from shardlab.report.charts.marks import HEIGHT, LEGEND, WIDTH, over_ranks
 from shardlab.report.evidence import Evidence
 
-TITLE = "From one rank to eight"
+TITLE = "Scaling from one rank to eight"
 CAPTION = (
-    "One model under each family of strategies, by the number of ranks: peak of a rank's tensors, bytes sent per rank "
-    "and step, and median step time. All ranks shared one machine; its number of cores limits the step time."
+    "One model under one strategy of each family: peak memory of a rank's tensors, bytes sent per step, and median "
+    "time per step. All ranks shared one machine, so steps slow down once there are more ranks than cores."
 )
 PANELS = ("tensors MiB a rank", "sent MiB a rank and step", "step ms")
 

@@ -1,4 +1,4 @@
-"""Schedule of a pipeline: when each rank computed which micro-batch."""
+"""Pipeline schedule: the times at which each rank computed each micro-batch."""
 
 import altair as alt
 import pandas as pd
@@ -8,7 +8,7 @@ from shardlab.report.evidence import Evidence
 
 TITLE = "Pipeline schedule"
 CAPTION = (
-    "When each rank (for `mp` each device) computed which micro-batch, forward and backward, in the last step, in "
+    "Micro-batches computed on each rank (for `mp`, each device) in the last step, forward and backward, in "
     "milliseconds. Gaps are the bubble."
 )
 

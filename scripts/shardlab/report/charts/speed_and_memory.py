@@ -1,37 +1,60 @@
-"""Throughput against memory of the strategies."""
+"""Time per step against memory: what each strategy trades for what."""
 
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import points
+from shardlab.report.charts.marks import BYTES, SECONDS, labels, points
 from shardlab.report.evidence import Evidence
+from shardlab.report.units import readable_bytes, readable_seconds
 
-TITLE = "Throughput and memory"
+TITLE = "Time per step and memory"
 CAPTION = (
-    "Samples per second of the whole run against the peak of one rank's tensors (MiB), both logarithmic. Better is up "
-    "and to the left."
+    "Median time per step against the peak memory of all tensors on the rank that held the most, both on logarithmic "
+    "scales: lower left is better. Color and shape show the family. Names that would overlap are left out; hover over "
+    "a mark for its name and figures."
 )
+COLUMNS = ["strategy", "family", "ranks", "step_seconds", "samples_per_second", "tensor_bytes"]
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """strategy, ranks, samples_per_second, tensors_mib."""
-    rows = evidence.table.dropna(subset=["samples_per_second", "tensor_bytes"])
-    return pd.DataFrame(
-        {
-            "strategy": rows.strategy,
-            "ranks": rows.world_size.astype(int),
-            "samples_per_second": rows.samples_per_second.astype(float),
-            "tensors_mib": rows.tensor_bytes.astype(float) / 2**20,
-        }
-    )
+    """strategy, family, ranks, step_seconds (median), samples_per_second, tensor_bytes (of the fullest rank)."""
+    rows = [
+        (
+            train.strategy,
+            evidence.families[train.strategy],
+            train.world_size,
+            train.step_seconds_median,
+            train.samples_per_second,
+            train.held(),
+        )
+        for train in (run.train for run in evidence.runs)
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS).dropna(subset=["step_seconds", "tensor_bytes"])
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """One point per strategy; its shape is the number of ranks."""
-    scale = alt.Scale(type="log", padding=20, nice=False)
-    return points(
-        table,
-        x=alt.X("tensors_mib:Q", title="tensors per rank (MiB)", scale=scale, axis=alt.Axis(format="~g")),
-        y=alt.Y("samples_per_second:Q", title="samples/s", scale=scale, axis=alt.Axis(format="~s")),
-        shape=alt.Shape("ranks:N", legend=alt.Legend(title="ranks", orient="right")),
-    )
+    """One point per strategy, with its name where there is room."""
+    table = table.assign(memory=table.tensor_bytes.map(readable_bytes), time=table.step_seconds.map(readable_seconds))
+    places = {
+        "x": alt.X(
+            "tensor_bytes:Q",
+            title="peak memory of tensors per rank",
+            scale=alt.Scale(type="log", base=2, padding=24, nice=False),
+            axis=alt.Axis(labelExpr=BYTES, labelOverlap=True, tickCount=5),
+        ),
+        "y": alt.Y(
+            "step_seconds:Q",
+            title="time per step",
+            scale=alt.Scale(type="log", padding=16, nice=False),
+            axis=alt.Axis(labelExpr=SECONDS, labelOverlap=True, tickCount=5),
+        ),
+    }
+    tips = [
+        "strategy",
+        "family",
+        "ranks",
+        alt.Tooltip("time:N", title="time per step"),
+        alt.Tooltip("memory:N", title="memory per rank"),
+        alt.Tooltip("samples_per_second:Q", title="samples/s", format=".3s"),
+    ]
+    return points(table, tooltip=tips, **places) + labels(table, **places)

@@ -6,10 +6,10 @@ import pandas as pd
 from shardlab.report.charts.marks import WIDTH
 from shardlab.report.evidence import Evidence
 
-TITLE = "Micro-batches of a pipeline"
+TITLE = "Number of micro-batches"
 CAPTION = (
-    "By the number of micro-batches per batch: the median step, and the fraction of the forward and backward passes "
-    "in which a rank waits, measured and as (p - 1) / (m + p - 1)."
+    "Median time per step, and the idle fraction of the forward and backward passes (measured, and the theoretical "
+    "(p - 1) / (m + p - 1)), over the number of micro-batches that each batch is split into."
 )
 
 
@@ -22,7 +22,7 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     """Two panels over the number of micro-batches."""
     x = alt.X("microbatches:O", title="micro-batches", axis=alt.Axis(labelAngle=0))
     step = alt.Chart(table, width=WIDTH, height=120).mark_line(point=True)
-    step = step.encode(x, alt.Y("step_seconds_median:Q", title="median step (s)"))
+    step = step.encode(x, alt.Y("step_seconds_median:Q", title="time per step (s)"))
     kinds = {"idle": "measured", "idle_theory": "(p - 1) / (m + p - 1)"}
     parts = [
         pd.DataFrame({"microbatches": table.microbatches, "waiting": table[column], "kind": label})

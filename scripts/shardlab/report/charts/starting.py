@@ -1,4 +1,4 @@
-"""Cost of starting ranks."""
+"""Time to start the ranks."""
 
 import altair as alt
 import pandas as pd
@@ -6,10 +6,10 @@ import pandas as pd
 from shardlab.report.charts.marks import HEIGHT, WIDTH, over_ranks
 from shardlab.report.evidence import Evidence
 
-TITLE = "Starting ranks"
+TITLE = "Startup time"
 CAPTION = (
-    "Seconds until all ranks have imported what a training needs and joined the process group, by their number: "
-    "forked by scripts/ranks.py, or started by plain torchrun."
+    "Seconds until all ranks have finished their imports and joined the process group, over the number of ranks: "
+    "forked by scripts/ranks.py, and with plain torchrun."
 )
 
 

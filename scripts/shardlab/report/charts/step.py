@@ -1,22 +1,23 @@
-"""One step of a strategy: its phases, and the messages of each rank over time."""
+"""Timeline of one step: the phases and collectives of each rank."""
 
 import altair as alt
 import pandas as pd
 
 from shardlab.report.charts.marks import LONG, chosen_workload
 from shardlab.report.evidence import Evidence
+from shardlab.report.units import readable_bytes
 
 TITLE = "One step"
 CAPTION = (
-    "Timeline of each rank in milliseconds from the start of the step: forward pass, backward pass and update as "
-    "bands; each collective at the time when the host started it, larger for more bytes. Counting slows this step "
-    "down: the order is accurate, the times are not."
+    "Timeline of one step on each rank, in milliseconds: forward pass, backward pass, and update as bands; a point "
+    "where the host launched each collective, sized by its bytes. Tracing slows this step down, so compare the order "
+    "of events rather than their times."
 )
 PHASES = ["forward", "backward", "losses", "update"]
 
 
 def table(evidence: Evidence) -> pd.DataFrame:
-    """workload, rank, phase or collective (with its mesh axis), start, end (ms), kib sent."""
+    """workload, rank, phase or collective (with its mesh axis), start, end (ms), bytes sent."""
     rows: list[tuple[object, ...]] = []
     for run in evidence.runs:
         drawn = run.timeline
@@ -26,14 +27,15 @@ def table(evidence: Evidence) -> pd.DataFrame:
             key = (run.train.workload, f"rank {number}")
             rows += [(*key, span.name, None, span.start * 1e3, span.end * 1e3, None) for span in phases]
             rows += [
-                (*key, None, f"{each.collective} ({each.axis})", each.start * 1e3, each.end * 1e3, each.bytes / 2**10)
+                (*key, None, f"{each.collective} ({each.axis})", each.start * 1e3, each.end * 1e3, each.bytes)
                 for each in sent[: evidence.events]
             ]
-    return pd.DataFrame(rows, columns=["workload", "rank", "phase", "collective", "start", "end", "kib"])
+    return pd.DataFrame(rows, columns=["workload", "rank", "phase", "collective", "start", "end", "bytes"])
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     """One row per rank."""
+    table = table.assign(sent=table.bytes.map(readable_bytes, na_action="ignore"))
     order = list(dict.fromkeys(table["rank"]))
     rank = alt.Y("rank:N", title=None, sort=order)
     start = alt.X("start:Q", title="milliseconds")
@@ -47,9 +49,9 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     sent = sent.encode(
         start,
         rank,
-        alt.Size("kib:Q", title="KiB", scale=alt.Scale(range=[30, 400]), legend=None),
+        alt.Size("bytes:Q", scale=alt.Scale(range=[30, 400]), legend=None),
         alt.Color("collective:N", scale=alt.Scale(scheme="dark2"), legend=LONG),
-        tooltip=["rank", "collective", alt.Tooltip("kib:Q", format=",.1f"), *tips],
+        tooltip=["rank", "collective", "sent:N", *tips],
     )
     size = {"width": 520, "height": 34 * max(2, len(order))}
     # A layer without points has no extent, about which Vega warns.

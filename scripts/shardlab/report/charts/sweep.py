@@ -1,4 +1,4 @@
-"""Result of a sweep: the validation loss over a swept key."""
+"""Validation loss over a swept key."""
 
 import altair as alt
 import pandas as pd
@@ -7,10 +7,10 @@ from shardlab.report import sweep
 from shardlab.report.charts.marks import HEIGHT, WIDTH, chosen_workload
 from shardlab.report.evidence import Evidence
 
-TITLE = "Validation loss over the values of a sweep"
+TITLE = "Validation loss over the swept values"
 CAPTION = (
-    "Each point is the mean over the seeds of a variant, its bar plus or minus one standard deviation; one line per "
-    "strategy and combination of the other keys. The axis is the key with the most values."
+    "Each point is the mean over the seeds of one variant; error bars show one standard deviation. There is one line "
+    "per strategy and combination of the other keys. The x axis is the key with the most values."
 )
 COLUMNS = ["workload", "variant", "key", "value", "number", "mean", "low", "high", "runs"]
 

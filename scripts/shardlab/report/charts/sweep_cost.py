@@ -1,4 +1,4 @@
-"""Overhead of Snakemake for a sweep before its first job."""
+"""Overhead of Snakemake for a sweep."""
 
 import altair as alt
 import pandas as pd
@@ -6,15 +6,15 @@ import pandas as pd
 from shardlab.report.charts.marks import HEIGHT, WIDTH
 from shardlab.report.evidence import Evidence
 
-TITLE = "Workflow overhead by the number of runs in a sweep"
+TITLE = "Workflow overhead of a sweep"
 CAPTION = (
-    "Seconds, both axes logarithmic: the dry run of all, the same for a Snakefile with as many empty rules and files, "
-    "reading the Snakefile in one job, and the summary of all runs."
+    "Seconds over the number of runs, on logarithmic axes: a dry run, a dry run of a bare Snakefile with the same "
+    "number of jobs and files, parsing the Snakefile in one job, resolving one run, and the summary of all runs."
 )
 LINES = {
     "dry run s": "dry run",
     "bare s": "bare Snakefile",
-    "one job reads s": "read in one job",
+    "one job reads s": "parse in one job",
     "resolve one s": "resolve one run",
     "summarize s": "summarize",
 }

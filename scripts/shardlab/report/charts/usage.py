@@ -1,4 +1,4 @@
-"""Resource use of the ranks."""
+"""CPU and GPU use of the ranks."""
 
 import altair as alt
 import pandas as pd
@@ -6,11 +6,11 @@ import pandas as pd
 from shardlab.report.charts.marks import bars
 from shardlab.report.evidence import Evidence
 
-FIGURES = {"cpu_cores": "CPU cores busy", "device_use": "GPU in use (fraction)", "watts": "watts of a GPU"}
+FIGURES = {"cpu_cores": "CPU cores busy", "device_use": "GPU utilization (0 to 1)", "watts": "GPU power (W)"}
 TITLE = "Resource use"
 CAPTION = (
-    "Use per rank during training, mean over samples and ranks: CPU cores, and the GPU if there is one. Runs shorter "
-    "than the first sampling interval are missing."
+    "CPU and GPU use per rank during training, averaged over samples and ranks. Runs that ended before the first "
+    "sample are missing."
 )
 
 

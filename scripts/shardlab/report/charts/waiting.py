@@ -1,4 +1,4 @@
-"""The pipeline's bubble: the fraction of time in which ranks wait for others."""
+"""The pipeline bubble: the time that ranks sit idle."""
 
 import altair as alt
 import pandas as pd
@@ -6,10 +6,10 @@ import pandas as pd
 from shardlab.report.charts.marks import bars, ticks
 from shardlab.report.evidence import Evidence
 
-TITLE = "Waiting in pipelines"
+TITLE = "Pipeline bubble"
 CAPTION = (
-    "Fraction of the forward and backward passes in which a rank waits for others (mean over the ranks). Gray mark: "
-    "the bubble (p - 1) / (m + p - 1) of m micro-batches on p ranks, if all stages take equally long."
+    "Fraction of the forward and backward passes that a rank sits idle (mean over the ranks). The gray mark is the "
+    "theoretical bubble, (p - 1) / (m + p - 1) for m micro-batches on p ranks whose stages take equally long."
 )
 
 
@@ -28,7 +28,7 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     percent = alt.Axis(format=".0%")
     measured = bars(
         table,
-        x=alt.X("idle:Q", title="waiting", axis=percent, scale=alt.Scale(domain=[0, 1])),
+        x=alt.X("idle:Q", title="idle", axis=percent, scale=alt.Scale(domain=[0, 1])),
         tooltip=["strategy", alt.Tooltip("idle:Q", format=".1%"), alt.Tooltip("theory:Q", format=".1%")],
     )
     return measured + ticks(table.dropna(subset=["theory"]), x="theory:Q")

@@ -1,0 +1,51 @@
+"""Families of strategies, so that charts need a few colors instead of one per strategy."""
+
+from dataclasses import dataclass
+
+from shardlab.report.records import TrainReport
+from shardlab.settings.mesh import DATA
+from shardlab.settings.types import Run
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a family is drawn, on a light and on a dark background."""
+
+    color: str
+    shape: str
+    """As Vega names it."""
+    glyph: str
+    """The same shape as a character, for the legend of the page."""
+
+
+ONE_DEVICE, DATA_PARALLEL, SHARDED, ZERO = "one device", "data parallel", "sharded data parallel", "ZeRO (DeepSpeed)"
+PIPELINE, TENSOR, COMBINED, OTHER = "pipeline / model", "tensor parallel", "combined", "other"
+FAMILIES = {
+    ONE_DEVICE: Mark("#8b949e", "cross", "\u271a"),
+    DATA_PARALLEL: Mark("#3f8ae0", "circle", "\u25cf"),
+    SHARDED: Mark("#e0802c", "square", "\u25a0"),
+    ZERO: Mark("#d9514e", "diamond", "\u25c6"),
+    PIPELINE: Mark("#3ba272", "triangle-right", "\u25b6"),
+    TENSOR: Mark("#9a6fdd", "triangle-up", "\u25b2"),
+    COMBINED: Mark("#d65fa6", "triangle-down", "\u25bc"),
+    OTHER: Mark("#9c7a4a", "triangle-left", "\u25c0"),
+}
+"""Family: how it is drawn, in the order of legends."""
+OF_AXIS = {"dp_replicate": DATA_PARALLEL, "dp_shard": SHARDED, "pp": PIPELINE, "tp": TENSOR}
+"""Mesh axis: the family of a strategy that names no other axis."""
+OF_ONE_PROCESS = {"dp": DATA_PARALLEL, "mp": PIPELINE}
+
+
+def family(train: TrainReport) -> str:
+    """The family of a run's strategy, from its engine and the axes of its mesh, whatever the strategy is called."""
+    run = Run.model_validate(train.settings)
+    if run.engine == "deepspeed":
+        return ZERO
+    if run.options.one_process:
+        return OF_ONE_PROCESS[run.options.one_process]
+    axes = set(run.mesh.root)
+    if not axes:
+        return ONE_DEVICE
+    if axes == set(DATA):
+        return SHARDED
+    return COMBINED if len(axes) > 1 else OF_AXIS.get(axes.pop(), OTHER)

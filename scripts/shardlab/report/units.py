@@ -1,0 +1,26 @@
+"""Figures for people: bytes and seconds in a unit that leaves a short number. Files keep the raw values."""
+
+BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+SECONDS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+
+
+def byte_unit(largest: float) -> tuple[str, int]:
+    """The largest unit that leaves a number of at least 1: its name and its bytes."""
+    return next((unit for unit in BINARY if largest >= unit[1]), BINARY[-1])
+
+
+def readable_bytes(size: float) -> str:
+    """A size with its unit and three digits, as in 152 B or 1.21 MiB."""
+    name, unit = byte_unit(size)
+    return f"{_digits(size / unit)} {name}"
+
+
+def readable_seconds(seconds: float) -> str:
+    """A time with its unit and three digits, as in 570 µs or 26.9 ms."""
+    name, unit = next((unit for unit in SECONDS if seconds >= unit[1]), SECONDS[-1])
+    return f"{_digits(seconds / unit)} {name}"
+
+
+def _digits(number: float) -> str:
+    """Three digits; all digits before the decimal point, so never an exponent."""
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,0 +1,27 @@
+"""Order of the report's workloads: those that the most strategies can train come first, a toy model last."""
+
+from shardlab.errors import UserError
+from shardlab.report.evidence import Evidence
+from shardlab.settings import load, resolve
+from shardlab.settings.config import Config
+
+
+def order_workloads(workloads: list[str], config: Config, evidence: Evidence) -> list[str]:
+    """The workloads by the number of the project's strategies that can train them, then by parameters."""
+    strategies = load.config({"strategies": ["all"]}).strategies
+    parameters = {name: 0 for name in workloads}
+    for run in evidence.runs:
+        parameters[run.train.workload] = run.train.parameters
+    return sorted(workloads, key=lambda name: (-_trainable(name, strategies, config), -parameters[name]))
+
+
+def _trainable(workload: str, strategies: list[str], config: Config) -> int:
+    """How many of these strategies can train a workload, whether or not the call names them."""
+    count = 0
+    for strategy in strategies:
+        try:
+            resolve.run(config, strategy, workload)
+        except UserError:
+            continue
+        count += 1
+    return count
