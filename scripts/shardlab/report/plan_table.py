@@ -86,7 +86,9 @@ def choice(plans: Sequence[Plan]) -> str:
     known = next((name for name in RULE if name in by_name), next(iter(by_name)))
     least = min(fitting, key=lambda plan: plan.predicted_memory_bytes)
     why = "if that fits" if by_name[known].fits is None else "which fits"
-    sentence = f"By the rule of thumb take {known}, {why} ({readable_bytes(by_name[known].predicted_memory_bytes)} a rank)"
+    sentence = (
+        f"By the rule of thumb take {known}, {why} ({readable_bytes(by_name[known].predicted_memory_bytes)} a rank)"
+    )
     if least.strategy != known:
         sentence += f"; {least.strategy} needs least memory, {readable_bytes(least.predicted_memory_bytes)}"
     return sentence + "."

@@ -9,7 +9,7 @@ from shardlab.settings.config import Config
 def order_workloads(workloads: list[str], config: Config, evidence: Evidence) -> list[str]:
     """The workloads by the number of the project's strategies that can train them, then by parameters."""
     strategies = load.config({"strategies": ["all"]}).strategies
-    parameters = {name: 0 for name in workloads}
+    parameters = dict.fromkeys(workloads, 0)
     for run in evidence.runs:
         parameters[run.train.workload] = run.train.parameters
     return sorted(workloads, key=lambda name: (-_trainable(name, strategies, config), -parameters[name]))

@@ -10,7 +10,7 @@ import altair as alt
 import pandas as pd
 import vl_convert
 
-from shardlab.report.charts.marks import LABEL
+from shardlab.report.charts.marks import ANCHORS as ANCHORS
 from shardlab.report.evidence import Evidence
 
 # Altair refuses more than 5,000 rows to protect notebooks; evidence.MARKS keeps the page small.
@@ -27,6 +27,8 @@ PER_WORKLOAD = (
     "split_size",
     "usage",
 )
+COMPARISON = "speed_and_memory"
+"""The one of these that the page begins with."""
 PER_STRATEGY = ("held", "step", "schedule")
 SWEEP = ("sweep",)
 OVERALL = ("jobs", "collectives")
@@ -62,15 +64,9 @@ def place_labels(marks: list[dict[str, Any]]) -> None:
     Vega-Lite cannot say that. The page does the same (``placeLabels`` in page.js).
     """
     for mark in marks:
-        if LABEL in mark.get("style", ()):
-            mark["transform"] = [
-                {
-                    "type": "label",
-                    "size": {"signal": "[width, height]"},
-                    "anchor": ["right", "left", "top", "bottom", "top-right", "bottom-right", "top-left", "bottom-left"],
-                    "offset": [5],
-                }
-            ]
+        for style in ANCHORS.keys() & set(mark.get("style", ())):
+            size = {"signal": "[width, height]"}
+            mark["transform"] = [{"type": "label", "size": size, "anchor": ANCHORS[style], "offset": [5]}]
         place_labels(mark.get("marks", []))
 
 

@@ -34,9 +34,11 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     table = table.assign(difference=table.difference.clip(lower=bottom), twins=table.twins.clip(lower=bottom))
     scale = alt.Scale(type="log", domainMin=bottom, nice=False)
     y = alt.Y("difference:Q", title="relative difference", scale=scale, axis=alt.Axis(format=".0e", tickCount=6))
-    x = alt.X("step:Q", title="step")
+    last = table.groupby("strategy").tail(1).sort_values("difference", ascending=False)
+    # Room for the names of the strategies on the right, those of the farthest first.
+    x = alt.X("step:Q", title="step", scale=alt.Scale(domain=[0, 1.2 * max(1, last.step.max())], nice=False))
     tips = ["strategy", "family", "step", alt.Tooltip("difference:Q", format=".1e")]
-    curves = points(table, size=12, x=x, y=y, tooltip=tips) + labels(table.groupby("strategy").tail(1), x=x, y=y)
+    curves = points(table, size=12, x=x, y=y, tooltip=tips) + labels(last, "end-label", x=x, y=y)
     if table.twins.isna().all():
         return curves
     rule = alt.Chart(table.head(1)).mark_rule(color="grey", strokeWidth=3, opacity=0.6)

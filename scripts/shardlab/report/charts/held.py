@@ -32,11 +32,7 @@ def table(evidence: Evidence) -> pd.DataFrame:
 
 def _rows(workload: str, name: str, rank: TensorBytes, theory: dict[str, float]) -> list[tuple[object, ...]]:
     sizes = rank.largest.items()
-    return [
-        (workload, name, kind, size, theory.get(kind))
-        for kind, size in sizes
-        if kind in KINDS
-    ]
+    return [(workload, name, kind, size, theory.get(kind)) for kind, size in sizes if kind in KINDS]
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:

@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from shardlab.report.families import FAMILIES
-from shardlab.report.units import byte_unit, readable_bytes
+from shardlab.report.units import BINARY, byte_unit, readable_bytes
 
 WIDTH, HEIGHT, ROW = 460, 260, 18
 LEGEND = alt.Legend(title=None, orient="bottom", columns=4, symbolLimit=0)
@@ -14,12 +14,21 @@ LONG = alt.Legend(title=None, orient="bottom", columns=2, symbolLimit=0)
 """For names of two or three words."""
 MANY = 60
 """From this many strategies on bars are thinner."""
-LABEL = "label"
-"""Style of text that is placed where it covers neither marks nor other text: see ``charts.place_labels``."""
+ANCHORS = {
+    "label": ["right", "left", "top", "bottom", "top-right", "bottom-right", "top-left", "bottom-left"],
+    "end-label": ["right"],
+}
+"""Style of a text mark: the sides of its point where Vega may place it (``charts.place_labels``)."""
+TICKS = (
+    (1, 4, 16, 64, 256),
+    (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+    (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96),
+)
+"""Multiples of a unit for a logarithmic axis of bytes, from the coarsest."""
 BYTES = (
-    "datum.value >= 1073741824 ? format(datum.value / 1073741824, '~g') + ' GiB' : "
-    "datum.value >= 1048576 ? format(datum.value / 1048576, '~g') + ' MiB' : "
-    "datum.value >= 1024 ? format(datum.value / 1024, '~g') + ' KiB' : datum.value + ' B'"
+    "datum.value >= 1073741824 ? format(datum.value / 1073741824, '.3~g') + ' GiB' : "
+    "datum.value >= 1048576 ? format(datum.value / 1048576, '.3~g') + ' MiB' : "
+    "datum.value >= 1024 ? format(datum.value / 1024, '.3~g') + ' KiB' : datum.value + ' B'"
 )
 """Vega's expression for the labels of an axis of bytes."""
 SECONDS = (
@@ -42,9 +51,9 @@ def points(table: pd.DataFrame, size: int = 90, **channels: Any) -> alt.Chart:
     return _by_family(table, chart, shape=alt.Shape("family:N", scale=scale, legend=LEGEND), **channels)
 
 
-def labels(table: pd.DataFrame, **channels: Any) -> alt.Chart:
-    """The names of the strategies, at points of the same channels."""
-    text = alt.Chart(table, width=WIDTH, height=HEIGHT).mark_text(style=LABEL, fontSize=11)
+def labels(table: pd.DataFrame, style: str = "label", **channels: Any) -> alt.Chart:
+    """The names of the strategies, at points of the same channels; the first rows are placed first."""
+    text = alt.Chart(table, width=WIDTH, height=HEIGHT).mark_text(style=style, fontSize=11)
     return text.encode(text="strategy:N", **channels)
 
 
@@ -79,6 +88,16 @@ def chosen_workload(chart: Any, table: pd.DataFrame) -> Any:
         return chart
     chosen = alt.param(name="workload", value=names[0], bind=alt.binding_select(options=names, name="workload "))
     return chart.transform_filter("datum.workload == workload").add_params(chosen)
+
+
+def byte_ticks(low: float, high: float) -> list[float]:
+    """Round sizes between two sizes, for a logarithmic axis; the two themselves where there are not three."""
+    for multiples in TICKS:
+        values = [factor * unit for _, unit in reversed(BINARY) for factor in multiples]
+        shown = sorted({float(value) for value in values if low <= value <= high})
+        if len(shown) >= 3:
+            return shown
+    return [low, high]
 
 
 def in_unit(table: pd.DataFrame, *columns: str) -> tuple[pd.DataFrame, str]:

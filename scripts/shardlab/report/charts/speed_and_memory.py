@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import BYTES, SECONDS, labels, points
+from shardlab.report.charts.marks import BYTES, SECONDS, byte_ticks, labels, points
 from shardlab.report.evidence import Evidence
 from shardlab.report.units import readable_bytes, readable_seconds
 
@@ -35,12 +35,13 @@ def table(evidence: Evidence) -> pd.DataFrame:
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     """One point per strategy, with its name where there is room."""
     table = table.assign(memory=table.tensor_bytes.map(readable_bytes), time=table.step_seconds.map(readable_seconds))
+    ticks = byte_ticks(float(table.tensor_bytes.min()), float(table.tensor_bytes.max()))
     places = {
         "x": alt.X(
             "tensor_bytes:Q",
             title="peak memory of tensors per rank",
             scale=alt.Scale(type="log", base=2, padding=24, nice=False),
-            axis=alt.Axis(labelExpr=BYTES, labelOverlap=True, tickCount=5),
+            axis=alt.Axis(labelExpr=BYTES, labelOverlap=True, values=ticks),
         ),
         "y": alt.Y(
             "step_seconds:Q",

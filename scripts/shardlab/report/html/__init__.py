@@ -1,7 +1,8 @@
-"""report.html: a self-contained page with everything about a call, which opens offline. Imports no torch."""
+"""report.html: the results of a call on one page that opens offline. Imports no torch."""
 
 import json
 from collections.abc import Hashable
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,26 @@ from markupsafe import Markup
 
 from shardlab.report import page, sweep
 from shardlab.report.advice import advice
-from shardlab.report.charts import BENCHMARKS, OVERALL, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
+from shardlab.report.charts import ANCHORS, BENCHMARKS, COMPARISON, OVERALL, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
 from shardlab.report.evidence import Evidence, Shown
+from shardlab.report.families import FAMILIES
 from shardlab.report.pages import explained
 from shardlab.report.records import TrainReport
 from shardlab.report.summary import SHOWN
+from shardlab.report.units import readable_bytes
 from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, verdict
+from shardlab.report.workload_order import order_workloads
 from shardlab.settings.config import Config
 
 HERE = Path(__file__).parent
 PAGES = 40
-"""Maximum strategies with separate charts; more would make the page slow, and there are not as many names."""
+"""Strategies with their own charts; more would make the page slow."""
 STATES = {
-    EQUAL: "first steps and final losses within the tolerance, or as close as rounding explains.",
-    ROUNDING: "rounding alone moves one device as far.",
-    UNEQUAL: "neither.",
-    SUSPICIOUS: "the run learned nothing, so equality says nothing.",
-    REPORTED: "low precision: reported, without a tolerance.",
+    EQUAL: "first steps and final losses are within the tolerance, or the difference is explained by rounding.",
+    ROUNDING: "rounding alone moves one device just as far.",
+    UNEQUAL: "neither of these.",
+    SUSPICIOUS: "the run learned nothing, so its loss proves nothing.",
+    REPORTED: "low precision, which has no tolerance.",
 }
 Drawn = dict[str, tuple[pd.DataFrame, dict[str, Any]]]
 """Name of a chart, ``loss.llama2``: its table and its Vega-Lite specification."""
@@ -67,6 +71,8 @@ def html(
     """Render the page. ``accounting``: Slurm's record of each job."""
     good, sentence = verdict(evidence.table)
     strategies_shown, workloads = page.axes(evidence.table, config, left_out)
+    workloads = order_workloads(workloads, config, evidence)
+    matrix, notes = _matrix(evidence.table, strategies_shown, workloads, left_out)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = _code
     return environment.from_string((HERE / "template.html").read_text(encoding="utf-8")).render(
@@ -75,7 +81,10 @@ def html(
         call=page.call(config),
         memory=page.MEMORY,
         states=STATES,
-        matrix=_matrix(evidence.table, strategies_shown, workloads, left_out),
+        matrix=matrix,
+        notes=notes,
+        overview=_overview(workloads, drawn),
+        families=[{"name": name} | asdict(FAMILIES[name]) for name in FAMILIES if name in evidence.families.values()],
         sweep=_sweep(evidence.table, drawn) if config.sweep else None,
         workloads=[_workload(evidence.of(name), name, drawn) for name in workloads],
         pages=PAGES,
@@ -89,6 +98,7 @@ def html(
         script=_raw((HERE / "page.js").read_text(encoding="utf-8")),
         vega=_raw(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")),
         specs=_json({key: specification for key, (_, specification) in drawn.items()}),
+        anchors=_json(ANCHORS),
         details=_json({run.name: _details(run, accounting) for run in evidence.runs}),
     )
 
@@ -126,28 +136,41 @@ def _details(run: Shown, accounting: dict[str, dict[str, str]]) -> dict[str, Any
     return run.train.model_dump() | {"test": run.test.model_dump() if run.test else None, "slurm": slurm}
 
 
+def _overview(workloads: list[str], drawn: Drawn) -> list[dict[str, str]]:
+    """The charts that compare all strategies, one panel per workload."""
+    keys = {name: f"{COMPARISON}.{name}" for name in workloads}
+    return [_shown(COMPARISON, key) | {"workload": name} for name, key in keys.items() if key in drawn]
+
+
 def _matrix(
     table: pd.DataFrame, strategies: list[str], workloads: list[str], left_out: dict[tuple[str, str], str]
-) -> list[tuple[str, list[dict[str, str]]]]:
+) -> tuple[list[tuple[str, list[dict[str, Any]]]], list[str]]:
+    """The rows of the matrix, and its notes, which cells refer to by number from 1."""
     rows = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
-    return [
-        (strategy, [_cell(rows.get((strategy, name)), left_out.get((strategy, name), "")) for name in workloads])
-        for strategy in strategies
-    ]
+    notes: dict[str, int] = {}
+    matrix = []
+    for strategy in strategies:
+        cells = []
+        for workload in workloads:
+            text, state, note = _cell(rows.get((strategy, workload)), left_out.get((strategy, workload), ""))
+            number = notes.setdefault(note, len(notes) + 1) if note else None
+            cells.append({"text": text, "state": state, "note": number})
+        matrix.append((strategy, cells))
+    return matrix, list(notes)
 
 
-def _cell(row: dict[Hashable, Any] | None, reason: str) -> dict[str, str]:
+def _cell(row: dict[Hashable, Any] | None, reason: str) -> tuple[str, str, str]:
+    """Text, state and note of a cell."""
     if row is None:
-        return {"text": "-", "state": "empty", "more": reason}
+        return "-", "empty", reason
     if pd.isna(row["test_loss"]):
-        state, _, more = str(row["status"]).partition(": ")
-        return {"text": state, "state": "missing" if state == "not evaluated" else state, "more": more}
+        state, _, note = str(row["status"]).partition(": ")
+        return state, "missing" if state == "not evaluated" else state, note
     text = f"{row['test_loss']:.6f}"
     if pd.isna(row["equality"]):
-        return {"text": text, "state": "missing", "more": "no single to compare with"}
+        return text, "missing", "No finished `single` to compare with."
     difference = f"{row['rel_diff']:.0e}" if row["rel_diff"] else "0"
-    text = text if row["strategy"] == "single" else f"{text} ({difference})"
-    return {"text": text, "state": str(row["equality"]), "more": ""}
+    return text if row["strategy"] == "single" else f"{text} ({difference})", str(row["equality"]), ""
 
 
 def _workload(evidence: Evidence, name: str, drawn: Drawn) -> dict[str, Any]:
@@ -164,32 +187,31 @@ def _workload(evidence: Evidence, name: str, drawn: Drawn) -> dict[str, Any]:
 
 
 def _strategy(evidence: Evidence, name: str, drawn: Drawn) -> dict[str, Any]:
-    columns = ["workload", "ranks", "mesh", "maxima of the fullest rank", "peak", "sent per step", "theory"]
+    kinds = [kind.replace("_", " ") for kind in SHOWN]
     return {
         "name": name,
         "text": Markup(explained(name)),
         "charts": [_shown(chart, f"{chart}.{name}") for chart in PER_STRATEGY if f"{chart}.{name}" in drawn],
-        "columns": columns,
+        "columns": ["workload", "ranks", "mesh", "peak memory", *kinds, "sent per step", "theory"],
         "rows": [_holdings(run.train) for run in evidence.runs],
     }
 
 
 def _holdings(train: TrainReport) -> list[str]:
-    """Return a run's mesh, the maximum of each kind on its fullest rank, and the bytes sent per rank."""
-    held = ", ".join(f"{kind} {_mebibytes(train.held(kind))}" for kind in SHOWN)
+    """A run's mesh, the peak memory of its fullest rank in all and by kind, and the bytes that a rank sent."""
     return [
         train.workload,
         str(train.world_size),
         " x ".join(f"{axis} {degree}" for axis, degree in train.mesh.items()) or "one rank",
-        held,
-        _mebibytes(train.held()),
-        _mebibytes(train.bytes_per_step),
-        _mebibytes(train.bytes_per_step_theory, "no formula"),
+        _bytes(train.held()),
+        *(_bytes(train.held(kind)) for kind in SHOWN),
+        _bytes(train.bytes_per_step),
+        _bytes(train.bytes_per_step_theory, "no formula"),
     ]
 
 
-def _mebibytes(size: float | None, missing: str = "not measured") -> str:
-    return missing if size is None else f"{size / 2**20:.3g} MiB"
+def _bytes(size: float | None, missing: str = "not measured") -> str:
+    return missing if size is None else readable_bytes(size)
 
 
 def _shown(name: str, key: str) -> dict[str, str]:

@@ -1,20 +1,43 @@
 "use strict";
 const parsed = (id) => JSON.parse(document.getElementById(id).textContent);
 
-// Charts are drawn when they come into view, and again when the colours change.
+// Vega-Lite cannot place labels, Vega can: charts/__init__.py does the same for the SVG files.
+const anchors = parsed("anchors");
+function placeLabels(marks, fill) {
+  for (const mark of marks) {
+    const style = [mark.style].flat().find((name) => name in anchors);
+    if (style) {
+      const avoidMarks = marks.filter((other) => other.type === "symbol").map((other) => other.name);
+      const size = { signal: "[width, height]" };
+      mark.transform = [{ type: "label", size, anchor: anchors[style], offset: [5], avoidMarks }];
+      mark.encode.update.fill = { value: fill };
+    }
+    placeLabels(mark.marks || [], fill);
+  }
+}
+
+// Charts are drawn when they come into view, and again when the colors change.
 const specs = parsed("specs");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const drawn = new Set();
 function draw(place) {
   drawn.add(place);
   const spec = specs[place.dataset.spec];
-  // Panels under each other are as wide as they are.
   const fit = { width: place.clientWidth, autosize: { type: "fit-x", contains: "padding" } };
+  // Charts of several panels keep their width, and scroll.
   const size = spec.vconcat || spec.facet ? {} : fit;
+  // The panels of the overview share one legend, which the page has.
+  const small = place.dataset.height;
+  if (small) size.height = Number(small);
+  const patch = (vega) => {
+    placeLabels(vega.marks, dark.matches ? "#e6edf3" : "#1b1f24");
+    if (small) delete vega.legends;
+    return vega;
+  };
   const many = Object.values(spec.datasets).flat().length > 5000;
   const theme = { ...(dark.matches ? { theme: "dark" } : {}), renderer: many ? "canvas" : "svg", actions: false };
   const config = { background: "transparent", font: "system-ui, sans-serif" };
-  vegaEmbed(place, { ...spec, ...size }, { ...theme, config }).then(() => { place.dataset.drawn = "yes"; });
+  vegaEmbed(place, { ...spec, ...size }, { ...theme, config, patch }).then(() => { place.dataset.drawn = "yes"; });
 }
 const inView = new IntersectionObserver((entries) => {
   for (const entry of entries) {
@@ -33,14 +56,20 @@ addEventListener("resize", () => {
 });
 addEventListener("beforeprint", () => document.querySelectorAll(".chart").forEach((place) => drawn.has(place) || draw(place)));
 
-// Tables: a click on a column sorts by it, numbers as numbers; empty cells stay at the end.
+// Tables: a click on a column sorts by it, figures by their size (900 KiB before 1 MiB); empty cells stay at the end.
+const units = { "%": 0.01, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
+function figure(text) {
+  const [, number, unit] = /^([-+]?[\d.]+(?:e[-+]?\d+)?) ?(\D*)$/.exec(text) || [];
+  return unit && !(unit in units) ? NaN : number * (units[unit] || 1);
+}
 function sortBy(table, column, down) {
   const value = (row) => row.cells[column].textContent.trim();
   const rows = [...table.tBodies[0].rows];
   rows.sort((one, other) => {
     const [a, b] = [value(one), value(other)];
     if (!a || !b) return Boolean(b) - Boolean(a);
-    const order = isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b;
+    const difference = figure(a) - figure(b);
+    const order = isNaN(difference) ? a.localeCompare(b) : difference;
     return down ? -order : order;
   });
   table.tBodies[0].append(...rows);
@@ -55,7 +84,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }));
 }
 
-// What a run is made of is put into the page when it is opened: a thousand of them cost nothing before.
+// The details of a run are added when they are opened: a thousand runs cost nothing until then.
 const list = document.getElementById("run-list");
 for (const [name, report] of Object.entries(parsed("details"))) {
   const entry = document.createElement("details");
