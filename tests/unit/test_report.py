@@ -10,7 +10,12 @@ from helpers.common import tiny_run
 from helpers.reports import BYTES, STEP, finished
 from shardlab.report import charts, evidence, html, notes, page, summary
 from shardlab.report.advice import advice
+from shardlab.report.charts.marks import byte_ticks
+from shardlab.report.families import FAMILIES, family
+from shardlab.report.records import TrainReport
+from shardlab.report.units import readable_bytes, readable_seconds
 from shardlab.report.verdict import judge
+from shardlab.report.workload_order import order_workloads
 from shardlab.settings import load
 from shardlab.settings.types import WARMUP_STEPS
 
@@ -38,7 +43,7 @@ def test_each_chart_has_its_figures(found):
     assert difference.difference.tolist() == pytest.approx([0] * (COUNT - 1) + [1e-3])
     traffic, _ = drawn["traffic.mlp"]
     assert traffic.to_dict("records") == [
-        {"strategy": "ddp", "collective": "all-reduce (dp_replicate)", "mib": 1.0, "theory": 1.0}
+        {"strategy": "ddp", "collective": "all-reduce (dp_replicate)", "bytes": 2**20, "theory": 2**20}
     ]
     for name in (*charts.PER_WORKLOAD, *charts.PER_STRATEGY, *charts.SWEEP, *charts.OVERALL, *charts.BENCHMARKS):
         assert charts.load(name).TITLE
@@ -57,12 +62,12 @@ def test_a_strategy_is_drawn_beside_one_device_and_theory(tmp_path):
     drawn = html.charts(evidence.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path), ["mlp"])
     weights = drawn["held.pp"][0].query("kind == 'weights'")
     assert weights["rank"].tolist() == ["single", "rank 0", "rank 1"]
-    assert weights.mib.tolist() == [4 / 2**20, 1, 1]
-    assert weights.theory.tolist()[1:] == [0.5, 0.5], "float32, over two stages"
+    assert weights.bytes.tolist() == [4, 2**20, 2**20]
+    assert weights.theory.tolist()[1:] == [2**19, 2**19], "float32, over two stages"
     step = drawn["step.pp"][0]
     assert step.phase.dropna().tolist() == ["forward", "forward"]
-    assert step.dropna(subset="collective")[["rank", "collective", "kib"]].to_numpy().tolist() == [
-        ["rank 0", "send (pp)", 2]
+    assert step.dropna(subset="collective")[["rank", "collective", "bytes"]].to_numpy().tolist() == [
+        ["rank 0", "send (pp)", 2048]
     ]
     assert drawn["schedule.pp"][0][["place", "piece", "end"]].to_numpy().tolist() == [["0", 3, 1]]
     assert drawn["usage.mlp"][0].to_numpy().tolist() == [["pp", "CPU cores busy", 2.0]]
@@ -139,7 +144,99 @@ def test_the_matrix_says_how_it_is_with_each_run(found):
     text = html.html(found, {}, CONFIG, {}, {})
     cells = re.findall(r'<td class="(\w+)">([^<]*)', text.partition('id="mlp"')[0])
     assert cells == [("equal", "2.000000"), ("equal", "2.000000 (0)"), ("missing", "missing"), ("empty", "-")]
+    reasons = {("tp_sp", "mlp"): "no `norm`", ("pp", "mlp"): "not shown, as the run is in the table"}
+    text = html.html(found, {}, CONFIG, reasons, {})
+    assert '<td class="empty">- <sup><a href="#note-1">1</a></sup></td>' in text
+    assert re.findall("<li id=.*?</li>", text) == ['<li id="note-1">no <code>norm</code></li>']
     assert page.figures(found.table).strategy.tolist() == ["single", "ddp", "pp"]
+
+
+def test_the_page_begins_with_the_verdict_the_matrix_and_the_comparison(tmp_path):
+    config = load.config({"strategies": ["single", "ddp"], "workloads": ["mlp", "vit"]})
+    runs = [tiny_run(workload, name) for workload in config.workloads for name in config.strategies]
+    steps = [STEP | {"step": number} for number in range(COUNT)]
+    for run in runs:
+        finished(tmp_path, run, steps=steps)
+    found = evidence.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
+    drawn = html.charts(found, config.workloads)
+    text = html.html(found, drawn, config, {}, {})
+    places = ['class="verdict', 'class="matrix"', 'class="panels"', '<section id="vit"', '<section id="mlp"']
+    assert sorted(places, key=text.index) == places
+    first = text[text.index('class="panels"') : text.index('<section id="vit"')]
+    assert re.findall('data-spec="(.*?)" data-height="(.*?)"', first) == [
+        ("speed_and_memory.vit", "320"),
+        ("speed_and_memory.mlp", "170"),
+    ]
+    table, _ = drawn["speed_and_memory.vit"]
+    assert table[["strategy", "family", "step_seconds", "tensor_bytes"]].to_numpy().tolist() == [
+        ["single", "one device", 0.1, 9],
+        ["ddp", "data parallel", 0.1, 9],
+    ]
+
+
+def test_workloads_that_most_strategies_can_train_come_first(found):
+    names = ["mlp", "mnist", "xsum", "vit", "llama2"]
+    assert order_workloads(names, CONFIG, found)[2:] == ["vit", "mnist", "mlp"]
+
+
+FAMILY = {
+    "one device": ["single"],
+    "data parallel": ["dp", "ddp"],
+    "sharded data parallel": ["fsdp", "fsdp_offload", "fsdp_size", "hsdp"],
+    "pipeline / model": ["mp", "mp_ranks", "pp_gpipe", "pp", "pp_zbv"],
+    "tensor parallel": ["tp", "tp_sp"],
+    "combined": ["fsdp_tp", "pp_replicated", "fsdp_tp_pp"],
+    "ZeRO (DeepSpeed)": ["zero1", "zero3_offload"],
+}
+
+
+def test_families_follow_from_engine_and_mesh(tmp_path):
+    runs = [tiny_run("llama2", name) for names in FAMILY.values() for name in names]
+    for run in runs:
+        finished(tmp_path, run.model_copy(update={"strategy": f"x_{run.strategy}"}))
+    reports = {run.strategy: TrainReport.read(tmp_path / f"x_{run.strategy}/llama2/train.json", "") for run in runs}
+    drawn_as = {name: [run.strategy for run in runs if family(reports[run.strategy]) == name] for name in FAMILY}
+    assert drawn_as == FAMILY
+    assert len({mark.color for mark in FAMILIES.values()}) == len({mark.shape for mark in FAMILIES.values()}) == 8
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (152, "152 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1.234 * 2**20, "1.23 MiB"),
+        (1023.9 * 2**20, "1024 MiB"),
+        (300 * 2**30, "300 GiB"),
+        (5000 * 2**40, "5000 TiB"),
+    ],
+)
+def test_bytes_are_readable(size, text):
+    assert readable_bytes(size) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.00057, "570 µs"), (0.0269, "26.9 ms"), (1.5, "1.5 s"), (0, "0 µs")])
+def test_seconds_are_readable(seconds, text):
+    assert readable_seconds(seconds) == text
+
+
+def test_an_axis_of_bytes_has_round_sizes():
+    assert byte_ticks(5 * 2**20, 40 * 2**20) == [size * 2**20 for size in (8, 16, 32)]
+    assert byte_ticks(900, 3 * 2**30)[:3] == [2**10, 2**12, 2**14]
+    assert byte_ticks(9, 9.5) == [9, 9.5]
+
+
+def test_names_of_strategies_never_overlap_in_a_picture():
+    """Thirty-eight strategies share one place: around it is room for a few names. Two are far from it."""
+    table = pd.DataFrame({"strategy": [f"name{number}" for number in range(40)], "family": "combined", "ranks": 2})
+    seconds = [0.05, *[0.1] * 38, 0.2]
+    table = table.assign(step_seconds=seconds, samples_per_second=1.0, tensor_bytes=[2**20] * 39 + [2**21])
+    picture = charts.svg(charts.load("speed_and_memory").draw(table).to_dict())
+    hidden = re.findall(r'<text[^>]*opacity="0"[^>]*>(name\d+)<', picture)
+    assert 30 <= len(hidden) < 38
+    assert not {"name0", "name39"} & {*hidden}
 
 
 MEASURED = {

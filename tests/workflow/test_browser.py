@@ -13,6 +13,15 @@ from shardlab.settings import load
 
 RUNS = 1000
 STEPS = 50
+STAYS = """(() => {{
+  const table = document.querySelector('{}'), box = table.parentElement;
+  box.scrollTo({{ left: 60, behavior: 'instant' }});
+  return [table.tHead, table.tBodies[0]].every((part) => {{
+    const first = part.rows[0].cells[0].getBoundingClientRect();
+    return Math.abs(first.left - box.getBoundingClientRect().left) < 3 && first.width < innerWidth / 2;
+  }});
+}})()"""
+"""Whether the first cells of head and body are where they were; true also of a table that fits."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +66,19 @@ def test_it_is_readable_on_any_screen(path, width, scheme, ground):
         page.draw_all()
         assert page.ask("document.documentElement.scrollWidth") <= width, "the page itself does not scroll sideways"
         assert page.ask("getComputedStyle(document.body).backgroundColor").startswith(f"rgb({ground},")
-        assert page.ask("[...document.querySelectorAll('.chart :is(svg, canvas)')].length") == 4 + html.PAGES
+        assert page.ask("[...document.querySelectorAll('.chart :is(svg, canvas)')].length") == 5 + html.PAGES
+        for table in (".matrix", "#mlp-table"):
+            assert page.ask(STAYS.format(table)), f"the first column of {table} stays when its box is scrolled"
         assert page.ask("[...document.querySelectorAll('.chart')].every((each) => each.getAttribute('aria-label'))")
         assert page.complaints() == []
+
+
+def test_columns_are_sorted_by_what_their_figures_are_worth(path):
+    with opened(path) as page:
+        for less, more in (("900 KiB", "1 MiB"), ("-5%", "+10%"), ("8e-07", "1e-05"), ("9", "10"), ("a", "b")):
+            rows = f"<tr><td>{more}</td></tr><tr><td></td></tr><tr><td>{less}</td></tr>"
+            page.driver.execute_script(
+                f"const table = document.createElement('table'); table.innerHTML = '<tbody>{rows}</tbody>';"
+                "window.sorted = table; sortBy(table, 0, false)"
+            )
+            assert page.ask("[...sorted.rows].map((row) => row.textContent)") == [less, more, ""]

@@ -104,8 +104,11 @@ def test_the_report_opens_in_a_browser(finished):
         page.draw_all()
         assert page.ask("document.querySelector('.verdict').textContent").startswith("All 6 runs are equal to single")
         drawn = page.ask("[...document.querySelectorAll('.chart')].map((each) => each.dataset.spec)")
+        ordered = page.ask("[...document.querySelectorAll('.panels a')].map((each) => each.textContent)")
         kinds = ("loss", "difference", "speed_and_memory", "memory", "foreseen", "traffic")
-        of_workloads = [f"{kind}.{workload}" for workload in WORKLOADS for kind in kinds]
+        assert sorted(ordered) == sorted(WORKLOADS)
+        compared = [f"speed_and_memory.{workload}" for workload in ordered]
+        of_workloads = compared + [f"{kind}.{workload}" for workload in ordered for kind in kinds]
         of_strategies = [f"{kind}.{strategy}" for strategy in STRATEGIES for kind in ("held", "step")]
         assert [name for name in drawn if not name.startswith("usage")] == [*of_workloads, *of_strategies, "jobs"]
         assert page.complaints() == []

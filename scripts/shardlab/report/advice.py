@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from shardlab.report.units import readable_bytes
+from shardlab.report.units import readable_bytes, short_number
 from shardlab.report.verdict import UNEQUAL
 
 RULE = ("ddp", "fsdp")
@@ -42,4 +42,5 @@ def _rule(runs: dict[str, dict[Any, Any]], fastest: str) -> str:
 
 
 def _figures(row: dict[Any, Any]) -> str:
-    return f"{row['samples_per_second']:.3g} samples/s, {readable_bytes(row['tensor_bytes'])} of tensors per rank"
+    speed, memory = short_number(row["samples_per_second"]), readable_bytes(row["tensor_bytes"])
+    return f"{speed} samples/s, {memory} of tensors per rank"

@@ -12,15 +12,15 @@ def byte_unit(largest: float) -> tuple[str, int]:
 def readable_bytes(size: float) -> str:
     """A size with its unit and three digits, as in 152 B or 1.21 MiB."""
     name, unit = byte_unit(size)
-    return f"{_digits(size / unit)} {name}"
+    return f"{short_number(size / unit)} {name}"
 
 
 def readable_seconds(seconds: float) -> str:
     """A time with its unit and three digits, as in 570 µs or 26.9 ms."""
     name, unit = next((unit for unit in SECONDS if seconds >= unit[1]), SECONDS[-1])
-    return f"{_digits(seconds / unit)} {name}"
+    return f"{short_number(seconds / unit)} {name}"
 
 
-def _digits(number: float) -> str:
-    """Three digits; all digits before the decimal point, so never an exponent."""
+def short_number(number: float) -> str:
+    """Three digits, or all digits before the decimal point: never an exponent for a large number."""
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"

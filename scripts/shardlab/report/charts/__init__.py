@@ -66,7 +66,7 @@ def place_labels(marks: list[dict[str, Any]]) -> None:
     for mark in marks:
         for style in ANCHORS.keys() & set(mark.get("style", ())):
             size = {"signal": "[width, height]"}
-            mark["transform"] = [{"type": "label", "size": size, "anchor": ANCHORS[style], "offset": [5]}]
+            mark["transform"] = [{"type": "label", "size": size, "anchor": ANCHORS[style], "offset": [7]}]
         place_labels(mark.get("marks", []))
 
 

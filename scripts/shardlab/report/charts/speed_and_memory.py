@@ -39,7 +39,7 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     places = {
         "x": alt.X(
             "tensor_bytes:Q",
-            title="peak memory of tensors per rank",
+            title="memory per rank",
             scale=alt.Scale(type="log", base=2, padding=24, nice=False),
             axis=alt.Axis(labelExpr=BYTES, labelOverlap=True, values=ticks),
         ),

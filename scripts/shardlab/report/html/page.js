@@ -9,7 +9,7 @@ function placeLabels(marks, fill) {
     if (style) {
       const avoidMarks = marks.filter((other) => other.type === "symbol").map((other) => other.name);
       const size = { signal: "[width, height]" };
-      mark.transform = [{ type: "label", size, anchor: anchors[style], offset: [5], avoidMarks }];
+      mark.transform = [{ type: "label", size, anchor: anchors[style], offset: [7], avoidMarks }];
       mark.encode.update.fill = { value: fill };
     }
     placeLabels(mark.marks || [], fill);
