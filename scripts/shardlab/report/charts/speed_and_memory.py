@@ -36,20 +36,18 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     """One point per strategy, with its name where there is room."""
     table = table.assign(memory=table.tensor_bytes.map(readable_bytes), time=table.step_seconds.map(readable_seconds))
     ticks = byte_ticks(float(table.tensor_bytes.min()), float(table.tensor_bytes.max()))
-    places = {
-        "x": alt.X(
-            "tensor_bytes:Q",
-            title="memory per rank",
-            scale=alt.Scale(type="log", base=2, padding=24, nice=False),
-            axis=alt.Axis(labelExpr=BYTES, labelOverlap=True, values=ticks),
-        ),
-        "y": alt.Y(
-            "step_seconds:Q",
-            title="time per step",
-            scale=alt.Scale(type="log", padding=16, nice=False),
-            axis=alt.Axis(labelExpr=SECONDS, labelOverlap=True, tickCount=5),
-        ),
-    }
+    x = alt.X(
+        "tensor_bytes:Q",
+        title="memory per rank",
+        scale=alt.Scale(type="log", base=2, padding=24, nice=False),
+        axis=alt.Axis(labelExpr=BYTES, labelOverlap=True, values=ticks),
+    )
+    y = alt.Y(
+        "step_seconds:Q",
+        title="time per step",
+        scale=alt.Scale(type="log", padding=16, nice=False),
+        axis=alt.Axis(labelExpr=SECONDS, labelOverlap=True, tickCount=5),
+    )
     tips = [
         "strategy",
         "family",
@@ -58,4 +56,4 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
         alt.Tooltip("memory:N", title="memory per rank"),
         alt.Tooltip("samples_per_second:Q", title="samples/s", format=".3s"),
     ]
-    return points(table, tooltip=tips, **places) + labels(table, **places)
+    return points(table, tooltip=tips, x=x, y=y) + labels(table, x=x, y=y)
