@@ -24,7 +24,7 @@ include: "workflow/rules/report.smk"
 include: "workflow/rules/export.smk"
 include: "workflow/rules/preflight.smk"
 include: "workflow/rules/collectives.smk"
-include: "workflow/rules/split_size.smk"
+include: "workflow/rules/microbatch_sweep.smk"
 
 
 wildcard_constraints:

@@ -77,8 +77,8 @@ class Case(NamedTuple):
     arithmetic: str
     run: Run
     reference: Run
-    mine: str
-    theirs: str
+    local: str
+    other: str
 
 
 def main() -> None:
@@ -127,13 +127,13 @@ def seen(kind: str) -> list[str]:
     return [device.name(each) for each in device.of_process(kind, count)]
 
 
-def enough(found: int, asked: int | None) -> int:
+def enough(found: int, requested: int | None) -> int:
     """Ranks: as many as were asked for, or as there are GPUs.
 
     Raises:
         UserError: there are fewer GPUs.
     """
-    ranks = asked or max(1, min(found, MOST))
+    ranks = requested or max(1, min(found, MOST))
     if ranks > found:
         raise UserError(f"PyTorch sees {found} GPUs here, and this needs {ranks}; --device cpu tries it without.")
     return ranks
@@ -209,7 +209,9 @@ def run_of(workload: str, strategy: str, arithmetic: str, kind: str, ranks: int,
     """A tiny run on ``count`` of the ranks, with the batches of all of its workload's runs."""
     from helpers.common import tiny_run  # type: ignore[import-not-found]
 
-    recipe: dict[str, Any] = {"global_batch": next(batch for batch in BATCHES if batch > ranks)} | KINDS[arithmetic]
+    recipe: dict[str, Any] = {"global_batch_size": next(batch for batch in BATCHES if batch > ranks)} | KINDS[
+        arithmetic
+    ]
     if recipe["dtype"] == "float32":
         recipe |= SLOWER.get(workload, {})
     run: Run = tiny_run(workload, strategy, count, **recipe)
@@ -222,7 +224,7 @@ def train(server: Any, place: Path, found: list[Case], kind: str) -> None:
 
     from helpers.common import save_initial
 
-    runs = {case.theirs: case.reference for case in found} | {case.mine: case.run for case in found}
+    runs = {case.other: case.reference for case in found} | {case.local: case.run for case in found}
     data = found[0].run.data
     store.write(place / "data", data, *encode(data, read(data, place)))
     groups = defaultdict(list)
@@ -231,7 +233,7 @@ def train(server: Any, place: Path, found: list[Case], kind: str) -> None:
         if not weights.exists():
             save_initial(run, weights)
         # These drive all of their devices from one process, as single does its only one.
-        alone = run.strategy == "single" or run.options.one_process is not None
+        alone = run.strategy == "single" or run.options.single_process is not None
         groups[run.world_size, alone, run.engine].append(job(run, place / "data", weights, place / name))
     for (size, alone, _), jobs in groups.items():
         print(f"{place.name}: {len(jobs)} trainings on {size} ranks", file=sys.stderr, flush=True)
@@ -240,18 +242,18 @@ def train(server: Any, place: Path, found: list[Case], kind: str) -> None:
 
 def compared(place: Path, found: list[Case]) -> list[dict[str, Any]]:
     """Rows of the table: how far each training is from the one that it is held to."""
-    return [row(case, place / case.mine, place / case.theirs, place / "data") for case in found]
+    return [row(case, place / case.local, place / case.other, place / "data") for case in found]
 
 
-def row(case: Case, mine: Path, theirs: Path, data: Path) -> dict[str, Any]:
+def row(case: Case, local: Path, other: Path, data: Path) -> dict[str, Any]:
     """A row of the table."""
     from group import differences
 
     from shardlab.training.evaluation import evaluate
 
-    values = differences(mine, theirs, case.reference, data)
+    values = differences(local, other, case.reference, data)
     if case.label == TO_CPU:  # where each device has to evaluate what it trained
-        sides = (case.run, mine), (case.reference, theirs)
+        sides = (case.run, local), (case.reference, other)
         losses = [evaluate(run, data, folder / "model.safetensors").loss for run, folder in sides]
         values["test"] = abs(losses[0] / losses[1] - 1)
     made = {

@@ -72,19 +72,19 @@ def inside(place: Path) -> None:
     import torch
 
     from shardlab import strategies
-    from shardlab.report import manifest
+    from shardlab.records import manifest
     from shardlab.training import distributed, tasks
     from shardlab.training.batches import Steps
     from shardlab.training.checkpoint import Checkpointer
-    from shardlab.training.resume import beginning, restore
-    from shardlab.training.step import Wish, train_step
+    from shardlab.training.resume import initial_manifest, restore
+    from shardlab.training.step import ControlFlags, train_step
 
     run = read_run(place / "run.json")
     distributed.start("cpu")
     world = distributed.world(run, "cpu")
     task = tasks.load(run.task, place, torch.float32, world.device)
     weights = place / "initial.safetensors"
-    start = beginning(run, task, world, "")
+    start = initial_manifest(run, task, world, "")
     engine = strategies.build(run, task, world, weights)
     steps = Steps(task, engine, run.recipe, run.seed, world)
     restore(start, engine, steps, None, world, place)
@@ -93,7 +93,9 @@ def inside(place: Path) -> None:
     stalls: dict[bool, list[float]] = {True: [], False: []}
     for number in range(STEPS - 1):
         began = time.perf_counter()
-        train_step(engine, steps[number], world, lambda *_: None, Wish(stop=False, checkpoint=False), skip=False)
+        train_step(
+            engine, steps[number], world, lambda *_: None, ControlFlags(stop=False, checkpoint=False), skip=False
+        )
         seconds.append(time.perf_counter() - began)
         if (number + 1) % EVERY == 0:
             at_once = len(stalls[True]) <= len(stalls[False])
@@ -104,21 +106,21 @@ def inside(place: Path) -> None:
                 checkpointer.wait()
             stalls[at_once].append(time.perf_counter() - began)
     checkpointer.close()
-    if world.main:
-        newest = manifest.saved(place)[0]
-        size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
+    if world.is_rank0:
+        latest_checkpoint = manifest.saved(place)[0]
+        size = sum(file.stat().st_size for file in latest_checkpoint.rglob("*") if file.is_file())
     else:
-        newest, size = Path(), 0
-    newest = world.gather(newest)[0]
+        latest_checkpoint, size = Path(), 0
+    latest_checkpoint = world.gather(latest_checkpoint)[0]
     began = time.perf_counter()
-    restore(start, strategies.build(run, task, world, weights), steps, newest, world, place)
+    restore(start, strategies.build(run, task, world, weights), steps, latest_checkpoint, world, place)
     resumed = time.perf_counter() - began
-    if world.main:
+    if world.is_rank0:
         step = statistics.median(seconds)
         # The steps behind each second checkpoint, which is written beside them.
-        behind = range(2 * EVERY, STEPS - EVERY, 2 * EVERY)
-        slowed = [sum(seconds[i : i + EVERY]) - step * EVERY for i in behind]
-        told = {
+        after = range(2 * EVERY, STEPS - EVERY, 2 * EVERY)
+        slowed = [sum(seconds[i : i + EVERY]) - step * EVERY for i in after]
+        reported = {
             "step ms": 1000 * step,
             "checkpoint MiB": size / 2**20,
             "waits ms, at once": 1000 * statistics.median(stalls[True]),
@@ -128,7 +130,7 @@ def inside(place: Path) -> None:
             "beside, in steps": (statistics.median(stalls[False]) + max(0.0, statistics.median(slowed))) / step,
             "resume s": resumed,
         }
-        write_json(place / "told.json", told)
+        write_json(place / "told.json", reported)
         shutil.rmtree(place / "checkpoints", ignore_errors=True)
     distributed.finish()
 

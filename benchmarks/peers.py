@@ -120,9 +120,9 @@ def inside(place: Path, alone: str) -> None:
     distributed.start("cpu")
     names = json.loads((place / "names.json").read_text())["names"]
     output = Path(tempfile.mkdtemp(dir=place))
-    told = by_itself(run, place, output, alone) if alone else race(run, place, output, names)
+    reported = by_itself(run, place, output, alone) if alone else race(run, place, output, names)
     if distributed.is_main():
-        write_json(place / "told.json", told)
+        write_json(place / "told.json", reported)
     distributed.finish()
 
 
@@ -182,12 +182,12 @@ def by_itself(run: Run, place: Path, output: Path, name: str) -> Any:
     from trainers import TRAINERS
     from trainers.race import Race
 
-    begun: list[float] = []
-    race = Race(run, place, place / "initial.safetensors", output, lambda: begun.append(time.time()))
+    started: list[float] = []
+    race = Race(run, place, place / "initial.safetensors", output, lambda: started.append(time.time()))
     TRAINERS[name](race)
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {
-        "first step s": begun[0] - float(os.environ["BEGUN"]),
+        "first step s": started[0] - float(os.environ["BEGUN"]),
         "CPU s": used.ru_utime + used.ru_stime,
         "peak MiB": used.ru_maxrss / 1024,
     }
@@ -224,13 +224,13 @@ def error_of_median(values: "pd.Series[float]") -> float:
 
 def startups(place: Path, size: str, names: list[str], repeats: int) -> list[dict[str, Any]]:
     """Medians over processes of each trainer alone, in turn."""
-    told: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    reported: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(repeats):
         for name in names:
-            told[name].append(started(place, 1, names, name))
+            reported[name].append(started(place, 1, names, name))
     return [
         {"size": size, "trainer": name} | {key: statistics.median(each[key] for each in found) for key in found[0]}
-        for name, found in told.items()
+        for name, found in reported.items()
     ]
 
 

@@ -57,8 +57,8 @@ def planned(size: str, strategy: str, nodes: int, devices: int, chunks: int = 1)
         "size": size,
         "nodes": nodes,
         "ranks_per_node": devices,
-        "recipe": {"global_batch": max(64, ranks), "loss_chunks": chunks},
-        "site_settings": {"srun": {}, "nodes_max": nodes, "figures": figures},
+        "recipe": {"global_batch_size": max(64, ranks), "loss_chunks": chunks},
+        "site_settings": {"srun": {}, "nodes_max": nodes, "hardware": figures},
     }
     words = ["--config", json.dumps(config), "--strategy", strategy, "--workload", "llama2", "--data", "no data"]
     with tempfile.TemporaryDirectory() as folder:

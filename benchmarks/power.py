@@ -26,7 +26,7 @@ from trainers.judged import prepare, rows  # type: ignore[import-not-found]
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
-from shardlab.report.records import FIRST_STEPS
+from shardlab.records.reports import FIRST_STEPS
 from shardlab.report.verdict import DIFFERENCES, EQUAL, TOLERANCES, judge
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
@@ -132,13 +132,13 @@ def _before_update(engine: Engine, change: Callable[[int, float], float]) -> Non
 
 def _with_scale(engine: Engine, factor: Callable[[int], float]) -> None:
     """Multiply the gradients of a step, not the loss that is logged."""
-    add, number = engine.add_gradients, iter(range(10**9))
-    engine.add_gradients = lambda micro, scale, *, last: add(micro, scale * factor(next(number)), last=last)
+    add, number = engine.forward_backward, iter(range(10**9))
+    engine.forward_backward = lambda micro, scale, *, last: add(micro, scale * factor(next(number)), last=last)
 
 
 def _with_part(engine: Engine, choose: Callable[[Any, int], tuple[int, float]]) -> None:
     """Take the gradient of the first samples of a step alone, times a factor; log the loss of all, count all."""
-    add, number, count = engine.add_gradients, iter(range(10**9)), engine.task.count
+    add, number, count = engine.forward_backward, iter(range(10**9)), engine.task.count
 
     def of_part(micro: Any, scale: float, *, last: bool) -> Any:
         samples, factor = choose(micro, next(number))
@@ -148,7 +148,7 @@ def _with_part(engine: Engine, choose: Callable[[Any, int], tuple[int, float]]) 
         add(replace(micro, batch=batch, count=samples, rows=samples), scale * factor, last=last)
         return loss
 
-    engine.add_gradients = of_part
+    engine.forward_backward = of_part
 
 
 def applies(name: str, run: Run) -> bool:
@@ -159,7 +159,7 @@ def applies(name: str, run: Run) -> bool:
 def judged(run: Run, place: Path) -> pd.DataFrame:
     """Judged rows of a workload's ``single`` and of its training with each fault."""
     from shardlab import strategies
-    from shardlab.runs import loop
+    from shardlab.trainer import loop
 
     prepare(run, place)
     build, last = strategies.build, count_steps(run, place) - 1
@@ -186,7 +186,7 @@ def count_steps(run: Run, place: Path) -> int:
     from shardlab.training import tasks
 
     samples = tasks.of_run(run, place / "data", torch.device("cpu")).samples("train")
-    per_epoch = BatchOrder(samples, run.recipe.global_batch, run.seed).steps_per_epoch
+    per_epoch = BatchOrder(samples, run.recipe.global_batch_size, run.seed).steps_per_epoch
     return min(run.recipe.epochs * per_epoch, run.recipe.max_steps or sys.maxsize)
 
 

@@ -21,7 +21,7 @@ from trainers.places import SIZES, prepare, train  # type: ignore[import-not-fou
 from shardlab.errors import Unsupported, UserError, run_program
 from shardlab.files import read_json, write_text
 
-STRATEGIES = ["ddp", "fsdp", "zero3", "tp", "pp@microbatches=8"]
+STRATEGIES = ["ddp", "fsdp", "zero3", "tp", "pp@n_microbatches=8"]
 RANKS = [1, 2, 4, 8]
 STEPS = 6
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 def trained(place: Path, strategy: str, ranks: int, size: str) -> dict[str, Any] | None:
     """A row; None for a strategy that does not go with so many ranks."""
-    recipe = {"global_batch": 8, "evaluation_batch": 8}
+    recipe = {"global_batch_size": 8, "eval_batch_size": 8}
     try:
         run = prepare(place, strategy, size, STEPS, recipe, ranks_per_node=ranks)
     except Unsupported:

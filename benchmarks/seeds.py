@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12, help="seeds 1 to this")
     parser.add_argument("--workloads", nargs="+", default=["mlp", "mnist", "xsum", "vit", "llama2"])
     parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp", "tp", "pp", "zero2"], help="of two ranks")
-    parser.add_argument("--twins", type=int, default=Config().twins, help="twins of each single")
+    parser.add_argument("--twins", type=int, default=Config().noise_floor_runs, help="twins of each single")
     parser.add_argument("--dtype", choices=TOLERANCES, default="float32")
     parser.add_argument("--output", type=Path, default=Path("results/seeds.csv"), help="CSV file of every training")
     args = parser.parse_args()
@@ -64,24 +64,24 @@ def trained(server: Any, config: Config, workload: str, strategies: list[str], t
     prepare(single, place)
     runs = {"single": single} | {name: resolve.run(config, name, workload) for name in strategies}
 
-    def asked(name: str, weights: Path) -> Any:
+    def requested(name: str, weights: Path) -> Any:
         return job(runs.get(name, single), place / "data", weights, place / name)
 
-    alone = [asked("single", place / "initial")]
-    alone += [asked(f"twin{number}", moved(single, place, number)) for number in range(twins)]
+    alone = [requested("single", place / "initial")]
+    alone += [requested(f"twin{number}", moved(single, place, number)) for number in range(twins)]
     server.work_off(alone, place, 1)
-    server.work_off([asked(name, place / "initial") for name in strategies], place, 2)
+    server.work_off([requested(name, place / "initial") for name in strategies], place, 2)
     names = [*runs, *(f"twin{number}" for number in range(twins))]
     table = rows(single, place, names)
     of_twins = table[table.strategy.str.startswith("twin")]
-    table["spread"] = of_twins[[*DIFFERENCES]].max().max()
-    columns = ["strategy", "workload", "test_loss", "first_rel_diff", *DIFFERENCES, "spread", "equality"]
+    table["noise_floor"] = of_twins[[*DIFFERENCES]].max().max()
+    columns = ["strategy", "workload", "test_loss", "first_rel_diff", *DIFFERENCES, "noise_floor", "equality"]
     return judge(table)[columns].assign(seed=config.seed)
 
 
 def moved(run: Run, place: Path, number: int) -> Path:
     """File with the initial weights of a twin."""
-    from shardlab.runs.perturbed import move
+    from shardlab.trainer.perturbed import move
 
     path = place / f"initial{number}"
     move(run, place / "initial", number, path)
@@ -94,7 +94,7 @@ def shown(table: pd.DataFrame) -> str:
     lines = []
     for workload, part in runs.groupby("workload", sort=False):
         counts = {name: int((part.equality == name).sum()) for name in (EQUAL, ROUNDING, UNEQUAL)}
-        farthest = {"farthest run": part[[*DIFFERENCES]].max().max(), "farthest twin": part.spread.max()}
+        farthest = {"farthest run": part[[*DIFFERENCES]].max().max(), "farthest twin": part.noise_floor.max()}
         lines.append({"workload": workload, "runs": len(part), **counts, **farthest})
     return str(pd.DataFrame(lines).to_markdown(index=False, floatfmt=".0e"))
 

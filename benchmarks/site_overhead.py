@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT
-from shardlab.launch import script, slurm
+from shardlab.launch import commands, slurm
 from shardlab.launch.images import ImageReport, read_image
 from shardlab.launch.stages import Scope
 from shardlab.settings import load, resolve
@@ -96,20 +96,20 @@ def submits(name: str, site: Site, run: Run, image: ImageReport, repeats: int) -
         "--weights=results/init/llama2.safetensors",
         f"--output={RUN}",
     ]
-    asked = slurm.resources(site, "train", run.nodes, run.devices_per_node)
+    requested = slurm.resources(site, "train", run.nodes, run.devices_per_node)
     options = {
-        "nodes": asked["nodes"],
-        "ntasks-per-node": asked["tasks_per_node"],
-        "cpus-per-task": asked["cpus_per_task"],
-        "mem": asked["mem_mb"],
-        "time": asked["runtime"],
-        "gres": asked.get("gres"),
-        "partition": asked.get("slurm_partition"),
-        "account": asked.get("slurm_account"),
+        "nodes": requested["nodes"],
+        "ntasks-per-node": requested["tasks_per_node"],
+        "cpus-per-task": requested["cpus_per_task"],
+        "mem": requested["mem_mb"],
+        "time": requested["runtime"],
+        "gres": requested.get("gres"),
+        "partition": requested.get("slurm_partition"),
+        "account": requested.get("slurm_account"),
         "output": RUN / "bench.log",
     }
     header = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
-    lines = script.lines(run, program, image.path, Scope.RANKS)
+    lines = commands.lines(run, program, image.path, Scope.RANKS)
     batch.write_text("\n".join(["#!/bin/bash", *header, lines, ""]), encoding="utf-8")
     compare(
         {

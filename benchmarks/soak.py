@@ -23,13 +23,13 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=1000, help="processes to kill (1000)")
     parser.add_argument("--seed", type=int, default=1, help="decides who is killed, when and how (1)")
     args = parser.parse_args()
-    begun = time.monotonic()
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         done = soak(Path(folder), args.kills, args.seed, lambda line: print(line, flush=True))
     print("\n| killed | signal | times |\n| --- | --- | --- |")
     for (role, number), times in sorted(Counter((kill.role, kill.signal) for kill in done).items()):
         print(f"| {role} | {number} | {times} |")
-    print(f"\n{len(done)} kills (seed {args.seed}) in {time.monotonic() - begun:.0f} s; every run ended bit-equal.")
+    print(f"\n{len(done)} kills (seed {args.seed}) in {time.monotonic() - started:.0f} s; every run ended bit-equal.")
 
 
 if __name__ == "__main__":

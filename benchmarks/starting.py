@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What starting a training's ranks costs: 1, 2 and 8 of them, forked by
-scripts/ranks.py and by plain torchrun, in turn. Each starts, imports what a
+scripts/fork_torchrun.py and by plain torchrun, in turn. Each starts, imports what a
 training imports, joins the process group and ends. Then whole trainings of a
 small Llama, started both ways, whose weights must be equal to the last bit.
 Needs no GPU.
@@ -26,12 +26,12 @@ from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, sha256, write_text
 
 RANK = """
-import shardlab.runs.loop, shardlab.strategies.native, torch._dynamo
+import shardlab.trainer.loop, shardlab.strategies.native, torch._dynamo
 from shardlab.training import distributed
 distributed.start("cpu")
 distributed.finish()
 """
-IMPORTS = "--imports=shardlab.runs.loop,shardlab.strategies.{},torch._dynamo"
+IMPORTS = "--imports=shardlab.trainer.loop,shardlab.strategies.{},torch._dynamo"
 STEPS = 20
 """Of a whole training."""
 
@@ -82,7 +82,7 @@ def main() -> None:
 def ways(inside: list[str], engine: str) -> dict[str, list[str]]:
     """Words that start ranks, by name; torchrun's and the program's follow. ``engine``: file of its strategy."""
     return {
-        "forked": [*inside, str(ROOT / "scripts/ranks.py"), IMPORTS.format(engine)],
+        "forked": [*inside, str(ROOT / "scripts/fork_torchrun.py"), IMPORTS.format(engine)],
         "torchrun": [*inside, "-m", "torch.distributed.run", "--log-dir=/dev/null"],
     }
 

@@ -24,13 +24,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
-from shardlab.report.records import TestReport, TrainReport
-from shardlab.settings import identity, load, resolve
+from shardlab.records.reports import TestReport, TrainReport
+from shardlab.settings import load, resolve, run_identity
 
 COUNTS = [10, 100, 1_000, 10_000]
 STEP = 1e-5
 """Between two learning rates."""
-ONE = {"workloads": ["mlp"], "strategies": ["single"], "twins": 0, "runs_max": 1_000_000}
+ONE = {"workloads": ["mlp"], "strategies": ["single"], "noise_floor_runs": 0, "max_runs": 1_000_000}
 BARE = """
 NAMES = [f"single/mlp@learning_rate={{i}}" for i in range(1, {count} + 1)]
 DATA = expand("data/prepared/pairs/{{name}}", name=["dataset.json", "train", "validation", "test"])
@@ -111,7 +111,7 @@ def measured(count: int, clone: Path, bare: Path) -> dict[str, Any]:
         shutil.move(str(clone / "results"), aside)
         shutil.move(str(clone / "data"), aside)
         ours, ours_mib, jobs = call(["-n", "all"], config)
-        theirs, theirs_mib, bare_jobs = call(["-n", "all"], None, cwd=bare)
+        other, theirs_mib, bare_jobs = call(["-n", "all"], None, cwd=bare)
         if jobs != bare_jobs:
             raise UserError(f"the bare Snakefile has {bare_jobs} jobs, ours {jobs}; make them alike.")
         name = f"mlp@learning_rate={STEP * count:.5g}"
@@ -129,8 +129,8 @@ def measured(count: int, clone: Path, bare: Path) -> dict[str, Any]:
         "runs": count,
         "jobs": jobs,
         "dry run s": ours,
-        "bare s": theirs,
-        "ratio": ours / theirs,
+        "bare s": other,
+        "ratio": ours / other,
         "MiB": ours_mib,
         "bare MiB": theirs_mib,
         "one job reads s": job,
@@ -151,10 +151,10 @@ def pretend(config: dict[str, Any], results: Path) -> None:
         run = resolve.run(checked, *name)
         folder = results.joinpath(*name)
         if not folder.exists():
-            mine = identity.of(run, train.identity.data)
+            local = run_identity.of(run, train.identity.data)
             settings = run.model_dump(mode="json")
-            train.model_copy(update={"settings": settings, "identity": mine}).write(folder / "train.json")
-            test.model_copy(update={"identity": mine}).write(folder / "test.json")
+            train.model_copy(update={"settings": settings, "identity": local}).write(folder / "train.json")
+            test.model_copy(update={"identity": local}).write(folder / "test.json")
             folder.with_name(f"{folder.name}.done").touch()
 
 

@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
-from shardlab.report.notes import jobs
+from shardlab.report.snakemake_jobs import jobs
 
 VENV = ROOT / ".venv"
 LOCAL = [str(VENV / "bin/snakemake"), "--profile", "workflow/profiles/local"]
@@ -33,7 +33,7 @@ ORDER = [
     "init",
     "plan",
     "train",
-    "twins",
+    "noise_floor",
     "evaluate",
     "summarize",
     "report",
@@ -54,7 +54,14 @@ def main() -> None:
     if not VENV.exists():
         raise UserError(".venv is missing; make it with: make .venv/run.")
     output = args.output.resolve()
-    matrix = ["--config", "twins=0", "workloads=[mlp,vit]", f"strategies=[{','.join(args.strategies)}]", "--", "all"]
+    matrix = [
+        "--config",
+        "noise_floor_runs=0",
+        "workloads=[mlp,vit]",
+        f"strategies=[{','.join(args.strategies)}]",
+        "--",
+        "all",
+    ]
     with tempfile.TemporaryDirectory() as place:
         clone, other = (cloned(Path(place) / name) for name in ("snakemake", "script"))
         found = {"snakemake, a small matrix": seconds(clone, *LOCAL, *matrix)}
@@ -82,8 +89,10 @@ def cloned(folder: Path) -> Path:
 def script(clone: Path, folder: Path, matrix: list[str]) -> str:
     """A shell script in ``folder`` with the lines of the jobs that ran in ``clone``."""
     words = [*LOCAL, "--detailed-summary", *matrix]
-    told = subprocess.run(words, cwd=clone, capture_output=True, text=True, check=True).stdout
-    rows = [row for row in csv.DictReader(told.splitlines(), delimiter="\t") if row["shellcmd"] not in (None, "", "-")]
+    reported = subprocess.run(words, cwd=clone, capture_output=True, text=True, check=True).stdout
+    rows = [
+        row for row in csv.DictReader(reported.splitlines(), delimiter="\t") if row["shellcmd"] not in (None, "", "-")
+    ]
     lines = {row["shellcmd"]: row for row in sorted(rows, key=lambda row: ORDER.index(row["rule"]))}
     logs = {str(Path(row["log-file(s)"]).parent) for row in lines.values()}
     text = [f"export PATH={VENV / 'bin'}:$PATH", f"mkdir -p {' '.join(sorted(logs))}", *lines]

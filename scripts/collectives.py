@@ -33,13 +33,13 @@ def main() -> None:
     for name in COLLECTIVES:
         for size in sizes:
             rows.append({"site": run.site_name, "nodes": run.nodes} | measure(world, name, size, args.repeats))
-            if world.main:
+            if world.is_rank0:
                 row = rows[-1]
                 print(f"{name:<15}{row['bytes']:>12} bytes {row['microseconds']:>12.1f} us", flush=True)
     if wrong := [str(row["collective"]) for row in rows if row["wrong_ranks"]]:
         names = ", ".join(dict.fromkeys(wrong))
         raise UserError(f"wrong numbers from {names}; check NCCL's environment variables in the site's file.")
-    if world.main:
+    if world.is_rank0:
         text = io.StringIO()
         table = csv.DictWriter(text, rows[0], lineterminator="\n")
         table.writeheader()

@@ -11,13 +11,14 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel, TypeAdapter
 
-from shardlab.documents import messages
-from shardlab.documents import sites as site_pages
+from shardlab.docs_generator import messages
+from shardlab.docs_generator import sites as site_pages
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.launch import images
-from shardlab.report import pages, plan, records, timeline
-from shardlab.report.summary import SHOWN
+from shardlab.records import plan, reports, timeline
+from shardlab.report import strategy_docs
+from shardlab.report.summary import MEMORY_KINDS
 from shardlab.settings import config, learning_rate, load, recipe, resolve, sites, types
 
 SCHEMAS: dict[str, type[BaseModel]] = {
@@ -26,10 +27,10 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "site": sites.Site,
     "image": images.ImageReport,
     "run": types.Run,
-    "train": records.TrainReport,
+    "train": reports.TrainReport,
     "timeline": timeline.Timeline,
     "plan": plan.Plan,
-    "test": records.TestReport,
+    "test": reports.TestReport,
 }
 
 SHOWN_WORKLOAD = "llama2"
@@ -83,7 +84,7 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
         "size": types.Size,
         "recipe": recipe.Recipe,
         "optimizer": recipe.Optimizer,
-        "schedule": learning_rate.Schedule,
+        "lr_schedule": learning_rate.Schedule,
         "strategy": types.Strategy,
     }
     config_readme = load.CONFIG / "README.md"
@@ -102,11 +103,11 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     if summary:
         table = pd.read_csv(summary)
         shown = matrix(table)
-        held = {each: figures(each, table) for each in pages.all_pages()}
+        held = {each: figures(each, table) for each in strategy_docs.all_pages()}
         files |= {each: fill(each, {"figures": text}) for each, text in held.items()}
     else:
         shown = between(page, "matrix")
-        held = {each: between(each, "figures") for each in pages.all_pages()}
+        held = {each: between(each, "figures") for each in strategy_docs.all_pages()}
     if whole or summary:
         check_matrix(shown)
     files[page] = fill(page, {"matrix": shown})
@@ -125,7 +126,7 @@ def readme_losses(shown: str) -> str:
 def readme_memory(held: list[str]) -> str:
     """Select rows of the tables of docs/strategies for README.md: memory per rank, by kind."""
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for text in held for line in text.splitlines()]
-    shown = [cells[0].index(column) for column in ("strategy", *SHOWN) if column in cells[0]]
+    shown = [cells[0].index(column) for column in ("strategy", *MEMORY_KINDS) if column in cells[0]]
     rows = {row[0]: [row[place] for place in shown] for row in cells}
     lines = [rows["strategy"], ["---"] * len(shown), *(rows[f"`{name}`"] for name in README_MEMORY)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -133,8 +134,12 @@ def readme_memory(held: list[str]) -> str:
 
 def figures(page: Path, table: pd.DataFrame) -> str:
     """Format a Markdown table of memory and traffic per rank under a page's strategies, compared with ``single``."""
-    rows = table[table.workload == SHOWN_WORKLOAD].set_index("strategy").loc[["single", *pages.strategies_of(page)]]
-    columns = {kind: rows[f"{kind}_bytes"] for kind in SHOWN} | {"all tensors": rows.tensor_bytes}
+    rows = (
+        table[table.workload == SHOWN_WORKLOAD]
+        .set_index("strategy")
+        .loc[["single", *strategy_docs.strategies_of(page)]]
+    )
+    columns = {kind: rows[f"{kind}_bytes"] for kind in MEMORY_KINDS} | {"all tensors": rows.tensor_bytes}
     shown = {"strategy": [f"`{name}`" for name in rows.index], "ranks": rows.world_size.astype(int)}
     shown |= {name: (sizes / 2**20).map("{:.2f}".format) for name, sizes in columns.items()}
     shown |= {"sent": (rows.bytes_per_step / 2**20).map("{:.2f}".format)}
@@ -182,8 +187,8 @@ def matrix(table: pd.DataFrame) -> str:
         cells[row["strategy"], row["workload"]] = f"{row['test_loss']:.4f}" if single else f"{row['rel_diff']:.0e}"
     lines = ["| strategy | " + " | ".join(config.workloads) + " |", "| --- |" + " --- |" * len(config.workloads)]
     lines += [f"| `{s}` | " + " | ".join(cells[s, w] for w in config.workloads) + " |" for s in config.strategies]
-    spreads = table.groupby("workload").spread.max()
-    lines.append(f"| {TWINS} | " + " | ".join(f"{spreads[w]:.0e}" for w in config.workloads) + " |")
+    noise_floors = table.groupby("workload").noise_floor.max()
+    lines.append(f"| {TWINS} | " + " | ".join(f"{noise_floors[w]:.0e}" for w in config.workloads) + " |")
     return "\n".join([*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))])
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from shardlab.data import store
 from shardlab.errors import UserError, run_program
 from shardlab.files import sha256
-from shardlab.report.records import InitialReport, TestReport, TrainReport
-from shardlab.runs.evaluation import evaluate_sharded
-from shardlab.settings import identity
+from shardlab.records.reports import InitialReport, TestReport, TrainReport
+from shardlab.settings import run_identity
 from shardlab.settings.types import read_run
+from shardlab.trainer.evaluation import evaluate_sharded
 from shardlab.training import distributed
 from shardlab.training.evaluation import evaluate
 
@@ -41,7 +41,7 @@ def main() -> None:
         report = TestReport(
             **found.model_dump(),
             untrained_loss=untrained,
-            identity=identity.of(run, fingerprint),
+            identity=run_identity.of(run, fingerprint),
             weights=digest,
         )
         report.write(args.output)

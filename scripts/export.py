@@ -15,7 +15,7 @@ from shardlab.data import store
 from shardlab.errors import UserError, run_program
 from shardlab.files import sha256, sync, sync_all, write_text
 from shardlab.models import _transformers, export
-from shardlab.report.records import TestReport, TrainReport
+from shardlab.records.reports import TestReport, TrainReport
 from shardlab.settings.types import Run, read_run
 from shardlab.training import evaluation, tasks
 

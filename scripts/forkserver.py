@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 from shardlab.errors import run_program
-from shardlab.launch import forkserver, processes
+from shardlab.launch import forkserver, signals
 
 
 def main() -> None:
@@ -27,8 +27,8 @@ def main() -> None:
     parser.add_argument("environment", nargs="*", help="variables that the modules are imported with")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    processes.die_with_parent(signal.SIGTERM, args.parent)
-    processes.name("fork server")
+    signals.die_with_parent(signal.SIGTERM, args.parent)
+    signals.name("fork server")
     listener = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)

@@ -14,8 +14,8 @@ from shardlab.data import store
 from shardlab.errors import run_program
 from shardlab.files import sha256
 from shardlab.models.weights import save
-from shardlab.report.records import InitialReport
-from shardlab.settings import identity
+from shardlab.records.reports import InitialReport
+from shardlab.settings import run_identity
 from shardlab.settings.types import read_run
 from shardlab.training import distributed, evaluation, tasks
 
@@ -42,7 +42,7 @@ def main() -> None:
     if not args.report:
         return
     report = InitialReport(
-        identity=identity.of(run, store.fingerprint_of(args.data)),
+        identity=run_identity.of(run, store.fingerprint_of(args.data)),
         weights=sha256(args.output),
         parameters=parameters,
         loss=None if run.evaluated_sharded else evaluation.evaluate(run, args.data, args.output).loss,

@@ -10,8 +10,9 @@ from pathlib import Path
 from shardlab.data import store
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
-from shardlab.report import plan, plan_table
-from shardlab.report.plan import Plan
+from shardlab.records import plan
+from shardlab.records.plan import Plan
+from shardlab.report import plan_table
 from shardlab.settings import load, resolve
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run
@@ -54,7 +55,7 @@ def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan
 
     A run that does not fit is planned again with the least recomputation with which it fits.
     """
-    from shardlab.runs.simulate import simulate  # imports torch, after the configuration was checked
+    from shardlab.trainer.simulate import simulate  # imports torch, after the configuration was checked
 
     folders = {run.data.name: data / run.data.name for run in runs}
     there = {run.data.name: store.is_prepared(folders[run.data.name], run.data) for run in runs}
@@ -62,23 +63,23 @@ def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan
     refused: dict[tuple[str, str], str] = {}
     left = dict(enumerate(runs))
     for mode in MODES:
-        asked = {
+        requested = {
             number: run if run.recipe.activation_checkpointing == mode else _recomputing(run, mode)
             for number, run in left.items()
             if run.recipe.activation_checkpointing in ("auto", *MODES[: MODES.index(mode) + 1])
         }
-        costs = {number: plan.cost(run) for number, run in asked.items()}
-        distinct = {costs[number]: run for number, run in asked.items()}
+        costs = {number: plan.cost(run) for number, run in requested.items()}
+        distinct = {costs[number]: run for number, run in requested.items()}
         with_data = [(run, folders[run.data.name] if there[run.data.name] else None) for run in distinct.values()]
         simulated = dict(zip(distinct, simulate(with_data, cores), strict=True))
         for number, cost in costs.items():
-            run, told = runs[number], simulated[cost]
-            if isinstance(told, str):
-                refused[run.strategy, run.workload] = told
+            run, estimate = runs[number], simulated[cost]
+            if isinstance(estimate, str):
+                refused[run.strategy, run.workload] = estimate
                 del left[number]
                 continue
-            fits = plan.fits(told, site.figures)
-            made = plan.make(run, site.figures, told, mode, fits=fits, prepared=there[run.data.name])
+            fits = plan.fits(estimate, site.hardware)
+            made = plan.make(run, site.hardware, estimate, mode, fits=fits, prepared=there[run.data.name])
             plans[number] = made
             if fits is not False:
                 del left[number]

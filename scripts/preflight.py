@@ -22,8 +22,8 @@ from typing import Any
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, flock, read_json, write_json
 from shardlab.launch import container, gpus
-from shardlab.launch.policy import policy
-from shardlab.launch.script import RENDEZVOUS
+from shardlab.launch.commands import RENDEZVOUS
+from shardlab.launch.slurm_limits import policy
 from shardlab.settings import load
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run, read_run
@@ -209,7 +209,7 @@ def tell(host: str, port: int, found: Findings) -> None:
 
 def ranks(run: Run, output: Path) -> int:
     """Check that every collective gives the right result over all ranks, started as in a training run."""
-    from shardlab.measure import reached
+    from shardlab.measure import device_benchmark
     from shardlab.measure.collectives import wrong
     from shardlab.training import distributed
 
@@ -221,9 +221,9 @@ def ranks(run: Run, output: Path) -> int:
     ]
     hosts = world.gather(socket.gethostname())
     # On all ranks at the same time, as in a training.
-    figures = reached.least(world.gather(reached.figures(world.device)))
-    found: Findings = {"where": "ranks", "hosts": hosts, "figures": figures, "problems": problems}
-    status = report(found, output) if world.main else 0
+    figures = device_benchmark.least(world.gather(device_benchmark.figures(world.device)))
+    found: Findings = {"where": "ranks", "hosts": hosts, "hardware": figures, "problems": problems}
+    status = report(found, output) if world.is_rank0 else 0
     if not status:
         distributed.finish()
     return status

@@ -12,7 +12,7 @@ from pathlib import Path
 from shardlab.errors import run_program
 from shardlab.files import write_text
 from shardlab.launch import slurm
-from shardlab.report import charts, evidence, html, page, summary
+from shardlab.report import charts, html, run_data, summary, summary_markdown
 from shardlab.settings import load
 
 
@@ -23,8 +23,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
     args = parser.parse_args()
     table, left_out = summary.of(args.config, args.results)
-    _, workloads = page.axes(table, args.config, left_out)
-    found = evidence.collect(table, args.results, workloads)
+    _, workloads = summary_markdown.axes(table, args.config, left_out)
+    found = run_data.collect(table, args.results, workloads)
     drawn = html.charts(found, workloads)
     accounting = slurm.accounting(job for run in found.runs if (job := run.train.slurm_job_id))
     text = html.html(found, drawn, args.config, left_out, accounting)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_json
-from shardlab.report import plan
+from shardlab.records import plan
 from shardlab.settings import load, resolve
 
 
@@ -19,8 +19,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="run.json to write")
     args = parser.parse_args()
     run = resolve.run(args.config, args.strategy, args.workload)
-    if sentence := plan.misfit(run, load.site(args.config).figures, args.output.with_name(plan.FILE)):
-        if args.config.unfit == "refuse":
+    if sentence := plan.misfit(run, load.site(args.config).hardware, args.output.with_name(plan.FILE)):
+        if args.config.on_memory_overflow == "refuse":
             raise UserError(sentence)
         print(f"warning: {sentence}")
     write_json(args.output, run.model_dump())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
-from shardlab.report import page, summary, sweep, verdict
+from shardlab.report import summary, summary_markdown, sweep, verdict
 from shardlab.settings import load
 
 
@@ -26,13 +26,13 @@ def main() -> None:
     args = parser.parse_args()
     table, left_out = summary.of(args.config, args.results, args.tolerance)
     write_text(args.results / "summary.csv", table.to_csv(index=False))
-    write_text(args.results / "summary.md", page.markdown(table, args.config, left_out))
+    write_text(args.results / "summary.md", summary_markdown.markdown(table, args.config, left_out))
     if args.config.sweep:
         write_text(args.results / sweep.FILE, sweep.table(table).to_csv(index=False))
     good, sentence = verdict.verdict(table)
     if args.check and not good:
         raise UserError(sentence)
-    print(page.screen(table, args.config, args.results))
+    print(summary_markdown.screen(table, args.config, args.results))
 
 
 if __name__ == "__main__":

@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError, run_program
-from shardlab.launch import processes, slurm
+from shardlab.launch import signals, slurm
 from shardlab.launch.images import read_report
 from shardlab.settings.types import read_run
 
 
 def main() -> int:
     """Read the frozen settings, train, save."""
-    processes.obey()
-    processes.listen(processes.WARNINGS)
+    signals.obey()
+    signals.listen(signals.WARNINGS)
     if "RANK" in os.environ:
-        processes.name(f"rank {os.environ['RANK']}")
-    processes.die_with_parent(signal.SIGKILL, int(os.environ.get(processes.TORCHRUN, 0)))
+        signals.name(f"rank {os.environ['RANK']}")
+    signals.die_with_parent(signal.SIGKILL, int(os.environ.get(signals.TORCHRUN, 0)))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
     parser.add_argument("--weights", type=Path, required=True, help="initial weights, the same for every strategy")
     parser.add_argument("--output", type=Path, required=True, help="folder for weights, metrics and train.json")
     parser.add_argument("--resume", type=Path, help="checkpoint to resume from, of any strategy on any ranks")
-    parser.add_argument("--afresh", action="store_true", help="start at the first step, ignoring checkpoints")
+    parser.add_argument("--restart", action="store_true", help="start at the first step, ignoring checkpoints")
     parser.add_argument("--recompute", choices=["none", "selective", "full"], help="for activation_checkpointing: auto")
     parser.add_argument("--usage-seconds", type=float, help="seconds between samples of the ranks' resource use")
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard's event files")
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--image", type=Path, help="report of the image that this runs in, for train.json")
     args = parser.parse_args()
     # After installing the signal handlers: these imports take seconds.
-    from shardlab.runs import loop
+    from shardlab.trainer import loop
     from shardlab.training import distributed
 
     run = read_run(args.settings)
@@ -49,8 +49,8 @@ def main() -> int:
     distributed.start(run.site.device, run.site.hang_seconds)
     try:
         files = args.data, args.weights, args.output
-        watched = loop.Watched(args.usage_seconds, args.tensorboard)
-        options = {"resume": args.resume, "afresh": args.afresh, "watched": watched, "ready": processes.listen}
+        watched = loop.MonitoringOptions(args.usage_seconds, args.tensorboard)
+        options = {"resume": args.resume, "restart": args.restart, "monitoring": watched, "ready": signals.listen}
         options["recompute"] = args.recompute
         ended = loop.train(run, *files, origin, **options)
     except UserError:
@@ -64,7 +64,7 @@ def main() -> int:
             f"{kind}: rank {rank} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         )
     distributed.finish(0 if ended else STOPPED)
-    processes.obey()
+    signals.obey()
     return 0 if ended else STOPPED
 
 

@@ -21,7 +21,7 @@ from textual.app import App, ComposeResult
 from textual.widgets import DataTable, Footer, Static
 
 from shardlab.errors import run_program
-from shardlab.launch.look import Look, look, queue
+from shardlab.launch.run_status import RunStatus, look, queue
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
 
@@ -56,13 +56,13 @@ def main() -> None:
     Watch(planned, args.results, args.every).run()
 
 
-def see(planned: list[Run], results: Path) -> list[Look]:
+def see(planned: list[Run], results: Path) -> list[RunStatus]:
     """Return the current status of all runs."""
     queued = queue(results.resolve().parent)
     return [look(run, results / run.strategy / run.workload, queued) for run in planned]
 
 
-def cells(found: Look) -> list[Text]:
+def cells(found: RunStatus) -> list[Text]:
     """Format a row of the table: short enough for 80 columns with short names."""
     step = f"{found.step}/{found.steps}" if found.steps else (str(found.step) if found.step else "")
     speed = f"{found.samples_per_second:.3g}" if found.samples_per_second else ""
@@ -92,7 +92,7 @@ def clock(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def counts(looks: list[Look]) -> str:
+def counts(looks: list[RunStatus]) -> str:
     """Format the number of runs in each state."""
     found = Counter(each.state for each in looks)
     return f"{len(looks)} run{'s' * (len(looks) != 1)}: " + ", ".join(

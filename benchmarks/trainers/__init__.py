@@ -26,7 +26,7 @@ def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
 
 def bare(race: Race) -> None:
     """A loop as one writes it; for several ranks with DDP, fully_shard or deepspeed by hand."""
-    strategy, clip = race.run.strategy, race.run.recipe.clip_norm or 0.0
+    strategy, clip = race.run.strategy, race.run.recipe.max_grad_norm or 0.0
     if strategy == "zero2":
         _bare_zero(race)
         return
@@ -82,7 +82,7 @@ def shardlab(race: Race) -> None:
     """Our loop, whole: metrics, heartbeat, and what it counts in its third step; without samples of usage."""
     from unittest import mock
 
-    from shardlab.runs import loop
+    from shardlab.trainer import loop
     from shardlab.training.step import train_step
 
     def step(engine: Any, *args: Any, **options: Any) -> Any:
@@ -149,12 +149,12 @@ def hugging_face(race: Race) -> None:
     recipe = race.run.recipe
     arguments = TrainingArguments(
         output_dir=str(race.output / "hugging_face"),
-        per_device_train_batch_size=recipe.global_batch // race.ranks,
+        per_device_train_batch_size=recipe.global_batch_size // race.ranks,
         max_steps=recipe.max_steps or -1,
         learning_rate=recipe.optimizer.learning_rate,
         weight_decay=recipe.optimizer.weight_decay,
         lr_scheduler_type="constant",
-        max_grad_norm=recipe.clip_norm or 0.0,
+        max_grad_norm=recipe.max_grad_norm or 0.0,
         optim="adamw_torch_fused",
         logging_steps=1,
         save_strategy="no",
@@ -217,7 +217,7 @@ def lightning(race: Race) -> None:
         use_distributed_sampler=False,
         callbacks=[Begin()],
         max_steps=recipe.max_steps or -1,
-        gradient_clip_val=recipe.clip_norm,
+        gradient_clip_val=recipe.max_grad_norm,
         logger=False,
         log_every_n_steps=1,
         enable_checkpointing=False,
@@ -226,7 +226,7 @@ def lightning(race: Race) -> None:
     )
     windows = Windows(race, whole=False)
     with (race.output / "lightning.jsonl").open("w") as log:
-        trainer.fit(Module(), torch.utils.data.DataLoader(windows, batch_size=recipe.global_batch // race.ranks))
+        trainer.fit(Module(), torch.utils.data.DataLoader(windows, batch_size=recipe.global_batch_size // race.ranks))
 
 
 TRAINERS: dict[str, Callable[[Race], None]] = {

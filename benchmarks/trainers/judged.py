@@ -8,7 +8,7 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
-from shardlab.report.records import TrainReport
+from shardlab.records.reports import TrainReport
 from shardlab.report.summary import COLUMNS, compare_first_steps, compared
 from shardlab.settings.types import Run
 
@@ -31,7 +31,7 @@ def rows(single: Run, place: Path, names: list[str]) -> pd.DataFrame:
 
 
 def _row(single: Run, place: Path, name: str) -> dict[str, Any]:
-    from shardlab.runs.evaluation import evaluate_sharded
+    from shardlab.trainer.evaluation import evaluate_sharded
 
     report = TrainReport.read(place / name / "train.json", "train again")
     loss = evaluate_sharded(single, place / "data", place / name / "model.safetensors").loss

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from shardlab.data import encoders
 from shardlab.errors import UserError
 from shardlab.files import read_json
-from shardlab.report import plan
-from shardlab.runs.simulate import simulate
+from shardlab.records import plan
+from shardlab.trainer.simulate import simulate
 from trainers.places import SIZES, run_of, train, write  # type: ignore[import-not-found]
 
 FAST = {"precision": "bf16", "compile": "blocks"}
@@ -88,13 +88,13 @@ def tiny(case: Case) -> Case:
 def row(case: Case, place: Path, device: str, ranks: int, steps: int) -> dict[str, Any]:
     """What was planned and what was measured; without figures where it failed, as for want of memory."""
     batch = case.batch * (1 if case.strategy == "single" else ranks)
-    recipe = {"global_batch": batch, "evaluation_batch": batch, "max_steps": steps} | case.recipe
+    recipe = {"global_batch_size": batch, "eval_batch_size": batch, "max_steps": steps} | case.recipe
     data, config = {"sequence_length": case.length}, {"ranks_per_node": ranks, "site_settings": {"device": device}}
     run = run_of(case.strategy, case.workload, case.args, data, recipe, **config)
     write(place, run, lambda rows: encoders.blank(run.data, rows))
-    (told,) = simulate([(run, None)])
+    (reported,) = simulate([(run, None)])
     found = {"model": case.name, "strategy": case.strategy, "ranks": run.world_size, "batch": batch}
-    found["planned GiB"] = None if isinstance(told, str) else plan.peak(told) / 2**30
+    found["planned GiB"] = None if isinstance(reported, str) else plan.peak(reported) / 2**30
     done = train(place, run)
     text = done.stdout + done.stderr
     (place / "initial.safetensors").unlink()

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from shardlab import models
 from shardlab.data import store
 from shardlab.files import ROOT, write_json
-from shardlab.launch import script
+from shardlab.launch import commands
 from shardlab.launch.stages import Scope
 from shardlab.models.weights import save
 from shardlab.settings import load, resolve
@@ -35,7 +35,7 @@ def prepare(
 ) -> Run:
     """A place with random tokens for the llama model of that size; returns the run. ``config``: over defaults."""
     samples, length = SHAPES[size]
-    over = {"global_batch": samples, "evaluation_batch": samples, "max_steps": steps} | (recipe or {})
+    over = {"global_batch_size": samples, "eval_batch_size": samples, "max_steps": steps} | (recipe or {})
     run = run_of(strategy, "llama2", SIZES[size], {}, over, **config)
     draw = np.random.default_rng(0)
 
@@ -51,9 +51,9 @@ def run_of(
 ) -> Run:
     """The run of a workload's model with other arguments, on other data of its task."""
     plain: dict[str, Any] = {
-        "clip_norm": 1.0,
+        "max_grad_norm": 1.0,
         "epochs": 1,
-        "checkpoint_minutes": None,
+        "checkpoint_interval_minutes": None,
         "optimizer": {"name": "adamw", "learning_rate": 1e-4},
     }
     checked = load.config({"recipe": plain | recipe} | config)
@@ -70,7 +70,7 @@ def train(place: Path, run: Run) -> "subprocess.CompletedProcess[str]":
     """Train what was written to ``place`` as launch.py would, without its checks and attempts."""
     words = {"settings": place / "run.json", "data": place, "weights": place / "initial.safetensors", "output": place}
     program = [str(ROOT / "scripts/train.py"), *(f"--{key}={value}" for key, value in words.items())]
-    lines = script.lines(run, program, None, Scope.RANKS)
+    lines = commands.lines(run, program, None, Scope.RANKS)
     return subprocess.run(["bash", "-c", lines], capture_output=True, text=True)
 
 
@@ -78,7 +78,7 @@ def write(place: Path, run: Run, arrays: Callable[[int], dict[str, Any]]) -> Non
     """Settings, splits of as many samples as the run takes, and its initial weights."""
     place.mkdir(parents=True)
     write_json(place / "run.json", run.model_dump())
-    batch, steps = run.recipe.global_batch, run.recipe.max_steps or 1
+    batch, steps = run.recipe.global_batch_size, run.recipe.max_steps or 1
     for split, rows in (("train", batch * (steps + 1)), ("validation", batch), ("test", batch)):
         save_file(arrays(rows), place / f"{split}.safetensors")
     files = {f"{split}.safetensors": "" for split in ("train", "validation", "test")}

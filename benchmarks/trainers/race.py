@@ -70,7 +70,7 @@ class Race:
         """(samples, length + 1) tokens of each step's batch; this rank's share, unless ``whole``."""
         tokens = store.open_arrays(self.data / "train.safetensors")["tokens"]
         recipe = self.run.recipe
-        order = BatchOrder(len(tokens), recipe.global_batch, self.run.seed)
+        order = BatchOrder(len(tokens), recipe.global_batch_size, self.run.seed)
         rank, ranks = (dist.get_rank(), self.ranks) if self.ranks > 1 and not whole else (0, 1)
         for number in range(recipe.max_steps or 0):
             yield torch.from_numpy(tokens[samples_of(order.batch(number), rank, ranks)]).long()

@@ -45,8 +45,10 @@ class Watch:
 def of_wrapper(model: Any) -> dict[str, Any]:
     """Settings of DDP, FSDP2 or DeepSpeed, which one of them."""
     if isinstance(model, DistributedDataParallel):
-        told = model._get_ddp_logging_data()
-        sizes = told.get("rebuilt_bucket_sizes", told["bucket_sizes"])  # a search for unused parameters rebuilds none
+        reported = model._get_ddp_logging_data()
+        sizes = reported.get(
+            "rebuilt_bucket_sizes", reported["bucket_sizes"]
+        )  # a search for unused parameters rebuilds none
         return {"wrapper": "DDP"} | {name: getattr(model, name) for name in DDP} | {"buckets, bytes": sizes}
     units: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if units:
@@ -85,10 +87,10 @@ def same(settings: dict[str, dict[str, Any]]) -> dict[str, Any]:
     first, *others = settings
     for name in others:
         for key in dict.fromkeys([*settings[first], *settings[name]]):
-            mine, value = settings[first].get(key), settings[name].get(key)
-            if mine != value:
+            local, value = settings[first].get(key), settings[name].get(key)
+            if local != value:
                 raise UserError(
-                    f"{name} and {first} do different work: {key} is {value} and {mine}; make them equal in "
+                    f"{name} and {first} do different work: {key} is {value} and {local}; make them equal in "
                     "benchmarks/trainers."
                 )
     return settings[first]

@@ -45,7 +45,7 @@ def main() -> None:
     if args.action == "prepare":
         prepare()
         return
-    if reason := obstacle():
+    if reason := incompatibility():
         sys.exit(f"error: no cluster here: {reason}.")
     if args.action == "up":
         up(args.nodes, args.gpus, args.cpus)
@@ -57,7 +57,7 @@ def main() -> None:
         os.execvp("su", ["su", "-", USER])
 
 
-def obstacle() -> str | None:
+def incompatibility() -> str | None:
     """Why this machine cannot hold the cluster, or None."""
     if not Path("/etc/debian_version").exists():
         return "its packages are Debian's, and this is another system"
@@ -90,7 +90,7 @@ def up(nodes: int, gpus: int, cpus: int) -> None:
 
 def prepare() -> None:
     """Say what the tests will change on this machine, and install their packages."""
-    if reason := obstacle():
+    if reason := incompatibility():
         print(f"No cluster here, so its tests will be skipped: {reason}.")
         return
     wanted = [*PACKAGES, *BROWSER]

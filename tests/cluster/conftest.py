@@ -27,7 +27,7 @@ def started():
 @pytest.fixture(scope="session")
 def box(started):
     """The cluster, up for as long as the tests of this folder run."""
-    if reason := cluster.obstacle():
+    if reason := cluster.incompatibility():
         pytest.skip(f"no cluster here: {reason}")
     cluster.up(nodes=2, gpus=4, cpus=4)
     yield cluster

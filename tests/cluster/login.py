@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cluster
-from shardlab.report.metrics import read
+from shardlab.records.metrics import read
 
 RECIPE = "recipe={max_steps: 8}"
 """Few steps: starting a job takes longer, and rounding has not grown yet."""

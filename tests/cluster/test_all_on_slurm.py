@@ -62,10 +62,10 @@ def test_every_report_names_its_job_node_and_image(finished, summary):
 
 
 def test_each_job_gets_the_gpus_of_its_ranks(finished, started, summary):
-    asked = gpus(since=started)
+    requested = gpus(since=started)
     for strategy, workload in summary.index:
         report = finished.json(f"results/{strategy}/{workload}/train.json")
-        assert asked[report["slurm_job_id"]] == report["world_size"]
+        assert requested[report["slurm_job_id"]] == report["world_size"]
     assert set(summary.world_size) == {1, 2, 4}
 
 

@@ -7,7 +7,7 @@ import pytest
 import cluster
 from helpers.faults import cost, survived
 from login import queue, snakemake, steps, training_job, until
-from shardlab.report import metrics
+from shardlab.records import metrics
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -66,11 +66,11 @@ def test_time_limit(too_long):
     learner, driver = too_long
     story = learner.path / "results/ddp/mlp/attempts.json"
 
-    def begun():
+    def started():
         records = metrics.read(story.with_name(metrics.NAME))
         return [record for record in records if record["kind"] == "attempt"]
 
-    until("the second attempt", lambda: len(begun()) > 1, 240)
+    until("the second attempt", lambda: len(started()) > 1, 240)
     first, second = json.loads(story.read_text())["attempts"][:2]
     assert first["why"] == "stopped: time limit"
     assert first["slurm_job_id"] == second["slurm_job_id"], "it went back into the queue under its id"
@@ -81,7 +81,7 @@ def test_time_limit(too_long):
     driver.wait()
     assert not (learner.path / "results/ddp/mlp.done").exists()
     assert steps(learner, "ddp/mlp") >= first["reached"]
-    again = {"first_step_at": begun()[1]["time"], "from_step": begun()[1]["step"]}
+    again = {"first_step_at": started()[1]["time"], "from_step": started()[1]["step"]}
     survived("Slurm: time limit", "two minutes", *cost([first, again]), layer="cluster", equal="not compared")
 
 
@@ -111,8 +111,8 @@ def test_polling_goes_on_without_slurmdbd(trained):
 
 def test_scancel_of_one_run_by_hand(learner):
     """The next call goes on from the newest checkpoint."""
-    config = ["strategies=[single, ddp, fsdp]", "workloads=[llama2]", "twins=0"]
-    config += ["recipe={epochs: 100, max_steps: 400, checkpoint_every: 10}"]
+    config = ["strategies=[single, ddp, fsdp]", "workloads=[llama2]", "noise_floor_runs=0"]
+    config += ["recipe={epochs: 100, max_steps: 400, checkpoint_interval_steps: 10}"]
     driver = learner.start(*snakemake("all", flags=["--retries=0", "--preemptible-retries=0"], config=config))
     job = training_job(learner, "ddp/llama2", driver)
     until("some steps", lambda: steps(learner, "ddp/llama2") > 20)

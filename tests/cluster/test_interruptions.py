@@ -11,12 +11,12 @@ import pytest
 import cluster
 from helpers.faults import cost, survived
 from login import now, queue, sacct, snakemake, steps, training_job, until
-from shardlab.launch.attach import name_of
+from shardlab.launch.slurm_reattach import name_of
 
 pytestmark = pytest.mark.timeout(900)
 RUN = "fsdp/llama2"
 STEPS = 600
-CONFIG = ["nodes=2", "ranks_per_node=1", f"recipe={{epochs: 100, max_steps: {STEPS}, checkpoint_every: 50}}"]
+CONFIG = ["nodes=2", "ranks_per_node=1", f"recipe={{epochs: 100, max_steps: {STEPS}, checkpoint_interval_steps: 50}}"]
 TARGET = f"results/{RUN}.done"
 FOLLOWED = "of an earlier call; following it"
 ENDED = {

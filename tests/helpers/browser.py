@@ -43,8 +43,8 @@ class Page:
     def complaints(self):
         """What the console says, and what was asked of a network."""
         console = [entry["message"] for entry in self.driver.get_log("browser")]
-        asked = [entry["message"] for entry in self.driver.get_log("performance")]
-        return console + [each for each in asked if "requestWillBeSent" in each and '"url":"http' in each]
+        requested = [entry["message"] for entry in self.driver.get_log("performance")]
+        return console + [each for each in requested if "requestWillBeSent" in each and '"url":"http' in each]
 
     def press(self, selector):
         """Press Enter on the first element of a CSS selector, as who has no mouse does."""
@@ -74,11 +74,11 @@ def opened(path, width=1280, scheme="light"):
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", prefers)
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        begun = time.monotonic()
+        started = time.monotonic()
         driver.get(path.resolve().as_uri())
         page = Page(driver, 0)
         page.until("document.body.dataset.ready === 'yes'")
-        page.seconds = time.monotonic() - begun
+        page.seconds = time.monotonic() - started
         yield page
     finally:
         driver.quit()

@@ -29,7 +29,7 @@ def tiny_run(workload, strategy="single", ranks=2, **recipe):
 
     Four steps: a last batch of an epoch that is smaller than the others, and the first step of the next epoch.
     """
-    recipe = {"global_batch": 5, "epochs": 3, "max_steps": 4, "keep_best": False} | recipe
+    recipe = {"global_batch_size": 5, "epochs": 3, "max_steps": 4, "keep_best": False} | recipe
     config = load.config({"recipe": recipe, "ranks_per_node": ranks})
     small = load.workload(workload)
     if workload == "xsum":  # of encoder and decoder each one layer, where the others have two

@@ -72,8 +72,8 @@ class Handler(BaseHTTPRequestHandler):
         return self.json(folders + [self.entry(path, files[path]) for path in inside])
 
     def paths_info(self, files, _):
-        asked = json.loads(self.body)["paths"]
-        self.json([self.entry(path, files[path]) for path in asked if path in files])
+        requested = json.loads(self.body)["paths"]
+        self.json([self.entry(path, files[path]) for path in requested if path in files])
 
     @staticmethod
     def entry(path, data):

@@ -60,7 +60,7 @@ class Trial:
         self.forked = True
         self.data, self.initial, self.temporary = folder / "data", folder / "initial.safetensors", folder / "tmp"
         self.temporary.mkdir(parents=True, exist_ok=True)
-        recipe = {"dtype": "float32", "epochs": 200, "max_steps": STEPS, "checkpoint_every": 5} | recipe
+        recipe = {"dtype": "float32", "epochs": 200, "max_steps": STEPS, "checkpoint_interval_steps": 5} | recipe
         run = tiny_run("llama2", strategy, **recipe)
         site = run.site.model_copy(update={"hang_seconds": hang_seconds, "stop_seconds": stop_seconds})
         self.run = run.model_copy(update={"site": site})
@@ -153,7 +153,7 @@ def kill_once(trial, chance):
     step = chance.randrange(max(before, 0), STEPS) if chance.random() < 0.75 else None
     moment = time.monotonic() + chance.uniform(0.5, 6)
     child = trial.start()
-    begun = time.monotonic()
+    started = time.monotonic()
     while child.poll() is None:
         if (trial.last() >= step and trial.last() != before) if step is not None else time.monotonic() > moment:
             break
@@ -169,7 +169,7 @@ def kill_once(trial, chance):
     assert trial.ended_within(trial.run.site.stop_seconds + GIVEN), trial.processes()
     assert number != signal.SIGKILL or trial.last() == step_then, "something trained on two seconds after the kill"
     child.wait()
-    at = f"step {step}" if step is not None else f"{time.monotonic() - begun:.1f} s"
+    at = f"step {step}" if step is not None else f"{time.monotonic() - started:.1f} s"
     return Kill(trial.strategy, role, number.name, at, trial.last() + 1, len(attempts(trial.folder)) - 1)
 
 

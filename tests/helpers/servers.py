@@ -10,14 +10,14 @@ from functools import cache
 from pathlib import Path
 
 from helpers.common import ROOT, tiny_run
-from shardlab.launch import forkserver, script
+from shardlab.launch import commands, forkserver
 
 
 @cache
 def server(scripts=ROOT / "scripts"):
     """Environment with which the programs in a folder are forked from a server, which ends with this process."""
     site = tiny_run("mlp").site
-    variables = script.environment(site)
+    variables = commands.environment(site)
     inherited = {key: value for key, value in os.environ.items() if key not in site.environment_clear}
     folder = Path(tempfile.mkdtemp(prefix="shardlab-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

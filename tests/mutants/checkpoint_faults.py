@@ -2,7 +2,7 @@
 
 from fault import CHECKPOINT, RESUMING, Fault, S, at
 
-MANIFEST, ATTEMPTS, EVALUATION = f"{S}report/manifest.py", f"{S}launch/attempts.py", f"{S}training/evaluation.py"
+MANIFEST, ATTEMPTS, EVALUATION = f"{S}records/manifest.py", f"{S}launch/attempts.py", f"{S}training/evaluation.py"
 CHECKPOINTS = "unit/test_checkpoints"
 RESUMED = at(CHECKPOINTS, "test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before")
 DUE = at(CHECKPOINTS, "test_when_a_checkpoint_is_due")
@@ -34,7 +34,7 @@ FAULTS = [
     Fault(
         "train afresh goes on from the checkpoints",
         RESUMING,
-        "for folder in [] if afresh else world.gather",
+        "for folder in [] if restart else world.gather",
         "for folder in world.gather",
         ANOTHER,
     ),
@@ -47,9 +47,9 @@ FAULTS = [
     ),
     # When, and how whole, a checkpoint is.
     Fault("a checkpoint a step too late", CHECKPOINT, "step % every == 0", "step % every == 1", DUE),
-    Fault("checkpoint_minutes are seconds", CHECKPOINT, "> 60 * minutes", "> minutes", DUE),
+    Fault("checkpoint_interval_minutes are seconds", CHECKPOINT, "> 60 * minutes", "> minutes", DUE),
     Fault(
-        "the clock of checkpoint_minutes never begins anew",
+        "the clock of checkpoint_interval_minutes never begins anew",
         CHECKPOINT,
         "        self._last = time.monotonic()\n        if self.world.size",
         "        if self.world.size",
@@ -98,23 +98,23 @@ FAULTS = [
     Fault(
         "no room for the checkpoint that is being written",
         ATTEMPTS,
-        "(recipe.checkpoints_kept + 1) * one",
-        "recipe.checkpoints_kept * one",
+        "(recipe.keep_last_checkpoints + 1) * one",
+        "recipe.keep_last_checkpoints * one",
         ROOM,
     ),
     Fault("no room for the optimizer", ATTEMPTS, "size * (1 + states + recipe.keep_best)", "size", ROOM),
     Fault(
         "what is left of a run is the whole of it",
-        f"{S}launch/look.py",
+        f"{S}launch/run_status.py",
         "(found.steps - found.step) * seconds",
         "found.steps * seconds",
         at("unit/test_watch", "test_a_run_that_is_trained_now"),
     ),
     Fault(
         "a day of Slurm's has 12 hours",
-        f"{S}launch/policy.py",
+        f"{S}launch/slurm_limits.py",
         "(days * 24 + hours)",
         "(days * 12 + hours)",
-        at("unit/test_policy", "test_slurm_s_times"),
+        at("unit/test_slurm_limits", "test_slurm_s_times"),
     ),
 ]

@@ -2,7 +2,12 @@
 
 from fault import ACCUMULATED, CHECKPOINT, NATIVE, STEP, ZERO, Fault, S, at
 
-DEVICE, LAUNCH, SIMULATE, LOOP = f"{S}training/device.py", f"{S}launch", f"{S}runs/simulate.py", f"{S}runs/loop.py"
+DEVICE, LAUNCH, SIMULATE, LOOP = (
+    f"{S}training/device.py",
+    f"{S}launch",
+    f"{S}trainer/simulate.py",
+    f"{S}trainer/loop.py",
+)
 SIMULATED = at(
     "unit/test_device", "test_the_simulated_accelerator_refuses_what_a_gpu_would_compute_wrongly_or_wait_for"
 )
@@ -14,7 +19,7 @@ REFUSED = "never set one|wait for it first|record_stream|No backend type associa
 FAULTS = [
     Fault(
         "ranks forked on a GPU by a torchrun that asked CUDA",
-        f"{LAUNCH}/script.py",
+        f"{LAUNCH}/commands.py",
         '    if site.device == "cpu":\n        # On a GPU ranks',
         "    if True:\n        # On a GPU ranks",
         at("unit/test_sites", "test_sbatch_and_srun_lines_are_the_approved_ones"),
@@ -44,7 +49,7 @@ FAULTS = [
     ),
     Fault(
         "compiled blocks eager after the counted step",
-        f"{S}measure/meter.py",
+        f"{S}measure/step_profiler.py",
         'torch.compiler.set_stance("force_eager"), ',
         "",
         at("unit/test_watched", "test_compiled_blocks_stay_compiled_after_the_counted_step"),
@@ -99,7 +104,7 @@ FAULTS = [
     Fault(
         "every rank keeps ZeRO's whole weights for a checkpoint",
         ZERO,
-        "for name, value in self.weights() if self.world.main or not to_write}",
+        "for name, value in self.weights() if self.world.is_rank0 or not to_write}",
         "for name, value in self.weights()}",
         at(
             "parity/test_parity",
@@ -139,7 +144,7 @@ FAULTS = [
     ),
     Fault(
         "the peak includes what counting held",
-        f"{S}measure/meter.py",
+        f"{S}measure/step_profiler.py",
         "            forget_peak(self.world.devices)  # counting",
         "            pass  # counting",
         at("unit/test_device", "test_the_peak_is_counted_from_after_what_was_profiled"),
@@ -240,14 +245,14 @@ FAULTS = [
     ),
     Fault(
         "what no plan counts is not left free",
-        f"{S}report/plan.py",
-        "(figures.device_memory_gib - figures.unplanned_gib)",
-        "figures.device_memory_gib",
+        f"{S}records/plan.py",
+        "(hardware.device_memory_gib - hardware.unplanned_gib)",
+        "hardware.device_memory_gib",
         at("unit/test_plan", "test_what_no_plan_counts_is_left_free"),
     ),
     Fault(
         "all devices of a process planned as one",
-        f"{S}runs/one_process.py",
+        f"{S}trainer/single_process.py",
         "return self._current",
         "return 0",
         PLANNED,

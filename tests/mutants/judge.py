@@ -34,10 +34,10 @@ class Failure:
             return False
         if self.names[:1] == ("SystemExit",):
             return self.text.startswith("error: ")
-        told = {name.rpartition(".")[2] for name in TOLD.findall(self.text)}
+        reported = {name.rpartition(".")[2] for name in TOLD.findall(self.text)}
         if "Traceback (most recent call last)" in self.text or "short test summary" in self.text:
             # Ranks whose neighbor failed say so, too: one error of the right kind is enough.
-            return bool(told & OWN) or (not told and not OWN.isdisjoint(self.names))
+            return bool(reported & OWN) or (not reported and not OWN.isdisjoint(self.names))
         return not OWN.isdisjoint(self.names) and not _inside_a_package(self.origin)
 
     @property

@@ -2,12 +2,12 @@
 
 from fault import Fault, S, at
 
-RECORDS, PLAN, PLANS = f"{S}report/records.py", f"{S}report/plan.py", f"{S}report/plan_table.py"
-COLLECTIVES, TRAFFIC, REACHED = (f"{S}measure/{name}.py" for name in ("collectives", "traffic", "reached"))
+RECORDS, PLAN, PLANS = f"{S}records/reports.py", f"{S}records/plan.py", f"{S}report/plan_table.py"
+COLLECTIVES, TRAFFIC, REACHED = (f"{S}measure/{name}.py" for name in ("collectives", "traffic", "device_benchmark"))
 THEORY = f"{S}measure/expected_traffic.py"
 TIMES = at("unit/test_records", "test_times_are_those_of_the_steps_behind_the_warm_up")
 BANDWIDTHS = at("unit/test_collectives", "test_bandwidths_are_of_the_slowest_rank")
-FIGURES = at("unit/test_reached", "test_a_product_has_two_operations_a_value_and_a_copy_reads_and_writes")
+FIGURES = at("unit/test_device_benchmark", "test_a_product_has_two_operations_a_value_and_a_copy_reads_and_writes")
 ATTEMPTS = at("unit/test_records", "test_a_report_counts_the_steps_of_all_attempts")
 SENT = at("parity/test_parity", "test_what_is_sent_is_what_theory_says[fsdp-llama2-float64]")
 
@@ -23,8 +23,8 @@ FAULTS = [
     Fault(
         "a bubble of (p - 1) / m",
         f"{S}settings/pipeline_schedules.py",
-        "(ranks - 1) / (pieces + ranks - 1)",
-        "(ranks - 1) / pieces",
+        "(ranks - 1) / (segments + ranks - 1)",
+        "(ranks - 1) / segments",
         at("unit/test_records", "test_the_bubble_of_a_pipeline"),
     ),
     Fault("the 95th percentile is the median", RECORDS, "round(0.95 * (len", "round(0.5 * (len", TIMES),
@@ -49,7 +49,7 @@ FAULTS = [
     Fault(
         "the time of earlier attempts is forgotten",
         RECORDS,
-        ' + sum(each["seconds"] for each in steps if each["step"] < begun)',
+        ' + sum(each["seconds"] for each in steps if each["step"] < started)',
         "",
         ATTEMPTS,
     ),
@@ -78,8 +78,8 @@ FAULTS = [
     Fault(
         "what a gather takes in counts, not what it gives",
         TRAFFIC,
-        "size *= ranks  # here",
-        "size *= 1  # here",
+        "size *= ranks  # this",
+        "size *= 1  # this",
         at("parity/test_parity", "test_what_is_sent_is_what_theory_says[tp_sp-vit-float64]"),
     ),
     Fault("bus bandwidth without the part that is sent", COLLECTIVES, "factor * 4 * count", "4 * count", BANDWIDTHS),
@@ -105,7 +105,7 @@ FAULTS = [
         REACHED,
         'float(f"{min(values):.3g}")',
         'float(f"{max(values):.3g}")',
-        at("unit/test_reached", "test_the_slowest_rank_counts"),
+        at("unit/test_device_benchmark", "test_the_slowest_rank_counts"),
     ),
     Fault(
         "the update is drawn as backward",
@@ -123,10 +123,10 @@ FAULTS = [
     ),
     Fault(
         "twins a hundred roundings apart",
-        f"{S}runs/perturbed.py",
+        f"{S}trainer/perturbed.py",
         "(1 + ROUNDING_SIZE * noise)",
         "(1 + 100 * ROUNDING_SIZE * noise)",
-        at("unit/test_twins", "test_a_twin_s_weights_are_one_rounding_apart"),
+        at("unit/test_noise_floor", "test_a_twin_s_weights_are_one_rounding_apart"),
     ),
     # Plans, and what follows from figures.
     Fault(
@@ -159,7 +159,7 @@ FAULTS = [
     ),
     Fault(
         "the report advises the slowest",
-        f"{S}report/advice.py",
+        f"{S}report/recommendation.py",
         'fastest = max(runs, key=lambda name: runs[name]["samples_per_second"])',
         'fastest = min(runs, key=lambda name: runs[name]["samples_per_second"])',
         at("unit/test_report", "test_advice_comes_from_the_figures"),

@@ -33,18 +33,18 @@ FAULTS = [
     Fault(
         "clip factor times the square root of the ranks",
         NATIVE,
-        "self.run.recipe.clip_norm / (norm + 1e-6)",
-        "self.run.recipe.clip_norm * self.world.size**0.5 / (norm + 1e-6)",
+        "self.run.recipe.max_grad_norm / (norm + 1e-6)",
+        "self.run.recipe.max_grad_norm * self.world.size**0.5 / (norm + 1e-6)",
         parity(f"fsdp-llama2-{ACCUMULATED}-float64"),
     ),
     Fault(
         "clips at twice the norm",
         NATIVE,
-        "self.run.recipe.clip_norm / (norm",
-        "2 * self.run.recipe.clip_norm / (norm",
+        "self.run.recipe.max_grad_norm / (norm",
+        "2 * self.run.recipe.max_grad_norm / (norm",
         reference("mlp"),
     ),
-    Fault("no clipping", NATIVE, "if self.run.recipe.clip_norm is not None:", "if False:", reference("mlp")),
+    Fault("no clipping", NATIVE, "if self.run.recipe.max_grad_norm is not None:", "if False:", reference("mlp")),
     Fault(
         "gradients of norms not reduced under sequence parallelism",
         NATIVE,
@@ -78,23 +78,23 @@ FAULTS = [
         parity("ddp-mlp-float64"),
     ),
     Fault(
-        "ZeRO's loss without times accumulate",
+        "ZeRO's loss without times gradient_accumulation_steps",
         ZERO,
-        "scale * self.run.recipe.accumulate",
+        "scale * self.run.recipe.gradient_accumulation_steps",
         "scale",
         ZERO_ACCUMULATED,
     ),
     Fault(
         "ZeRO does not clip",
         f"{S}settings/deepspeed.py",
-        '"gradient_clipping": recipe.clip_norm or 0.0',
+        '"gradient_clipping": recipe.max_grad_norm or 0.0',
         '"gradient_clipping": 0.0',
         ZERO_ACCUMULATED,
     ),
     Fault(
         "ZeRO steps at each micro-batch",
         f"{S}settings/deepspeed.py",
-        '"gradient_accumulation_steps": recipe.accumulate',
+        '"gradient_accumulation_steps": recipe.gradient_accumulation_steps',
         '"gradient_accumulation_steps": 1',
         ZERO_ACCUMULATED,
     ),
@@ -198,8 +198,8 @@ FAULTS = [
     Fault(
         "every rank trains on the whole batch",
         BATCHES,
-        "mine = order.samples_of(batch, world.data_rank, world.data_size)",
-        "mine = batch",
+        "local = order.samples_of(batch, world.data_rank, world.data_size)",
+        "local = batch",
         parity("ddp-mlp-float64"),
     ),
     Fault(
@@ -209,11 +209,11 @@ FAULTS = [
 
     @property
     def copies(self) -> int:
-        \"\"\"Ranks that hold the same output for the same samples.\"\"\"
+        \"\"\"Number of ranks that hold the same output for the same samples.\"\"\"
         return self.degree(*(axis for axis in AXES if axis not in (*DATA, STAGES)))
 
     def data_rank(self, place: Mapping[str, int]) -> int:
-        \"\"\"Number of the group of ranks that reads the samples of the rank with these coordinates.\"\"\"
+        \"\"\"Return the index of the group of ranks that reads what the rank with these coordinates reads.\"\"\"
         rank = 0
         for axis in DATA:
 """,
@@ -246,8 +246,8 @@ FAULTS = [
     Fault(
         "an epoch's last batch is dropped",
         ORDER,
-        "return -(-self.samples // self.global_batch)",
-        "return self.samples // self.global_batch",
+        "return -(-self.samples // self.global_batch_size)",
+        "return self.samples // self.global_batch_size",
         reference("mlp"),
     ),
     Fault(

@@ -180,11 +180,11 @@ class _Ranks:
     """The process of tests/parity/ranks.py as a fork, with what group.Server asks of it."""
 
     def __init__(self):
-        (asked, ask), (say, said) = os.pipe(), os.pipe()
+        (requested, ask), (say, said) = os.pipe(), os.pipe()
         self.stdin, self.stdout = os.fdopen(ask, "w"), os.fdopen(say)
-        self._process = FORK.Process(target=self._serve, args=(asked, said), daemon=False)
+        self._process = FORK.Process(target=self._serve, args=(requested, said), daemon=False)
         self._process.start()
-        os.close(asked)
+        os.close(requested)
         os.close(said)
 
     def terminate(self):
@@ -194,7 +194,7 @@ class _Ranks:
         self._process.join()
         return self._process.exitcode
 
-    def _serve(self, asked, said):
+    def _serve(self, requested, said):
         self.stdin.close()
-        sys.stdin, sys.stdout = os.fdopen(asked), os.fdopen(said, "w")
+        sys.stdin, sys.stdout = os.fdopen(requested), os.fdopen(said, "w")
         import_module("ranks").main()

@@ -69,8 +69,8 @@ FAULTS = [
     Fault(
         "micro-batches averaged, whatever their size",
         STEP,
-        "engine.add_gradients(micro, world.data_size / step.targets, last",
-        "engine.add_gradients(micro, step.samples / step.targets / len(step.micro_batches) / micro.count, last",
+        "engine.forward_backward(micro, world.data_size / step.targets, last",
+        "engine.forward_backward(micro, step.samples / step.targets / len(step.micro_batches) / micro.count, last",
         reference("mlp"),
     ),
     # How the optimizer is driven.
@@ -155,7 +155,7 @@ FAULTS = [
     ),
     Fault(
         "the content of a checkpoint's files is not looked at",
-        f"{S}report/manifest.py",
+        f"{S}records/manifest.py",
         "if found != manifest.files[name].sha256:",
         "if False:",
         at("unit/test_checkpoints", "test_no_damage_to_a_file_goes_unseen"),
@@ -213,8 +213,8 @@ FAULTS = [
     Fault(
         "the table does not look at the run's settings",
         SUMMARY,
-        "if key := identity.difference(run.model_dump",
-        "if False and identity.difference(run.model_dump",
+        "if key := run_identity.difference(run.model_dump",
+        "if False and run_identity.difference(run.model_dump",
         at("unit/test_summary", "test_a_row_belongs_to_its_run"),
     ),
     Fault(

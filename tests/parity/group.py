@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from helpers.common import ROOT, save_initial
 from shardlab.errors import UserError
 from shardlab.files import sha256
-from shardlab.report import manifest, metrics
-from shardlab.report.manifest import File, Manifest
+from shardlab.records import manifest, metrics
+from shardlab.records.manifest import File, Manifest
 from shardlab.training import evaluation
 
 
@@ -95,8 +95,8 @@ class Server:
 
     def _run(self, ranks, jobs, log, group, fresh):
         """Work off a file of jobs; returns the status."""
-        asked = {"ranks": ranks, "jobs": str(jobs), "log": str(log), "group": group or ranks > 1, "fresh": fresh}
-        self.process.stdin.write(json.dumps(asked) + "\n")
+        requested = {"ranks": ranks, "jobs": str(jobs), "log": str(log), "group": group or ranks > 1, "fresh": fresh}
+        self.process.stdin.write(json.dumps(requested) + "\n")
         self.process.stdin.flush()
         while line := self.process.stdout.readline():
             if line.strip().lstrip("-").isdigit():
@@ -115,19 +115,19 @@ bias in front of a softmax are 0, and nothing but rounding.
 """
 
 
-def differences(mine, single, run, data):
+def differences(actual, single, run, data):
     """Largest relative differences of two trainings: step-0 gradients, loss and norm of each step, test loss.
 
     Gradients are compared relative to the model's largest (``gradient``), and to each parameter's own (``parameter``).
     ``run`` is the one on one device, ``data`` the folder of its prepared data set. What is not a number stays none.
     """
-    gradients, expected = (load_file(folder / "gradients.safetensors") for folder in (mine, single))
-    pairs = list(zip(steps(mine), steps(single), strict=True))
-    assert all(mine["samples"] == theirs["samples"] for mine, theirs in pairs)
-    losses = [evaluation.evaluate(run, data, folder / "model.safetensors").loss for folder in (mine, single)]
+    gradients, expected = (load_file(folder / "gradients.safetensors") for folder in (actual, single))
+    pairs = list(zip(steps(actual), steps(single), strict=True))
+    assert all(actual["samples"] == reference["samples"] for actual, reference in pairs)
+    losses = [evaluation.evaluate(run, data, folder / "model.safetensors").loss for folder in (actual, single)]
     return of_gradients(gradients, expected) | {
-        "loss": worst(mine["loss"] / theirs["loss"] - 1 for mine, theirs in pairs),
-        "norm": worst(mine["grad_norm"] / theirs["grad_norm"] - 1 for mine, theirs in pairs),
+        "loss": worst(actual["loss"] / reference["loss"] - 1 for actual, reference in pairs),
+        "norm": worst(actual["grad_norm"] / reference["grad_norm"] - 1 for actual, reference in pairs),
         "test": worst([losses[0] / losses[1] - 1]),
     }
 

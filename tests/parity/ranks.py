@@ -45,16 +45,16 @@ def main():
 
 def serve():
     for line in sys.stdin:
-        asked = json.loads(line)
-        jobs = json.loads(Path(asked["jobs"]).read_text())
-        ranks = asked["ranks"]
-        if asked["group"]:
+        requested = json.loads(line)
+        jobs = json.loads(Path(requested["jobs"]).read_text())
+        ranks = requested["ranks"]
+        if requested["group"]:
             shares, environments = [jobs] * ranks, world(ranks)
         else:
             shares, environments = [jobs[0::2], jobs[1::2]], [{}, {}]
-        start, target = (SPAWN, fresh_rank) if asked["fresh"] else (FORK, rank)
+        start, target = (SPAWN, fresh_rank) if requested["fresh"] else (FORK, rank)
         processes = [
-            start.Process(target=target, args=(share, environment, asked["log"]), daemon=True)
+            start.Process(target=target, args=(share, environment, requested["log"]), daemon=True)
             for share, environment in zip(shares, environments, strict=True)
         ]
         for process in processes:

@@ -23,18 +23,18 @@ def train(settings, folder, initial):
     optimizer = make_optimizer(recipe["optimizer"], network.parameters())
     loss_of, length = TASKS[settings["task"]]
     count = length(splits["train"])
-    per_epoch = math.ceil(count / recipe["global_batch"])
+    per_epoch = math.ceil(count / recipe["global_batch_size"])
     total = min(recipe["epochs"] * per_epoch, recipe["max_steps"] or math.inf)
     steps, validations, best = [], [], math.nan
     for number in range(total):
         epoch, place = divmod(number, per_epoch)
         order = np.random.default_rng((settings["seed"], epoch)).permutation(count)
-        batch = order[place * recipe["global_batch"] :][: recipe["global_batch"]]
+        batch = order[place * recipe["global_batch_size"] :][: recipe["global_batch_size"]]
         loss, targets = loss_of(network, splits["train"], batch, dtype)
         optimizer.zero_grad()
         (loss / targets).backward()  # at once: accumulation must change nothing
-        norm = clip_grad_norm_(network.parameters(), recipe["clip_norm"] or math.inf)
-        rate = recipe["optimizer"]["learning_rate"] * factor(recipe["schedule"], number, total, epoch)
+        norm = clip_grad_norm_(network.parameters(), recipe["max_grad_norm"] or math.inf)
+        rate = recipe["optimizer"]["learning_rate"] * factor(recipe["lr_schedule"], number, total, epoch)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()

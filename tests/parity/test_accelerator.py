@@ -18,8 +18,8 @@ from test_parity import ACCUMULATED, STRATEGIES, Case, supported
 from helpers import accelerator
 from helpers.common import ROOT, TINY, tiny_run
 from shardlab.files import write_json
-from shardlab.report import metrics
-from shardlab.runs.simulate import simulate
+from shardlab.records import metrics
+from shardlab.trainer.simulate import simulate
 from shardlab.training import evaluation
 
 NATIVE = ["single", *(name for name in STRATEGIES if "zero" not in name)]
@@ -27,7 +27,7 @@ HARD = [Case(s, "llama2", tuple(ACCUMULATED.items())) for s in NATIVE]
 MATRIX = [Case(s, w) for s in NATIVE for w in TINY]
 CASES = [case for case in (*HARD, *MATRIX) if supported(case)]
 SHORT = [c for c in CASES if c.run().world_size < 4 and (c in HARD or c.strategy in ("single", "dp", "fsdp"))]
-HALF = {"max_steps": 2, "checkpoint_every": 1}
+HALF = {"max_steps": 2, "checkpoint_interval_steps": 1}
 
 
 def on_accelerator(run):
@@ -39,12 +39,12 @@ def parametrized(cases):
     return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c in SHORT]) for c in cases])
 
 
-def asked(items, *, long):
+def requested(items, *, long):
     """The cases of the tests that were chosen; all of them if one is that looks at several."""
     every = CASES if long else SHORT
-    mine = [item for item in items if "folders" in item.fixturenames and item.path == Path(__file__)]
-    chosen = [item.callspec.params["case"] for item in mine if hasattr(item, "callspec")]
-    return [case for case in every if case in chosen] if len(chosen) == len(mine) else every
+    actual = [item for item in items if "folders" in item.fixturenames and item.path == Path(__file__)]
+    chosen = [item.callspec.params["case"] for item in actual if hasattr(item, "callspec")]
+    return [case for case in every if case in chosen] if len(chosen) == len(actual) else every
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def folders(request, server, simulated, tmp_path_factory, tiny_data):
     cpu = Group(server, tmp_path_factory.mktemp("cpu"), tiny_data)
     sim = Group(simulated, tmp_path_factory.mktemp("sim"), tiny_data)
     by_ranks = defaultdict(list)
-    for case in asked(request.session.items, long=request.config.getoption("--long")):
+    for case in requested(request.session.items, long=request.config.getoption("--long")):
         cpu.add(case.reference.name, case.reference.run())
         by_ranks[case.run().world_size].append(case)
     cpu.start(1)
@@ -88,9 +88,9 @@ def test_a_training_that_goes_on_under_another_strategy_equals_a_cpu(server, sim
     sim.start(2)
     sim.add("whole", on_accelerator(tiny_run("llama2", "tp_sp", dtype="float64")), resume="half")
     sim.start(2)
-    for mine, theirs in zip(steps(sim.folder / "whole"), steps(cpu.folder / "single")[2:], strict=True):
-        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-10)
-        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-10)
+    for actual, reference_value in zip(steps(sim.folder / "whole"), steps(cpu.folder / "single")[2:], strict=True):
+        assert actual["loss"] == pytest.approx(reference_value["loss"], rel=1e-10)
+        assert actual["grad_norm"] == pytest.approx(reference_value["grad_norm"], rel=1e-10)
 
 
 @parametrized(CASES)

@@ -99,15 +99,15 @@ def test_runs_have_the_devices_that_are_there(check_gpu, ranks):
     assert max(case.run.devices_per_node for case in cases) == ranks
     assert min(case.run.devices_per_node for case in cases if case.label != check_gpu.TO_CPU) == min(ranks, 2)
     for case in cases:
-        assert case.run.recipe.global_batch == case.reference.recipe.global_batch > ranks
+        assert case.run.recipe.global_batch_size == case.reference.recipe.global_batch_size > ranks
 
 
 def test_too_few_gpus_are_one_sentence(check_gpu):
     assert [check_gpu.enough(found, None) for found in (1, 5, 16)] == [1, 5, 8]
     assert check_gpu.enough(4, 2) == 2
-    for found, asked, needed in ((0, None, 1), (4, 8, 8)):
+    for found, requested, needed in ((0, None, 1), (4, 8, 8)):
         with pytest.raises(check_gpu.UserError, match=f"PyTorch sees {found} GPUs here, and this needs {needed};"):
-            check_gpu.enough(found, asked)
+            check_gpu.enough(found, requested)
 
 
 @pytest.mark.long

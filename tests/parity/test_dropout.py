@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from helpers.common import save_initial, tiny_run
 from shardlab import models, strategies
 from shardlab.models import weights
-from shardlab.report import metrics
-from shardlab.runs import loop
+from shardlab.records import metrics
 from shardlab.settings.mesh import ParallelDims
 from shardlab.strategies.tensor import _Dropout, drawn
+from shardlab.trainer import loop
 from shardlab.training import batches, tasks
 
 SHARES = {"dp_replicate": 2, "pp": 2, "dp_shard": 2, "tp": 2}
@@ -102,14 +102,16 @@ def test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_o
     initial = tmp_path / "mnist-float64.safetensors"
     with mock.patch.object(strategies, "build", build):
         loop.train(run_of("single"), tiny_data / "mnist", initial, tmp_path / "single", {})
-    for mine, theirs in zip(steps(tmp_path / "tp"), steps(tmp_path / "single"), strict=True):
+    for actual, reference in zip(steps(tmp_path / "tp"), steps(tmp_path / "single"), strict=True):
         for key in ("loss", "grad_norm"):
-            assert mine[key] == pytest.approx(theirs[key], rel=1e-10), f"step {mine['step']}"
+            assert actual[key] == pytest.approx(reference[key], rel=1e-10), f"step {actual['step']}"
 
 
 def test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop(tiny_data, tmp_path):
     run, drops = run_of("single"), []
-    half = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": 2, "checkpoint_every": 2})})
+    half = run.model_copy(
+        update={"recipe": run.recipe.model_copy(update={"max_steps": 2, "checkpoint_interval_steps": 2})}
+    )
     save_initial(run, tmp_path / "initial")
     for name, settings, resume in (("whole", run, None), ("half", half, None), ("rest", run, "half")):
         checkpoint = resume and newest(tmp_path / resume)

@@ -18,22 +18,22 @@ from safetensors.torch import load_file
 
 from helpers.common import TINY, tiny_run
 from shardlab.errors import Unsupported
-from shardlab.runs.simulate import simulate
 from shardlab.settings import load
+from shardlab.trainer.simulate import simulate
 from shardlab.training import evaluation
 
-ALWAYS_CLIPPED = {"clip_norm": 0.01}
+ALWAYS_CLIPPED = {"max_grad_norm": 0.01}
 PLAIN_SGD = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "loss_chunks": 2}
 ACCUMULATED = {
-    "accumulate": 2,
+    "gradient_accumulation_steps": 2,
     "length_buckets": True,
     "loss_chunks": 3,
     "activation_checkpointing": "full",
 } | ALWAYS_CLIPPED
 # A rate that changes at each step: an engine that does not follow the schedule shows at the second.
-ACCUMULATED |= {"schedule": {"name": "constant", "warmup_steps": 3}}
+ACCUMULATED |= {"lr_schedule": {"name": "constant", "warmup_steps": 3}}
 COMPILED = {"compile": "blocks", "compile_backend": "aot_eager"}
-SPREAD_ONLY = ("accumulate", "length_buckets", "loss_chunks", "activation_checkpointing")
+SPREAD_ONLY = ("gradient_accumulation_steps", "length_buckets", "loss_chunks", "activation_checkpointing")
 SPREAD_ONLY += ("compile", "compile_backend", "precision")
 """Keys of a recipe that must change no number: the reference trains without them."""
 STRATEGIES = [name for name in load.read_yaml(load.CONFIG / "strategies.yaml") if name != "single"]
@@ -121,7 +121,7 @@ def parametrized(cases):
     return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c in LONG]) for c in cases])
 
 
-def asked(items, *, long):
+def requested(items, *, long):
     """The cases of the tests that were chosen; all of them if one is that looks at several."""
     every = [case for case in (*CASES, *FAULTY, TRAP, *HALF) if long or case not in LONG]
     of_items = [getattr(item, "callspec", None) for item in items if "results" in item.fixturenames]
@@ -137,7 +137,7 @@ def results(request, server, tmp_path_factory, tiny_data):
     """Folder with the results of the cases that are asked for, and of the trainings that they are held to."""
     group = Group(server, tmp_path_factory.mktemp("parity"), tiny_data)
     by_ranks = defaultdict(list)
-    for case in asked(request.session.items, long=request.config.getoption("--long")):
+    for case in requested(request.session.items, long=request.config.getoption("--long")):
         by_ranks[case.run().world_size, case.native].append(case)
         group.add(case.reference.name, case.reference.run())
     group.start(1)
@@ -237,7 +237,7 @@ PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_
 @pytest.fixture(scope="session")
 def plans(request, results):
     """Plan of each of the cases that are asked for, by name."""
-    cases = [case for case in asked(request.session.items, long=False) if case in PLANNED]
+    cases = [case for case in requested(request.session.items, long=False) if case in PLANNED]
     return dict(
         zip([case.name for case in cases], simulate([(c.run(), data_of(results, c)) for c in cases], 2), strict=True)
     )
@@ -295,7 +295,7 @@ def test_a_last_batch_is_smaller_than_the_ranks_of_some_strategies(results, work
 
 def test_clipping_is_always_active_in_its_cases(results):
     name = next(case for case in HARD if case.native).reference.name
-    assert all(line["grad_norm"] > ALWAYS_CLIPPED["clip_norm"] for line in steps(results / name))
+    assert all(line["grad_norm"] > ALWAYS_CLIPPED["max_grad_norm"] for line in steps(results / name))
 
 
 @pytest.mark.parametrize(

@@ -4,33 +4,33 @@ import pytest
 import reference
 
 from helpers.common import save_initial, tiny_run
-from shardlab.report import metrics
-from shardlab.runs import loop
+from shardlab.records import metrics
+from shardlab.trainer import loop
 from shardlab.training.evaluation import evaluate
 
 TOLERANCE = 1e-12
-EVERYTHING = {"max_steps": None, "epochs": 2, "accumulate": 2, "clip_norm": 0.5, "keep_best": True}
+EVERYTHING = {"max_steps": None, "epochs": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "keep_best": True}
 RECIPES = {
     "mlp": {
         "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.8, "weight_decay": 0.2},
         # Worse in the second epoch, so that the best weights are not the last.
-        "schedule": {"name": "step", "gamma": 30.0},
+        "lr_schedule": {"name": "step", "gamma": 30.0},
     },
     "mnist": {
         "optimizer": {"name": "adadelta", "learning_rate": 0.5, "weight_decay": 0.1},
-        "schedule": {"name": "step", "gamma": 0.3},
+        "lr_schedule": {"name": "step", "gamma": 0.3},
     },
     "xsum": {
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "betas": [0.8, 0.9], "weight_decay": 0.3},
-        "schedule": {"name": "cosine", "warmup_steps": 2, "end": 0.1},
+        "lr_schedule": {"name": "cosine", "warmup_steps": 2, "end": 0.1},
     },
     "vit": {
         "optimizer": {"name": "adam", "learning_rate": 1e-3, "betas": [0.5, 0.95], "weight_decay": 0.1},
-        "schedule": {"name": "linear", "end": 0.2},
+        "lr_schedule": {"name": "linear", "end": 0.2},
     },
     "llama2": {
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "betas": [0.7, 0.9], "weight_decay": 0.5},
-        "schedule": {"name": "linear", "warmup_steps": 1},
+        "lr_schedule": {"name": "linear", "warmup_steps": 1},
     },
 }
 
@@ -52,8 +52,8 @@ def test_single_equals_a_plain_loop(workload, tiny_data, tmp_path):
     sizes = [step["samples"] for step in steps]
     assert sizes[-1] < sizes[0], "the last batch is ragged"
     assert steps[-1]["epoch"] == 1
-    for mine, theirs in zip(steps, expected["steps"], strict=True):
-        assert {key: mine[key] for key in theirs} == near(theirs), f"step {mine['step']}"
+    for actual, reference_value in zip(steps, expected["steps"], strict=True):
+        assert {key: actual[key] for key in reference_value} == near(reference_value), f"step {actual['step']}"
     validations = [record["loss"] for record in lines if record["kind"] == "validation"]
     assert validations == near(expected["validations"])
     assert evaluate(run, data, tmp_path / "model.safetensors").loss == near(expected["test"])

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from helpers.common import tiny_run
 from shardlab.errors import UserError
-from shardlab.runs import loop
+from shardlab.trainer import loop
 
-HALF = {"max_steps": 2, "checkpoint_every": 2}
+HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
 PAIRS = [
     ("single", "fsdp", "llama2", 2),
     ("ddp", "fsdp_tp", "llama2", 2),
@@ -39,11 +39,11 @@ def dtype(*strategies):
     return "float32" if any("zero" in name for name in strategies) else "float64"
 
 
-def asked(items):
+def requested(items):
     """The pairs of PAIRS and the names of LOW that the chosen tests need: all pairs if one looks at several."""
-    mine = [item for item in items if "folder" in item.fixturenames and item.path == Path(__file__)]
-    chosen = [(*item.callspec.params.values(),) for item in mine if hasattr(item, "callspec")]
-    pairs = [pair for pair in PAIRS if pair in chosen] if len(chosen) == len(mine) else PAIRS
+    actual = [item for item in items if "folder" in item.fixturenames and item.path == Path(__file__)]
+    chosen = [(*item.callspec.params.values(),) for item in actual if hasattr(item, "callspec")]
+    pairs = [pair for pair in PAIRS if pair in chosen] if len(chosen) == len(actual) else PAIRS
     return pairs, [name for name in LOW if (name,) in chosen]
 
 
@@ -52,7 +52,7 @@ def folder(request, server, tmp_path_factory, tiny_data):
     """Folder with the whole training on one device, and the two halves of every pair."""
     group = Group(server, tmp_path_factory.mktemp("resume"), tiny_data)
     first, second = defaultdict(list), defaultdict(list)
-    pairs, low = asked(request.session.items)
+    pairs, low = requested(request.session.items)
     for before, after, workload, ranks in pairs:
         kind = dtype(before, after)
         group.add(f"single-{workload}-{kind}", tiny_run(workload, dtype=kind))
@@ -78,14 +78,14 @@ def folder(request, server, tmp_path_factory, tiny_data):
 @pytest.mark.parametrize(("before", "after", "workload", "ranks"), PAIRS)
 def test_ends_where_an_uninterrupted_run_ends(folder, before, after, workload, ranks):
     kind = dtype(before, after)
-    single, mine = folder / f"single-{workload}-{kind}", folder / f"{before}-{after}-{workload}"
-    assert [step["step"] for step in steps(mine)] == [2, 3]
-    pairs = list(zip(steps(mine), steps(single)[2:], strict=True))
+    single, actual = folder / f"single-{workload}-{kind}", folder / f"{before}-{after}-{workload}"
+    assert [step["step"] for step in steps(actual)] == [2, 3]
+    pairs = list(zip(steps(actual), steps(single)[2:], strict=True))
     tolerance = 1e-10 if kind == "float64" else 5e-6
     for key in ("loss", "grad_norm"):
         assert max(abs(continued[key] / whole[key] - 1) for continued, whole in pairs) < tolerance
     if kind == "float64":  # in float32 AdamW makes updates of rounding: 9e-5 after ten steps
-        whole, continued = (load_file(path / "model.safetensors") for path in (single, mine))
+        whole, continued = (load_file(path / "model.safetensors") for path in (single, actual))
         assert continued.keys() == whole.keys()
         assert max(float((continued[name] - whole[name]).abs().max()) for name in whole) < tolerance
 
@@ -96,8 +96,8 @@ def test_master_weights_are_part_of_a_checkpoint(folder, name):
     whole, resumed = folder / f"{name}-bf16", folder / f"{name}-bf16-resumed"
     for key in ("loss", "grad_norm"):
         assert [step[key] for step in steps(resumed)] == [step[key] for step in steps(whole)[2:]]
-    ours, theirs = (load_file(path / "model.safetensors") for path in (whole, resumed))
-    assert all(value.equal(theirs[key]) for key, value in ours.items())
+    ours, reference = (load_file(path / "model.safetensors") for path in (whole, resumed))
+    assert all(value.equal(reference[key]) for key, value in ours.items())
     assert any(not value.equal(value.bfloat16().float()) for value in ours.values())
 
 
@@ -132,8 +132,8 @@ def test_a_checkpoint_of_something_else_is_refused(folder, tiny_data, tmp_path):
         resume("mnist", of_vit, dtype="float64")
     with pytest.raises(UserError, match=r"another recipe.optimizer.name: adam, and this run has adadelta"):
         resume("vit", of_vit, dtype="float64", optimizer={"name": "adadelta"})
-    with pytest.raises(UserError, match=r"another recipe.global_batch: 5, and this run has 4"):
-        resume("vit", of_vit, dtype="float64", global_batch=4)
+    with pytest.raises(UserError, match=r"another recipe.global_batch_size: 5, and this run has 4"):
+        resume("vit", of_vit, dtype="float64", global_batch_size=4)
     damaged = shutil.copytree(of_vit, tmp_path / "damaged")
     next((damaged / "shards").iterdir()).unlink()
     with pytest.raises(UserError, match=r"shard-.* is missing from its checkpoint"):

@@ -31,7 +31,7 @@ BLOCKS = {
     "gpt2": ["transformer.h.*"],
     "vit": ["vit.layers.*"],
 }
-HARD = {"accumulate": 2, "activation_checkpointing": "full", "clip_norm": 0.01}
+HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "max_grad_norm": 0.01}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def resolved(tmp_path_factory):
             )
 
     def run_of(strategy, name, **recipe):
-        recipe = {"global_batch": 5, "max_steps": 5} | recipe
+        recipe = {"global_batch_size": 5, "max_steps": 5} | recipe
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(load, "workload", workloads.__getitem__)
             config = load.config({"recipe": recipe, "workloads": [name]})
@@ -109,7 +109,7 @@ def folder(request, server, resolved, tmp_path_factory):
     group = Group(server, tmp_path_factory.mktemp("transformers"), data)
     cases = [case for case in CASES if request.config.getoption("--long") or not case.hard]
     for case in cases:
-        hard = {"clip_norm": HARD["clip_norm"]} if case.hard else {}
+        hard = {"max_grad_norm": HARD["max_grad_norm"]} if case.hard else {}
         group.add(case.single, resolved("single", case.model, dtype=case.dtype, **hard))
     group.start(1)
     for ranks in (1, 2, 4):

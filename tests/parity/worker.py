@@ -24,9 +24,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab import strategies
-from shardlab.runs import loop
 from shardlab.settings.types import Run
 from shardlab.strategies import ddp, tensor
+from shardlab.trainer import loop
 from shardlab.training import distributed, evaluation, tasks
 
 
@@ -51,8 +51,8 @@ def main(cases):
             with mock.patch.object(loop, "train_step", watched(loop.train_step, output)):
                 files = Path(case["data"]), Path(case["weights"]), output
                 # On a CPU samples of what is used would only take time from the others.
-                watched_too = loop.Watched(0.02 if run.site.device == "cuda" else None)
-                loop.train(run, *files, {}, observe=observe, resume=resume, watched=watched_too)
+                watched_too = loop.MonitoringOptions(0.02 if run.site.device == "cuda" else None)
+                loop.train(run, *files, {}, observe=observe, resume=resume, monitoring=watched_too)
         finally:
             strategies.build = build
     distributed.finish()
@@ -204,14 +204,14 @@ def dropped_embedding(build):
 
     def faulty(*args):
         engine = build(*args)
-        add_gradients = engine.add_gradients
+        forward_backward = engine.forward_backward
 
         def add_and_drop(*args, **options):
-            loss = add_gradients(*args, **options)
+            loss = forward_backward(*args, **options)
             engine.parts[0].embedding.weight.grad.zero_()
             return loss
 
-        engine.add_gradients = add_and_drop
+        engine.forward_backward = add_and_drop
         return engine
 
     return faulty

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from helpers.common import tiny_run
 from shardlab.errors import UserError
+from shardlab.records.reports import TestReport, TrainReport
 from shardlab.report import summary
-from shardlab.report.records import TestReport, TrainReport
 from shardlab.settings import load, resolve, variants
 from shardlab.settings.config import Config
 from shardlab.settings.types import Run, read_run

@@ -8,8 +8,8 @@ import pytest
 from helpers.common import tiny_run
 from shardlab.errors import UserError
 from shardlab.launch import attempts
-from shardlab.launch.attempts import Story
-from shardlab.report.records import Attempt
+from shardlab.launch.attempts import AttemptLog
+from shardlab.records.reports import Attempt
 
 FAILED = "error: rank 1 failed"
 
@@ -22,7 +22,7 @@ def tried(number, why=FAILED, call="this", **values):
 def story(tmp_path, monkeypatch):
     monkeypatch.setenv(attempts.CALL, "this")
     (tmp_path / "initial").write_bytes(bytes(1000))
-    return Story(tiny_run("mlp"), tmp_path / "run", "d", tmp_path / "initial")
+    return AttemptLog(tiny_run("mlp"), tmp_path / "run", "d", tmp_path / "initial")
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_a_run_is_given_up_where_attempts_of_a_call_lead_nowhere(story, whys, la
     story.attempts = [tried(number, why, **(last if number == len(whys) else {})) for number, why in enumerate(whys, 1)]
     if given_up:
         with pytest.raises(UserError, match="is given up: further attempts of this call"):
-            story.refuse_hopeless()
+            story.stop_if_no_progress()
     else:
-        story.refuse_hopeless()
+        story.stop_if_no_progress()
 
 
 def test_an_attempt_notes_how_far_it_came(story):
@@ -67,7 +67,7 @@ def test_an_attempt_notes_how_far_it_came(story):
 
 def test_the_room_that_a_run_needs(story, monkeypatch):
     """Weights of 1000 bytes and two moments: 3000 a checkpoint, two of which stay beside a third; then the weights."""
-    recipe = {"checkpoint_every": 2, "checkpoints_kept": 2, "optimizer": {"name": "adamw"}}
+    recipe = {"checkpoint_interval_steps": 2, "keep_last_checkpoints": 2, "optimizer": {"name": "adamw"}}
     story.run = tiny_run("mlp", **recipe)
     story.folder.mkdir()
     for needed, best in ((3 * 3000 + 1000, False), (3 * 4000 + 2000, True)):

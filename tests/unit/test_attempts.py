@@ -8,16 +8,17 @@ import pytest
 from helpers.common import save_initial, tiny_run
 from shardlab.data import store
 from shardlab.errors import UserError
-from shardlab.launch import driver, job
-from shardlab.launch.attempts import CALL, Story
-from shardlab.launch.look import recovery
-from shardlab.report import manifest, summary
-from shardlab.report.records import TrainReport
-from shardlab.runs import loop
+from shardlab.launch import job, snakemake_lock
+from shardlab.launch.attempts import CALL, AttemptLog
+from shardlab.launch.run_status import next_action
+from shardlab.records import manifest
+from shardlab.records.reports import TrainReport
+from shardlab.report import summary
 from shardlab.settings.types import read_run
+from shardlab.trainer import loop
 from shardlab.training import checkpoint
 
-RUN = tiny_run("mlp", checkpoint_every=2)
+RUN = tiny_run("mlp", checkpoint_interval_steps=2)
 
 
 class Killed(BaseException):
@@ -50,9 +51,9 @@ class Project:
 
         number = int(command.lines.partition("--attempt=")[2].split()[0])
         origin = {"attempt": number}
-        afresh = "--afresh" in command.lines.split()
+        restart = "--restart" in command.lines.split()
         try:
-            loop.train(RUN, self.data, self.initial, self.output, origin, observe, afresh=afresh)
+            loop.train(RUN, self.data, self.initial, self.output, origin, observe, restart=restart)
         finally:
             # A killed process writes no longer; the thread that writes a checkpoint outlives what kills the step here.
             for checkpointer in self.checkpointers:
@@ -61,30 +62,30 @@ class Project:
 
     def call(self, *, force=False, run=RUN):
         """A call of Snakemake begins; it removes the .done of a run that it is forced to train."""
-        driver.note_done(self.folder, [run])
+        snakemake_lock.note_done(self.folder, [run])
         if force:
             self.done.unlink(missing_ok=True)
 
-    def job(self, kill_at=None, *, afresh=False):
+    def job(self, kill_at=None, *, restart=False):
         """The run's job; returns the steps that it took."""
         self.kill_at, self.steps = kill_at, []
         try:
-            self.train(afresh=afresh)
+            self.train(restart=restart)
         except Killed:
             assert not self.done.exists()
             assert not (self.output / "train.json").exists()
         return self.steps
 
-    def train(self, *, afresh=False):
-        story = Story(RUN, self.output, store.fingerprint_of(self.data), self.initial)
-        assert job.train(RUN, story, ["train.py"], None, self.done, None, afresh=afresh) == 0
+    def train(self, *, restart=False):
+        story = AttemptLog(RUN, self.output, store.fingerprint_of(self.data), self.initial)
+        assert job.train(RUN, story, ["train.py"], None, self.done, None, restart=restart) == 0
 
 
 @pytest.fixture
 def project(tiny_data, tmp_path, monkeypatch):
     """A project whose run is done."""
     made = Project(tmp_path, tiny_data / "mlp")
-    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=made.ranks, told=""))
+    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=made.ranks, stop_signal=""))
     monkeypatch.setattr(loop, "Checkpointer", made.checkpointer)
     monkeypatch.setenv(CALL, "first")
     made.call()
@@ -118,7 +119,7 @@ def test_a_forced_run_is_trained_from_scratch_however_often_its_calls_are_killed
 @pytest.mark.parametrize("last", ["mlp.done", "checkpoints", "attempts.json", "train.json"])
 def test_a_kill_while_the_old_training_is_removed_loses_no_request(project, monkeypatch, last):
     project.call(force=True)
-    real = driver.Path.unlink, manifest.remove
+    real = snakemake_lock.Path.unlink, manifest.remove
 
     def unlink(path, missing_ok=False):
         real[0](path, missing_ok=missing_ok)
@@ -131,7 +132,7 @@ def test_a_kill_while_the_old_training_is_removed_loses_no_request(project, monk
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(driver.Path, "unlink", unlink)
+        patched.setattr(snakemake_lock.Path, "unlink", unlink)
         patched.setattr(manifest, "remove", remove)
         with pytest.raises(Killed):
             project.train()
@@ -141,7 +142,7 @@ def test_a_kill_while_the_old_training_is_removed_loses_no_request(project, monk
 
 
 def test_a_request_is_for_its_own_settings(project):
-    project.call(force=True, run=tiny_run("mlp", checkpoint_every=2, max_steps=3))
+    project.call(force=True, run=tiny_run("mlp", checkpoint_interval_steps=2, max_steps=3))
     project.call()
     assert project.job() == [], "the settings are those of the finished run again"
 
@@ -149,16 +150,16 @@ def test_a_request_is_for_its_own_settings(project):
 @pytest.mark.parametrize("name", ["train.json", "model.safetensors"])
 def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, monkeypatch, capsys, name):
     path, weights = project.output / name, (project.output / "model.safetensors").read_bytes()
-    monkeypatch.setattr(driver, "_held", [None])
+    monkeypatch.setattr(snakemake_lock, "_held", [None])
     project.call()
-    assert recovery(RUN, project.output) == "done"
+    assert next_action(RUN, project.output) == "done"
     if name == "train.json":  # that of another run, which is whole
         report = TrainReport.read(path, "")
         report.model_copy(update={"initial_weights": "another"}).write(path)
     else:
         os.truncate(path, len(weights) - 1)
-    assert recovery(RUN, project.output).startswith("resumable after step 4; attempt 1 ")
-    assert f" finished ({path} " in recovery(RUN, project.output)
+    assert next_action(RUN, project.output).startswith("resumable after step 4; attempt 1 ")
+    assert f" finished ({path} " in next_action(RUN, project.output)
     row = summary.collect([RUN], project.folder / "results", 0).iloc[0]
     assert row.status.startswith(f"damaged: {path}")
     project.call()
@@ -166,7 +167,7 @@ def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, 
     assert f"warning: {path}" in capsys.readouterr().err
     assert project.job() == [], "its last checkpoint is that of its last step"
     assert (project.output / "model.safetensors").read_bytes() == weights
-    assert recovery(RUN, project.output) == "done"
+    assert next_action(RUN, project.output) == "done"
 
 
 @pytest.mark.parametrize("content", ["", '{"strategy": '])
@@ -198,20 +199,22 @@ def test_a_folder_in_place_of_run_json_is_named(project):
     ],
 )
 def test_why_an_attempt_ended(project, status, text, sentence):
-    story = Story(RUN, project.output, store.fingerprint_of(project.data), project.initial)
+    story = AttemptLog(RUN, project.output, store.fingerprint_of(project.data), project.initial)
     cause = f"Root Cause (first observed failure):\n[0]:\n  time      : now\n  host      : here\n{text}"
     story.log(story.attempts[0]).write_text(cause)
     assert story.sentence(story.attempts[0], status).startswith(sentence)
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("stop_signal", "why"),
     [("SIGINT", "it was interrupted by the user"), ("SIGTERM", "its job was cancelled or preempted")],
 )
-def test_why_a_training_was_told_to_stop(project, monkeypatch, told, why):
+def test_why_a_training_was_told_to_stop(project, monkeypatch, stop_signal, why):
     project.call(force=True)
-    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=lambda *_: 3, told=told))
-    with pytest.raises(job.Stopped, match=rf"was told to stop \({told}\): {why}\. Steps saved: 0; the same command"):
+    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=lambda *_: 3, stop_signal=stop_signal))
+    with pytest.raises(
+        job.Stopped, match=rf"was told to stop \({stop_signal}\): {why}\. Steps saved: 0; the same command"
+    ):
         project.train()
 
 
@@ -224,8 +227,8 @@ def test_the_table_names_the_step_that_an_unfinished_run_resumes_from(project):
 
 def test_one_call_begins_from_scratch_once(project, monkeypatch):
     monkeypatch.setenv(CALL, "second")
-    assert project.job(kill_at=3, afresh=True) == [0, 1, 2, 3]
-    assert project.job(afresh=True) == [2, 3], "Slurm has put its job back into the queue"
-    assert project.job(afresh=True) == []
+    assert project.job(kill_at=3, restart=True) == [0, 1, 2, 3]
+    assert project.job(restart=True) == [2, 3], "Slurm has put its job back into the queue"
+    assert project.job(restart=True) == []
     monkeypatch.setenv(CALL, "third")
-    assert project.job(afresh=True) == [0, 1, 2, 3]
+    assert project.job(restart=True) == [0, 1, 2, 3]

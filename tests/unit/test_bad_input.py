@@ -13,7 +13,7 @@ from shardlab import models
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
-from shardlab.settings import deepspeed, inputs, load, resolve
+from shardlab.settings import deepspeed, load, model_and_data, resolve
 from shardlab.settings.types import read_run
 from shardlab.training import step
 
@@ -49,7 +49,7 @@ def run_of(workload, strategy="single", **values):
         ("task: regression", "task: regression\ntask: regression", ["mlp.yaml", "`task` is duplicated", "line 7"]),
         ("rows: 1024", "rows: 01024", ["mlp.yaml", "01024", "begins with 0; write 1024"]),
         ("tensor_sizes: [hidden]", "tensor_sizes: [hiden]", ["mlp.yaml", "tensor_sizes: hiden", "hidden"]),
-        ("pieces: [2]", "pieces: [layers]", ["mlp.yaml", "pieces: layers", "hidden"]),
+        ("segments: [2]", "segments: [layers]", ["mlp.yaml", "segments: layers", "hidden"]),
         ("  embedded:\n", "  hub:\n", ["config: data is embedded", "only hub"]),
         ("sizes:\n", "tensor_size:\n", ["mlp.yaml", "`sizes` is missing"]),
         ("task: regression", "taks: regression", ["mlp.yaml", "unknown key `taks`; did you mean `task`?"]),
@@ -112,14 +112,14 @@ def test_a_workload_whose_sizes_lie_under_a_longer_key(config):
 
 def test_a_half_written_workload_stops_no_other(config):
     (config / "workloads/half.yaml").write_text("model: [")
-    assert inputs.data_set(load.config({"workloads": ["mlp"]}), "pairs").name == "pairs"
+    assert model_and_data.data_set(load.config({"workloads": ["mlp"]}), "pairs").name == "pairs"
 
 
 def test_a_data_set_of_two_workloads(config):
     text = (config / "workloads/mlp.yaml").read_text()
     (config / "workloads/mlp2.yaml").write_text(text.replace("rows: 1024", "rows: 9"))
     configured = load.config({"workloads": ["mlp"]})
-    said = sentence(inputs.check_data_set, configured, resolve.run(configured, "single", "mlp2"))
+    said = sentence(model_and_data.check_data_set, configured, resolve.run(configured, "single", "mlp2"))
     assert "mlp2.yaml: another workload also prepares a data set pairs, with another options.rows" in said
 
 
@@ -143,7 +143,7 @@ def test_a_tp_that_does_not_divide_leaves_out_its_cell():
 
 
 def test_too_many_ranks_for_a_batch():
-    assert "lower nodes or ranks_per_node, or set recipe.global_batch" in sentence(
+    assert "lower nodes or ranks_per_node, or set recipe.global_batch_size" in sentence(
         lambda: run_of("mlp", "ddp", ranks_per_node=100_000)
     )
 
@@ -180,7 +180,7 @@ def test_data_that_does_not_fit_its_task(task, options, sample, words):
         ("mlp", {"tensor": {"hiden": "column"}}, ["tensor: no submodule", "hiden", "hidden"]),
         ("mlp", {"blocks": ["layers.*"]}, ["blocks: no submodule", "layers.*"]),
         ("mnist", {"tensor": {"convolution1": "column"}}, ["convolution1", "Conv2d", "Linear"]),
-        ("mlp", {"pieces": 3}, ["pieces", "says 3", "has 2"]),
+        ("mlp", {"segments": 3}, ["segments", "says 3", "has 2"]),
     ],
 )
 def test_a_model_that_the_file_does_not_describe(workload, change, words):

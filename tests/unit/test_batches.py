@@ -12,7 +12,7 @@ import torch
 from helpers.common import tiny_run
 from shardlab.settings.mesh import ParallelDims
 from shardlab.training import tasks
-from shardlab.training.batches import Ahead, Steps, micro_batches
+from shardlab.training.batches import PrefetchLoader, Steps, micro_batches
 from shardlab.training.distributed import World
 
 CPU = torch.device("cpu")
@@ -32,10 +32,10 @@ def steps_of(workload, folder):
 
 def test_a_step_that_was_prepared_ahead_is_the_same(tiny_data):
     steps = steps_of("xsum", tiny_data / "xsum")
-    with Ahead(steps, CPU, prepare=True) as ahead, Ahead(steps, CPU) as plain:
+    with PrefetchLoader(steps, CPU, prepare=True) as ahead, PrefetchLoader(steps, CPU) as plain:
         for number in (0, 1, 3, 2):  # a training that goes on begins anywhere
-            for ours, theirs in zip(ahead[number].micro_batches, plain[number].micro_batches, strict=True):
-                assert all(torch.equal(ours.batch[name], theirs.batch[name]) for name in theirs.batch)
+            for ours, reference in zip(ahead[number].micro_batches, plain[number].micro_batches, strict=True):
+                assert all(torch.equal(ours.batch[name], reference.batch[name]) for name in reference.batch)
 
 
 class OfLengths:
@@ -72,7 +72,7 @@ def test_what_goes_wrong_ahead_is_raised_where_the_step_is_asked_for(tiny_data):
 
     whole = steps_of("mlp", tiny_data / "mlp")
     broken = Broken(whole.task, Engine(), whole.recipe, 1, whole.world)
-    with Ahead(broken, CPU, prepare=True) as ahead:
+    with PrefetchLoader(broken, CPU, prepare=True) as ahead:
         ahead[0]
         with pytest.raises(OSError, match="the disk is gone"):
             ahead[1]

@@ -11,8 +11,8 @@ from shardlab.errors import UserError
 from shardlab.launch.attempts import read_story
 from shardlab.launch.images import read_report
 from shardlab.models.weights import open_weights
-from shardlab.report import manifest, metrics
-from shardlab.report.records import TrainReport
+from shardlab.records import manifest, metrics
+from shardlab.records.reports import TrainReport
 from shardlab.settings import load
 from shardlab.settings.types import read_run
 

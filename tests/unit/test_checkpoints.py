@@ -17,15 +17,15 @@ from helpers.common import save_initial, tiny_run
 from helpers.faults import cost, survived
 from shardlab.errors import UserError
 from shardlab.files import sha256
-from shardlab.report import manifest
-from shardlab.report.metrics import now, read
-from shardlab.report.records import TrainReport
-from shardlab.runs import loop
+from shardlab.records import manifest
+from shardlab.records.metrics import now, read
+from shardlab.records.reports import TrainReport
+from shardlab.trainer import loop
 from shardlab.training import checkpoint, distributed, resume, tasks
 from shardlab.training.checkpoint import BEST, Checkpointer
 from shardlab.training.distributed import World
 
-RECIPE = {"max_steps": 6, "checkpoint_every": 2, "checkpoints_kept": 3, "keep_best": True}
+RECIPE = {"max_steps": 6, "checkpoint_interval_steps": 2, "keep_last_checkpoints": 3, "keep_best": True}
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def trained(tiny_data, tmp_path_factory):
 def newest(trained, output):
     run, data, initial, _ = trained
     world = distributed.world(run, "cpu")
-    start = resume.beginning(run, tasks.load(run.task, data, None, world.device), world, sha256(initial))
-    return resume.newest(output, start, world, afresh=False)
+    start = resume.initial_manifest(run, tasks.load(run.task, data, None, world.device), world, sha256(initial))
+    return resume.newest(output, start, world, restart=False)
 
 
 def same(one, other):
@@ -125,12 +125,12 @@ def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained,
     run, data, initial, whole = trained
     shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
     other = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": 5})})
-    with pytest.raises(UserError, match=r"was written with another recipe.max_steps; change it back .* afresh=true"):
+    with pytest.raises(UserError, match=r"was written with another recipe.max_steps; change it back .* restart=true"):
         loop.train(other, data, initial, tmp_path, {})
     assert len(manifest.saved(tmp_path)) == 3, "nothing was lost"
-    assert loop.train(other, data, initial, tmp_path, {}, afresh=True)
+    assert loop.train(other, data, initial, tmp_path, {}, restart=True)
     assert [path.name for path in manifest.saved(tmp_path)] == ["step-00000004", "step-00000002"]
-    when = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_every": 3})})
+    when = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_interval_steps": 3})})
     shutil.copytree(whole, tmp_path / "when")
     assert loop.train(when, data, initial, tmp_path / "when", {}), "when checkpoints are written is another matter"
 
@@ -145,7 +145,7 @@ def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(t
     files = found.files | {BEST: manifest.File(bytes=initial.stat().st_size, sha256=sha256(initial))}
     found.model_copy(update={"best": -1.0, "skipped": 7, "files": files}).write(folder / manifest.NAME)
     for every, out in ((100, tmp_path / "out"), (2, tmp_path / "kept")):
-        again = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_every": every})})
+        again = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_interval_steps": every})})
         assert loop.train(again, data, initial, out, {}, resume=folder)
         assert TrainReport.read(out / "train.json", "").skipped_steps == 7
         assert (out / BEST).exists()
@@ -168,19 +168,21 @@ def test_a_training_does_not_go_on_beyond_its_end(trained, tmp_path):
 def test_when_a_checkpoint_is_due(trained, tmp_path, monkeypatch):
     """By the number of steps, and by minutes since the last one."""
     run, *_ = trained
-    recipe = run.recipe.model_copy(update={"checkpoint_every": 3, "checkpoint_minutes": 2.0, "keep_best": False})
+    recipe = run.recipe.model_copy(
+        update={"checkpoint_interval_steps": 3, "checkpoint_interval_minutes": 2.0, "keep_best": False}
+    )
     clock = mock.Mock(return_value=1000.0)
     monkeypatch.setattr(checkpoint, "time", mock.Mock(monotonic=clock))
     state = {"weights_state.return_value": {}, "optimizer_state.return_value": {}}
     made = [run.model_copy(update={"recipe": recipe}), None, mock.Mock(**state), World(0, 1, torch.device("cpu"))]
     checkpointer = checkpoint.Checkpointer(*made, tmp_path, mock.Mock())
     monkeypatch.setattr(checkpointer, "_writer", mock.Mock())
-    assert [step for step in range(1, 8) if checkpointer.is_due(step)] == [3, 6]
+    assert [step for step in range(1, 8) if checkpointer.due_at_step(step)] == [3, 6]
     for later, old in ((100.0, False), (21.0, True)):
         clock.return_value += later
-        assert checkpointer.is_old() is old
+        assert checkpointer.interval_elapsed() is old
     checkpointer.checkpoint(3)
-    assert not checkpointer.is_old(), "the clock begins anew"
+    assert not checkpointer.interval_elapsed(), "the clock begins anew"
 
 
 def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
@@ -192,7 +194,7 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
 
 @pytest.mark.parametrize(("what", "fits"), [("the second checkpoint", 1.6), ("the weights at the end", 2.2)])
 def test_a_full_disk_loses_nothing(tiny_data, tmp_path, what, fits):
-    recipe = {"max_steps": 4, "checkpoint_every": 2}
+    recipe = {"max_steps": 4, "checkpoint_interval_steps": 2}
     run, data, initial, alone = (
         tiny_run("llama2", **recipe),
         tiny_data / "llama2",
@@ -215,12 +217,12 @@ def test_a_full_disk_loses_nothing(tiny_data, tmp_path, what, fits):
         assert not [path for path in output.rglob(".*") if path.name.endswith((".new", ".tmp"))]
         subprocess.run(["mount", "-o", f"remount,size={10 * one}", output], check=True)
         assert loop.train(run, data, initial, output, {})
-        begun = [record for record in read(output / "metrics.jsonl") if record["kind"] == "attempt"]
-        assert [record["step"] for record in begun] == [0, last]
+        started = [record for record in read(output / "metrics.jsonl") if record["kind"] == "attempt"]
+        assert [record["step"] for record in started] == [0, last]
         assert filecmp.cmp(output / "model.safetensors", alone / "model.safetensors", shallow=False)
     finally:
         subprocess.run(["umount", "--lazy", output], check=True)
-    attempts = [{"reached": 4, "ended": ended}, {"from_step": last, "first_step_at": begun[-1]["time"]}]
+    attempts = [{"reached": 4, "ended": ended}, {"from_step": last, "first_step_at": started[-1]["time"]}]
     survived(f"disk full at {what}", "a tmpfs that is too small, then made larger", *cost(attempts), layer="unit")
 
 

@@ -59,8 +59,8 @@ def test_bandwidths_are_of_the_slowest_rank(monkeypatch):
     here, times = torch.zeros(4), iter([0.001, 0.004, 0.009])
     monkeypatch.setitem(collectives.COLLECTIVES, "all_reduce", lambda *_: Trial(lambda: None, here, here))
     monkeypatch.setattr(collectives, "_timed", lambda *_: next(times))
-    others = {list: lambda mine: [mine, [0.002, 0.003, 0.008]], bool: lambda mine: [mine, False]}
-    monkeypatch.setattr(World, "gather", lambda _, mine: others[type(mine)](mine))
+    others = {list: lambda actual: [actual, [0.002, 0.003, 0.008]], bool: lambda actual: [actual, False]}
+    monkeypatch.setattr(World, "gather", lambda _, actual: others[type(actual)](actual))
     found = collectives.measure(World(0, 2, torch.device("cpu")), "all_reduce", 4000, 3)
     assert found.pop("microseconds") == pytest.approx(4000)
     assert found.pop("algorithm_gb_per_second") == pytest.approx(0.001)
@@ -68,7 +68,7 @@ def test_bandwidths_are_of_the_slowest_rank(monkeypatch):
     assert found == {"collective": "all_reduce", "bytes": 4000, "ranks": 2, "wrong_ranks": 1}
     times = iter([0.004])
     four = [World(0, 4, torch.device("cpu")), "all_reduce", 4000, 1]
-    monkeypatch.setattr(World, "gather", lambda _, mine: [mine] * 4)
+    monkeypatch.setattr(World, "gather", lambda _, actual: [actual] * 4)
     assert collectives.measure(*four)["bus_gb_per_second"] == pytest.approx(0.0015)
 
 

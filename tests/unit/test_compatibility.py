@@ -25,30 +25,30 @@ def test_stages_lie_in_a_line_a_loop_or_a_v():
         assert all(schedule.rank_of(3, stage) == rank for rank, stages in enumerate(expected) for stage in stages)
 
 
-@pytest.mark.parametrize(("pieces", "stages"), [(4, 4), (14, 4), (6, 2), (7, 3)])
-def test_every_piece_is_in_one_stage_and_the_stages_are_even(pieces, stages):
-    where = boundaries(pieces, stages)
-    assert [piece for start, stop in where for piece in range(start, stop)] == list(range(pieces))
+@pytest.mark.parametrize(("segments", "stages"), [(4, 4), (14, 4), (6, 2), (7, 3)])
+def test_every_piece_is_in_one_stage_and_the_stages_are_even(segments, stages):
+    where = boundaries(segments, stages)
+    assert [segment for start, stop in where for segment in range(start, stop)] == list(range(segments))
     sizes = [stop - start for start, stop in where]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_one_process_takes_the_devices_of_a_node(monkeypatch):
-    run = resolved(monkeypatch, {"one_process": "mp"}, ranks_per_node=4, nodes=1)
+    run = resolved(monkeypatch, {"single_process": "mp"}, ranks_per_node=4, nodes=1)
     assert (run.world_size, run.devices_per_rank, run.devices_per_node) == (1, 4, 4)
 
 
-def test_the_number_of_pieces_is_the_models():
+def test_the_number_of_segments_is_the_models():
     from shardlab import models
 
     for workload in load.names("workloads"):
         run = resolve.run(load.config({}), "single", workload)
         if run.model.folder:
-            assert run.model.pieces == 0
+            assert run.model.segments == 0
             continue
         chain = build_model(run)
-        pieces = chain.pieces()
-        assert len(pieces) == run.model.pieces
-        owned = [name for piece in pieces for name in piece.names]
+        segments = chain.segments()
+        assert len(segments) == run.model.segments
+        owned = [name for segment in segments for name in segment.names]
         for name in models.state(chain):
             assert sum(name == own or name.startswith(f"{own}.") for own in owned) == 1, name

@@ -16,15 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import accelerator
 from helpers.common import ROOT, tiny_run, with_weights
 from shardlab.errors import UserError
-from shardlab.measure import meter
+from shardlab.measure import step_profiler
 from shardlab.models import weights
-from shardlab.runs import loop
 from shardlab.strategies import float8, native, parallelize
+from shardlab.trainer import loop
 from shardlab.training import device, distributed, heartbeat, tasks
 from shardlab.training.batches import Step, Steps
 from shardlab.training.distributed import World
 from shardlab.training.heartbeat import Heartbeat
-from shardlab.training.step import Taken
+from shardlab.training.step import PendingStep
 
 OF_CUDA = ROOT / "scripts/shardlab/training/device.py"
 
@@ -100,15 +100,15 @@ def test_a_hang_is_named_before_nccl_ends_the_process(capfd):
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_step_that_fp16_s_loss_scaler_left_out_is_counted_and_no_error(scaled):
     values = torch.tensor([6.0, 0.0, 0.0, math.inf])
-    taken = Taken(Step(3, 0, 2, 2, 0.1, [], 0, validates=False), values, scaled=scaled)
+    pending = PendingStep(Step(3, 0, 2, 2, 0.1, [], 0, validates=False), values, scaled=scaled)
     if not scaled:
         with pytest.raises(UserError, match="gradient norm of step 3 is inf"):
-            taken.figures()
+            pending.metrics()
         return
-    assert not taken.figures().finite
-    spoilt = Taken(taken.step, torch.tensor([math.nan, 0.0, 0.0, 1.0]), scaled=True)
+    assert not pending.metrics().finite
+    spoilt = PendingStep(pending.step, torch.tensor([math.nan, 0.0, 0.0, 1.0]), scaled=True)
     with pytest.raises(UserError, match="the loss of step 3 is nan"):
-        spoilt.figures()
+        spoilt.metrics()
 
 
 @pytest.mark.parametrize("phrase", distributed.OF_ANOTHER)
@@ -127,7 +127,9 @@ def test_float32_is_float32():
 
 def test_a_weight_that_is_gathered_waits_for_those_before():
     """NCCL counts a collective's time from when it is enqueued: not thousands of them at once."""
-    engine = SimpleNamespace(layout=dict.fromkeys(map(str, range(100))), world=World(0, 1, torch.device("cpu")))
+    engine = SimpleNamespace(
+        meta_state_dict=dict.fromkeys(map(str, range(100))), world=World(0, 1, torch.device("cpu"))
+    )
     engine.whole = lambda name, value: torch.zeros(1)
     with mock.patch.object(native, "wait") as waited:
         assert len([*native.NativeEngine._collected(engine, {})]) == 100
@@ -146,9 +148,9 @@ def test_operations_are_counted_on_shapes_of_the_cpu(tiny_data):
 
 
 def test_the_peak_is_counted_from_after_what_was_profiled():
-    engine = mock.Mock(**{"held.return_value": {}})
-    with mock.patch.object(meter, "forget_peak") as forgotten:
-        with meter.Meter(engine, World(0, 1, torch.device("cpu")), 0, 6) as measured:
+    engine = mock.Mock(**{"tensors_by_kind.return_value": {}})
+    with mock.patch.object(step_profiler, "forget_peak") as forgotten:
+        with step_profiler.Meter(engine, World(0, 1, torch.device("cpu")), 0, 6) as measured:
             assert forgotten.call_count == 1, "nor is that of loading the training's"
             with measured.count(measured.counted):
                 pass
@@ -157,10 +159,10 @@ def test_the_peak_is_counted_from_after_what_was_profiled():
 
 def test_the_same_bits_are_asked_for_before_anything_else(tmp_path):
     run = tiny_run("mlp", deterministic=True)
-    asked = mock.Mock(**{"world.side_effect": InterruptedError})
-    with mock.patch.multiple(loop, device=asked, distributed=asked), pytest.raises(InterruptedError):
+    requested = mock.Mock(**{"world.side_effect": InterruptedError})
+    with mock.patch.multiple(loop, device=requested, distributed=requested), pytest.raises(InterruptedError):
         loop.train(run, tmp_path, tmp_path, tmp_path, {})
-    assert [call[0] for call in asked.method_calls] == ["deterministic", "world"]
+    assert [call[0] for call in requested.method_calls] == ["deterministic", "world"]
     with mock.patch.dict(os.environ):
         try:
             device.deterministic()

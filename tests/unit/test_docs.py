@@ -8,7 +8,7 @@ import pytest
 
 import docs
 from helpers.common import ROOT
-from shardlab.report import pages
+from shardlab.report import strategy_docs
 from shardlab.settings import load
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,23 +17,23 @@ DOCS += [ROOT / "config/README.md", ROOT / "results/README.md"]
 
 
 def test_each_strategy_has_one_page_with_its_figures():
-    found = pages.all_pages()
-    named = [name for page in found for name in pages.strategies_of(page)]
+    found = strategy_docs.all_pages()
+    named = [name for page in found for name in strategy_docs.strategies_of(page)]
     assert sorted([*named, "single"]) == sorted(load.config({"strategies": ["all"]}).strategies)
     for page in found:
         rows = [line.split("`")[1] for line in docs.between(page, "figures").splitlines() if line.startswith("| `")]
-        assert rows == ["single", *pages.strategies_of(page)]
+        assert rows == ["single", *strategy_docs.strategies_of(page)]
         index = (page.parent / "README.md").read_text()
-        assert f"]({page.name}) | {', '.join(f'`{name}`' for name in pages.strategies_of(page))} |" in index
+        assert f"]({page.name}) | {', '.join(f'`{name}`' for name in strategy_docs.strategies_of(page))} |" in index
 
 
 def test_figures_come_from_the_summary():
-    page = next(page for page in pages.all_pages() if page.name == "data-parallel.md")
-    columns = [f"{kind}_bytes" for kind in docs.SHOWN] + ["tensor_bytes", "bytes_per_step"]
+    page = next(page for page in strategy_docs.all_pages() if page.name == "data-parallel.md")
+    columns = [f"{kind}_bytes" for kind in docs.MEMORY_KINDS] + ["tensor_bytes", "bytes_per_step"]
     table = pd.DataFrame({"strategy": ["ddp", "single", "dp"], "workload": "llama2", "world_size": [2.0, 1.0, 1.0]})
     table = table.assign(**dict.fromkeys(columns, 2**19))
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in docs.figures(page, table).splitlines()]
-    assert rows[0] == ["strategy", "ranks", *docs.SHOWN, "all tensors", "sent"]
+    assert rows[0] == ["strategy", "ranks", *docs.MEMORY_KINDS, "all tensors", "sent"]
     assert rows[2:] == [
         [f"`{name}`", ranks, *["0.50"] * len(columns)] for name, ranks in (("single", "1"), ("dp", "1"), ("ddp", "2"))
     ]
@@ -43,8 +43,8 @@ def test_readme_and_pages_show_the_same_figures(tmp_path):
     config = load.config({"strategies": ["all"]})
     cells = [(s, w) for s in config.strategies for w in config.workloads]
     table = pd.DataFrame(cells, columns=["strategy", "workload"])
-    table = table.assign(test_loss=0.25, rel_diff=table.index * 1e-9, spread=5e-7, world_size=2)
-    sizes = [f"{kind}_bytes" for kind in docs.SHOWN] + ["tensor_bytes", "bytes_per_step"]
+    table = table.assign(test_loss=0.25, rel_diff=table.index * 1e-9, noise_floor=5e-7, world_size=2)
+    sizes = [f"{kind}_bytes" for kind in docs.MEMORY_KINDS] + ["tensor_bytes", "bytes_per_step"]
     table = table.assign(**{size: table.index * 2**20 + number for number, size in enumerate(sizes)})
     table.to_csv(tmp_path / "summary.csv")
     files = {
@@ -63,7 +63,7 @@ def test_readme_and_pages_show_the_same_figures(tmp_path):
     for page in ("data-parallel", "fully-sharded", "products", "zero"):
         for name, shown in rows(f"docs/strategies/{page}.md").items():
             if name.strip("`") in docs.README_MEMORY:
-                assert memory[name] == shown[1 : 1 + len(docs.SHOWN)]
+                assert memory[name] == shown[1 : 1 + len(docs.MEMORY_KINDS)]
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -81,6 +81,6 @@ def test_documents_read_as_written_in_english(path):
 
 def test_a_phrase_is_found_across_lines_and_not_in_code():
     generated = "<!-- keys -->\nafresh\n<!-- end keys -->"
-    text = f'A run\nbegins `afresh`, by\nitself.\n\n```console\nafresh\n```\n{generated}\nMend "anew".\n'
+    text = f'A run\nbegins `restart`, by\nitself.\n\n```console\nafresh\n```\n{generated}\nMend "anew".\n'
     found = findings("page.md", prose(text))
     assert [sentence.partition(" reads")[0] for sentence in found] == ["page.md:2: 'by itself'", "page.md:11: 'Mend'"]

@@ -23,8 +23,8 @@ from shardlab.files import lock, no_room, read_json, write_atomic, write_json
 from shardlab.models import export
 from shardlab.models import weights as weights_file
 from shardlab.models.weights import materialize
-from shardlab.report import manifest, metrics
-from shardlab.runs import loop
+from shardlab.records import manifest, metrics
+from shardlab.trainer import loop
 from shardlab.training.metrics import MetricsLog
 
 
@@ -205,7 +205,7 @@ def test_a_file_its_name_and_its_folder_are_brought_to_the_disk_in_this_order(tm
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, written, tiny_data):
-    run = tiny_run("mlp", checkpoint_every=2, max_steps=2)
+    run = tiny_run("mlp", checkpoint_interval_steps=2, max_steps=2)
     save_initial(run, tmp_path / "initial")
     assert loop.train(run, tiny_data / "mlp", tmp_path / "initial", tmp_path / "run", {})
     new, named = "run/checkpoints/.step-00000002.new", written.index("rename run/checkpoints/step-00000002")

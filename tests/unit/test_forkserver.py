@@ -29,7 +29,7 @@ with forkserver.listen(folder) as listener:
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
-from shardlab.launch import forks, forkserver, processes
+from shardlab.launch import forks, forkserver, signals
 
 def main():
     forkserver.delegate()

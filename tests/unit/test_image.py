@@ -242,16 +242,16 @@ def test_wheels_for_other_bases_are_those_of_the_lock_file(tmp_path, base):
     ],
 )
 def test_base_rocm_must_have_the_python_and_the_pytorch_of_the_wheels(tmp_path, python, torch, hip, says):
-    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+    actual = f"{sys.version_info.major}.{sys.version_info.minor}"
     environment = stub_torch(tmp_path, torch, hip=hip)
     if torch is None:
         (tmp_path / "torch.py").write_text("raise ModuleNotFoundError")
     (tmp_path / "python3").symlink_to(sys.executable)
-    values = {"base": "rocm", "python": python or mine, "torch": "2.13.0", "from": "IMAGE"}
+    values = {"base": "rocm", "python": python or actual, "torch": "2.13.0", "from": "IMAGE"}
     checks = filled(section("post").partition("# DeepSpeed")[0], values)
     done = subprocess.run(["sh", "-ec", checks], capture_output=True, text=True, env=environment)
     assert done.returncode == (says is not None)
-    assert not says or f"error: the {says.replace('3.11', mine)}" in done.stderr
+    assert not says or f"error: the {says.replace('3.11', actual)}" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from shardlab.training import optimizers
 
 
 def rates(schedule, steps=12, steps_per_epoch=4):
-    recipe = Recipe.model_validate({"optimizer": {"learning_rate": 0.3}, "schedule": schedule})
+    recipe = Recipe.model_validate({"optimizer": {"learning_rate": 0.3}, "lr_schedule": schedule})
     return [recipe.learning_rate(step, steps, steps_per_epoch) for step in range(steps)]
 
 

@@ -9,7 +9,7 @@ from shardlab.data.order import BatchOrder, in_order, samples_of
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("samples", [32, 33, 37])
 def test_any_number_of_ranks_reads_the_same_samples_in_the_same_order(ranks, samples):
-    order = BatchOrder(samples=samples, global_batch=5, seed=3)
+    order = BatchOrder(samples=samples, global_batch_size=5, seed=3)
     epochs = 2
     for step in range(epochs * order.steps_per_epoch):
         shares = [samples_of(order.batch(step), rank, ranks) for rank in range(ranks)]
@@ -18,7 +18,7 @@ def test_any_number_of_ranks_reads_the_same_samples_in_the_same_order(ranks, sam
 
 
 def test_each_epoch_has_every_sample_once_and_another_order():
-    order = BatchOrder(samples=37, global_batch=5, seed=3)
+    order = BatchOrder(samples=37, global_batch_size=5, seed=3)
     epochs = [
         np.concatenate([order.batch(epoch * order.steps_per_epoch + step) for step in range(order.steps_per_epoch)])
         for epoch in range(2)

@@ -26,9 +26,9 @@ def test_the_bare_loop_and_ours_train_with_the_same_settings(one_rank, tmp_path)
     run = prepare(place, "ddp", "tiny", 6, nodes=1, ranks_per_node=1)
     output = place / "output"
     output.mkdir()
-    told = peers.race(run, place, output, ["bare", "shardlab"])
-    assert {name: len(steps) for name, steps in told["seconds"].items()} == {"bare": 6, "shardlab": 6}
-    found = told["settings"]
+    reported = peers.race(run, place, output, ["bare", "shardlab"])
+    assert {name: len(steps) for name, steps in reported["seconds"].items()} == {"bare": 6, "shardlab": 6}
+    found = reported["settings"]
     assert found["wrapper"] == "DDP"
     assert found["find_unused_parameters"] is False
     assert found["gradient_as_bucket_view"] is True

@@ -16,12 +16,13 @@ from shardlab.errors import UserError
 from shardlab.launch import job
 from shardlab.measure.expected_traffic import bytes_per_step
 from shardlab.measure.memory import KINDS
-from shardlab.report import plan, plan_table
-from shardlab.report.plan import Plan
-from shardlab.runs.simulate import simulate
+from shardlab.records import plan
+from shardlab.records.plan import Plan
+from shardlab.report import plan_table
 from shardlab.settings import load, resolve
 from shardlab.settings.pipeline_schedules import boundaries
-from shardlab.settings.sites import Figures
+from shardlab.settings.sites import Hardware
+from shardlab.trainer.simulate import simulate
 from shardlab.training import tasks
 
 GIB = 2**30
@@ -38,7 +39,7 @@ def run_of(strategy, **config):
     return resolve.run(load.config(config), strategy, "llama2")
 
 
-def told(peak=40 * GIB, weights=10 * GIB, traffic=(), flops=10**14):
+def estimate(peak=40 * GIB, weights=10 * GIB, traffic=(), flops=10**14):
     kinds = dict.fromkeys(KINDS, 0)
     held = kinds | {"weights": weights}
     return {
@@ -52,8 +53,8 @@ def told(peak=40 * GIB, weights=10 * GIB, traffic=(), flops=10**14):
 
 
 def made(strategy="ddp", figures=KNOWN, recomputation="none", **what):
-    figures = Figures(**figures)
-    seen = told(**what)
+    figures = Hardware(**figures)
+    seen = estimate(**what)
     return plan.make(run_of(strategy), figures, seen, recomputation, fits=plan.fits(seen, figures), prepared=True)
 
 
@@ -70,26 +71,26 @@ def test_the_time_is_the_longer_of_products_and_traffic_then_the_update():
 def test_a_pipeline_s_time_has_its_bubble():
     """Two micro-batches on two ranks: each computes two thirds of the time."""
     run = run_of("pp")
-    parts = run.options.microbatches
-    seconds, _ = plan.step_time(run, Figures(**KNOWN), told(weights=0), "none")
+    parts = run.options.n_microbatches
+    seconds, _ = plan.step_time(run, Hardware(**KNOWN), estimate(weights=0), "none")
     assert (run.options.pipeline.torch_class, run.mesh.stages) == ("Schedule1F1B", 2)
     assert seconds == pytest.approx(1e14 / (2 * 1e13) * (parts + 1) / parts)
 
 
 def test_the_fullest_rank_counts():
-    seen = told(peak=1)
+    seen = estimate(peak=1)
     seen["tensor_bytes"] += [{**seen["tensor_bytes"][0], "peak": 81 * GIB}]
     assert plan.peak(seen) == 81 * GIB
-    assert plan.fits(seen, Figures(**KNOWN)) is False
+    assert plan.fits(seen, Hardware(**KNOWN)) is False
 
 
 def test_between_nodes_the_network_counts():
-    figures = Figures(**KNOWN)
+    figures = Hardware(**KNOWN)
     values = {"nodes": 2, "ranks_per_node": 4, "site_settings": {"nodes_max": 2, "srun": {}}}
     fsdp_tp = run_of("fsdp_tp", **values)
     for axis, gb_per_second in (("tp", 100), ("dp_shard", 10)):
         # More bytes than the products hide.
-        seconds, _ = plan.step_time(fsdp_tp, figures, told(traffic=[(axis, 1e13)], weights=0, flops=0), "none")
+        seconds, _ = plan.step_time(fsdp_tp, figures, estimate(traffic=[(axis, 1e13)], weights=0, flops=0), "none")
         assert seconds == pytest.approx(1e13 / gb_per_second / 1e9)
 
 
@@ -100,7 +101,7 @@ def test_a_site_without_figures_has_no_time_and_says_which_are_missing():
     text = plan_table.markdown(
         [bare, bare], {("zero1", "llama2"): "no float64"}, load.config({"workloads": ["llama2"]})
     )
-    assert "No times: config/sites/local.yaml does not name figures.matrix_tflops.float32, figures.memory_gb" in text
+    assert "No times: config/sites/local.yaml does not name hardware.matrix_tflops.float32, hardware.memory_gb" in text
     assert "use ddp, if that fits (40 GiB per rank)." in text
     assert "- zero1 x llama2: no float64" in text
 
@@ -128,10 +129,10 @@ def test_what_to_take():
     ],
 )
 def test_resolve_warns_or_refuses_what_does_not_fit(tmp_path, peak, mode, sentence):
-    config = {"site_settings": {"figures": {"device_memory_gib": 80}}}
+    config = {"site_settings": {"hardware": {"device_memory_gib": 80}}}
     run = run_of("ddp", **config)
-    seen = told(peak=peak * GIB)
-    figures = Figures(device_memory_gib=80)
+    seen = estimate(peak=peak * GIB)
+    figures = Hardware(device_memory_gib=80)
     each = plan.make(run, figures, seen, mode, fits=plan.fits(seen, figures), prepared=False)
     each.write(tmp_path / "plan.json")
     assert Plan.read(tmp_path / "plan.json", "").fits is (peak < 80)
@@ -141,7 +142,7 @@ def test_resolve_warns_or_refuses_what_does_not_fit(tmp_path, peak, mode, senten
         program = [sys.executable, ROOT / "scripts/resolve.py", *words, f"--output={tmp_path}/run.json"]
         return subprocess.run(program, capture_output=True, text=True)
 
-    warned, refused = resolved(), resolved(unfit="refuse")
+    warned, refused = resolved(), resolved(on_memory_overflow="refuse")
     assert warned.returncode == 0
     assert refused.returncode == (1 if sentence else 0)
     if sentence:
@@ -159,16 +160,16 @@ def test_auto_is_the_least_that_fits_and_launch_hands_it_on(tmp_path, monkeypatc
     def simulated(runs, cores):
         modes = [each.recipe.activation_checkpointing for each, _ in runs]
         planned.extend(modes)
-        return [told(peak=sizes[mode]) for mode in modes]
+        return [estimate(peak=sizes[mode]) for mode in modes]
 
-    monkeypatch.setattr("shardlab.runs.simulate.simulate", simulated)
+    monkeypatch.setattr("shardlab.trainer.simulate.simulate", simulated)
     for gib, steps, mode in (
         (80, ["none", "selective", "full"], "full"),
         (95, ["none"], "none"),
         (None, ["none"], None),
     ):
         planned.clear()
-        site = load.site(load.config({"site_settings": {"figures": {"device_memory_gib": gib}}}))
+        site = load.site(load.config({"site_settings": {"hardware": {"device_memory_gib": gib}}}))
         (found,), _ = plan_program.made([run], site, tmp_path, 1)
         assert (planned, found.activation_checkpointing) == (steps, mode)
         found.write(tmp_path / "plan.json")
@@ -203,9 +204,9 @@ def test_attention_without_a_kernel_on_the_gpu_keeps_its_scores():
     half = run.model_copy(update={"recipe": run.recipe.model_copy(update={"precision": "bf16"})})
     cases = [(on(device, each), None) for each in (run, half) for device in ("cpu", "cuda")]
     full_cpu, full_gpu, half_cpu, half_gpu = (
-        told["tensor_bytes"][0]["largest"]["activations"] for told in simulate(cases)
+        estimate["tensor_bytes"][0]["largest"]["activations"] for estimate in simulate(cases)
     )
-    rows, length = run.recipe.global_batch, run.data.options["sequence_length"]
+    rows, length = run.recipe.global_batch_size, run.data.options["sequence_length"]
     scores = run.model.args["layers"] * rows * run.model.args["heads"] * length**2 * 4
     assert full_gpu - full_cpu > 0.9 * scores
     assert half_gpu == half_cpu
@@ -216,12 +217,12 @@ def test_what_no_plan_counts_is_left_free():
     assert made(figures=figures, peak=78 * GIB).fits
     assert not made(figures=figures, peak=79 * GIB).fits
     with pytest.raises(ValueError, match="unplanned_gib 90 leaves nothing of device_memory_gib 80"):
-        Figures(device_memory_gib=80, unplanned_gib=90)
+        Hardware(device_memory_gib=80, unplanned_gib=90)
 
 
 def test_one_run_is_planned_whatever_the_others_are(tmp_path, monkeypatch):
     """No other workload has the size 7b."""
-    monkeypatch.setattr("shardlab.runs.simulate.simulate", lambda runs, cores: [told() for _ in runs])
+    monkeypatch.setattr("shardlab.trainer.simulate.simulate", lambda runs, cores: [estimate() for _ in runs])
     words = ["plan.py", "--config", '{"size": "7b"}', f"--results={tmp_path}", "--strategy=fsdp"]
     monkeypatch.setattr("sys.argv", [*words, "--workload=llama2"])
     plan_program.main()
@@ -231,23 +232,25 @@ def test_one_run_is_planned_whatever_the_others_are(tmp_path, monkeypatch):
         plan_program.main()
 
 
-@pytest.mark.parametrize("recipe", [{}, {"accumulate": 2}])
+@pytest.mark.parametrize("recipe", [{}, {"gradient_accumulation_steps": 2}])
 @pytest.mark.parametrize("strategy", ["fsdp_tp", "fsdp_tp_sp"])
 def test_traffic_is_the_mean_of_ranks_with_uneven_parts_of_a_batch(strategy, recipe):
     """Five samples on two groups of tensor-parallel ranks: each sends what its own part takes."""
     run = tiny_run("llama2", strategy, **recipe)
-    (told,) = simulate([(run, None)])
+    (estimate,) = simulate([(run, None)])
     task = tasks.of_run(run, Path(), torch.device("cpu"))
-    task.pretend(encoders.blank(run.data, run.recipe.global_batch))
-    parts = order.parts(np.arange(run.recipe.global_batch), run.mesh.data_size)
+    task.pretend(encoders.blank(run.data, run.recipe.global_batch_size))
+    parts = order.parts(np.arange(run.recipe.global_batch_size), run.mesh.data_size)
     assert len({len(part) for part in parts}) == 2
     theory = [
         bytes_per_step(
-            run, task, [task.micro_batch("train", each) for each in order.parts(part, run.recipe.accumulate)]
+            run,
+            task,
+            [task.micro_batch("train", each) for each in order.parts(part, run.recipe.gradient_accumulation_steps)],
         )
         for part in parts
     ]
-    assert sum(entry["bytes"] for entry in told["traffic"]) == pytest.approx(sum(theory) / len(theory), rel=1e-9)
+    assert sum(entry["bytes"] for entry in estimate["traffic"]) == pytest.approx(sum(theory) / len(theory), rel=1e-9)
 
 
 def test_devices_of_one_process_are_planned_one_by_one():
@@ -258,7 +261,7 @@ def test_devices_of_one_process_are_planned_one_by_one():
     single, _, _, _, mp, dp = ({"peak": each["peak"]} | each["largest"] for each in planned)
     assert [each["largest"]["weights"] for each in planned[:3]] == [single["weights"]] * 3
     weights = []
-    for where in boundaries(runs["mp"].model.pieces, runs["mp"].devices_per_rank):
+    for where in boundaries(runs["mp"].model.segments, runs["mp"].devices_per_rank):
         part = build(runs["mp"])
         part.cut(*where)
         weights.append(sum(parameter.nbytes for parameter in part.parameters()))
@@ -272,10 +275,10 @@ def test_devices_of_one_process_are_planned_one_by_one():
 
 def test_the_table_names_what_no_plan_counts():
     def table(**figures):
-        return plan_table.markdown([made()], {}, load.config({"site_settings": {"figures": figures}}))
+        return plan_table.markdown([made()], {}, load.config({"site_settings": {"hardware": figures}}))
 
     counted = "what plans do not count: the device's context, the buffers of communicators, fragmentation."
     assert counted in table()
-    assert "Of the 80 GiB of a device, `fits` leaves 2 GiB free for it (figures.unplanned_gib)." in table(
+    assert "Of the 80 GiB of a device, `fits` leaves 2 GiB free for it (hardware.unplanned_gib)." in table(
         device_memory_gib=80, unplanned_gib=2
     )

@@ -18,7 +18,7 @@ FOLDERS = ("scripts", "benchmarks")
 SCRIPTS = sorted(str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).glob("*.py"))
 
 LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
-LOGIN += ["plot_collectives", "split_size", "report", "watch", "recover"]
+LOGIN += ["plot_collectives", "microbatch_sweep", "report", "watch", "status"]
 
 
 def program(name, *arguments):
@@ -112,7 +112,7 @@ def test_dry_run_prints_the_line_and_does_nothing(launch):
 
 
 def test_one_rank_needs_no_torchrun(launch):
-    assert "ranks.py" not in program("scripts/launch.py", *launch("single")[0], "--dry-run").stdout
+    assert "fork_torchrun.py" not in program("scripts/launch.py", *launch("single")[0], "--dry-run").stdout
 
 
 def test_without_imports_ranks_are_processes_that_end_with_torchrun(tmp_path):
@@ -124,7 +124,13 @@ def test_without_imports_ranks_are_processes_that_end_with_torchrun(tmp_path):
         "print(multiprocessing.parent_process(), sys.argv, os.getpid(), flush=True)\n"
         "time.sleep(60)\n"
     )
-    words = [sys.executable, ROOT / "scripts/ranks.py", "--standalone", "--nproc-per-node=2", tmp_path / "rank.py"]
+    words = [
+        sys.executable,
+        ROOT / "scripts/fork_torchrun.py",
+        "--standalone",
+        "--nproc-per-node=2",
+        tmp_path / "rank.py",
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
     torchrun = subprocess.Popen([*words, "here"], env=environment, stdout=subprocess.PIPE, text=True)
     said = [torchrun.stdout.readline().split() for _ in range(2)]
@@ -169,7 +175,7 @@ def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_pat
     stays = "import os, time; assert os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'False'; "
     stays += "os.write(1, f'here {os.getpid()}\\n'.encode()); time.sleep(600)"
     (tmp_path / "stays.py").write_text(stays)
-    (tmp_path / "ranks.py").symlink_to(ROOT / "scripts/ranks.py")
+    (tmp_path / "fork_torchrun.py").symlink_to(ROOT / "scripts/fork_torchrun.py")
     program = (
         "import sys; from shardlab.errors import run_program; from shardlab.launch import job; "
         f"job.STAGES['train'] = ([{str(tmp_path / 'stays.py')!r}], job.STAGES['train'][1]); "

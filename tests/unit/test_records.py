@@ -6,8 +6,8 @@ import pytest
 
 from helpers.common import tiny_run
 from helpers.reports import BYTES, STEP
-from shardlab.report.records import Attempt, train_report
-from shardlab.settings import identity
+from shardlab.records.reports import Attempt, train_report
+from shardlab.settings import run_identity
 from shardlab.settings.pipeline_schedules import SCHEDULES
 from shardlab.settings.types import WARMUP_STEPS
 
@@ -15,11 +15,11 @@ SECONDS = [9.0, *[8.0] * (WARMUP_STEPS - 1), *range(1, 21)]
 """A warm-up of 9 and 8 s a step, then 20 steps of 1 to 20 s."""
 
 
-def report(run, attempts=(), begun=0, seconds=SECONDS, **more):
+def report(run, attempts=(), started=0, seconds=SECONDS, **more):
     steps = [STEP | {"step": number, "seconds": float(each)} for number, each in enumerate(seconds)]
     losses = [{"kind": "validation", "step": step, "loss": loss} for step, loss in ((0, 5.0), (len(steps) - 1, 3.0))]
     measured = {
-        "identity": identity.of(run, "d"),
+        "identity": run_identity.of(run, "d"),
         **dict.fromkeys(("initial_weights", "weights", "flops_formula"), "x"),
         **{key: ["here"] for key in ("hosts", "devices")},
         **{key: [1] for key in ("samples_per_rank", "targets_per_rank", "peak_memory_bytes")},
@@ -32,7 +32,7 @@ def report(run, attempts=(), begun=0, seconds=SECONDS, **more):
         "device_peak_flops": 10**12,
         "traffic": [{"axis": "pp", "collective": name, "bytes": size} for name, size in (("send", 2.0), ("sum", 3.0))],
     }
-    records = [*steps[:1], losses[0], {"kind": "attempt", "step": begun, "time": "t"}, *steps[1:], losses[1]]
+    records = [*steps[:1], losses[0], {"kind": "attempt", "step": started, "time": "t"}, *steps[1:], losses[1]]
     return train_report(run, records, measured | more, attempts)
 
 
@@ -72,7 +72,7 @@ def test_a_report_counts_the_steps_of_all_attempts():
     """The first attempt ended 4 steps behind its checkpoint of step 3, the second came to none, the third was stopped
     at its checkpoint."""
     attempts = [attempt(1, from_step=0, reached=7), attempt(2, reached=99), attempt(3, from_step=3, reached=8)]
-    found = report(tiny_run("mlp"), [*attempts, attempt(4, from_step=8)], begun=8)
+    found = report(tiny_run("mlp"), [*attempts, attempt(4, from_step=8)], started=8)
     assert found.lost_steps == 4
     assert found.wall_seconds == 100.0 + sum(SECONDS[:8])
     last = found.attempts[-1]
@@ -86,4 +86,4 @@ def test_a_pipeline_s_rank_waits_until_the_slowest_is_done(monkeypatch):
     engine = SimpleNamespace(watch=SimpleNamespace(take=lambda: (1.0, 2.0)), group=None)
     engine.world = SimpleNamespace(device="cpu")
     monkeypatch.setattr(pipeline.dist, "all_reduce", lambda value, op, group: value.fill_(4.0))
-    assert pipeline.PipelineEngine.idle(engine) == [0.75]
+    assert pipeline.PipelineEngine.idle_fraction(engine) == [0.75]

@@ -8,11 +8,11 @@ import pytest
 
 from helpers.common import tiny_run
 from helpers.reports import BYTES, STEP, finished
-from shardlab.report import charts, evidence, html, notes, page, summary
-from shardlab.report.advice import advice
-from shardlab.report.charts.marks import byte_ticks
+from shardlab.records.reports import TrainReport
+from shardlab.report import charts, html, run_data, snakemake_jobs, summary, summary_markdown
+from shardlab.report.charts.helpers import byte_ticks
 from shardlab.report.families import FAMILIES, family
-from shardlab.report.records import TrainReport
+from shardlab.report.recommendation import advice
 from shardlab.report.units import readable_bytes, readable_seconds
 from shardlab.report.verdict import judge
 from shardlab.report.workload_order import order_workloads
@@ -32,13 +32,13 @@ def found(tmp_path):
     traffic = [{"axis": "dp_replicate", "collective": "all-reduce", "bytes": 2**20}]
     more = {"traffic": traffic, "bytes_per_step_theory": 2**20, "git_commit": "</script><b>x"}
     finished(tmp_path, runs[1], steps=[*steps[:-1], steps[-1] | {"loss": 0.5005}], **more)
-    return evidence.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
+    return run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
 
 
 def test_each_chart_has_its_figures(found):
     drawn = html.charts(found, ["mlp"])
     names = [f"{name}.mlp" for name in ("loss", "difference", "speed_and_memory", "memory", "traffic")]
-    assert list(drawn) == [*names, "held.single", "held.ddp"]
+    assert list(drawn) == [*names, "memory_per_rank.single", "memory_per_rank.ddp"]
     difference, _ = drawn["difference.mlp"]
     assert difference.difference.tolist() == pytest.approx([0] * (COUNT - 1) + [1e-3])
     traffic, _ = drawn["traffic.mlp"]
@@ -59,8 +59,8 @@ def test_a_strategy_is_drawn_beside_one_device_and_theory(tmp_path):
     finished(tmp_path, runs[0])
     usage = {"kind": "usage", "step": 0, "cpu_cores": [1.0, 3.0], "watts": [None, None]}
     finished(tmp_path, runs[1], timeline=timeline, steps=[STEP, usage], tensor_bytes=[held, held], parameters=2**18)
-    drawn = html.charts(evidence.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path), ["mlp"])
-    weights = drawn["held.pp"][0].query("kind == 'weights'")
+    drawn = html.charts(run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path), ["mlp"])
+    weights = drawn["memory_per_rank.pp"][0].query("kind == 'weights'")
     assert weights["rank"].tolist() == ["single", "rank 0", "rank 1"]
     assert weights.bytes.tolist() == [4, 2**20, 2**20]
     assert weights.theory.tolist()[1:] == [2**19, 2**19], "float32, over two stages"
@@ -77,8 +77,8 @@ def test_a_strategy_is_drawn_beside_one_device_and_theory(tmp_path):
 def test_a_chart_shows_at_most_so_many_steps_of_a_run(tmp_path):
     run = tiny_run("mlp")
     finished(tmp_path, run, steps=[STEP | {"step": number} for number in range(1001)])
-    steps = evidence.collect(judge(summary.collect([run], tmp_path, 0)), tmp_path).steps
-    assert 100 < len(steps) <= evidence.POINTS
+    steps = run_data.collect(judge(summary.collect([run], tmp_path, 0)), tmp_path).steps
+    assert 100 < len(steps) <= run_data.POINTS
     assert steps.step.iloc[0] == 0
 
 
@@ -95,16 +95,19 @@ def test_the_page_has_all_in_it_and_takes_no_text_for_html(found):
 
 def test_jobs_are_read_off_snakemake_s_notes_and_damaged_ones_left_out(tmp_path):
     folder = tmp_path / ".snakemake/metadata"
-    assert notes.jobs(tmp_path) == []
+    assert snakemake_jobs.jobs(tmp_path) == []
     folder.mkdir(parents=True)
     for name, start in (("YQ==", 7.0), ("YWI=", 8.0)):
         (folder / name).write_text(json.dumps({"rule": "train", "starttime": start, "endtime": 9.5}))
     (folder / "Yg==").write_text("{")
     (folder / "no base64").write_text("{}")
-    assert notes.jobs(tmp_path) == [notes.Job("train", "a", 7.0, 9.5), notes.Job("train", "ab", 8.0, 9.5)]
-    assert notes.seconds_by_rule(tmp_path) == {"train": 2.0}
+    assert snakemake_jobs.jobs(tmp_path) == [
+        snakemake_jobs.Job("train", "a", 7.0, 9.5),
+        snakemake_jobs.Job("train", "ab", 8.0, 9.5),
+    ]
+    assert snakemake_jobs.seconds_by_rule(tmp_path) == {"train": 2.0}
     table = pd.DataFrame(columns=summary.COLUMNS)
-    found = evidence.collect(table, tmp_path / "results").jobs
+    found = run_data.collect(table, tmp_path / "results").jobs
     assert found.start.tolist() == [0.0, 1.0]
 
 
@@ -148,7 +151,7 @@ def test_the_matrix_says_how_it_is_with_each_run(found):
     text = html.html(found, {}, CONFIG, reasons, {})
     assert '<td class="empty">- <sup><a href="#note-1">1</a></sup></td>' in text
     assert re.findall("<li id=.*?</li>", text) == ['<li id="note-1">no <code>norm</code></li>']
-    assert page.figures(found.table).strategy.tolist() == ["single", "ddp", "pp"]
+    assert summary_markdown.figures(found.table).strategy.tolist() == ["single", "ddp", "pp"]
 
 
 def test_the_page_begins_with_the_verdict_the_matrix_and_the_comparison(tmp_path):
@@ -157,7 +160,7 @@ def test_the_page_begins_with_the_verdict_the_matrix_and_the_comparison(tmp_path
     steps = [STEP | {"step": number} for number in range(COUNT)]
     for run in runs:
         finished(tmp_path, run, steps=steps)
-    found = evidence.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
+    found = run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
     drawn = html.charts(found, config.workloads)
     text = html.html(found, drawn, config, {}, {})
     places = ['class="verdict', 'class="matrix"', 'class="panels"', '<section id="vit"', '<section id="mlp"']
@@ -254,7 +257,7 @@ def test_benchmarks_have_their_charts(tmp_path):
     for name, text in MEASURED.items():
         (tmp_path / f"benchmarks/{name}.csv").write_text(text)
     table = judge(summary.collect([tiny_run("mlp", "single")], tmp_path, 0))
-    found = evidence.collect(table, tmp_path)
+    found = run_data.collect(table, tmp_path)
     drawn = html.charts(found, ["mlp"])
     assert list(drawn) == list(charts.BENCHMARKS)
     assert drawn["peers"][0].trainer.tolist() == ["bare", "shardlab"]
@@ -269,10 +272,10 @@ def test_a_run_that_measured_nothing_leaves_its_cells_empty(tmp_path):
     table = judge(summary.collect(runs, tmp_path, 0))
     assert (table.status == "done").all()
     assert table[["tensor_bytes", "weights_bytes", "peak_memory_bytes", "bytes_per_step"]].isna().all(axis=None)
-    found = evidence.collect(table, tmp_path)
+    found = run_data.collect(table, tmp_path)
     drawn = html.charts(found, ["mlp"])
-    assert not {"memory.mlp", "traffic.mlp", "held.ddp"} & set(drawn)
-    assert "| ddp" in page.markdown(table, CONFIG, {})
+    assert not {"memory.mlp", "traffic.mlp", "memory_per_rank.ddp"} & set(drawn)
+    assert "| ddp" in summary_markdown.markdown(table, CONFIG, {})
     assert "not measured" in html.html(found, drawn, CONFIG, {}, {})
 
 

@@ -32,7 +32,7 @@ def test_every_strategy_and_workload_is_a_run_or_a_reason():
     assert len(planned) + len(left_out) == 5 * len(strategies)
     assert (
         left_out["pp_zbv", "mlp"]
-        == "mlp can be split into 2 pieces, and pp_zbv needs 4; use fewer ranks, or more layers."
+        == "mlp can be split into 2 segments, and pp_zbv needs 4; use fewer ranks, or more layers."
     )
     assert "no sequence to split" in left_out["tp_sp", "mnist"]
     assert all(strategy in {"pp_interleaved", "pp_zbv", "tp_sp", "tp_loss", "fsdp_tp_sp"} for strategy, _ in left_out)
@@ -67,7 +67,7 @@ def test_run_is_complete_and_round_trips():
     run = resolved("zero2", "xsum")
     assert resolve.Run.model_validate(json.loads(run.model_dump_json())) == run
     assert run.engine_config is not None
-    assert run.engine_config["train_micro_batch_size_per_gpu"] == run.recipe.global_batch // 2
+    assert run.engine_config["train_micro_batch_size_per_gpu"] == run.recipe.global_batch_size // 2
 
 
 def test_hub_data_by_one_key():

@@ -13,7 +13,7 @@ from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from shardlab.errors import UserError
-from shardlab.launch import container, script, slurm
+from shardlab.launch import commands, container, slurm
 from shardlab.launch.stages import Scope
 from shardlab.schema import check
 from shardlab.settings import load, resolve
@@ -55,20 +55,20 @@ def lines(name):
     run = resolve.run(config, "fsdp_tp", "llama2")
     text = []
     for stage, spread, job in (("train", Scope.RANKS, tuple(size.values())), ("evaluate", Scope.ONE, (1, 1))):
-        asked = slurm.resources(site, stage, *job)
+        requested = slurm.resources(site, stage, *job)
         text.append(f"# {stage}, {job[0]} x {job[1]}")
         if site.slurm:
             named = {
-                "account": f" -A {asked['slurm_account']}" if "slurm_account" in asked else "",
-                "partition": f" -p {asked['slurm_partition']}" if "slurm_partition" in asked else "",
+                "account": f" -A {requested['slurm_account']}" if "slurm_account" in requested else "",
+                "partition": f" -p {requested['slurm_partition']}" if "slurm_partition" in requested else "",
             }
-            submit = get_submit_command(Job(asked), SUBMISSION | named) + set_gres_string(Job(asked))
+            submit = get_submit_command(Job(requested), SUBMISSION | named) + set_gres_string(Job(requested))
             text.append(" ".join(submit.split()))
         image = Path("IMAGE.sif") if site.container.enabled else None
         # Names instead of this machine's paths, which may need quotes.
         project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
         with project, mock.patch.object(sys, "executable", "python"):
-            started = script.lines(run, [f"PROJECT/scripts/{stage}.py", "--settings=run.json"], image, spread)
+            started = commands.lines(run, [f"PROJECT/scripts/{stage}.py", "--settings=run.json"], image, spread)
         text.append(f"{started}\n")
     return "\n".join(text)
 
@@ -163,14 +163,14 @@ def test_a_stage_that_needs_no_gpu_need_not_ask_for_one():
 def test_podman_hands_the_environment_on():
     """As nothing of it gets into its containers otherwise: NCCL's, the threads', the ranks' numbers."""
     _, site = loaded(site="perlmutter")
-    words = container.words(site.container, Path("IMAGE"))
+    words = container.exec_words(site.container, Path("IMAGE"))
     assert "--env-host" in words[: words.index("IMAGE")]
 
 
 def test_lines_before_the_ranks_and_threads_apart_from_cores():
-    settings = {"before": ["module load pytorch"], "omp_threads": 3, "cpus_per_rank": 8}
+    settings = {"setup_commands": ["module load pytorch"], "omp_threads": 3, "cpus_per_rank": 8}
     config, _ = loaded(site="test", site_settings=settings)
-    text = script.lines(resolve.run(config, "ddp", "mlp"), ["x.py"], None, Scope.RANKS)
+    text = commands.lines(resolve.run(config, "ddp", "mlp"), ["x.py"], None, Scope.RANKS)
     assert "OMP_NUM_THREADS=3" in text
     assert "--cpus-per-task=16" in text
     assert text.index("module load pytorch") < text.index("exec ", text.index("bash -c"))
@@ -179,11 +179,11 @@ def test_lines_before_the_ranks_and_threads_apart_from_cores():
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_a_job_of_any_size_goes_the_way_that_lets_signals_through(ranks):
     _, site = loaded(site="lumi")
-    asked = slurm.resources(site, "train", 2, ranks)
-    assert asked["mpi"] == "srun"
-    assert asked["tasks_per_node"] >= 2
-    assert asked["tasks_per_node"] * asked["cpus_per_task"] >= ranks * site.cpus_per_rank
-    assert f"--gpus-per-node={ranks}" in asked["slurm_extra"]
+    requested = slurm.resources(site, "train", 2, ranks)
+    assert requested["mpi"] == "srun"
+    assert requested["tasks_per_node"] >= 2
+    assert requested["tasks_per_node"] * requested["cpus_per_task"] >= ranks * site.cpus_per_rank
+    assert f"--gpus-per-node={ranks}" in requested["slurm_extra"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_job_of_any_size_goes_the_way_that_lets_signals_through(ranks):
 )
 def test_address_rules(rule, address):
     site = check(Site, yaml.safe_load("srun: {}") | {"srun": rule}, "test")
-    assert script.address(site.srun) == address
+    assert commands.address(site.srun) == address
 
 
 def test_a_path_that_slurm_jobs_cannot_start_with_is_said():
@@ -207,13 +207,13 @@ def test_a_path_that_slurm_jobs_cannot_start_with_is_said():
 
 def test_two_jobs_do_not_share_a_port():
     config, _ = loaded(site="test", nodes=2)
-    lines = script.lines(resolve.run(config, "ddp", "mlp"), ["x.py"], None, Scope.RANKS)
+    lines = commands.lines(resolve.run(config, "ddp", "mlp"), ["x.py"], None, Scope.RANKS)
     assert "$((20000 + SLURM_JOB_ID % 10000))" in lines
 
 
 def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch):
     monkeypatch.setattr(preflight, "PATIENCE", 0.2)
-    monkeypatch.setenv(script.RENDEZVOUS, "localhost:0")
+    monkeypatch.setenv(commands.RENDEZVOUS, "localhost:0")
     monkeypatch.setenv("SLURM_NODEID", "0")
     run = resolve.run(loaded(site="test", nodes=2)[0], "ddp", "mlp")
     seen = " ".join(preflight.nodes(run)["problems"])

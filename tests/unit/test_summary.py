@@ -7,15 +7,15 @@ import pytest
 
 from helpers.common import tiny_run
 from helpers.reports import STEP, finished
-from shardlab.report import page, summary
-from shardlab.report.records import ROUNDING_SIZE, TrainReport, Twin, TwinsReport
+from shardlab.records.reports import ROUNDING_SIZE, NoiseFloorReport, TrainReport, Twin
+from shardlab.report import summary, summary_markdown
 from shardlab.report.verdict import FIRST_TOLERANCES, TOLERANCES, judge, verdict
-from shardlab.settings import identity, load
+from shardlab.settings import load, run_identity
 
 ALL = "All {} runs are equal to single: first steps, validation loss and test loss."
 
 
-def table(spread=None, validation=None, first=None, dtype="float32", idle=(), tolerance=None, **losses):
+def table(noise_floor=None, validation=None, first=None, dtype="float32", idle=(), tolerance=None, **losses):
     """One row per strategy on mlp; a loss of None: not finished. ``validation``: losses there, 1.0 if not named;
     ``first``: differences of the first steps; ``dtype`` of all rows, None: low precision; ``idle``: learned nothing.
     """
@@ -26,7 +26,7 @@ def table(spread=None, validation=None, first=None, dtype="float32", idle=(), to
             "status": "missing" if loss is None else "done",
             "test_loss": loss,
             "validation_loss": None if loss is None else (validation or {}).get(name, 1.0),
-            "spread": None if name == "single" else spread,
+            "noise_floor": None if name == "single" else noise_floor,
             "first_rel_diff": (first or {}).get(name, 0.0),
             "first_tolerance": FIRST_TOLERANCES.get(dtype),
             "tolerance": TOLERANCES.get(dtype),
@@ -70,19 +70,19 @@ def test_a_sentence_names_some_of_thousands():
         ),
         # The twins move by 1e-3, so 2e-3 may be rounding, and float64 tells; 2e-2 may not.
         (
-            {"single": 2.0, "ddp": 2.004, "spread": 1e-3},
+            {"single": 2.0, "ddp": 2.004, "noise_floor": 1e-3},
             True,
             "Of 2 runs, 1 equal to single; 1 not distinguishable from rounding "
             "(--config dtype=float64 settles it): ddp x mlp (2.0e-03, twins 1.0e-03).",
         ),
         (
-            {"single": 2.0, "ddp": 2.04, "spread": 1e-3},
+            {"single": 2.0, "ddp": 2.04, "noise_floor": 1e-3},
             False,
             "Of 2 runs, 1 not equal to single: ddp x mlp (2.0e-02, twins 1.0e-03).",
         ),
         # The twins stay within the tolerance, and the run near them.
         (
-            {"single": 2.0, "ddp": 2.0004, "spread": 9e-5},
+            {"single": 2.0, "ddp": 2.0004, "noise_floor": 9e-5},
             True,
             ALL.format(2),
         ),
@@ -136,7 +136,7 @@ def test_the_page_begins_with_verdict_and_call_and_says_where_single_is_missing(
     values |= {"recipe": {"max_steps": 3, "optimizer": {"learning_rate": 0.5}}}
     values |= {"site_settings": {"slurm": {"account": "mine"}}}
     config = load.config(values | {"site": "test"})
-    lines = page.markdown(table(ddp=2.0), config, {}).splitlines()
+    lines = summary_markdown.markdown(table(ddp=2.0), config, {}).splitlines()
     assert lines[0] == "# Summary"
     assert lines[2] == "**Of 1 runs, 1 without a finished single to compare with: ddp x mlp.**"
     assert lines[4] == (
@@ -159,10 +159,10 @@ def test_a_row_belongs_to_its_run(tmp_path):
     assert status() == "done"
     assert status(tiny_run("mlp", "ddp", optimizer={"learning_rate": 0.5})) == "stale: recipe.optimizer.learning_rate"
     assert status(ddp.model_copy(update={"seed": 7})) == "stale: seed"
-    changed = {"scripts/shardlab/runs/loop.py": "another"}
+    changed = {"scripts/shardlab/trainer/loop.py": "another"}
     assert (
         status(ddp.model_copy(update={"sources": ddp.sources | changed}))
-        == "stale: sources.scripts/shardlab/runs/loop.py"
+        == "stale: sources.scripts/shardlab/trainer/loop.py"
     )
     assert status(data="other") == "stale: data"
     assert status(initial="other") == "stale: initial weights"
@@ -186,17 +186,22 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
     finished(tmp_path, single)
     finished(tmp_path, ddp)
 
-    def spread(run=single, count=2, **changed):
+    def noise_floor(run=single, count=2, **changed):
         twins = [Twin(test_loss=2.002, validation_loss=3.0), Twin(test_loss=1.999, validation_loss=3.0)]
-        made = {"identity": identity.of(run, "d"), "initial_weights": "i", "workload": "mlp", "scale": ROUNDING_SIZE}
-        TwinsReport(**made | changed, twins=twins).write(tmp_path / "twins/mlp.json")
-        return summary.collect([single, ddp], tmp_path, count).spread[1]
+        made = {
+            "identity": run_identity.of(run, "d"),
+            "initial_weights": "i",
+            "workload": "mlp",
+            "scale": ROUNDING_SIZE,
+        }
+        NoiseFloorReport(**made | changed, twins=twins).write(tmp_path / "noise_floor/mlp.json")
+        return summary.collect([single, ddp], tmp_path, count).noise_floor[1]
 
-    assert spread() == pytest.approx(1e-3)
+    assert noise_floor() == pytest.approx(1e-3)
     for changed in ({"scale": 6e-6}, {"initial_weights": "other"}, {"workload": "mnist"}, {"count": 6}):
-        assert pd.isna(spread(**changed)), changed
-    assert pd.isna(spread(identity=identity.of(single, "other")))
-    assert pd.isna(spread(single.model_copy(update={"seed": 7})))
+        assert pd.isna(noise_floor(**changed)), changed
+    assert pd.isna(noise_floor(identity=run_identity.of(single, "other")))
+    assert pd.isna(noise_floor(single.model_copy(update={"seed": 7})))
 
 
 @pytest.mark.parametrize(
@@ -220,4 +225,4 @@ def test_first_steps_and_runs_that_learn_nothing(tmp_path, changed, first, reaso
 def test_train_report_is_read_back(tmp_path):
     finished(tmp_path, tiny_run("mlp"))
     report = TrainReport.read(tmp_path / "single/mlp/train.json", "")
-    assert report.identity == identity.of(tiny_run("mlp"), "d")
+    assert report.identity == run_identity.of(tiny_run("mlp"), "d")

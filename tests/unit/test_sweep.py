@@ -4,8 +4,9 @@ import pandas as pd
 import pytest
 
 from helpers.reports import finished
-from shardlab.launch import driver
-from shardlab.report import evidence, page, pages, plan, summary, sweep
+from shardlab.launch import snakemake_lock
+from shardlab.records import plan
+from shardlab.report import run_data, strategy_docs, summary, summary_markdown, sweep
 from shardlab.report.charts import sweep as chart
 from shardlab.settings import load, resolve, variants
 
@@ -29,10 +30,13 @@ def test_a_product_and_a_table():
         (0.01, 3, 1),
         (0.1, 1, 1),
     ]
-    rows = [{"global_batch": 32, "learning_rate": 0.1}, {"recipe.global_batch": 64, "optimizer.learning_rate": 0.2}]
+    rows = [
+        {"global_batch_size": 32, "learning_rate": 0.1},
+        {"recipe.global_batch_size": 64, "optimizer.learning_rate": 0.2},
+    ]
     assert names(sweep=rows) == [
-        ("ddp", "mnist@global_batch=32@learning_rate=0.1"),
-        ("ddp", "mnist@global_batch=64@learning_rate=0.2"),
+        ("ddp", "mnist@global_batch_size=32@learning_rate=0.1"),
+        ("ddp", "mnist@global_batch_size=64@learning_rate=0.2"),
     ]
 
 
@@ -40,15 +44,15 @@ def test_every_key_goes_from_the_configuration_to_a_name_and_back():
     given = {
         "betas": [[0.9, 0.95]],
         "optimizer.name": ["adamw"],
-        "clip_norm": [None, 1.0],
+        "max_grad_norm": [None, 1.0],
         "keep_best": [True],
         "dtype": ["float64"],
         "weight_decay": ["1e-7"],
     }
-    assert variants.in_group("schedule") is None, "also a key of strategies"
+    assert variants.in_group("pipeline_schedule") is None, "a key, not a group"
     runs, _ = planned(sweep=given)
     assert [run.workload for run in runs] == [
-        f"mnist@betas=0.9:0.95@clip_norm={norm}@dtype=float64@keep_best=true@optimizer.name=adamw@weight_decay=1e-07"
+        f"mnist@betas=0.9:0.95@dtype=float64@keep_best=true@max_grad_norm={norm}@optimizer.name=adamw@weight_decay=1e-07"
         for norm in ("null", "1")
     ]
     for run in runs:
@@ -71,18 +75,18 @@ def test_ranges(given, values):
 
 
 def test_strategies_vary_by_what_means_something_to_them():
-    swept = {"microbatches": [2, 4], "tp": [2, 3]}
+    swept = {"n_microbatches": [2, 4], "tp": [2, 3]}
     runs, left_out = planned(workloads=["llama2"], strategies=["single", "fsdp_tp", "pp", "zero2"], sweep=swept)
     assert [run.strategy for run in runs] == [
         "single",
         "fsdp_tp@tp=2",
-        "pp@microbatches=2@tp=2",
-        "pp@microbatches=4@tp=2",
+        "pp@n_microbatches=2@tp=2",
+        "pp@n_microbatches=4@tp=2",
         "zero2",
     ]
-    assert runs[3].options.microbatches == 4
+    assert runs[3].options.n_microbatches == 4
     assert left_out.keys() == {
-        (f"{name}tp=3", "llama2") for name in ("fsdp_tp@", *(f"pp@microbatches={n}@" for n in (2, 4)))
+        (f"{name}tp=3", "llama2") for name in ("fsdp_tp@", *(f"pp@n_microbatches={n}@" for n in (2, 4)))
     }
     assert names(strategies=["single", "ddp", "dp"], sweep={"ranks_per_node": [2, 3]}) == [
         ("single", "mnist"),
@@ -101,7 +105,7 @@ def test_variants_share_initial_weights_and_a_size_has_its_own_data():
     runs, _ = planned(sweep={"size": ["small", "source"]})
     assert [run.data.name for run in runs] == ["digits_small", "digits_source"]
     first, second, other = (
-        planned(sweep={key: [value]})[0][0] for key, value in (("seed", 2), ("seed", 3), ("global_batch", 32))
+        planned(sweep={key: [value]})[0][0] for key, value in (("seed", 2), ("seed", 3), ("global_batch_size", 32))
     )
     assert plan.cost(first) == plan.cost(second) != plan.cost(other)
 
@@ -127,21 +131,21 @@ def test_mean_deviation_and_the_best(tmp_path):
     assert sweep.sentences(found)[0] == (
         "`single` x `mnist`: the lowest validation loss is 2.5 ± 0.5 (3 runs) with learning_rate 0.1."
     )
-    text = page.markdown(table, config, left_out)
+    text = summary_markdown.markdown(table, config, left_out)
     assert "| single     | mnist      | 0.1             | 3      | 2.500000 ± 0.500000" in text
-    drawn = chart.table(evidence.Evidence(table, [], tmp_path, pd.DataFrame()))
+    drawn = chart.table(run_data.RunData(table, [], tmp_path, pd.DataFrame()))
     assert drawn[["variant", "number", "low", "high"]].to_numpy().tolist()[:2] == [
         ["single", 0.01, 3.0, 5.0],
         ["single", 0.1, 2.0, 3.0],
     ]
     assert chart.draw(drawn).to_dict()
-    assert pages.explained("pp@microbatches=8") == pages.explained("pp") != ""
+    assert strategy_docs.explained("pp@n_microbatches=8") == strategy_docs.explained("pp") != ""
 
 
 def test_a_job_of_one_run_resolves_no_other():
-    assert driver.of_one_run(["--target-jobs", "train:strategy=ddp,workload=mnist@seed=2", "--mode", "remote"])
-    assert not driver.of_one_run(["--target-jobs", "plan:", "--mode", "remote"])
-    assert not driver.of_one_run(["all"])
+    assert snakemake_lock.of_one_run(["--target-jobs", "train:strategy=ddp,workload=mnist@seed=2", "--mode", "remote"])
+    assert not snakemake_lock.of_one_run(["--target-jobs", "plan:", "--mode", "remote"])
+    assert not snakemake_lock.of_one_run(["all"])
 
 
 def test_short_names_are_those_of_one_key_each():

@@ -109,16 +109,16 @@ def test_test_loss_is_exact_however_the_split_is_batched(workload, tiny_data, tm
     torch.manual_seed(0)
     save_initial(run, tmp_path / "weights")
 
-    def report(evaluation_batch):
-        recipe = run.recipe.model_copy(update={"evaluation_batch": evaluation_batch})
+    def report(eval_batch_size):
+        recipe = run.recipe.model_copy(update={"eval_batch_size": eval_batch_size})
         changed = run.model_copy(update={"recipe": recipe})
         return evaluation.evaluate(changed, tiny_data / workload, tmp_path / "weights")
 
-    whole, pieces = report(64), report(1)
+    whole, segments = report(64), report(1)
     assert (
         whole.samples
-        == pieces.samples
+        == segments.samples
         == tasks.load(run.task, tiny_data / workload, torch.float64, CPU).samples("test")
     )
-    assert whole.targets == pieces.targets
-    assert pieces.loss == pytest.approx(whole.loss, rel=1e-12)
+    assert whole.targets == segments.targets
+    assert segments.loss == pytest.approx(whole.loss, rel=1e-12)

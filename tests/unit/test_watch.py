@@ -13,8 +13,8 @@ from textual.widgets import DataTable
 from helpers.common import ROOT, tiny_run
 from helpers.reports import STEP, finished
 from shardlab.launch.attempts import Attempts
-from shardlab.launch.look import look
-from shardlab.report.records import Attempt
+from shardlab.launch.run_status import look
+from shardlab.records.reports import Attempt
 
 RUN = tiny_run("mlp", "ddp")
 BEGUN = {"kind": "attempt", "step": 0, "steps": 9}

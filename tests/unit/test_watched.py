@@ -9,11 +9,11 @@ import torch.distributed as dist
 from tensorboardX.proto.event_pb2 import Event
 
 from helpers.common import save_initial, tiny_run
-from shardlab.report import metrics
-from shardlab.runs import loop
+from shardlab.records import metrics
+from shardlab.trainer import loop
 from shardlab.training.distributed import World
 from shardlab.training.metrics import EVENTS, USED, MetricsLog
-from shardlab.training.usage import Usage
+from shardlab.training.resource_monitor import Usage
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,12 @@ def watched(tiny_data, tmp_path_factory):
     run = tiny_run("llama2", max_steps=3)
     save_initial(run, folder / "initial")
     assert loop.train(
-        run, tiny_data / "llama2", folder / "initial", folder, {}, watched=loop.Watched(None, tensorboard=True)
+        run,
+        tiny_data / "llama2",
+        folder / "initial",
+        folder,
+        {},
+        watched=loop.MonitoringOptions(None, tensorboard=True),
     )
     return folder
 
@@ -115,7 +120,7 @@ def test_compiled_blocks_stay_compiled_after_the_counted_step(tiny_data, tmp_pat
         return taken
 
     monkeypatch.setattr(loop, "train_step", watched)
-    run = tiny_run("mlp", compile="blocks", compile_backend="counting", max_steps=6, epochs=9, global_batch=4)
+    run = tiny_run("mlp", compile="blocks", compile_backend="counting", max_steps=6, epochs=9, global_batch_size=4)
     save_initial(run, tmp_path / "initial")
     assert loop.train(run, tiny_data / "mlp", tmp_path / "initial", tmp_path, {})
     assert of_step == [2, 2, 0, 2, 2, 2], "two blocks; the third step is counted"

@@ -7,7 +7,7 @@ import pytest
 from helpers.browser import opened
 from helpers.common import tiny_run
 from helpers.reports import STEP, finished
-from shardlab.report import evidence, html, summary
+from shardlab.report import html, run_data, summary
 from shardlab.report.verdict import judge
 from shardlab.settings import load
 
@@ -34,7 +34,7 @@ def path(tmp_path_factory):
     for number, each in enumerate(runs):
         steps = [STEP | {"step": step, "loss": 3 - step / 50 + number * 1e-6} for step in range(STEPS)]
         finished(folder, each, loss=2.0 + number * 1e-9, steps=steps)
-    found = evidence.collect(judge(summary.collect(runs, folder, 0)), folder)
+    found = run_data.collect(judge(summary.collect(runs, folder, 0)), folder)
     config = load.config({"workloads": ["mlp"]})
     config = config.model_copy(update={"strategies": [each.strategy for each in runs]})
     (folder / "report.html").write_text(html.html(found, html.charts(found, ["mlp"]), config, {}, {}))

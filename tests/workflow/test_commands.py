@@ -48,8 +48,8 @@ def test_each_command_of_the_documents_is_taken(tree, shown):
     others = {words[0] for _, words in shown} - {"snakemake", "python", "make"}
     assert others <= OTHERS
     assert len(tried) > 50, "the documents' commands are found"
-    asked = json.dumps([words for _, words in tried])
-    said = tree.run(sys.executable, str(ROOT / "tests/helpers/typed.py"), asked)
+    requested = json.dumps([words for _, words in tried])
+    said = tree.run(sys.executable, str(ROOT / "tests/helpers/typed.py"), requested)
     found = zip(tried, json.loads(said.stdout.splitlines()[-1]), strict=True)
     wrong = [f"{name}: {shlex.join(words)}\n{error}" for (name, words), error in found if error]
     assert not wrong, "\n\n".join(wrong)

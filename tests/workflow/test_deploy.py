@@ -32,7 +32,12 @@ def deployed(make_tree, tmp_path_factory):
     origin = commit(make_tree(tmp_path_factory.mktemp("origin")))
     user = Tree(tmp_path_factory.mktemp("user"))
     (user.path / "Snakefile").write_text(SNAKEFILE)
-    config = {"strategies": ["single", "ddp"], "workloads": ["llama2"], "twins": 0, "recipe": {"max_steps": 3}}
+    config = {
+        "strategies": ["single", "ddp"],
+        "workloads": ["llama2"],
+        "noise_floor_runs": 0,
+        "recipe": {"max_steps": 3},
+    }
     (user.path / "config.yaml").write_text(yaml.safe_dump(config))
     instead = {"KEY": f"url.file://{origin}.insteadOf", "VALUE": "https://github.com/someone/shardlab"}
     environment = {f"GIT_CONFIG_{key}_0": value for key, value in instead.items()} | {"GIT_CONFIG_COUNT": "1"}

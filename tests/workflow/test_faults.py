@@ -15,8 +15,8 @@ from helpers.common import ROOT
 from helpers.faults import cost, survived
 from helpers.kills import STEPS, Trial, attempts, end_well, soak, weights
 from shardlab.launch.attempts import history
-from shardlab.report import metrics
-from shardlab.settings import identity
+from shardlab.records import metrics
+from shardlab.settings import run_identity
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -63,12 +63,12 @@ def test_a_rank_that_stands_still_is_named(tmp_path, request):
         wait_for_step(trial, 10)
         still = trial.processes()["rank 1"]
         os.kill(still, signal.SIGSTOP)
-        begun = time.monotonic()
+        started = time.monotonic()
         if not request.config.getoption("--long"):
             until(lambda: "rank 1 has not responded" in (trial.folder / "attempts/001.log").read_text())
             os.kill(still, signal.SIGKILL)
         assert child.wait(60) == 1
-        assert time.monotonic() - begun < 55, "4 s, and 30 that torchrun gives the one that stands still"
+        assert time.monotonic() - started < 55, "4 s, and 30 that torchrun gives the one that stands still"
         assert trial.ended_within(2)
     finally:
         trial.end()
@@ -95,7 +95,7 @@ def test_a_rank_that_dies_in_start_up_is_not_waited_for(tmp_path):
 
 def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code):
     """An exception on one of two ranks; the same call gives up, the next one tries again and goes on."""
-    mistake(code, "runs/loop.py", "read.add(step)", "if number == 17 and world.rank: raise ValueError('boom')")
+    mistake(code, "trainer/loop.py", "read.add(step)", "if number == 17 and world.rank: raise ValueError('boom')")
     trial = Trial(tmp_path, "fsdp", scripts=code / "scripts")
     for attempt in (1, 2, 3):
         assert trial.start().wait() == 1
@@ -111,7 +111,7 @@ def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code):
 
 @pytest.mark.long
 def test_a_rank_that_just_ends(tmp_path, code):
-    mistake(code, "runs/loop.py", "read.add(step)", "if number == 17 and world.rank: __import__('os')._exit(0)")
+    mistake(code, "trainer/loop.py", "read.add(step)", "if number == 17 and world.rank: __import__('os')._exit(0)")
     trial = Trial(tmp_path, "fsdp", scripts=code / "scripts")
     assert trial.start().wait() == 1
     assert "ended with status 1; see" in log(trial)
@@ -128,7 +128,7 @@ def test_a_loss_that_is_no_number(tmp_path, code):
     assert log(trial).count("the loss of step 7 is nan") == 3
     assert "single x llama2 is given up: further attempts of this call would not get beyond step 7" in log(trial)
     assert [(each.from_step, each.saved) for each in history(trial.folder)] == [(0, 5), (5, 5)]
-    skips = Trial(tmp_path / "skip", "single", scripts=code / "scripts", non_finite="skip")
+    skips = Trial(tmp_path / "skip", "single", scripts=code / "scripts", on_nonfinite="skip")
     assert skips.start().wait() == 0, log(skips)
     assert skips.report()["skipped_steps"] == 1
     assert [step["step"] for step in skips.steps() if step["loss"] is None] == [7]
@@ -137,7 +137,7 @@ def test_a_loss_that_is_no_number(tmp_path, code):
 def test_the_driver_is_killed(tree):
     """By Ctrl-C in its terminal, then Snakemake alone by SIGKILL. The same call goes on, with no further flag."""
     call = ["snakemake", "--profile", "workflow/profiles/local", "results/fsdp/llama2.done"]
-    call += ["--config", "recipe={max_steps: 100, checkpoint_every: 5}"]
+    call += ["--config", "recipe={max_steps: 100, checkpoint_interval_steps: 5}"]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     folder = tree.path / "results/fsdp/llama2"
     for number, (kill, signal_number) in enumerate([(os.killpg, signal.SIGINT), (os.kill, signal.SIGKILL)]):
@@ -165,7 +165,7 @@ def test_the_driver_is_killed(tree):
 def test_the_fork_server_is_killed(tree):
     """Alone: jobs under way end as they would, later ones are new processes. With all its forks: they start again."""
     call = ["snakemake", "--profile", "workflow/profiles/local"]
-    call += ["--config", "recipe={epochs: 1000, max_steps: 3000, checkpoint_every: 5}"]
+    call += ["--config", "recipe={epochs: 1000, max_steps: 3000, checkpoint_interval_steps: 5}"]
     made = ["--", "results/single/mlp.done", "results/single/mlp/test.json"]
     folder = tree.path / "results/single/mlp"
     seen = []
@@ -212,7 +212,7 @@ def test_a_finished_run_whose_driver_died_is_taken_as_it_is(tmp_path):
     assert "is already finished; nothing is trained again" in log(trial)
     assert (trial.folder / "model.safetensors").stat().st_mtime_ns == before
     # As the driver does, that knows of it: -f is meant.
-    (trial.folder / ".seen").write_text(identity.of(trial.run, "").numbers)
+    (trial.folder / ".seen").write_text(run_identity.of(trial.run, "").numbers)
     assert trial.start().wait() == 0
     assert (trial.folder / "model.safetensors").stat().st_mtime_ns > before
 

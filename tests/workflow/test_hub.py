@@ -14,7 +14,7 @@ from helpers import transformers_models
 from helpers.common import ROOT
 from helpers.hub_files import articles, environment, pictures, repository
 from helpers.hub_server import Hub
-from shardlab.settings import inputs, load, resolve
+from shardlab.settings import load, model_and_data, resolve
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def program(name, data, *arguments, **variables):
 
 
 def data_set(name, **hub_changes):
-    data = inputs.data_set(load.config({"data": "hub"}), name)
+    data = model_and_data.data_set(load.config({"data": "hub"}), name)
     return data.model_copy(update={"hub": data.hub.model_copy(update=hub_changes)})
 
 
@@ -152,7 +152,7 @@ def large(hub):
 
 def ranges(hub, path):
     """The Range header of each GET of a file."""
-    return [asked for method, called, asked in hub.calls if method == "GET" and called.endswith(path)]
+    return [requested for method, called, requested in hub.calls if method == "GET" and called.endswith(path)]
 
 
 def test_a_cut_connection_is_taken_up_where_it_broke(hub, large, tmp_path):

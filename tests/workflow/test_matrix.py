@@ -105,11 +105,11 @@ def test_the_report_opens_in_a_browser(finished):
         assert page.ask("document.querySelector('.verdict').textContent").startswith("All 6 runs are equal to single")
         drawn = page.ask("[...document.querySelectorAll('.chart')].map((each) => each.dataset.spec)")
         ordered = page.ask("[...document.querySelectorAll('.panels a')].map((each) => each.textContent)")
-        kinds = ("loss", "difference", "speed_and_memory", "memory", "foreseen", "traffic")
+        kinds = ("loss", "difference", "speed_and_memory", "memory", "planned_memory", "traffic")
         assert sorted(ordered) == sorted(WORKLOADS)
         compared = [f"speed_and_memory.{workload}" for workload in ordered]
         of_workloads = compared + [f"{kind}.{workload}" for workload in ordered for kind in kinds]
-        of_strategies = [f"{kind}.{strategy}" for strategy in STRATEGIES for kind in ("held", "step")]
+        of_strategies = [f"{kind}.{strategy}" for strategy in STRATEGIES for kind in ("memory_per_rank", "step")]
         assert [name for name in drawn if not name.startswith("usage")] == [*of_workloads, *of_strategies, "jobs"]
         assert page.complaints() == []
     for name in drawn:
@@ -125,7 +125,7 @@ def test_summary_for_people_has_the_verdict_the_call_and_the_matrix(finished):
     assert "recipe.max_steps = 8." in text
     assert re.search(r"\| single +\| \d\.\d+ \(0e\+00\)", text)
     assert re.search(r"\| rounding alone \(twins\) \| \de[+-]\d+", text)
-    assert len(finished.json("results/twins/xsum.json")["twins"]) == 6
+    assert len(finished.json("results/noise_floor/xsum.json")["noise_floor"]) == 6
     assert "Not complete" not in text
 
 
@@ -166,7 +166,7 @@ def test_a_changed_recipe_trains_that_again_and_nothing_else(finished):
         ("models/mlp.py", {"single/mlp", "fsdp_tp/mlp", "zero3/mlp"}),
         ("strategies/zero.py", {"zero3/mlp", "zero3/xsum"}),
         ("data/package_docstrings.py", {"single/xsum", "fsdp_tp/xsum", "zero3/xsum"}),
-        ("measure/meter.py", set()),
+        ("measure/step_profiler.py", set()),
     ],
 )
 def test_changed_code_trains_again_what_it_touches_and_a_comment_nothing(finished, file, trained):
@@ -204,7 +204,7 @@ def test_float64_tells_rounding_from_a_mistake(tree):
     text = (tree.path / "results/summary.md").read_text()
     assert text.splitlines()[2] == "**All 6 runs are equal to single: first steps, validation loss and test loss.**"
     assert "zero1 x mnist: zero1: DeepSpeed does not support float64" in text
-    assert not (tree.path / "results/twins").exists()
+    assert not (tree.path / "results/noise_floor").exists()
 
 
 @MANY

@@ -15,7 +15,7 @@ from helpers.common import Tree
 pytestmark = pytest.mark.skipif(shutil.which("script") is None, reason="util-linux's script is not here")
 TRY = ["make", "--old-file=.venv/run", f"BIN={Path(sys.executable).parent}", "try"]
 """The README's trial, without the environment of its own that it would install."""
-CALL = ["snakemake", "--profile", "workflow/profiles/local", "--config", "twins=0", "workloads=[mlp]"]
+CALL = ["snakemake", "--profile", "workflow/profiles/local", "--config", "noise_floor_runs=0", "workloads=[mlp]"]
 
 
 def on_terminal(tree: Tree, *call, **environment):

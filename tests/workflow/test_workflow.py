@@ -47,13 +47,16 @@ def test_graphs_are_drawn(tree, graph):
         (["--config", "strategies=[fsdp,ddpp]", "--", "all"], "there is no strategy 'ddpp'; did you mean ddp?"),
         (["results/fsdpp/mlp.done"], "there is no strategy 'fsdpp'; did you mean fsdp?"),
         (["results/fsdp/lama2.done"], "there is no workload 'lama2'; did you mean llama2?"),
-        (["results/pp_zbv/mlp.done"], "mlp can be split into 2 pieces, and pp_zbv needs 4"),
+        (["results/pp_zbv/mlp.done"], "mlp can be split into 2 segments, and pp_zbv needs 4"),
         (["results/ddp/my-mlp.done"], "there is no workload 'my-mlp'"),
         (["--config", "strategies=[single,single]", "--", "all"], "single appears twice; name it once"),
         (["--config", "nodes=2", "--", "all"], "can have 1; set nodes to 1"),
         (["results/ddp/mlp/tset.json"], "no rule makes results/ddp/mlp/tset.json; did you mean results/ddp/mlp/test."),
         (["results/export/ddp/mlp"], "model mlp has no counterpart in transformers; models that have one: llama, vit"),
-        (["--config", "ranks_per_node=8", "recipe={global_batch: 4}", "--", "all"], "global_batch 4 has fewer samples"),
+        (
+            ["--config", "ranks_per_node=8", "recipe={global_batch_size: 4}", "--", "all"],
+            "global_batch_size 4 has fewer samples",
+        ),
     ],
 )
 def test_mistakes_end_the_call_before_any_job(tree, arguments, words):
@@ -151,15 +154,15 @@ def test_a_damaged_data_set_is_refused_by_training(tree):
 
 @pytest.mark.long
 def test_split_size_study_has_a_step_time_and_a_bubble_for_each_number(tree):
-    tree.snakemake("results/split_size/llama2.svg", "--config", "recipe={max_steps: 6}")
-    table = pd.read_csv(tree.path / "results/split_size/llama2.csv")
-    assert list(table.microbatches) == [1, 2, 4, 8, 16]
+    tree.snakemake("results/microbatch_sweep/llama2.svg", "--config", "recipe={max_steps: 6}")
+    table = pd.read_csv(tree.path / "results/microbatch_sweep/llama2.csv")
+    assert list(table.n_microbatches) == [1, 2, 4, 8, 16]
     assert list(table.idle_theory.round(4)) == [0.5, 0.3333, 0.2, 0.1111, 0.0588]
     assert (table.step_seconds_median > 0).all()
     assert table.idle.between(0, 1, inclusive="neither").all()
     assert table.idle[0] >= 0.5, "with one micro-batch one rank works at a time"
     assert table.train_loss.max() / table.train_loss.min() - 1 < 1e-5, "splitting changes no number"
-    assert "micro-batches" in (tree.path / "results/split_size/llama2.svg").read_text()
+    assert "micro-batches" in (tree.path / "results/microbatch_sweep/llama2.svg").read_text()
 
 
 @pytest.mark.long

@@ -2,26 +2,19 @@
 import shlex
 from functools import cache
 
-from shardlab.launch import (
-    attach,
-    driver,
-    forkserver,
-    script,
-    slurm,
-    stages,
-)
+from shardlab.launch import slurm_reattach, snakemake_lock, forkserver, commands, slurm, stages
 from shardlab.patches import snakemake_scheduler
-from shardlab.report import plan
-from shardlab.settings import identity, inputs, load, pretrained, resolve, variants
+from shardlab.records import plan
+from shardlab.settings import run_identity, model_and_data, load, pretrained, resolve, variants
 
 # After a kill the same call goes on, without --unlock.
-WORKS = driver.works(sys.argv[1:])
+WORKS = snakemake_lock.runs_jobs(sys.argv[1:])
 if WORKS:
     try:
-        driver.take_over(Path.cwd())
+        snakemake_lock.clear_stale_locks(Path.cwd())
     except UserError as error:
         raise WorkflowError(str(error)) from None
-    attach.install(Path.cwd())
+    slurm_reattach.install(Path.cwd())
     snakemake_scheduler.install()
     if sys.stderr.isatty():
         from shardlab.launch import progress
@@ -34,18 +27,18 @@ try:
     CONFIG = load.config(config)
     SITE = load.site(CONFIG)
     # A job reads this file again for its own run alone: one of a sweep of thousands must not wait for all.
-    RUNS = [] if driver.of_one_run(sys.argv[1:]) else resolve.matrix(CONFIG)[0]
+    RUNS = [] if snakemake_lock.of_one_run(sys.argv[1:]) else resolve.matrix(CONFIG)[0]
     known = {(run.strategy, run.workload): run for run in RUNS}
     asked_for = dict(known)
     for target in call.targets(sys.argv[1:]):
         run = resolve.run(CONFIG, target.strategy, target.workload)
-        inputs.check_data_set(CONFIG, run)
+        model_and_data.check_data_set(CONFIG, run)
         if target.exported:
             pretrained.check_export(run.model)
         else:
             asked_for[target.strategy, target.workload] = run
     if WORKS:
-        driver.note_done(Path.cwd(), asked_for.values())
+        snakemake_lock.note_done(Path.cwd(), asked_for.values())
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -54,7 +47,7 @@ DATA_SETS = sorted({run.data.name for run in RUNS})
 MODEL_FOLDERS = sorted({run.model.folder for run in RUNS if run.model.folder})
 
 # Workloads whose `single` gets twins, for the table.
-TWINNED = resolve.twinned(CONFIG, RUNS)
+NOISE_FLOOR_WORKLOADS = resolve.twinned(CONFIG, RUNS)
 CONFIG_JSON = CONFIG.model_dump_json()
 ONE_JSON = CONFIG.of_one.model_dump_json()
 
@@ -87,8 +80,8 @@ def plan_needed(wildcards):
 
 def environment(name):
     """A rule's conda environment, where the call may use it: Snakemake works it out for each job anew."""
-    asked = workflow.deployment_settings.deployment_method or "--lint" in sys.argv
-    return f"../../envs/{name}.yaml" if asked else None
+    requested = workflow.deployment_settings.deployment_method or "--lint" in sys.argv
+    return f"../../envs/{name}.yaml" if requested else None
 
 
 def every_run():
@@ -110,7 +103,7 @@ def resolved(strategy, workload):
 @cache
 def identified(strategy, workload):
     """Digest of a run's settings and sources."""
-    return identity.of(resolved(strategy, workload), "").run
+    return run_identity.of(resolved(strategy, workload), "").run
 
 
 def run_of(wildcards):
@@ -122,10 +115,10 @@ def misfit_of(wildcards, input):
     """What is wrong with a run whose plan, made before, says that it does not fit; nothing where none says so."""
     path = Path("results", wildcards.strategy, wildcards.workload, plan.FILE)
     try:
-        sentence = plan.misfit(run_of(wildcards), SITE.figures, path)
+        sentence = plan.misfit(run_of(wildcards), SITE.hardware, path)
     except UserError as error:
         return f"error: {error}"
-    kind = "error" if CONFIG.unfit == "refuse" else "warning"
+    kind = "error" if CONFIG.on_memory_overflow == "refuse" else "warning"
     return f"{kind}: {sentence}" if sentence else ""
 
 
@@ -136,12 +129,12 @@ def initial(file):
 
 def data_of(wildcards):
     """Settings of the data set that the wildcards name."""
-    return inputs.data_set(CONFIG, wildcards.dataset)
+    return model_and_data.data_set(CONFIG, wildcards.dataset)
 
 
 def model_of(wildcards):
     """Settings of the transformers model that is downloaded to a folder of that name."""
-    return inputs.model(CONFIG, f"data/models/{wildcards.model}")
+    return model_and_data.model(CONFIG, f"data/models/{wildcards.model}")
 
 
 def model_files(folder):
@@ -180,7 +173,7 @@ def identity_of(wildcards):
 def job_resources(stage, runtime=None, job=None):
     """What the jobs of a stage ask Slurm for: as much as launch.py will start. ``job``: its name in the site's file."""
 
-    def asked(wildcards):
+    def requested(wildcards):
         run = run_of(wildcards)
         return slurm.resources(
             SITE, job or stage, *stages.scope(stage, run).size(run), runtime
@@ -192,7 +185,7 @@ def job_resources(stage, runtime=None, job=None):
         key: (
             value
             if all(other[key] == value for other in found)
-            else lambda wildcards, key=key: asked(wildcards)[key]
+            else lambda wildcards, key=key: requested(wildcards)[key]
         )
         for key, value in found[0].items()
     }
@@ -201,13 +194,13 @@ def job_resources(stage, runtime=None, job=None):
 def job_threads(stage):
     """CPU cores of a job of a stage, on each of its nodes."""
 
-    def asked(wildcards):
+    def requested(wildcards):
         run = run_of(wildcards)
         return (
             run.cpus_per_node if stages.scope(stage, run) is stages.Scope.RANKS else 1
         )
 
-    return asked
+    return requested
 
 
 def configured_resources(stage):
@@ -219,15 +212,15 @@ def start_forkserver():
     """Before the first job, where jobs run on this machine's CPU: what most of them import is then imported once."""
     site = SITE.place()
     if workflow.executor_plugin.name == "local" and site.device == "cpu" and not IMAGE:
-        forkserver.start(Path.cwd(), script.environment(site), site.environment_clear)
+        forkserver.start(Path.cwd(), commands.environment(site), site.environment_clear)
 
 
 def check_executor():
     """Before the first job of a call that is no dry run: jobs for Slurm need a site that says how to ask for nodes."""
     if workflow.executor_plugin.name != "slurm":
         return
-    if obstacle := slurm.path_obstacle(sys.executable):
-        raise WorkflowError(f"{obstacle}.")
+    if incompatibility := slurm.path_obstacle(sys.executable):
+        raise WorkflowError(f"{incompatibility}.")
     if SITE.slurm is None:
         raise WorkflowError(
             f"site {CONFIG.site} has no `slurm:` section, and this call submits to Slurm; choose your cluster with "

@@ -10,7 +10,7 @@ localrules:
 rule summarize:
     input:
         every_run(),
-        [f"results/twins/{workload}.json" for workload in TWINNED],
+        [f"results/noise_floor/{workload}.json" for workload in NOISE_FLOOR_WORKLOADS],
         "results/plan.md",
     output:
         csv=report(
@@ -80,5 +80,5 @@ rule crate:
     message:
         "Describing the call and its results: results/crate"
     shell:
-        f"python {SCRIPTS}/crate.py"
+        f"python {SCRIPTS}/export_rocrate.py"
         " --config {params.config:q} --results results --output {output} > {log} 2>&1"

@@ -86,26 +86,26 @@ rule train:
         " --done {output} {params.options} > {log} 2>&1"
 
 
-rule twins:
+rule noise_floor:
     input:
         settings="results/single/{workload}/run.json",
         data=prepared,
         weights=initial("results/init/{}.safetensors"),
         image=IMAGE,
     output:
-        "results/twins/{workload}.json",
+        "results/noise_floor/{workload}.json",
     log:
-        "results/logs/twins/{workload}.log",
+        "results/logs/noise_floor/{workload}.log",
     conda:
         environment("train")
     resources:
-        **job_resources("twins"),
+        **job_resources("noise_floor"),
     params:
         image=IN_IMAGE,
-        draws=CONFIG.twins,
+        draws=CONFIG.noise_floor_runs,
     message:
         "Training {params.draws} twins of single x {wildcards.workload}"
     shell:
         f"python {SCRIPTS}/launch.py"
-        " twins --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
+        " noise_floor --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
         " --weights {input.weights} --draws {params.draws} --output {output} > {log} 2>&1"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shardlab.errors import UserError
-from shardlab.settings import catalogue
+from shardlab.settings import registry
 from shardlab.settings.types import DataSet
 
 SPLITS = ("train", "validation", "test")
@@ -24,7 +24,7 @@ def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
     Raises:
         UserError: the reader does not exist, or a split is empty.
     """
-    catalogue.require("reader", data.reader)
+    registry.require("reader", data.reader)
     splits: dict[str, list[tuple[Any, ...]]] = import_module(f"shardlab.data.{data.reader}").read(data, raw)
     for name in SPLITS:
         if not splits.get(name):

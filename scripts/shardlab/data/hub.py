@@ -133,7 +133,7 @@ def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
             raise UserError(f"{raw / name} is not the file that was downloaded; remove {raw} and {remedy}.")
     with environment(raw, offline=True):
         loaded = _load(hub, raw, manifest["commit"])
-        splits = {name: loaded[theirs] for name, theirs in hub.splits.items()}
+        splits = {name: loaded[other] for name, other in hub.splits.items()}
         if hub.holdout:
             parts = splits["train"].train_test_split(test_size=hub.holdout, seed=data.seed)
             splits["train"], splits["validation"] = parts["train"], parts["test"]

@@ -17,19 +17,19 @@ class BatchOrder:
     """
 
     samples: int
-    global_batch: int
+    global_batch_size: int
     seed: int
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of steps in one pass over the samples."""
-        return -(-self.samples // self.global_batch)
+        return -(-self.samples // self.global_batch_size)
 
     def batch(self, step: int) -> Indices:
-        """Return the sample indices (up to global_batch,) of a step, counted from 0 over all epochs."""
+        """Return the sample indices (up to global_batch_size,) of a step, counted from 0 over all epochs."""
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        start = step_in_epoch * self.global_batch
-        return _permutation(self.samples, self.seed, epoch)[start : start + self.global_batch]
+        start = step_in_epoch * self.global_batch_size
+        return _permutation(self.samples, self.seed, epoch)[start : start + self.global_batch_size]
 
 
 @lru_cache(maxsize=1)

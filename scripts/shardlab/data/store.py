@@ -14,7 +14,7 @@ from shardlab.data import SPLITS
 from shardlab.data.encoders import Arrays, Text
 from shardlab.errors import UserError
 from shardlab.files import read_json, sha256, write_atomic, write_json
-from shardlab.settings.identity import difference
+from shardlab.settings.run_identity import difference
 from shardlab.settings.types import DataSet
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1"}

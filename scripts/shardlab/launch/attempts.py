@@ -15,13 +15,13 @@ from pydantic import Field
 from shardlab.errors import IN_LOG, UserError
 from shardlab.files import no_room, read_json, sha256, write_json
 from shardlab.launch import slurm
-from shardlab.report import done as done_file
-from shardlab.report import manifest, metrics
-from shardlab.report.records import Attempt, TrainReport
+from shardlab.records import done as done_file
+from shardlab.records import manifest, metrics
+from shardlab.records.reports import Attempt, TrainReport
 from shardlab.schema import Strict, check
-from shardlab.settings import identity
-from shardlab.settings.identity import Identity
+from shardlab.settings import run_identity
 from shardlab.settings.recipe import OPTIMIZERS
+from shardlab.settings.run_identity import Identity
 from shardlab.settings.types import Run
 
 FILE, LOGS, SEEN = "attempts.json", "attempts", ".seen"
@@ -61,13 +61,13 @@ def history(folder: Path) -> list[Attempt]:
     return story.attempts if story else []
 
 
-class Story:
+class AttemptLog:
     """Log of the attempts at one run, for the process that holds its lock."""
 
     def __init__(self, run: Run, folder: Path, fingerprint: str, initial: Path) -> None:
         """``fingerprint`` is that of the prepared data, ``initial`` the file of the initial weights."""
         self.run, self.folder, self.initial = run, folder, initial
-        self.identity = identity.of(run, fingerprint)
+        self.identity = run_identity.of(run, fingerprint)
         before = read_story(folder)
         self.attempts = before.attempts if before and before.numbers == self.identity.numbers else []
         if self.attempts and self.attempts[-1].ended is None:
@@ -129,15 +129,15 @@ class Story:
         (self.folder / "train.json").unlink(missing_ok=True)
         (self.folder / SEEN).unlink(missing_ok=True)
 
-    def refuse_hopeless(self) -> None:
+    def stop_if_no_progress(self) -> None:
         """Give up if further attempts of the same call would make no progress.
 
         Raises:
             UserError: three attempts in a row made no progress, or two in a row ended with the same error.
         """
-        mine = [attempt for attempt in self.attempts if attempt.call == os.environ.get(CALL)]
-        vain = [*takewhile(lambda attempt: attempt.failed and not attempt.progress, reversed(mine))]
-        again = len(mine) > 1 and mine[-1].why == mine[-2].why and mine[-1].why.startswith("error: ")
+        local = [attempt for attempt in self.attempts if attempt.call == os.environ.get(CALL)]
+        vain = [*takewhile(lambda attempt: attempt.failed and not attempt.progress, reversed(local))]
+        again = len(local) > 1 and local[-1].why == local[-2].why and local[-1].why.startswith("error: ")
         if vain and (again or len(vain) >= TRIES):
             raise UserError(
                 f"{self.run.strategy} x {self.run.workload} is given up: further attempts of this call would not "
@@ -154,12 +154,12 @@ class Story:
         recipe, size = self.run.recipe, initial_size(self.initial)
         states = OPTIMIZERS[recipe.optimizer.name].states(recipe.optimizer)
         one = size * (1 + states + recipe.keep_best) if recipe.keeps_checkpoints else 0
-        needed = (recipe.checkpoints_kept + 1) * one + size * (1 + recipe.keep_best)
+        needed = (recipe.keep_last_checkpoints + 1) * one + size * (1 + recipe.keep_best)
         there = sum(path.stat().st_size for path in self.folder.glob("checkpoints/**/*") if path.is_file())
         if reason := no_room(self.folder, needed - there):
             raise UserError(
-                f"{self.folder} has too little space ({reason}): the weights and {recipe.checkpoints_kept} checkpoints "
-                f"of this run, one more while it is written, need {(needed - there) / 2**20:.0f} MiB more; "
+                f"{self.folder} has too little space ({reason}): the weights and {recipe.keep_last_checkpoints} "
+                f"checkpoints of this run, one more while it is written, need {(needed - there) / 2**20:.0f} MiB more; "
                 "free space, then run the same command again."
             )
 
@@ -184,8 +184,8 @@ class Story:
 
     def stopped(self) -> str | None:
         """Return why the last attempt saved and stopped, if it did."""
-        told = reversed(metrics.read(self.folder / metrics.NAME))
-        last = next((record for record in told if record["kind"] != "usage"), None)
+        stop_signal = reversed(metrics.read(self.folder / metrics.NAME))
+        last = next((record for record in stop_signal if record["kind"] != "usage"), None)
         return last["why"] if last and last["kind"] == "stopped" else None
 
     def sentence(self, attempt: Attempt, status: int) -> str:
@@ -202,12 +202,12 @@ class Story:
         return f"{who} was killed by signal {number} ({signal.strsignal(number)}); see {self.log(attempt)}"
 
     def _end(self, attempt: Attempt, why: str) -> None:
-        told = metrics.read(self.folder / metrics.NAME)
-        begun = [record for record in told if record["kind"] == "attempt"]
-        steps = [record["step"] for record in told if record["kind"] == "train"]
+        stop_signal = metrics.read(self.folder / metrics.NAME)
+        started = [record for record in stop_signal if record["kind"] == "attempt"]
+        steps = [record["step"] for record in stop_signal if record["kind"] == "train"]
         saved = manifest.saved(self.folder)
-        if len(begun) and begun[-1].get("number") == attempt.number:
-            attempt.from_step, attempt.first_step_at = begun[-1]["step"], begun[-1].get("time")
+        if len(started) and started[-1].get("number") == attempt.number:
+            attempt.from_step, attempt.first_step_at = started[-1]["step"], started[-1].get("time")
             attempt.reached = max([step + 1 for step in steps], default=attempt.from_step)
         attempt.saved = manifest.step_of(saved[0]) if saved else None
         attempt.ended, attempt.why = metrics.now(), why

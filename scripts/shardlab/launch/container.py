@@ -12,13 +12,13 @@ PROJECT = Path.cwd()
 """Base of a call's relative paths: the repository, or the folder of a workflow that uses it as a module."""
 
 
-def words(container: ContainerExec, image: Path) -> list[str]:
-    """Return the words that precede a command inside the image: ``container.words``, with placeholders filled in."""
+def exec_words(container: ContainerExec, image: Path) -> list[str]:
+    """Return the words that precede a command inside the image: ``container.exec_template`` with its values filled in."""
     folders = dict.fromkeys([str(PROJECT), str(ROOT)])
     binds = ",".join([*folders, *container.binds])
     values = {"command": container.command, "project": str(PROJECT), "binds": binds, "image": str(image)}
     filled = []
-    for word in container.words:
+    for word in container.exec_template:
         filled += container.flags if word == "{flags}" else [word.format_map(values)]
     return filled
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardlab.errors import run_program
-from shardlab.launch import processes
+from shardlab.launch import signals
 
-FORWARDED = (*processes.STOP, signal.SIGQUIT)
+FORWARDED = (*signals.STOP, signal.SIGQUIT)
 """Signals that are forwarded to a fork."""
 served: dict[str, str] | None = None
 """In a fork of a server: the environment with which its modules were imported."""
@@ -29,8 +29,8 @@ class Fork:
         import multiprocessing
 
         def run() -> None:
-            processes.obey(FORWARDED)
-            processes.die_with_parent(die_by, parent)
+            signals.obey(FORWARDED)
+            signals.die_with_parent(die_by, parent)
             target()
 
         parent = os.getpid()
@@ -59,7 +59,7 @@ def run_script(words: list[str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=stream.isatty() or stream is sys.stderr)  # type: ignore[union-attr]
     name = Path(words[0]).stem
-    processes.name(name)
+    signals.name(name)
     sys.argv = words
     spec = importlib.util.spec_from_file_location(name, words[0])
     assert spec, words[0]

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shardlab.files import ROOT
-from shardlab.launch import forks, processes
+from shardlab.launch import forks, signals
 from shardlab.launch.forks import FORWARDED
 
 ADDRESS = "SHARDLAB_FORKSERVER"
@@ -40,7 +40,7 @@ IMPORTS = (
     "torch.distributed.checkpoint.hf_storage",
     "torch.distributed.run",
     "shardlab.launch.job",
-    "shardlab.runs.loop",
+    "shardlab.trainer.loop",
     "shardlab.strategies.native",
     "shardlab.strategies.pipeline",
     "shardlab.strategies.zero",
@@ -57,7 +57,7 @@ def delegate() -> None:
     folder = os.environ.get(ADDRESS)
     if not folder or forks.served is not None:
         return
-    driver = processes.snakemake_of(os.getpid())
+    driver = signals.snakemake_of(os.getpid())
     try:
         connection = connect(Path(folder))
     except OSError:
@@ -83,7 +83,7 @@ def delegate() -> None:
         _end(*struct.unpack("!i", answer))
     if received:
         _end(-received[0])
-    if (began or driver) and processes.snakemake_of(os.getpid()) is None:
+    if (began or driver) and signals.snakemake_of(os.getpid()) is None:
         sys.exit("error: the process that forked the job died, and so did Snakemake; run the same command again.")
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -250,7 +250,7 @@ def _monitor(connection: socket.socket, environment: dict[str, str], added: dict
     # Signals to all processes are for the job; a monitor ends with its job or its client.
     for number in FORWARDED:
         signal.signal(number, signal.SIG_IGN)
-    processes.name("fork monitor")
+    signals.name("fork monitor")
     prefix, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
     if len(prefix) < 4:
         return
@@ -267,10 +267,10 @@ def _monitor(connection: socket.socket, environment: dict[str, str], added: dict
         if ended in select.select([connection.fileno(), ended], [], [])[0]:
             connection.sendall(struct.pack("!i", job.wait()))
             return
-        signals = connection.recv(16)
-        for code in signals or bytes([signal.SIGKILL]):
+        received = connection.recv(16)
+        for code in received or bytes([signal.SIGKILL]):
             job.send_signal(code)
-        if not signals:
+        if not received:
             job.wait()
             return
 
@@ -291,6 +291,6 @@ def _job(
     os.environ.clear()
     os.environ.update(added | request["environment"])  # added: set by imports for themselves
     tempfile.tempdir = None  # depends on the environment
-    processes.driver = request["driver"]
+    signals.driver = request["driver"]
     os.chdir(request["folder"])
     forks.run_script(request["words"])

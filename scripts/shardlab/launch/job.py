@@ -11,12 +11,12 @@ from pathlib import Path
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import ROOT, lock
-from shardlab.launch import container, processes, script, slurm
-from shardlab.launch.attempts import Story
-from shardlab.launch.child import Child
+from shardlab.launch import commands, container, signals, slurm
+from shardlab.launch.attempts import AttemptLog
 from shardlab.launch.images import read_image
+from shardlab.launch.managed_process import Child
 from shardlab.launch.stages import STAGES, scope
-from shardlab.report import plan
+from shardlab.records import plan
 from shardlab.settings.types import Run, read_run
 
 
@@ -31,11 +31,11 @@ def main(description: str | None) -> int:
     parser.add_argument("--image", type=Path, help="report of the image, if the site uses one")
     parser.add_argument("--weights", type=Path, help="weights that the stage starts from")
     parser.add_argument("--done", type=Path, help="train: file to write last, when everything else is written")
-    parser.add_argument("--afresh", action="store_true", help="train: start at the first step, ignoring checkpoints")
+    parser.add_argument("--restart", action="store_true", help="train: start at the first step, ignoring checkpoints")
     parser.add_argument("--dry-run", action="store_true", help="print the shell lines and stop")
     args, others = parser.parse_known_args()
     # A fork of a server gets it from its client, whose ancestor is Snakemake.
-    processes.driver = processes.driver or processes.snakemake_of(os.getpid())
+    signals.driver = signals.driver or signals.snakemake_of(os.getpid())
 
     run = read_run(args.settings)
     image = image_of(run, args.image, dry_run=args.dry_run)
@@ -49,7 +49,7 @@ def main(description: str | None) -> int:
         program += [f"--image={args.image}"] * bool(args.image) + commit()
     what = f"{args.stage} of {run.workload}"
     if args.dry_run or args.stage != "train":
-        command = script.command(run, program, image, scope(args.stage, run))
+        command = commands.command(run, program, image, scope(args.stage, run))
         print(command.lines, flush=True)
         if args.dry_run:
             return 0
@@ -61,8 +61,8 @@ def main(description: str | None) -> int:
     patience = run.site.stop_seconds + 5
     try:
         with lock(folder / ".lock", "trained", slurm.holder(), slurm.in_queue, patience) as descriptor:
-            story = Story(run, folder, fingerprint, args.weights)
-            return train(run, story, program, image, args.done, descriptor, afresh=args.afresh)
+            story = AttemptLog(run, folder, fingerprint, args.weights)
+            return train(run, story, program, image, args.done, descriptor, restart=args.restart)
     except Stopped as stopped:
         if slurm.requeue(stopped.why):
             print("The job was requeued.", flush=True)
@@ -76,7 +76,7 @@ STOPPED_BY = {
     "SIGHUP": "its terminal was closed",
     "SIGUSR1": "its job is near its time limit",
     slurm.TIME_LIMIT: "its job is near its time limit",
-    processes.DRIVER_ENDED: "its driver ended",
+    signals.DRIVER_ENDED: "its driver ended",
 }
 """Reasons to stop a training, by signal or keyword."""
 
@@ -90,7 +90,14 @@ class Stopped(UserError):
 
 
 def train(
-    run: Run, story: Story, program: list[str], image: Path | None, done: Path | None, descriptor: int, *, afresh: bool
+    run: Run,
+    story: AttemptLog,
+    program: list[str],
+    image: Path | None,
+    done: Path | None,
+    descriptor: int,
+    *,
+    restart: bool,
 ) -> int:
     """Train a run to its end, from its current state; may be called any number of times.
 
@@ -101,36 +108,37 @@ def train(
     name = f"{run.strategy} x {run.workload}"
     finished = story.finished()
     # A call starts from scratch only once: a requeued job resumes.
-    afresh = afresh and not story.tried_by_this_call()
+    restart = restart and not story.tried_by_this_call()
     # Snakemake re-requests a finished run after --force, or if its driver died.
-    if finished == story.identity and not (afresh or story.was_seen()):
+    if finished == story.identity and not (restart or story.was_seen()):
         print(f"{name} is already finished; nothing is trained again.", flush=True)
         return story.note_done(done)
-    story.refuse_hopeless()
+    story.stop_if_no_progress()
     story.check_room()
-    afresh = afresh or story.begins_afresh(finished)
-    story.forget_done(done, checkpoints=afresh and not any(word.startswith("--resume") for word in program))
+    restart = restart or story.begins_afresh(finished)
+    story.forget_done(done, checkpoints=restart and not any(word.startswith("--resume") for word in program))
     child = Child(run, name, descriptor, story.folder)
     with story.attempt() as attempt:
-        words = [*program, f"--attempt={attempt.number}", *recomputation(run, story.folder)] + ["--afresh"] * afresh
-        command = script.command(run, words, image, scope("train", run))
+        words = [*program, f"--attempt={attempt.number}", *recomputation(run, story.folder)] + ["--restart"] * restart
+        command = commands.command(run, words, image, scope("train", run))
         print(f"{command.lines}\n\nattempt {attempt.number}; its output is in {story.log(attempt)}", flush=True)
         status = child.run(command, story.log(attempt))
-        told = child.told or story.stopped()
+        stop_signal = child.stop_signal or story.stopped()
         if status == 0 and story.finished() == story.identity:
             attempt.why = "finished"
-        elif told:
-            attempt.why = f"stopped: {told}"
+        elif stop_signal:
+            attempt.why = f"stopped: {stop_signal}"
         else:
             attempt.why = story.sentence(attempt, status)
     if attempt.why == "finished":
         return story.note_done(done)
-    if not told:
+    if not stop_signal:
         raise UserError(attempt.why.removeprefix("error: "))
-    why = STOPPED_BY.get(told, "its job was cancelled or preempted")
+    why = STOPPED_BY.get(stop_signal, "its job was cancelled or preempted")
     raise Stopped(
-        f"{name} was told to stop ({told}): {why}. Steps saved: {attempt.saved or 0}; the same command resumes there.",
-        told,
+        f"{name} was told to stop ({stop_signal}): {why}. Steps saved: {attempt.saved or 0}; "
+        "the same command resumes there.",
+        stop_signal,
     )
 
 
@@ -147,7 +155,7 @@ def recomputation(run: Run, folder: Path) -> list[str]:
     if not made.is_of(run):
         raise UserError(f"{folder / plan.FILE} is the plan of another run; {again}.")
     if made.fits is None:
-        print("Nothing is recomputed: the site's figures.device_memory_gib is not set.", flush=True)
+        print("Nothing is recomputed: the site's hardware.device_memory_gib is not set.", flush=True)
     return [f"--recompute={made.activation_checkpointing or 'none'}"]
 
 

@@ -19,9 +19,9 @@ from rich.text import Text
 from shardlab.errors import IN_LOG, UserError
 from shardlab.files import read_json
 from shardlab.patches import snakemake_logging
-from shardlab.report.notes import seconds_by_rule
+from shardlab.report.snakemake_jobs import seconds_by_rule
 
-GUESS = {"train": 12.0, "twins": 40.0, "evaluate": 6.0}
+GUESS = {"train": 12.0, "noise_floor_runs": 40.0, "evaluate": 6.0}
 """Estimated seconds per job if none of its rule has ended yet, in this call or an earlier one; other rules: OTHERS."""
 OTHERS = 2.0
 SHOWN = ("Nothing to be done", "Complete log", "of an earlier call", "Shutting down", "Will exit")
@@ -161,7 +161,7 @@ class Estimate:
         self.to_come: Counter[str] = Counter()
         self.running: dict[Any, tuple[str, float]] = {}
         self.took: dict[str, list[float]] = defaultdict(list)
-        self.begun: float | None = None
+        self.started: float | None = None
 
     def expect(self, stats: dict[str, int]) -> None:
         """Set the total number of jobs of each rule."""
@@ -170,7 +170,7 @@ class Estimate:
     def begin(self, number: Any, rule: str, now: float | None = None) -> None:
         """Record the start of a job."""
         now = time.monotonic() if now is None else now
-        self.begun = now if self.begun is None else self.begun
+        self.started = now if self.started is None else self.started
         self.running[number] = (rule, now)
 
     def end(self, number: Any, now: float | None = None) -> None:
@@ -182,8 +182,8 @@ class Estimate:
 
     def each(self, rule: str) -> float:
         """Return the seconds per job of a rule."""
-        if mine := self.took[rule]:
-            return sum(mine) / len(mine)
+        if local := self.took[rule]:
+            return sum(local) / len(local)
         return self.recorded.get(rule, GUESS.get(rule, OTHERS))
 
     def seconds(self, now: float | None = None) -> float:
@@ -193,7 +193,7 @@ class Estimate:
         under_way = [(self.each(rule), now - began) for rule, began in self.running.values()]
         work -= sum(min(each, so_far) for each, so_far in under_way)
         spent = sum(map(sum, self.took.values())) + sum(so_far for _, so_far in under_way)
-        elapsed = now - self.begun if self.begun is not None else 0.0
+        elapsed = now - self.started if self.started is not None else 0.0
         return work / max(1.0, spent / elapsed if elapsed > 0 else 1.0)
 
     def left(self) -> str:

@@ -156,18 +156,21 @@ def resources(
     if stage in slurm.stages:
         runtime = slurm.stages[stage].runtime or runtime
     memory = devices_per_node * slurm.memory_mb_per_rank
-    asked: dict[str, Any] = {"nodes": nodes, "mem_mb": memory, "runtime": runtime or slurm.runtime}
+    requested: dict[str, Any] = {"nodes": nodes, "mem_mb": memory, "runtime": runtime or slurm.runtime}
     # The plugin requires at least two tasks per node; launch.py starts one step task on each, whatever this says.
     tasks = max(2, devices_per_node)
     cores = -(-devices_per_node * site.cpus_per_rank // tasks)
-    asked |= {"mpi": "srun", "tasks_per_node": tasks, "cpus_per_task": cores}
+    requested |= {"mpi": "srun", "tasks_per_node": tasks, "cpus_per_task": cores}
     flags = list(slurm.flags)
     if stage == "train":
         flags += ["--open-mode=append"]
         flags += ["--requeue"] if slurm.requeue else ["--no-requeue"]
     if slurm.gpus == "gres":
         # tasks_per_gpu: without it the plugin requests tasks times GPUs.
-        asked |= {"gres": ":".join(["gpu", *filter(None, [slurm.gpu_type]), str(devices_per_node)]), "tasks_per_gpu": 0}
+        requested |= {
+            "gres": ":".join(["gpu", *filter(None, [slurm.gpu_type]), str(devices_per_node)]),
+            "tasks_per_gpu": 0,
+        }
     elif slurm.gpus == "gpus-per-node":
         flags.append("--gpus-per-node=" + ":".join([*filter(None, [slurm.gpu_type]), str(devices_per_node)]))
     named = {
@@ -177,4 +180,4 @@ def resources(
         "constraint": slurm.constraint,
         "slurm_extra": " ".join(flags) or None,
     }
-    return asked | {key: value for key, value in named.items() if value is not None}
+    return requested | {key: value for key, value in named.items() if value is not None}

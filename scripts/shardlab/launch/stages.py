@@ -20,7 +20,7 @@ class Scope(Enum):
 STAGES = {
     "init": (["init.py"], Scope.ONE),
     "train": (["train.py"], Scope.RANKS),
-    "twins": (["twins.py"], Scope.ONE),
+    "noise_floor": (["noise_floor.py"], Scope.ONE),
     "evaluate": (["evaluate.py"], Scope.ONE),
     "export": (["export.py"], Scope.ONE),
     "plan": (["plan.py"], Scope.ONE),

@@ -44,28 +44,28 @@ def everything(world: World, count: int) -> Tensor:
 def _scatter(world: World, count: int) -> Trial:
     part = count // world.size
     result, sent = torch.empty(part, device=world.device), list(held(world, 0, count).split(part))
-    parts = sent if world.main else None
+    parts = sent if world.is_rank0 else None
     return Trial(lambda: dist.scatter(result, parts, src=0), result, sent[world.rank])
 
 
 def _gather(world: World, count: int) -> Trial:
     part = count // world.size
-    mine, result = held(world, world.rank, part), torch.zeros(world.size, part, device=world.device)
-    parts = list(result) if world.main else None
-    expected = everything(world, part) if world.main else result[:0]
-    return Trial(lambda: dist.gather(mine, parts, dst=0), result if world.main else result[:0], expected)
+    local, result = held(world, world.rank, part), torch.zeros(world.size, part, device=world.device)
+    parts = list(result) if world.is_rank0 else None
+    expected = everything(world, part) if world.is_rank0 else result[:0]
+    return Trial(lambda: dist.gather(local, parts, dst=0), result if world.is_rank0 else result[:0], expected)
 
 
 def _all_gather(world: World, count: int) -> Trial:
     part = count // world.size
-    mine, result = held(world, world.rank, part), torch.empty(part * world.size, device=world.device)
-    return Trial(lambda: dist.all_gather_into_tensor(result, mine), result, everything(world, part).flatten())
+    local, result = held(world, world.rank, part), torch.empty(part * world.size, device=world.device)
+    return Trial(lambda: dist.all_gather_into_tensor(result, local), result, everything(world, part).flatten())
 
 
 def _reduce(world: World, count: int) -> Trial:
     value = held(world, world.rank, count)
-    expected = everything(world, count).sum(0) if world.main else value[:0]
-    return Trial(lambda: dist.reduce(value, dst=0), value if world.main else value[:0], expected)
+    expected = everything(world, count).sum(0) if world.is_rank0 else value[:0]
+    return Trial(lambda: dist.reduce(value, dst=0), value if world.is_rank0 else value[:0], expected)
 
 
 def _all_reduce(world: World, count: int) -> Trial:
@@ -75,25 +75,25 @@ def _all_reduce(world: World, count: int) -> Trial:
 
 def _reduce_scatter(world: World, count: int) -> Trial:
     part = count // world.size
-    mine, result = held(world, world.rank, part * world.size), torch.empty(part, device=world.device)
+    local, result = held(world, world.rank, part * world.size), torch.empty(part, device=world.device)
     expected = everything(world, part * world.size).sum(0).split(part)[world.rank]
-    return Trial(lambda: dist.reduce_scatter_tensor(result, mine), result, expected)
+    return Trial(lambda: dist.reduce_scatter_tensor(result, local), result, expected)
 
 
 def _all_to_all(world: World, count: int) -> Trial:
     part = count // world.size
-    mine, result = held(world, world.rank, part * world.size), torch.empty(part * world.size, device=world.device)
+    local, result = held(world, world.rank, part * world.size), torch.empty(part * world.size, device=world.device)
     expected = everything(world, part * world.size).view(world.size, world.size, part)[:, world.rank].flatten()
-    return Trial(lambda: dist.all_to_all_single(result, mine), result, expected)
+    return Trial(lambda: dist.all_to_all_single(result, local), result, expected)
 
 
 def _send_receive(world: World, count: int) -> Trial:
     """Send from each rank to the next one, in a ring."""
-    mine, result = held(world, world.rank, count), torch.empty(count, device=world.device)
+    local, result = held(world, world.rank, count), torch.empty(count, device=world.device)
     after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
 
     def run() -> None:
-        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, after), dist.P2POp(dist.irecv, result, before)])
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, local, after), dist.P2POp(dist.irecv, result, before)])
         for work in works:
             work.wait()
 
@@ -115,8 +115,8 @@ COLLECTIVES: dict[str, Callable[[World, int], Trial]] = {
 
 def wrong(world: World, count: int = 1024) -> list[str]:
     """Return the names of the collectives whose result is wrong on some rank; a collective itself."""
-    mine = [name for name, make in COLLECTIVES.items() if not _right(make(world, count))]
-    return sorted({name for names in world.gather(mine) for name in names})
+    local = [name for name, make in COLLECTIVES.items() if not _right(make(world, count))]
+    return sorted({name for names in world.gather(local) for name in names})
 
 
 def measure(world: World, name: str, size: int, repeats: int) -> dict[str, Any]:

@@ -38,15 +38,15 @@ def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> flo
         return 0.0
     model = models.build(run.model, run.task, getattr(torch, recipe.dtype)).to("meta")
     if run.zero_stage is not None:
-        return _zero(run.zero_stage, run.world_size, model, recipe.accumulate)
-    total = of_replicas(run, model, recipe.accumulate)
+        return _zero(run.zero_stage, run.world_size, model, recipe.gradient_accumulation_steps)
+    total = of_replicas(run, model, recipe.gradient_accumulation_steps)
     if run.mesh.pipelined or run.mesh.tensor_parallel:
         for micro in micro_batches:
             total += _activations(run, task, model, micro)
     return total
 
 
-def _zero(stage: int, ranks: int, model: nn.Module, accumulate: int) -> float:
+def _zero(stage: int, ranks: int, model: nn.Module, gradient_accumulation_steps: int) -> float:
     """ZeRO 1 and 2: gradients scattered, weights gathered; 3: weights gathered twice, gradients scattered.
 
     This is the paper's volume. DeepSpeed 0.19 sends 3/2 of it at stages 1 and 2, where it all-reduces gradients, and
@@ -54,10 +54,10 @@ def _zero(stage: int, ranks: int, model: nn.Module, accumulate: int) -> float:
     """
     size = sum(parameter.nbytes for parameter in model.parameters())
     one = fraction_sent("all_gather", ranks) * size
-    return 3 * one * accumulate if stage == 3 else 2 * one
+    return 3 * one * gradient_accumulation_steps if stage == 3 else 2 * one
 
 
-def of_replicas(run: Run, model: nn.Module, accumulate: int) -> float:
+def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) -> float:
     """Return the bytes of gradients and weights, over dp_replicate and dp_shard."""
     dims = run.mesh
     shard, replicate, tp = dims.shards, dims.replicas, dims.tensor_parts
@@ -77,7 +77,7 @@ def of_replicas(run: Run, model: nn.Module, accumulate: int) -> float:
         size = size // rows * shard * -(-rows // shard)
         inside = any(name.startswith(f"{block}.") for block in blocks)
         again = ((reshard if reshard is not None else not dims.pipelined) and inside) or reshard is True
-        passes = 1 if dims.pipelined else accumulate
+        passes = 1 if dims.pipelined else gradient_accumulation_steps
         gathers = (2 if again else 1) * passes
         total += (
             fraction_sent("all_gather", shard) * size * gathers + fraction_sent("reduce_scatter", shard) * size * passes
@@ -179,11 +179,11 @@ def boundary_states(run: Run, task: Task, batch: dict[str, Tensor]) -> list[tupl
 
 def _states(run: Run, model: Any, state: Any, keywords: Any, seen: Seen) -> list[tuple[tuple[Tensor, ...], int]]:
     """Return the state after each stage, and the number of parts that tensor parallelism splits it into there."""
-    where = boundaries(run.model.pieces, run.mesh.stages * run.options.pipeline.stages_per_rank)
+    where = boundaries(run.model.segments, run.mesh.stages * run.options.pipeline.stages_per_rank)
     last = {stop for _, stop in where}
     states = []
-    for number, piece in enumerate(model.pieces(), 1):
-        state = piece.next(state, keywords)
+    for number, segment in enumerate(model.segments(), 1):
+        state = segment.next(state, keywords)
         if number in last:
             # After a column layer the state stays split over the tensor-parallel ranks.
             split = run.mesh.tensor_parallel and seen and seen[-1][0] == "column"

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab.patches import torch_storage
-from shardlab.report.records import Kind
+from shardlab.records.reports import Kind
 
 ATTENTION = re.compile(
     r"_scaled_dot_product_(?:fused_)?(flash|efficient|cudnn|\w+able)\w*(?<!backward)$|_safe_softmax$"

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from shardlab.report.timeline import EVENTS_SHOWN, RANKS_SHOWN
+from shardlab.records.timeline import EVENTS_SHOWN, RANKS_SHOWN
 from shardlab.training.distributed import World
 
 
@@ -55,9 +55,9 @@ class Timeline:
         self._close(self._now())
 
     def report(self, world: World) -> dict[str, Any]:
-        """Return the timelines of the ranks that are shown, under the names of report/timeline.py; a collective."""
-        mine = (self.phases, self.sent) if world.rank < RANKS_SHOWN else ([], [])
-        phases, sent = zip(*world.gather(mine)[:RANKS_SHOWN], strict=True)
+        """Return the timelines of the ranks that are shown, under the names of records/timeline.py; a collective."""
+        local = (self.phases, self.sent) if world.rank < RANKS_SHOWN else ([], [])
+        phases, sent = zip(*world.gather(local)[:RANKS_SHOWN], strict=True)
         return {"phases": phases, "sent": sent}
 
     def _close(self, now: float) -> None:

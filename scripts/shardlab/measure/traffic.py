@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab.errors import UserError
 from shardlab.measure.timeline import Timeline
-from shardlab.training.distributed import OWN, World
+from shardlab.training.distributed import NOT_TRAFFIC, World
 
 OPERATORS = {
     "c10d.allreduce_": ("all_reduce", 0),
@@ -127,7 +127,7 @@ class Traffic(TorchDispatchMode):
         tensors = list(_tensors(args[argument]))
         group = _group(args)
         ranks = dist.get_world_size(group)
-        size = sum(tensor.nbytes for tensor in tensors if tensor.numel() > 1 and not hasattr(tensor, OWN))
+        size = sum(tensor.nbytes for tensor in tensors if tensor.numel() > 1 and not hasattr(tensor, NOT_TRAFFIC))
         if collective == "all_gather" and name.startswith("_c10d_functional"):
             size *= ranks  # this is the input's size, elsewhere it is the output's
         if size:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shardlab.errors import UserError, choices
 from shardlab.models._chain import Chain
 from shardlab.patches.torch_modules import parameters_on_meta
-from shardlab.settings import catalogue, types
+from shardlab.settings import registry, types
 
 
 def build(settings: types.Model, task: str, dtype: torch.dtype) -> nn.Module:
@@ -89,7 +89,7 @@ def create(name: str, args: dict[str, Any]) -> nn.Module:
     Raises:
         UserError: the file does not exist, or the model does not accept the arguments.
     """
-    catalogue.require("model", name)
+    registry.require("model", name)
     try:
         model: nn.Module = import_module(f"shardlab.models.{name}").Model(**args)
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
@@ -109,7 +109,7 @@ def check_plan(settings: types.Model, model: nn.Module) -> None:
 
     Raises:
         UserError: a pattern of ``blocks`` or ``tensor`` matches nothing or another kind of layer, or the chain has
-            another number of pieces.
+            another number of segments.
     """
     for key, patterns in (("blocks", settings.blocks), ("tensor", settings.tensor)):
         for pattern in patterns:
@@ -125,11 +125,11 @@ def check_plan(settings: types.Model, model: nn.Module) -> None:
                 f"tensor: {pattern} of model {settings.name} is a {type(wrong[0]).__name__}, and {style} splits a "
                 f"{wanted.__name__}; correct the pattern or its value."
             )
-    count = len(model.pieces()) if isinstance(model, Chain) else 0
-    if settings.pieces and settings.pieces != count:
+    count = len(model.segments()) if isinstance(model, Chain) else 0
+    if settings.segments and settings.segments != count:
         raise UserError(
-            f"pieces: the workload's file says {settings.pieces}, but the chain of model {settings.name} has {count}; "
-            "write that number (0, or no key, if it is not a chain)."
+            f"segments: the workload's file says {settings.segments}, but the chain of model {settings.name} has "
+            f"{count}; write that number (0, or no key, if it is not a chain)."
         )
 
 

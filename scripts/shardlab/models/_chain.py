@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """One link of a chain: it takes the state that the previous piece returns."""
 
     names: tuple[str, ...]
@@ -29,26 +29,26 @@ class Chain(nn.Module):
     need not travel with the state.
     """
 
-    _kept: list[Piece] | None = None
+    _kept: list[Segment] | None = None
 
-    def pieces(self) -> list[Piece]:
+    def segments(self) -> list[Segment]:
         """Return the links in order; each submodule and parameter of the model is in one of them."""
         raise NotImplementedError
 
     def forward(self, *state: Any, **context: Any) -> Any:
         """Run the state through the pieces."""
-        for piece in self.pieces() if self._kept is None else self._kept:
-            state = piece.next(state, context)
+        for segment in self.segments() if self._kept is None else self._kept:
+            state = segment.next(state, context)
         return state if len(state) > 1 else state[0]
 
     def cut(self, start: int, stop: int) -> None:
         """Keep the pieces from ``start`` to before ``stop``, in place; the names of the remaining parameters do not
         change.
         """
-        pieces = self.pieces()
-        for piece in pieces[:start] + pieces[stop:]:
-            for name in piece.names:
+        segments = self.segments()
+        for segment in segments[:start] + segments[stop:]:
+            for name in segment.names:
                 parent, _, leaf = name.rpartition(".")
                 owner = self.get_submodule(parent)
                 (owner._modules if leaf in owner._modules else owner._parameters)[leaf] = None
-        self._kept = pieces[start:stop]
+        self._kept = segments[start:stop]

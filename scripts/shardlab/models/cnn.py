@@ -6,7 +6,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardlab.models._chain import Chain, Piece
+from shardlab.models._chain import Chain, Segment
 
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
@@ -38,13 +38,13 @@ class Model(Chain):
         self.dropout2 = nn.Dropout(dropout2)
         self.dense2 = nn.Linear(hidden, classes)
 
-    def pieces(self) -> list[Piece]:
+    def segments(self) -> list[Segment]:
         """See Chain."""
         return [
-            Piece(("convolution1",), lambda x: self.activation(self.convolution1(x))),
-            Piece(("convolution2",), lambda x: self.activation(self.convolution2(x))),
-            Piece(("dropout1", "dense1"), self._dense1),
-            Piece(("dropout2", "dense2"), lambda x: self.dense2(self.dropout2(x))),
+            Segment(("convolution1",), lambda x: self.activation(self.convolution1(x))),
+            Segment(("convolution2",), lambda x: self.activation(self.convolution2(x))),
+            Segment(("dropout1", "dense1"), self._dense1),
+            Segment(("dropout2", "dense2"), lambda x: self.dense2(self.dropout2(x))),
         ]
 
     def _dense1(self, x: Tensor) -> Tensor:

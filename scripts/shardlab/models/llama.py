@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardlab.models._chain import Chain, Piece
+from shardlab.models._chain import Chain, Segment
 from shardlab.models._layers import Attention, Rotary, initialize
 from shardlab.models._losses import TARGETS, sample_losses
 
@@ -47,10 +47,10 @@ class Model(Chain):
         self.output = nn.Linear(dim, vocab_size, bias=False)
         self.apply(self.initialize)
 
-    def pieces(self) -> list[Piece]:
+    def segments(self) -> list[Segment]:
         """See Chain."""
-        layers = [Piece((f"layers.{number}",), layer) for number, layer in enumerate(self.layers)]
-        return [Piece(("embedding",), self.embedding), *layers, Piece(("norm", "output"), self._head, (TARGETS,))]
+        layers = [Segment((f"layers.{number}",), layer) for number, layer in enumerate(self.layers)]
+        return [Segment(("embedding",), self.embedding), *layers, Segment(("norm", "output"), self._head, (TARGETS,))]
 
     def _head(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         x = self.norm(x)

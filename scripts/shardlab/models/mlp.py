@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardlab.models._chain import Chain, Piece
+from shardlab.models._chain import Chain, Segment
 
 
 class Model(Chain):
@@ -14,9 +14,9 @@ class Model(Chain):
         self.hidden = nn.Linear(inputs, hidden)
         self.output = nn.Linear(hidden, outputs)
 
-    def pieces(self) -> list[Piece]:
+    def segments(self) -> list[Segment]:
         """See Chain."""
-        return [Piece(("hidden",), self._hidden), Piece(("output",), self.output)]
+        return [Segment(("hidden",), self._hidden), Segment(("output",), self.output)]
 
     def _hidden(self, x: Tensor) -> Tensor:
         return F.relu(self.hidden(x))

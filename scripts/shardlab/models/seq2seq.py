@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardlab.models._chain import Chain, Piece
+from shardlab.models._chain import Chain, Segment
 from shardlab.models._layers import Attention, EncoderBlock, initialize
 from shardlab.models._losses import TARGETS, sample_losses
 
@@ -72,17 +72,19 @@ class Model(Chain):
         nn.init.normal_(self.document_positions, std=0.02)
         nn.init.normal_(self.summary_positions, std=0.02)
 
-    def pieces(self) -> list[Piece]:
+    def segments(self) -> list[Segment]:
         """See Chain."""
         last = len(self.encoder) - 1
         encoder = [
-            Piece((f"encoder.{n}",), partial(self._encode, block, n == last), MASK)
+            Segment((f"encoder.{n}",), partial(self._encode, block, n == last), MASK)
             for n, block in enumerate(self.encoder)
         ]
         encoder[last] = encoder[last]._replace(names=(f"encoder.{last}", "encoder_norm"))
-        decoder = [Piece((f"decoder.{n}",), partial(self._decode, block), MASK) for n, block in enumerate(self.decoder)]
-        first = Piece(("embedding", "document_positions", "summary_positions"), self._embed)
-        return [first, *encoder, *decoder, Piece(("decoder_norm", "output"), self._head, (TARGETS,))]
+        decoder = [
+            Segment((f"decoder.{n}",), partial(self._decode, block), MASK) for n, block in enumerate(self.decoder)
+        ]
+        first = Segment(("embedding", "document_positions", "summary_positions"), self._embed)
+        return [first, *encoder, *decoder, Segment(("decoder_norm", "output"), self._head, (TARGETS,))]
 
     def _embed(self, document: Tensor, summary: Tensor) -> tuple[Tensor, Tensor]:
         # Embed both sides here, so that the embedding belongs to one piece.

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardlab.models._chain import Chain, Piece
+from shardlab.models._chain import Chain, Segment
 from shardlab.models._layers import EncoderBlock, initialize
 
 
@@ -44,11 +44,11 @@ class Model(Chain):
         nn.init.normal_(self.class_token, std=0.02)
         nn.init.normal_(self.positions, std=0.02)
 
-    def pieces(self) -> list[Piece]:
+    def segments(self) -> list[Segment]:
         """See Chain."""
-        layers = [Piece((f"layers.{number}",), layer) for number, layer in enumerate(self.layers)]
-        first = Piece(("patches", "class_token", "positions"), self._embed)
-        return [first, *layers, Piece(("norm", "head"), self._head)]
+        layers = [Segment((f"layers.{number}",), layer) for number, layer in enumerate(self.layers)]
+        first = Segment(("patches", "class_token", "positions"), self._embed)
+        return [first, *layers, Segment(("norm", "head"), self._head)]
 
     def _embed(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2)

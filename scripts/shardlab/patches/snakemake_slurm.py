@@ -1,7 +1,7 @@
 """Snakemake's Slurm plugin: an executor that follows the live jobs of an earlier call instead of submitting them again.
 
 All calls with one name give their Slurm jobs that name, by which the plugin asks for their states. Which job is live,
-when a lost one has ended and which nodes are avoided is decided by the caller (`launch/attach.py`).
+when a lost one has ended and which nodes are avoided is decided by the caller (`launch/slurm_reattach.py`).
 """
 
 import inspect
@@ -21,7 +21,7 @@ NEEDED = {
 """Methods of the plugin's Executor that are wrapped, and their arguments."""
 
 
-def obstacle(plugin: Any) -> str | None:
+def incompatibility(plugin: Any) -> str | None:
     """What to do where the plugin is not the one that this was written for; None where it is."""
     for name, arguments in NEEDED.items():
         method = getattr(plugin.Executor, name, None)
@@ -48,7 +48,7 @@ def install(
     plugin = sys.modules.get(PLUGIN)
     if plugin is None or getattr(plugin.Executor, "shardlab", False):
         return
-    if reason := obstacle(plugin):
+    if reason := incompatibility(plugin):
         print(f"warning: {reason}.", file=sys.stderr)
         return
     executor: Any = plugin.Executor

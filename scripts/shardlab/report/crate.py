@@ -15,7 +15,7 @@ from rocrate.rocrate import ROCrate
 
 from shardlab.errors import UserError
 from shardlab.files import ROOT, sha256
-from shardlab.report.evidence import Evidence
+from shardlab.report.run_data import RunData
 from shardlab.settings.config import Config
 
 PROFILES = {
@@ -45,7 +45,7 @@ OF_ALL = ("summary.csv", "summary.md", "report.html")
 OF_A_RUN = ("run.json", "train.json", "test.json", "metrics.jsonl", "attempts.json")
 
 
-def write(folder: Path, config: Config, evidence: Evidence, project: Path) -> int:
+def write(folder: Path, config: Config, run_data: RunData, project: Path) -> int:
     """Write the crate into a new ``folder`` (files are copied, weights are named by their digest); return its file
     count.
 
@@ -54,11 +54,11 @@ def write(folder: Path, config: Config, evidence: Evidence, project: Path) -> in
     Raises:
         UserError: there is no finished run.
     """
-    if not evidence.runs:
+    if not run_data.runs:
         raise UserError("there is no finished run to describe; train first: snakemake --profile ... all.")
     crate = _described()
     workflow = crate.add_workflow(ROOT / "Snakefile", "Snakefile", main=True, lang="snakemake", gen_cwl=False)
-    commits = sorted({run.train.git_commit for run in evidence.runs if run.train.git_commit})
+    commits = sorted({run.train.git_commit for run in run_data.runs if run.train.git_commit})
     about = {"encodingFormat": "text/markdown", "about": {"@id": "./"}}
     crate.add_file(ROOT / "README.md", "README.md", properties=about)
     workflow["encodingFormat"] = "text/plain"
@@ -68,12 +68,12 @@ def write(folder: Path, config: Config, evidence: Evidence, project: Path) -> in
             if path.is_file() and "__pycache__" not in path.parts:
                 kind = {"encodingFormat": FORMATS.get(path.suffix, "text/plain")}
                 crate.add_file(path, path.relative_to(ROOT).as_posix(), properties=kind)
-    inputs = [_settings(crate, config)] + [_file(crate, path, project) for path in _data(evidence, project)]
-    results = [evidence.results / name for name in OF_ALL]
-    for run in evidence.runs:
-        results += [evidence.results / run.name / name for name in OF_A_RUN]
+    inputs = [_settings(crate, config)] + [_file(crate, path, project) for path in _data(run_data, project)]
+    results = [run_data.results / name for name in OF_ALL]
+    for run in run_data.runs:
+        results += [run_data.results / run.name / name for name in OF_A_RUN]
     outputs = [_file(crate, path, project) for path in results if path.exists()]
-    _action(crate, workflow, inputs, outputs, evidence)
+    _action(crate, workflow, inputs, outputs, run_data)
     shutil.rmtree(folder, ignore_errors=True)
     crate.write(folder)
     return len(inputs) + len(outputs)
@@ -99,9 +99,9 @@ def _settings(crate: ROCrate, config: Config) -> Any:
     return crate.add_file(text, "call.json", properties={"name": "Configuration of the call", "encodingFormat": JSON})
 
 
-def _data(evidence: Evidence, project: Path) -> list[Path]:
+def _data(run_data: RunData, project: Path) -> list[Path]:
     """Return the manifests of the data sets that runs read: sizes and fingerprints, without the samples."""
-    names = sorted({run.train.settings["data"]["name"] for run in evidence.runs})
+    names = sorted({run.train.settings["data"]["name"] for run in run_data.runs})
     paths = [project / "data/prepared" / name / "dataset.json" for name in names]
     return [path for path in paths if path.exists()]
 
@@ -112,22 +112,22 @@ def _file(crate: ROCrate, path: Path, project: Path) -> Any:
     return crate.add_file(path, where, properties=about | {"contentSize": str(path.stat().st_size)})
 
 
-def _action(crate: ROCrate, workflow: Any, inputs: list[Any], outputs: list[Any], evidence: Evidence) -> None:
+def _action(crate: ROCrate, workflow: Any, inputs: list[Any], outputs: list[Any], run_data: RunData) -> None:
     """Add the call, as far as its runs record when and where it took place."""
-    begun = [attempt.began for run in evidence.runs for attempt in run.train.attempts]
-    hosts = sorted({host for run in evidence.runs for host in run.train.hosts})
+    started = [attempt.began for run in run_data.runs for attempt in run.train.attempts]
+    hosts = sorted({host for run in run_data.runs for host in run.train.hosts})
     about: dict[str, Any] = {
-        "name": f"{len(evidence.runs)} trainings on {', '.join(hosts)}",
+        "name": f"{len(run_data.runs)} trainings on {', '.join(hosts)}",
         "description": "Trainings under several parallel strategies, their evaluation, and the report of all of them.",
         "actionStatus": "http://schema.org/CompletedActionStatus",
         "endTime": time.strftime(
-            "%Y-%m-%dT%H:%M:%S+00:00", time.gmtime((evidence.results / "summary.csv").stat().st_mtime)
+            "%Y-%m-%dT%H:%M:%S+00:00", time.gmtime((run_data.results / "summary.csv").stat().st_mtime)
         ),
     }
-    if begun:
-        about["startTime"] = min(begun)
+    if started:
+        about["startTime"] = min(started)
     action = crate.add_action(workflow, object=inputs, result=outputs, properties=about)
     crate.root_dataset.append_to("mentions", action)
-    for digest in sorted({run.train.image_digest for run in evidence.runs if run.train.image_digest}):
+    for digest in sorted({run.train.image_digest for run in run_data.runs if run.train.image_digest}):
         image = {"@type": "ContainerImage", "name": "Apptainer image of the runs", "sha256": digest}
         action.append_to("containerImage", crate.add(ContextEntity(crate, f"#image-{digest[:12]}", image)))

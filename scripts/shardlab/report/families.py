@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shardlab.report.records import TrainReport
+from shardlab.records.reports import TrainReport
 from shardlab.settings.mesh import DATA
 from shardlab.settings.types import Run
 
@@ -41,8 +41,8 @@ def family(train: TrainReport) -> str:
     run = Run.model_validate(train.settings)
     if run.engine == "deepspeed":
         return ZERO
-    if run.options.one_process:
-        return OF_ONE_PROCESS[run.options.one_process]
+    if run.options.single_process:
+        return OF_ONE_PROCESS[run.options.single_process]
     axes = set(run.mesh.root)
     if not axes:
         return ONE_DEVICE

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from shardlab.report.plan import Plan
+from shardlab.records.plan import Plan
 from shardlab.report.units import readable_bytes
 from shardlab.settings import load
 from shardlab.settings.config import Config
-from shardlab.settings.sites import Figures
+from shardlab.settings.sites import Hardware
 
 HEADERS = ("strategy", "ranks", "memory a rank", "fits", "recompute", "TFLOP a step", "sent a rank", "step s")
 RULE = ("ddp", "fsdp")
@@ -15,36 +15,36 @@ RULE = ("ddp", "fsdp")
 
 def markdown(plans: Sequence[Plan], refused: dict[tuple[str, str], str], config: Config) -> str:
     """Format tables by workload, the recommended strategy, missing figures, and runs that could not be planned."""
-    parts = ["# Plan", "", f"Site {config.site}. {_memory(load.site(config).figures)}", ""]
+    parts = ["# Plan", "", f"Site {config.site}. {_memory(load.site(config).hardware)}", ""]
     of_workload: dict[str, list[Plan]] = {}
     for plan in plans:
         of_workload.setdefault(plan.workload, []).append(plan)
     alike: dict[str, list[str]] = {}
-    for workload, mine in of_workload.items():
-        lines = [_table(mine), "", *([choice(mine), ""] if len(mine) > 1 else [])]
+    for workload, local in of_workload.items():
+        lines = [_table(local), "", *([choice(local), ""] if len(local) > 1 else [])]
         alike.setdefault("\n".join(lines), []).append(workload)
     for text, (first, *more) in alike.items():
         others = f", and {len(more):,} variants of the same cost" if more else ""
         parts += [f"## {first}{others}", "", text]
     if missing := sorted({key for plan in plans for key in plan.missing}):
-        keys = ", ".join(f"figures.{key}" for key in missing)
+        keys = ", ".join(f"hardware.{key}" for key in missing)
         parts += [f"No times: config/sites/{config.site}.yaml does not name {keys}.", ""]
     if refused:
         parts += ["## Not planned", ""] + [f"- {s} x {w}: {why}" for (s, w), why in refused.items()] + [""]
     return "\n".join(parts)
 
 
-def _memory(figures: Figures) -> str:
+def _memory(hardware: Hardware) -> str:
     """Explain what the memory columns count, and what is left free for the rest."""
     text = (
         "Memory is the peak of one rank's tensors, on the fullest of its devices, without what plans do not count: "
         "the device's context, the buffers of communicators, fragmentation."
     )
-    if figures.device_memory_gib is None:
+    if hardware.device_memory_gib is None:
         return text
     return (
-        f"{text} Of the {figures.device_memory_gib:g} GiB of a device, `fits` leaves {figures.unplanned_gib:g} GiB "
-        "free for it (figures.unplanned_gib)."
+        f"{text} Of the {hardware.device_memory_gib:g} GiB of a device, `fits` leaves {hardware.unplanned_gib:g} GiB "
+        "free for it (hardware.unplanned_gib)."
     )
 
 

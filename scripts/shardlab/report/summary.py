@@ -6,14 +6,15 @@ from typing import Any
 import pandas as pd
 
 from shardlab.errors import UserError
-from shardlab.report import done, manifest, verdict
-from shardlab.report.plan import FILE, Plan
-from shardlab.report.records import ROUNDING_SIZE, Kind, TestReport, TrainReport, TwinsReport
-from shardlab.settings import identity, resolve
+from shardlab.records import done, manifest
+from shardlab.records.plan import FILE, Plan
+from shardlab.records.reports import ROUNDING_SIZE, Kind, NoiseFloorReport, TestReport, TrainReport
+from shardlab.report import verdict
+from shardlab.settings import resolve, run_identity
 from shardlab.settings.config import Config
 from shardlab.settings.types import Run
 
-SHOWN: tuple[Kind, ...] = ("weights", "master_weights", "gradients", "optimizer", "activations")
+MEMORY_KINDS: tuple[Kind, ...] = ("weights", "master_weights", "gradients", "optimizer", "activations")
 """Kinds of tensors with separate columns: the maximum over the ranks."""
 COLUMNS = [
     "strategy",
@@ -22,7 +23,7 @@ COLUMNS = [
     "test_loss",
     "untrained_test_loss",
     "rel_diff",
-    "spread",
+    "noise_floor",
     "validation_loss",
     "validation_rel_diff",
     "first_rel_diff",
@@ -38,7 +39,7 @@ COLUMNS = [
     "wall_seconds",
     "samples_per_second",
     "tensor_bytes",
-    *(f"{kind}_bytes" for kind in SHOWN),
+    *(f"{kind}_bytes" for kind in MEMORY_KINDS),
     "peak_memory_bytes",
     "predicted_memory_bytes",
     "memory_error",
@@ -53,11 +54,13 @@ def of(
     verdict.judge.
     """
     planned, left_out = resolve.matrix(config)
-    return verdict.judge(collect(planned, results, config.twins), tolerance), left_out
+    return verdict.judge(collect(planned, results, config.noise_floor_runs), tolerance), left_out
 
 
-def collect(planned: list[Run], results: Path, twins: int) -> pd.DataFrame:
-    """Return one row per run; values that were not measured are empty. ``twins``: how many each ``single`` has.
+def collect(planned: list[Run], results: Path, noise_floor_runs: int) -> pd.DataFrame:
+    """Return one row per run; values that were not measured are empty.
+
+    ``noise_floor_runs``: how many each ``single`` has.
 
     A row whose files belong to another run than the planned one has status ``stale``, with the key that differs, and no
     results; one whose files were edited or damaged has status ``damaged``.
@@ -67,13 +70,13 @@ def collect(planned: list[Run], results: Path, twins: int) -> pd.DataFrame:
     # `single` first: the others are compared with it.
     for run in sorted(planned, key=lambda run: run.strategy != "single"):
         rows[run.strategy, run.workload] = _row(run, results, singles)
-    spreads = {
-        run.workload: _spread(rows["single", run.workload], singles.get(run.workload), results, twins)
+    noise_floors = {
+        run.workload: _noise_floor(rows["single", run.workload], singles.get(run.workload), results, noise_floor_runs)
         for run in planned
         if run.strategy == "single"
     }
     ordered = [
-        rows[run.strategy, run.workload] | (spreads.get(run.workload, {}) if run.strategy != "single" else {})
+        rows[run.strategy, run.workload] | (noise_floors.get(run.workload, {}) if run.strategy != "single" else {})
         for run in planned
     ]
     return compared(pd.DataFrame(ordered, columns=COLUMNS).convert_dtypes())
@@ -93,8 +96,8 @@ def _row(run: Run, results: Path, singles: dict[str, TrainReport]) -> dict[str, 
     folder = results / run.strategy / run.workload
     row: dict[str, Any] = {"strategy": run.strategy, "workload": run.workload, "status": "missing"}
     if not folder.with_name(f"{folder.name}.done").exists():
-        begun = manifest.saved(folder)
-        return row | {"status": f"missing: resumable from step {manifest.step_of(begun[0])}"} if begun else row
+        started = manifest.saved(folder)
+        return row | {"status": f"missing: resumable from step {manifest.step_of(started[0])}"} if started else row
     try:
         return row | _figures(run, folder, singles)
     except UserError as error:
@@ -125,7 +128,7 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
         "wall_seconds": train.wall_seconds,
         "samples_per_second": train.samples_per_second,
         "tensor_bytes": train.held(),
-        **{f"{kind}_bytes": train.held(kind) for kind in SHOWN},
+        **{f"{kind}_bytes": train.held(kind) for kind in MEMORY_KINDS},
         "peak_memory_bytes": max(train.peak_memory_bytes) if train.peak_memory_bytes else None,
         **_foreseen(run, folder, train),
         "bytes_per_step": train.bytes_per_step,
@@ -182,12 +185,12 @@ def _differs(
     run: Run, train: TrainReport, test: TestReport | None, made: dict[str, str], shared: dict[str, str]
 ) -> str | None:
     """Return the first key in which the reports differ from ``run``; None if they do not."""
-    if key := identity.difference(run.model_dump(mode="json"), train.settings):
+    if key := run_identity.difference(run.model_dump(mode="json"), train.settings):
         return key
-    planned = identity.of(run, train.identity.data)
+    planned = run_identity.of(run, train.identity.data)
     if train.identity != planned:
         return "identity"
-    if key := identity.difference(shared, made):
+    if key := run_identity.difference(shared, made):
         return key
     if test and test.identity != planned:
         return "evaluated with other settings or data"
@@ -196,22 +199,24 @@ def _differs(
     return None
 
 
-def _spread(row: dict[str, Any], single: TrainReport | None, results: Path, twins: int) -> dict[str, float]:
+def _noise_floor(
+    row: dict[str, Any], single: TrainReport | None, results: Path, noise_floor_runs: int
+) -> dict[str, float]:
     """Return the spread of the twins of a workload's ``single``; empty without twins of exactly this run."""
-    path = results / "twins" / f"{row['workload']}.json"
+    path = results / "noise_floor" / f"{row['workload']}.json"
     if single is None or row["status"] != "done" or not path.exists():
         return {}
     try:
-        report = TwinsReport.read(path, "make it again")
+        report = NoiseFloorReport.read(path, "make it again")
     except UserError:
         return {}
     found = (report.identity.numbers, report.identity.data, report.initial_weights, report.workload, report.scale)
     planned = (single.identity.numbers, single.identity.data, single.initial_weights, single.workload)
-    if found != (*planned, ROUNDING_SIZE) or not len(report.twins) == twins > 0:
+    if found != (*planned, ROUNDING_SIZE) or not len(report.twins) == noise_floor_runs > 0:
         return {}
     pairs = [
         pair
         for twin in report.twins
         for pair in ((twin.test_loss, row["test_loss"]), (twin.validation_loss, row["validation_loss"]))
     ]
-    return {"spread": max(verdict.relative(*pair) for pair in pairs)}
+    return {"noise_floor": max(verdict.relative(*pair) for pair in pairs)}

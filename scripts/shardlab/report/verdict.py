@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from shardlab.report.records import FIRST_STEPS
+from shardlab.records.reports import FIRST_STEPS
 
 TOLERANCES = {"float32": 1e-4, "float64": 1e-10}
 """Arithmetic: maximum relative difference of a test or validation loss to that of ``single``."""
@@ -53,7 +53,7 @@ def _of(row: dict[Any, Any]) -> str:
     if not pd.isna(row["first_rel_diff"]) and row["first_rel_diff"] > row["first_tolerance"]:
         return UNEQUAL
     away = max(row[difference] for difference in DIFFERENCES if not pd.isna(row[difference]))
-    apart = 0.0 if pd.isna(row["spread"]) else row["spread"]
+    apart = 0.0 if pd.isna(row["noise_floor"]) else row["noise_floor"]
     if away <= row["tolerance"]:
         return EQUAL
     if away <= MULTIPLE * apart:
@@ -103,5 +103,5 @@ def _end(row: dict[Any, Any]) -> str:
     """Format the larger of the two final differences, and the twins'."""
     difference = max(DIFFERENCES, key=lambda column: -1.0 if pd.isna(row[column]) else row[column])
     name = "" if difference == "rel_diff" else "validation "
-    twins = "" if pd.isna(row["spread"]) else f", twins {row['spread']:.1e}"
+    twins = "" if pd.isna(row["noise_floor"]) else f", twins {row['noise_floor']:.1e}"
     return f"{name}{row[difference]:.1e}{twins}"

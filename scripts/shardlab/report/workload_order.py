@@ -1,16 +1,16 @@
 """Order of the report's workloads: those that the most strategies can train come first, a toy model last."""
 
 from shardlab.errors import UserError
-from shardlab.report.evidence import Evidence
+from shardlab.report.run_data import RunData
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
 
 
-def order_workloads(workloads: list[str], config: Config, evidence: Evidence) -> list[str]:
+def order_workloads(workloads: list[str], config: Config, run_data: RunData) -> list[str]:
     """The workloads by the number of the project's strategies that can train them, then by parameters."""
     strategies = load.config({"strategies": ["all"]}).strategies
     parameters = dict.fromkeys(workloads, 0)
-    for run in evidence.runs:
+    for run in run_data.runs:
         parameters[run.train.workload] = run.train.parameters
     return sorted(workloads, key=lambda name: (-_trainable(name, strategies, config), -parameters[name]))
 

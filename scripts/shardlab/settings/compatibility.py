@@ -19,8 +19,8 @@ def check_degrees(strategy: Strategy, where: str) -> None:
     replicate, shard = DATA
     if strategy.cpu_offload and shard not in degrees:
         raise UserError(f"{where}: cpu_offload needs dp_shard; set dp_shard to -1 or remove cpu_offload.")
-    if strategy.one_process and degrees:
-        raise UserError(f"{where}: one_process runs on one rank and takes no degrees; remove {choices(degrees)}.")
+    if strategy.single_process and degrees:
+        raise UserError(f"{where}: single_process runs on one rank and takes no degrees; remove {choices(degrees)}.")
     if replicate in degrees and shard not in degrees and degrees.keys() - {replicate}:
         # DDP does not support the DTensors of tensor parallelism, nor the split backward pass of pipelines;
         # HSDP with one shard does the same.
@@ -64,26 +64,29 @@ def check_tensor(
         )
 
 
-def check_pipeline(strategy: Strategy, name: str, mesh: ParallelDims, workload: str, pieces: int, devices: int) -> None:
+def check_pipeline(
+    strategy: Strategy, name: str, mesh: ParallelDims, workload: str, segments: int, devices: int
+) -> None:
     """Check that the model can be split into the stages, and that the schedule supports the number of micro-batches."""
-    if not mesh.pipelined and strategy.one_process != "mp":
+    if not mesh.pipelined and strategy.single_process != "mp":
         return
     schedule = strategy.pipeline
     stages = mesh.stages * schedule.stages_per_rank if mesh.pipelined else devices
-    if not pieces:
+    if not segments:
         raise Unsupported(
-            f"{workload} cannot be split into pipeline stages; make its model a chain of pieces and set `pieces:` in "
-            f"config/workloads/{workload}.yaml."
+            f"{workload} cannot be split into pipeline stages; make its model a chain of segments and set "
+            f"`segments:` in config/workloads/{workload}.yaml."
         )
-    if stages > pieces:
+    if stages > segments:
         raise Unsupported(
-            f"{workload} can be split into {pieces} pieces, and {name} needs {stages}; use fewer ranks, or more layers."
+            f"{workload} can be split into {segments} segments, and {name} needs {stages}; use fewer "
+            "ranks, or more layers."
         )
     if not mesh.pipelined:
         return
     if strategy.sequence_parallel:
         raise Unsupported(f"{name}: sequence_parallel does not work across pipeline stages; remove one of them.")
-    if refusal := schedule.refusal(strategy.schedule, mesh.stages, strategy.microbatches):
+    if refusal := schedule.refusal(strategy.pipeline_schedule, mesh.stages, strategy.n_microbatches):
         raise UserError(f"{name}: {refusal}.")
 
 
@@ -91,13 +94,13 @@ def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str, mes
     """Check that the strategy supports the recipe's settings."""
     if strategy.engine == "deepspeed" and recipe.dtype == "float64":
         raise Unsupported(f"{name}: DeepSpeed does not support float64; set recipe.dtype to float32.")
-    if strategy.engine == "deepspeed" and recipe.non_finite == "skip":
-        raise Unsupported(f"{name}: DeepSpeed cannot skip steps; set recipe.non_finite to stop.")
+    if strategy.engine == "deepspeed" and recipe.on_nonfinite == "skip":
+        raise Unsupported(f"{name}: DeepSpeed cannot skip steps; set recipe.on_nonfinite to stop.")
     if strategy.engine != "deepspeed" and recipe.precision == "fp16":
         raise Unsupported(f"{name}: fp16 needs DeepSpeed's loss scaling; set recipe.precision to bf16.")
     if recipe.precision == "float8" and (strategy.engine == "deepspeed" or mesh.tensor_parallel):
         raise Unsupported(f"{name}: float8 supports neither DeepSpeed nor tp; set recipe.precision to bf16.")
-    if recipe.compile != "none" and strategy.one_process == "dp":
+    if recipe.compile != "none" and strategy.single_process == "dp":
         raise Unsupported(
             f"{name}: DataParallel does not support torch.compile; use ddp, or set recipe.compile to none."
         )
@@ -107,6 +110,6 @@ def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str, mes
         raise Unsupported(f"{name}: torch.compile cannot trace a split embedding; set recipe.compile to blocks.")
     if strategy.pipeline.splits_backward and (recipe.compile != "none" or recipe.activation_checkpointing != "none"):
         raise Unsupported(
-            f"{name}: {strategy.schedule} splits the backward pass, which neither torch.compile nor activation "
-            "checkpointing support; choose another schedule."
+            f"{name}: {strategy.pipeline_schedule} splits the backward pass, which neither torch.compile nor "
+            "activation checkpointing support; choose another schedule."
         )

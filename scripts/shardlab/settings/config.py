@@ -44,7 +44,7 @@ class Config(Strict):
         description="Shorthand for recipe.dtype (null: as in the recipes). float64 tells rounding from mistakes: "
         "native strategies then agree to 1e-10.",
     )
-    twins: NonNegativeInt = Field(
+    noise_floor_runs: NonNegativeInt = Field(
         6,
         le=100,
         description="Trainings of `single` from weights perturbed by one rounding error, whose spread shows how "
@@ -57,7 +57,7 @@ class Config(Strict):
         "each with a list or a range ({first, last, step}, or {first, last, count, scale}); all combinations are run. "
         "A list of such groups: one after the other. See docs/sweeps.md.",
     )
-    runs_max: Count = Field(1_000, description="Maximum number of runs in a sweep.")
+    max_runs: Count = Field(1_000, description="Maximum number of runs in a sweep.")
     usage_seconds: float | None = Field(
         10,
         gt=0,
@@ -67,12 +67,12 @@ class Config(Strict):
     tensorboard: bool = Field(
         False, description="Also write TensorBoard event files to `results/STRATEGY/WORKLOAD/tensorboard`."
     )
-    unfit: Literal["warn", "refuse"] = Field(
+    on_memory_overflow: Literal["warn", "refuse"] = Field(
         "warn",
         description="Reaction to a run that does not fit into the site's devices, according to its plan "
         "(results/STRATEGY/WORKLOAD/plan.json, if it exists).",
     )
-    afresh: bool = Field(
+    restart: bool = Field(
         False,
         description="Train from the first step, replacing checkpoints of another configuration; without it such a run "
         "is refused.",
@@ -82,7 +82,7 @@ class Config(Strict):
     def train_options(self) -> list[str]:
         """Return launch.py train's options for restarting and monitoring. They do not affect the result."""
         sampled = [] if self.usage_seconds is None else [f"--usage-seconds {self.usage_seconds:g}"]
-        return ["--afresh"] * self.afresh + sampled + ["--tensorboard"] * self.tensorboard
+        return ["--restart"] * self.restart + sampled + ["--tensorboard"] * self.tensorboard
 
     @field_validator("workloads", "strategies")
     @classmethod

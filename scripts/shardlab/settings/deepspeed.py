@@ -57,9 +57,11 @@ def settings(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> di
                 f"{strategy.config}: `{key}` cannot be auto; write a number, or auto for {choices(LARGEST)}."
             )
     decided: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": -(-recipe.global_batch // (replicas * recipe.accumulate)),
-        "gradient_accumulation_steps": recipe.accumulate,
-        "gradient_clipping": recipe.clip_norm or 0.0,
+        "train_micro_batch_size_per_gpu": -(
+            -recipe.global_batch_size // (replicas * recipe.gradient_accumulation_steps)
+        ),
+        "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
+        "gradient_clipping": recipe.max_grad_norm or 0.0,
     }
     if recipe.precision != "full":
         decided[recipe.precision] = {"enabled": True}

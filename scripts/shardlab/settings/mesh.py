@@ -114,7 +114,7 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
         return self.degree(*(axis for axis in AXES if axis not in (*DATA, STAGES)))
 
     def data_rank(self, place: Mapping[str, int]) -> int:
-        """Return the index of the group of ranks that reads the same samples as the rank with these coordinates."""
+        """Return the index of the group of ranks that reads what the rank with these coordinates reads."""
         rank = 0
         for axis in DATA:
             rank = rank * self.degree(axis) + place.get(axis, 0)

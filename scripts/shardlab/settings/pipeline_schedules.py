@@ -34,22 +34,22 @@ class Schedule:
         """Return the rank that holds a stage."""
         return next(rank for rank in range(ranks) if stage in self.stages(ranks, rank))
 
-    def refusal(self, name: str, ranks: int, microbatches: int) -> str | None:
+    def refusal(self, name: str, ranks: int, n_microbatches: int) -> str | None:
         """Return why this number of micro-batches is not possible, or None."""
-        if self.needs_full_pipeline and microbatches < ranks:
-            return f"schedule {name} needs at least {ranks} microbatches; microbatches is {microbatches}"
-        if self.in_rounds and microbatches % max(1, microbatches // ranks):
-            return f"{name} needs a multiple of {ranks} microbatches; microbatches is {microbatches}"
+        if self.needs_full_pipeline and n_microbatches < ranks:
+            return f"schedule {name} needs at least {ranks} microbatches; n_microbatches is {n_microbatches}"
+        if self.in_rounds and n_microbatches % max(1, n_microbatches // ranks):
+            return f"{name} needs a multiple of {ranks} microbatches; n_microbatches is {n_microbatches}"
         return None
 
-    def bubble(self, ranks: int, microbatches: int) -> float | None:
+    def bubble(self, ranks: int, n_microbatches: int) -> float | None:
         """Return the fraction of a step in which a rank waits, if all stages are equal; None if there is no closed
         form.
         """
         if self.splits_backward:
             return None
-        pieces = microbatches * self.stages_per_rank
-        return (ranks - 1) / (pieces + ranks - 1)
+        segments = n_microbatches * self.stages_per_rank
+        return (ranks - 1) / (segments + ranks - 1)
 
 
 SCHEDULES = {
@@ -60,8 +60,8 @@ SCHEDULES = {
 }
 
 
-def boundaries(pieces: int, stages: int) -> list[tuple[int, int]]:
+def boundaries(segments: int, stages: int) -> list[tuple[int, int]]:
     """Return (start, stop) of the pieces of each stage, as even as possible; the first ones get one more."""
-    size, more = divmod(pieces, stages)
+    size, more = divmod(segments, stages)
     starts = [stage * size + min(stage, more) for stage in range(stages + 1)]
     return list(pairwise(starts))

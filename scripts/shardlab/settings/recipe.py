@@ -65,22 +65,24 @@ class Recipe(Strict):
     """Settings of a training."""
 
     optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer.")
-    schedule: Schedule = Field(default=Schedule(), description="Schedule of the learning rate.")
+    lr_schedule: Schedule = Field(default=Schedule(), description="Schedule of the learning rate.")
     epochs: PositiveInt = Field(1, description="Passes over the training split.")
     max_steps: PositiveInt | None = Field(None, description="Stop after this many steps (null: no limit).")
-    global_batch: PositiveInt = Field(32, description="Samples per step over all ranks, the same under every strategy.")
-    evaluation_batch: PositiveInt = Field(64, description="Samples per forward pass in evaluation.")
-    clip_norm: float | None = Field(
+    global_batch_size: PositiveInt = Field(
+        32, description="Samples per step over all ranks, the same under every strategy."
+    )
+    eval_batch_size: PositiveInt = Field(64, description="Samples per forward pass in evaluation.")
+    max_grad_norm: float | None = Field(
         None, gt=0, le=LARGEST, description="Maximum global L2 gradient norm (null: no clipping)."
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="Data type of weights and arithmetic.")
-    accumulate: PositiveInt = Field(
+    gradient_accumulation_steps: PositiveInt = Field(
         1, description="Micro-batches per step: each rank's share of the global batch is split into this many."
     )
     length_buckets: bool = Field(
         False,
-        description="With accumulate: sort a rank's samples of a step by length before splitting them into "
-        "micro-batches, to reduce padding (xsum); the samples of a step stay the same.",
+        description="With gradient_accumulation_steps: sort a rank's samples of a step by length before splitting them "
+        "into micro-batches, to reduce padding (xsum); the samples of a step stay the same.",
     )
     loss_chunks: PositiveInt = Field(
         1,
@@ -91,7 +93,7 @@ class Recipe(Strict):
         "none",
         description="Recompute the workload's blocks in the backward pass: full, or selective (keep the results of "
         "matrix products and attention); auto: the least recomputation with which the run's plan fits into the "
-        "site's devices (figures.device_memory_gib; none if that is unknown).",
+        "site's devices (hardware.device_memory_gib; none if that is unknown).",
     )
     compile: Literal["none", "blocks", "model"] = Field(
         "none", description="Apply torch.compile to each of the workload's blocks, or to the whole model."
@@ -108,10 +110,14 @@ class Recipe(Strict):
         description="Bitwise reproducible results, also on a GPU, whose fastest kernels add in varying order; slower, "
         "and an error if an operator has no deterministic kernel (torch.use_deterministic_algorithms).",
     )
-    checkpoint_every: PositiveInt | None = Field(None, description="Steps between checkpoints (null: by time only).")
-    checkpoint_minutes: float | None = Field(30, gt=0, description="Minutes between checkpoints (null: by steps only).")
-    checkpoints_kept: int = Field(2, ge=2, description="Number of newest checkpoints to keep.")
-    non_finite: Literal["stop", "skip"] = Field(
+    checkpoint_interval_steps: PositiveInt | None = Field(
+        None, description="Steps between checkpoints (null: by time only)."
+    )
+    checkpoint_interval_minutes: float | None = Field(
+        30, gt=0, description="Minutes between checkpoints (null: by steps only)."
+    )
+    keep_last_checkpoints: int = Field(2, ge=2, description="Number of newest checkpoints to keep.")
+    on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
         description="Reaction to a step whose loss or gradient norm is not finite. stop: end the training and discard "
         "everything from that step on; skip: skip the update, count the step and continue (not with DeepSpeed), for "
@@ -129,8 +135,8 @@ class Recipe(Strict):
     @property
     def keeps_checkpoints(self) -> bool:
         """True if checkpoints are written during training."""
-        return self.checkpoint_every is not None or self.checkpoint_minutes is not None
+        return self.checkpoint_interval_steps is not None or self.checkpoint_interval_minutes is not None
 
     def learning_rate(self, step: int, steps: int, steps_per_epoch: int) -> float:
         """Return the learning rate of ``step``, counted from 0 over all epochs, of ``steps``."""
-        return self.optimizer.learning_rate * self.schedule.factor(step, steps, steps_per_epoch)
+        return self.optimizer.learning_rate * self.lr_schedule.factor(step, steps, steps_per_epoch)

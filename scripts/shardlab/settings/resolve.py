@@ -4,26 +4,12 @@ from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices
 from shardlab.schema import check
-from shardlab.settings import (
-    compatibility,
-    deepspeed,
-    inputs,
-    load,
-    sources,
-    sweep,
-    variants,
-)
+from shardlab.settings import code_fingerprint, compatibility, deepspeed, load, model_and_data, sweep, variants
 from shardlab.settings.config import Config
 from shardlab.settings.mesh import ParallelDims, multiply_out
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
-from shardlab.settings.types import (
-    Run,
-    Size,
-    Strategy,
-    StrategyOptions,
-    Workload,
-)
+from shardlab.settings.types import Run, Size, Strategy, StrategyOptions, Workload
 
 SHARED = "init"
 """Name in place of a strategy for what all runs of a workload share: the initial weights and what follows from them."""
@@ -47,22 +33,22 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     config = variants.of_config(config, variants.parse(strategy_name)[1] | values)
     workload = load.workload(workload_base)
     site = load.site(config).place()
-    size = inputs.size_of(workload, config, workload_base)
+    size = model_and_data.size_of(workload, config, workload_base)
     recipe = _recipe(size, config, values)
-    inputs.check_files(workload, config, workload_base)
-    data = inputs.data_of(workload, config, size, data_seed, varied=values.get("size", ""))
-    args = inputs.model_args(workload, config, size)
-    inputs.check_args(workload, workload_base, args)
+    model_and_data.check_files(workload, config, workload_base)
+    data = model_and_data.data_of(workload, config, size, data_seed, varied=values.get("size", ""))
+    args = model_and_data.model_args(workload, config, size)
+    model_and_data.check_args(workload, workload_base, args)
     nodes, ranks, devices = _ranks(config, strategy, strategy_name, site)
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
     compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
-    pieces = _pieces(workload, workload_base, args)
-    compatibility.check_pipeline(strategy, strategy_name, mesh, workload_base, pieces, devices)
-    if recipe.global_batch < mesh.data_size:
+    segments = _segments(workload, workload_base, args)
+    compatibility.check_pipeline(strategy, strategy_name, mesh, workload_base, segments, devices)
+    if recipe.global_batch_size < mesh.data_size:
         raise UserError(
-            f"{strategy_name} x {workload_name}: global_batch {recipe.global_batch} has fewer samples than the "
-            f"{mesh.data_size} data-parallel ranks; lower nodes or ranks_per_node, or set "
-            f"recipe.global_batch to {mesh.data_size} or more."
+            f"{strategy_name} x {workload_name}: global_batch_size {recipe.global_batch_size} has fewer samples than "
+            f"the {mesh.data_size} data-parallel ranks; lower nodes or ranks_per_node, or set "
+            f"recipe.global_batch_size to {mesh.data_size} or more."
         )
     compatibility.check_recipe(strategy, strategy_name, recipe, site.device, mesh)
     found = Run(
@@ -78,13 +64,13 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         options=StrategyOptions.model_validate(strategy.model_dump(include=set(StrategyOptions.model_fields))),
         devices_per_rank=devices,
         task=workload.task,
-        model=inputs.model_of(workload, workload_base, args, pieces),
+        model=model_and_data.model_of(workload, workload_base, args, segments),
         data=data,
         recipe=recipe,
         site=site,
         site_name=config.site,
     )
-    return found.model_copy(update={"sources": sources.of_run(found)})
+    return found.model_copy(update={"sources": code_fingerprint.of_run(found)})
 
 
 def weights_of(workload_name: str) -> str:
@@ -98,10 +84,10 @@ def names(config: Config) -> list[tuple[str, str]]:
     points = list(sweep.points(config))
     return list(
         dict.fromkeys(
-            (_varied(strategy, ours), variants.named(workload, theirs))
+            (_varied(strategy, ours), variants.named(workload, other))
             for strategy in config.strategies
             for workload in config.workloads
-            for ours, theirs in points
+            for ours, other in points
         )
     )
 
@@ -132,18 +118,18 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
     if config.sweep and not found:
         raise UserError(f"{sweep.WHERE}: no variant is possible: {next(iter(left_out.values()))}")
     for one in {(variants.base(one.workload), one.data.name): one for one in found}.values():
-        inputs.check_data_set(config, one)
+        model_and_data.check_data_set(config, one)
     return found, left_out
 
 
-def _pieces(workload: Workload, name: str, args: dict[str, Any]) -> int:
-    """Return the number of pieces of the model's chain: the sum of numbers and model arguments."""
+def _segments(workload: Workload, name: str, args: dict[str, Any]) -> int:
+    """Return the number of segments of the model's chain: the sum of numbers and model arguments."""
     total = 0
-    for piece in workload.pieces:
-        count = args.get(piece) if isinstance(piece, str) else piece
+    for segment in workload.segments:
+        count = args.get(segment) if isinstance(segment, str) else segment
         if not isinstance(count, int) or isinstance(count, bool):
             raise UserError(
-                f"config/workloads/{name}.yaml: pieces: {piece} is not a numeric model argument; write a number "
+                f"config/workloads/{name}.yaml: segments: {segment} is not a numeric model argument; write a number "
                 f"or one of {choices(key for key, value in args.items() if isinstance(value, int))}."
             )
         total += count
@@ -160,7 +146,10 @@ def twinned(config: Config, runs: list[Run]) -> list[str]:
     return [
         run.workload
         for run in runs
-        if run.strategy == "single" and config.twins and run.recipe.dtype == "float32" and not run.evaluated_sharded
+        if run.strategy == "single"
+        and config.noise_floor_runs
+        and run.recipe.dtype == "float32"
+        and not run.evaluated_sharded
     ]
 
 
@@ -173,7 +162,7 @@ def _recipe(size: Size, config: Config, values: variants.Values) -> Recipe:
 def _ranks(config: Config, strategy: Strategy, name: str, site: SiteRuntime) -> tuple[int, int, int]:
     """Return the nodes, the ranks per node and the devices per rank."""
     distributed = strategy.engine == "deepspeed" or bool(strategy.degrees)
-    if not distributed and strategy.one_process is None:
+    if not distributed and strategy.single_process is None:
         return 1, 1, 1
     if site.nodes_max and config.nodes > site.nodes_max:
         raise UserError(

@@ -14,7 +14,7 @@ Host = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$")]
 """Part of a host name, or the name of a network interface."""
 
 
-Stage = Literal["init", "plan", "train", "twins", "evaluate", "preflight", "collectives", "split_size"]
+Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight", "collectives", "microbatch_sweep"]
 """Stages that run in separate jobs."""
 
 
@@ -89,7 +89,7 @@ class ContainerExec(Strict):
     """Command that runs inside the image."""
 
     command: str = Field("apptainer", description="apptainer or singularity, by name or path.")
-    words: list[str] = Field(
+    exec_template: list[str] = Field(
         default=["{command}", "exec", "{flags}", "--bind", "{binds}", "{image}"],
         description="Words that precede a command inside the image: {command}, {flags}, {image}; {binds}: the "
         "project's folder and `binds`, comma-separated; {project}: only the project's folder.",
@@ -105,7 +105,7 @@ class ContainerExec(Strict):
                 raise ValueError(f"{folder} has a comma, which apptainer takes as a separator; bind a parent folder")
         return binds
 
-    @field_validator("words")
+    @field_validator("exec_template")
     @classmethod
     def _known_braces(cls, words: list[str]) -> list[str]:
         for name in re.findall(r"\{(.*?)\}", " ".join(words)):
@@ -152,7 +152,7 @@ class SiteRuntime(Strict):
     omp_threads: PositiveInt | None = Field(
         None, description="OpenMP threads per rank (null: cpus_per_rank), for Slurm that counts hardware threads."
     )
-    before: list[str] = Field(
+    setup_commands: list[str] = Field(
         default=[], description="Shell lines to run on each node before its ranks start, such as module load."
     )
     environment: dict[Variable, str] = Field(
@@ -177,7 +177,7 @@ class SiteRuntime(Strict):
     container: ContainerExec | None = Field(None, description="Command that runs inside the image (null: no image).")
 
 
-class Figures(Strict):
+class Hardware(Strict):
     """Hardware figures of the site, for plans; null: unknown, and what depends on it is not planned."""
 
     device_memory_gib: float | None = Field(
@@ -219,7 +219,7 @@ class Site(SiteRuntime):
 
     slurm: Slurm | None = Field(None, description="Slurm request (null: no Slurm).")
     container: Container = Field(default=Container(), description="Container image.")
-    figures: Figures = Field(default=Figures(), description="Hardware figures, for plans.")
+    hardware: Hardware = Field(default=Hardware(), description="Hardware figures, for plans.")
 
     @model_validator(mode="after")
     def _leaves_time_to_train(self) -> Self:

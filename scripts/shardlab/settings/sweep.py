@@ -65,7 +65,7 @@ def checked(config: Config) -> list[dict[str, list[Any]]]:
     """Return the requested products, one after the other: {short name of a key: its values}.
 
     Raises:
-        UserError: a key or value does not exist, a list is empty, or there are more runs than ``runs_max``.
+        UserError: a key or value does not exist, a list is empty, or there are more runs than ``max_runs``.
     """
     tables = config.sweep if isinstance(config.sweep, list) else [config.sweep]
     if not tables:
@@ -73,10 +73,10 @@ def checked(config: Config) -> list[dict[str, list[Any]]]:
     found = [_product(table) for table in tables]
     points = sum(prod(map(len, table.values())) for table in found)
     runs = points * len(config.strategies) * len(config.workloads)
-    if config.sweep and runs > config.runs_max:
+    if config.sweep and runs > config.max_runs:
         raise UserError(
             f"{WHERE}: {points:,} variants of {len(config.strategies)} strategies and {len(config.workloads)} "
-            f"workloads are {runs:,} runs, more than runs_max {config.runs_max:,}; use fewer, or raise runs_max."
+            f"workloads are {runs:,} runs, more than max_runs {config.max_runs:,}; use fewer, or raise max_runs."
         )
     return found
 

@@ -18,12 +18,12 @@ from shardlab.settings.sites import SiteRuntime
 
 RESERVED = (
     "init",
-    "twins",
+    "noise_floor",
     "logs",
     "benchmarks",
     "charts",
     "collectives",
-    "split_size",
+    "microbatch_sweep",
     "preflight",
     "crate",
     "export",
@@ -107,9 +107,9 @@ class Workload(Strict):
         "dropout: a Dropout between column and row. Empty: tp is not supported.",
     )
     tensor_sizes: list[str] = Field(default=[], description="Model arguments that tp must divide (heads, hidden, ...).")
-    pieces: list[PositiveInt | str] = Field(
+    segments: list[PositiveInt | str] = Field(
         default=[],
-        description="Pieces of the model's chain, between which pipelines split it: numbers and model arguments, "
+        description="Segments of the model's chain, between which pipelines split it: numbers and model arguments, "
         "added up. Empty: the model is not a chain; pp and mp are not supported.",
     )
     divisible: dict[str, str] = Field(default={}, description="Model argument: another one that must divide it.")
@@ -122,7 +122,7 @@ class Workload(Strict):
 class StrategyOptions(Strict):
     """Options of a strategy, besides its degrees."""
 
-    one_process: Literal["dp", "mp"] | None = Field(
+    single_process: Literal["dp", "mp"] | None = Field(
         None,
         description="One process drives ranks_per_node devices. dp: torch.nn.DataParallel; mp: consecutive layers "
         "on each device.",
@@ -140,15 +140,15 @@ class StrategyOptions(Strict):
     )
     sequence_parallel: bool = Field(False, description="tp: split activations between the layers along the sequence.")
     loss_parallel: bool = Field(False, description="tp: compute the loss on split logits.")
-    schedule: Annotated[str, *one_of(SCHEDULES)] = Field(
+    pipeline_schedule: Annotated[str, *one_of(SCHEDULES)] = Field(
         "1F1B", description="pp: schedule of torch.distributed.pipelining."
     )
-    microbatches: PositiveInt = Field(4, description="pp: micro-batches per batch in the pipeline.")
+    n_microbatches: PositiveInt = Field(4, description="pp: micro-batches per batch in the pipeline.")
 
     @property
     def pipeline(self) -> Schedule:
         """Properties of the schedule."""
-        return SCHEDULES[self.schedule]
+        return SCHEDULES[self.pipeline_schedule]
 
 
 class Strategy(StrategyOptions, Degrees):
@@ -192,7 +192,7 @@ class Model(Strict):
     pretrained: bool = Field(False, description="Start from the folder's weights instead of fresh ones.")
     blocks: list[str] = Field(description="Submodules that FSDP shards separately.")
     tensor: dict[str, str] = Field(description="Tensor-parallel plan.")
-    pieces: int = Field(description="Number of pieces in its chain; 0: it is not a chain.")
+    segments: int = Field(description="Number of pieces in its chain; 0: it is not a chain.")
     sources: dict[str, str] = Field(default={}, description="Files that define it: digests of their code.")
 
 
@@ -257,7 +257,7 @@ class Run(Strict):
             return "zero"
         if self.mesh.pipelined:
             return "pipeline"
-        return "model_parallel" if self.options.one_process == "mp" else "native"
+        return "model_parallel" if self.options.single_process == "mp" else "native"
 
     @property
     def evaluated_sharded(self) -> bool:

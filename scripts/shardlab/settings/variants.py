@@ -1,7 +1,7 @@
 """Variants: a strategy or a workload with values of its own, which stand in its name.
 
 ``llama2@learning_rate=0.003@seed=2`` is the workload llama2 with two overrides of its recipe and the configuration,
-``pp@microbatches=8`` the strategy pp with one. The name alone defines the variant: each run is resolved without any
+``pp@n_microbatches=8`` the strategy pp with one. The name alone defines the variant: each run is resolved without any
 other, and adding values to a sweep leaves the existing variants unchanged.
 """
 
@@ -36,11 +36,11 @@ NEEDS = {
     "wrap_parameters": "dp_shard",
     "sequence_parallel": "tp",
     "loss_parallel": "tp",
-    "schedule": "pp",
-    "microbatches": "pp",
+    "pipeline_schedule": "pp",
+    "n_microbatches": "pp",
 }
 """Options of a strategy: the axis without which they have no effect."""
-NAMED = ("engine", "config", "min_ranks", "one_process")
+NAMED = ("engine", "config", "min_ranks", "single_process")
 """Keys that define a strategy; different values need separate entries in config/strategies.yaml."""
 
 
@@ -107,7 +107,7 @@ def _adapter(path: tuple[str, ...]) -> TypeAdapter[Any]:
 
 
 def in_group(name: str) -> str | None:
-    """Return the first key of a group that is given by any suffix of its path; None for a key (schedule is both)."""
+    """Return the first key of a group that is given by any suffix of its path; None for a key."""
     if _ending_in(name):
         return None
     groups = (key.path for key in keys().values() if f".{'.'.join(key.path[:-1])}".endswith(f".{name}"))
@@ -220,7 +220,7 @@ def takes(settings: Strategy, key: str) -> bool:
     """Return whether ``key`` affects a strategy; no key affects ``single``."""
     distributed = settings.engine == "deepspeed" or bool(settings.degrees)
     if key == "ranks_per_node":
-        return distributed or settings.one_process is not None
+        return distributed or settings.single_process is not None
     if key == "nodes" or settings.engine == "deepspeed":
         return distributed and key == "nodes"
     return distributed and NEEDS.get(key, next(iter(settings.degrees))) in settings.degrees

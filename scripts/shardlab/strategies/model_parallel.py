@@ -25,10 +25,10 @@ class ModelParallelEngine(NativeEngine):
         super().__init__(run, task, world, weights)
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
-        where = boundaries(self.run.model.pieces, self.run.devices_per_rank)
+        where = boundaries(self.run.model.segments, self.run.devices_per_rank)
         parts = [copy.deepcopy(cast(Chain, model)) for _ in where]
-        for part, pieces in zip(parts, where, strict=True):
-            part.cut(*pieces)
+        for part, segments in zip(parts, where, strict=True):
+            part.cut(*segments)
         return list(parts)
 
     def devices(self) -> list[torch.device]:
@@ -52,9 +52,9 @@ class ModelParallelEngine(NativeEngine):
         """Copy a tensor to the device of part ``number``."""
         return value.to(self.devices()[number])
 
-    def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+    def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         started = time.perf_counter()
-        loss = super().add_gradients(micro, scale, last=last)
+        loss = super().forward_backward(micro, scale, last=last)
         ends = [self._now(self.world.device), *self.marks[:-1]]
         passes = [
             [("forward", *forward), ("backward", mark, end)]
@@ -69,10 +69,10 @@ class ModelParallelEngine(NativeEngine):
         self.elapsed += time.perf_counter() - started
         return loss
 
-    def computed(self) -> list[list[dict[str, Any]]]:
+    def compute_spans(self) -> list[list[dict[str, Any]]]:
         return self.spans
 
-    def idle(self) -> list[float] | None:
+    def idle_fraction(self) -> list[float] | None:
         """See Engine: one number per device, since the last call."""
         fractions = [1 - busy / self.elapsed for busy in self.busy] if self.elapsed else None
         self.busy, self.elapsed = [0.0] * len(self.busy), 0.0

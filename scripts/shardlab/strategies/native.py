@@ -40,13 +40,15 @@ class NativeEngine:
         # On the meta device: a sharded model is never whole on a rank.
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
         models.check_plan(run.model, whole)
-        self.layout = {name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()}
+        self.meta_state_dict = {
+            name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
+        }
         self.parameter_count = models.parameter_count(whole)
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
             parallelize.apply(run, part, world)
             if weights:
-                whole_part = len(self.layout) == len(models.state(part))
+                whole_part = len(self.meta_state_dict) == len(models.state(part))
                 buffers = world.device if run.options.cpu_offload else device
                 materialize(part, weights, device, whole=whole_part, buffers=buffers)
         if weights:
@@ -87,7 +89,7 @@ class NativeEngine:
         with self._loss_context():
             return plain(self.task.counted_loss(self.outputs(micro), micro))
 
-    def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+    def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         with ExitStack() as stack:
             stack.enter_context(parallelize.synchronized(self.models[0], last))
             stack.enter_context(self._loss_context())
@@ -100,18 +102,18 @@ class NativeEngine:
     def step(self, learning_rate: float) -> Tensor:
         self._reduce_partial_gradients()
         norm = self.sum_over_parts(_square(self.groups, self.world.device)).sqrt()
-        if self.run.recipe.non_finite == "skip" and not math.isfinite(float(norm)):
-            self.drop_gradients()
+        if self.run.recipe.on_nonfinite == "skip" and not math.isfinite(float(norm)):
+            self.zero_grad()
             return norm
-        if self.run.recipe.clip_norm is not None:
-            self._scale((self.run.recipe.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        if self.run.recipe.max_grad_norm is not None:
+            self._scale((self.run.recipe.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad()
         return norm
 
-    def drop_gradients(self) -> None:
+    def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
     def sum_over_parts(self, value: Tensor) -> Tensor:
@@ -141,10 +143,10 @@ class NativeEngine:
             for key, value in self.optimizer.state[parameter].items()
         }
 
-    def restored(self, state: dict[str, Tensor]) -> None:
+    def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
         """See Engine; the tensors were the optimizer's own."""
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         parameters = [*self.parameters().values()]
         state = [value for values in self.optimizer.state.values() for value in values.values()]
         return {
@@ -153,10 +155,10 @@ class NativeEngine:
             "optimizer": [local(value) for value in state if isinstance(value, Tensor)],
         }
 
-    def computed(self) -> list[list[dict[str, Any]]]:
+    def compute_spans(self) -> list[list[dict[str, Any]]]:
         return []
 
-    def idle(self) -> list[float] | None:
+    def idle_fraction(self) -> list[float] | None:
         return None
 
     def whole(self, name: str, value: Tensor | None) -> Tensor:
@@ -166,7 +168,7 @@ class NativeEngine:
         )  # offloaded shards are on the CPU, from which NCCL cannot send
 
     def _collected(self, values: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        for number, name in enumerate(self.layout):
+        for number, name in enumerate(self.meta_state_dict):
             whole = self.whole(name, values.get(name))  # a collective: every rank takes part
             if number % TOGETHER == 0:
                 wait(self.world.device)

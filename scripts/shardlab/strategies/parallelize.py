@@ -49,7 +49,7 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
 
 def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
     """Return the module to call instead of the model, now with its weights: it averages gradients over replicas."""
-    if run.options.one_process == "dp":
+    if run.options.single_process == "dp":
         from shardlab.strategies import data_parallel
 
         return data_parallel.apply(model, world.devices)

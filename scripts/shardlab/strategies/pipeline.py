@@ -52,10 +52,10 @@ class Stopwatch:
         self.spans.append((name, piece, start, self._mark()))
 
     def last(self) -> list[dict[str, Any]]:
-        """Return the last measurement (see report/timeline.py); waits for the device."""
+        """Return the last measurement (see records/timeline.py); waits for the device."""
         self._wait()
-        begun, spans = self._last
-        since = [(name, piece, self._between(begun, a), self._between(begun, b)) for name, piece, a, b in spans]
+        started, spans = self._last
+        since = [(name, piece, self._between(started, a), self._between(started, b)) for name, piece, a, b in spans]
         return [dict(zip(("name", "piece", "start", "end"), span, strict=True)) for span in since]
 
     def take(self) -> tuple[float, float]:
@@ -67,9 +67,9 @@ class Stopwatch:
         return taken
 
     def _add_up(self) -> None:
-        begun, spans, ended = self._measured.pop(0)
+        started, spans, ended = self._measured.pop(0)
         self._busy += sum(self._between(start, stop) for _, _, start, stop in spans)
-        self._elapsed += self._between(begun, ended)
+        self._elapsed += self._between(started, ended)
 
     def _wait(self) -> None:
         wait(self.device)
@@ -118,7 +118,7 @@ class PipelineEngine(NativeEngine):
     def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
         mesh = world.pipeline_mesh
         self.group, self.rank, self.ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
-        self.chunks = run.options.microbatches
+        self.chunks = run.options.n_microbatches
         self.plan = run.options.pipeline
         self.stages = self.plan.stages(self.ranks, self.rank)
         self.owner: dict[str, int] = {}
@@ -129,12 +129,12 @@ class PipelineEngine(NativeEngine):
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         chain = cast(Chain, model)
-        where = boundaries(self.run.model.pieces, self.ranks * self.plan.stages_per_rank)
-        pieces = chain.pieces()
+        where = boundaries(self.run.model.segments, self.ranks * self.plan.stages_per_rank)
+        segments = chain.segments()
         for rank in range(self.ranks):
-            held = [pieces[number] for stage in self.plan.stages(self.ranks, rank) for number in range(*where[stage])]
+            held = [segments[number] for stage in self.plan.stages(self.ranks, rank) for number in range(*where[stage])]
             owned = tuple(f"{name}." for piece in held for name in piece.names)
-            self.owner |= {name: rank for name in self.layout if f"{name}.".startswith(owned)}
+            self.owner |= {name: rank for name in self.meta_state_dict if f"{name}.".startswith(owned)}
         parts = [copy.deepcopy(chain) for _ in self.stages]
         for part, stage in zip(parts, self.stages, strict=True):
             part.cut(*where[stage])
@@ -143,16 +143,16 @@ class PipelineEngine(NativeEngine):
     def loss(self, micro: MicroBatch) -> Tensor:
         return self._run(micro, 1.0, backward=False)
 
-    def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+    def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         self.watch.begin()
         loss = self._run(micro, scale, backward=True)
         self.watch.end()
         return loss
 
-    def computed(self) -> list[list[dict[str, Any]]]:
+    def compute_spans(self) -> list[list[dict[str, Any]]]:
         return [self.watch.last()]
 
-    def idle(self) -> list[float] | None:
+    def idle_fraction(self) -> list[float] | None:
         """See Engine: this rank's bubble since the last call."""
         # A rank that is done early waits for the others after add_gradients: the longest time counts for all of them.
         busy, own = self.watch.take()
@@ -167,7 +167,7 @@ class PipelineEngine(NativeEngine):
     def whole(self, name: str, value: Tensor | None) -> Tensor:
         if value is None:
             dtype = getattr(torch, self.run.recipe.dtype)
-            whole = torch.empty(self.layout[name].shape, dtype=dtype, device=self.world.device)
+            whole = torch.empty(self.meta_state_dict[name].shape, dtype=dtype, device=self.world.device)
         else:
             whole = super().whole(name, value).to(self.world.device).contiguous()
         dist.broadcast(whole, group=self.group, group_src=self.owner[name])

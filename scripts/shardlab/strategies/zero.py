@@ -90,7 +90,9 @@ class ZeroEngine:
         self.run, self.task, self.world = run, task, world
         self.scales_loss = run.recipe.precision == "fp16"
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
-        self.layout = {name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()}
+        self.meta_state_dict = {
+            name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
+        }
         self.parameter_count = models.parameter_count(whole)
         self.config = sized(run.engine_config or {}, self.parameter_count)
         self.plain = self._sharded(weights) if run.zero_stage == 3 else whole
@@ -116,10 +118,10 @@ class ZeroEngine:
         with deepspeed.zero.Init(config_dict_or_path=dict(self.config)):
             model = models.construct(self.run.model, self.run.task)
         with open_weights(weights) as file:
-            check_weights(file, self.layout, weights, whole=True)
+            check_weights(file, self.meta_state_dict, weights, whole=True)
             for name, value in models.state(model).items():
                 with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
-                    if self.world.main or not hasattr(value, "ds_id"):
+                    if self.world.is_rank0 or not hasattr(value, "ds_id"):
                         value.detach().copy_(file.get_tensor(name))
         return model
 
@@ -137,11 +139,13 @@ class ZeroEngine:
     def loss(self, micro: MicroBatch) -> Tensor:
         return self.task.counted_loss(self.outputs(micro), micro)
 
-    def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+    def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         outputs = self.outputs(micro)
         self.task.count(outputs, micro)
         loss = self.task.counted_loss(outputs, micro)
-        self.model.backward(loss * (scale * self.run.recipe.accumulate))  # DeepSpeed divides by accumulate
+        self.model.backward(
+            loss * (scale * self.run.recipe.gradient_accumulation_steps)
+        )  # DeepSpeed divides by accumulate
         if not last:
             self.model.step()  # counts the micro-batch
         return loss.detach()
@@ -154,7 +158,7 @@ class ZeroEngine:
         norm = self.model.get_global_grad_norm() if self.model.was_step_applied() else math.inf
         return torch.as_tensor(norm, device=self.world.device)
 
-    def drop_gradients(self) -> None:
+    def zero_grad(self) -> None:
         """See Engine; training under DeepSpeed stops instead (see compatibility.py)."""
         raise NotImplementedError
 
@@ -175,14 +179,14 @@ class ZeroEngine:
 
     def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine; whole tensors in CPU memory, like those of ``optimizer_state``, written by rank 0."""
-        return {name: value.cpu() for name, value in self.weights() if self.world.main or not to_write}
+        return {name: value.cpu() for name, value in self.weights() if self.world.is_rank0 or not to_write}
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
         """See Engine; loads into the parameters, and into DeepSpeed's own copy, which the optimizer updates."""
         parameters = dict(self.plain.named_parameters())
         for name, value in models.state(self.plain).items():
             with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
-                if self.world.main or not hasattr(value, "ds_id"):
+                if self.world.is_rank0 or not hasattr(value, "ds_id"):
                     value.detach().copy_(state[name])
             if name in parameters:
                 _set(parameters[name], state[name], self.world.rank)
@@ -199,13 +203,13 @@ class ZeroEngine:
                     if scalar
                     else safe_get_full_optimizer_state(parameter, key)  # a collective
                 )
-                if self.world.main or not to_write:
+                if self.world.is_rank0 or not to_write:
                     state[f"{name}/{key}"] = whole.cpu()
-        if self.scales_loss and (self.world.main or not to_write):
+        if self.scales_loss and (self.world.is_rank0 or not to_write):
             state |= scaler_state(self.optimizer.loss_scaler)
         return state
 
-    def restored(self, state: dict[str, Tensor]) -> None:
+    def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
         for name, parameter in self.plain.named_parameters():
             for key in next(iter(self.optimizer.optimizer.state.values()), {}):
                 value = state[f"{name}/{key}"]
@@ -217,7 +221,7 @@ class ZeroEngine:
         if self.scales_loss:
             restore_scaler(self.optimizer.loss_scaler, state)
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         """See Engine. The optimizer updates a flat copy of its part of the weights, the master weights; in stage 3 with
         float32 they are the weights themselves, so those come last.
         """
@@ -235,8 +239,8 @@ class ZeroEngine:
             "optimizer": [value for value in state if isinstance(value, Tensor)],
         }
 
-    def computed(self) -> list[list[dict[str, Any]]]:
+    def compute_spans(self) -> list[list[dict[str, Any]]]:
         return []
 
-    def idle(self) -> list[float] | None:
+    def idle_fraction(self) -> list[float] | None:
         return None

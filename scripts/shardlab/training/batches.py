@@ -40,7 +40,7 @@ class Steps:
 
     def __init__(self, task: Task, engine: Engine, recipe: Recipe, seed: int, world: World) -> None:
         self.task, self.engine, self.recipe, self.world = task, engine, recipe, world
-        self.order = order.BatchOrder(task.samples("train"), recipe.global_batch, seed)
+        self.order = order.BatchOrder(task.samples("train"), recipe.global_batch_size, seed)
         self.count = min(recipe.epochs * self.order.steps_per_epoch, recipe.max_steps or 2**63)
 
     def __getitem__(self, number: int) -> Step:
@@ -58,7 +58,7 @@ class Steps:
             validates=(number + 1) % per_epoch == 0 or number + 1 == self.count,
         )
 
-    def nothing(self) -> Step:
+    def empty_step(self) -> Step:
         """Return a step that changes nothing: no samples, learning rate 0."""
         none = self.order.batch(0)[:0]
         return Step(-1, 0, 0, 1, 0.0, self._mine(none), 0, validates=False)
@@ -74,13 +74,13 @@ class Steps:
 
     def _mine(self, batch: order.Indices) -> list[MicroBatch]:
         recipe = self.recipe
-        parts = recipe.global_batch, recipe.accumulate
+        parts = recipe.global_batch_size, recipe.gradient_accumulation_steps
         return micro_batches(
             self.task, self.engine, "train", batch, *parts, self.world, by_length=recipe.length_buckets
         )
 
 
-class Ahead:
+class PrefetchLoader:
     """The steps in order; on a GPU, a thread prepares the next one while the device computes this one.
 
     The next step's batch is copied to the GPU on a separate stream. On a CPU, whose cores the training itself needs,
@@ -138,7 +138,7 @@ def micro_batches(
     rows = None
     if engine.chunks:
         rows = engine.chunks * -(-largest // (world.data_size * count * engine.chunks))
-    mine = order.samples_of(batch, world.data_rank, world.data_size)
-    if by_length and (lengths := task.lengths(split, mine)) is not None:
-        mine = mine[np.argsort(lengths, kind="stable")]
-    return [task.micro_batch(split, indices, rows) for indices in order.parts(mine, count)]
+    local = order.samples_of(batch, world.data_rank, world.data_size)
+    if by_length and (lengths := task.lengths(split, local)) is not None:
+        local = local[np.argsort(lengths, kind="stable")]
+    return [task.micro_batch(split, indices, rows) for indices in order.parts(local, count)]

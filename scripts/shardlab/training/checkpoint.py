@@ -2,7 +2,7 @@
 
 A checkpoint is a folder of safetensors files: each rank writes its own shards of weights and optimizer state, under the
 parameters' names (torch.distributed.checkpoint, which reshards between strategies), and the manifest
-(report/manifest.py) makes it valid. It contains no pickles.
+(records/manifest.py) makes it valid. It contains no pickles.
 """
 
 import re
@@ -21,8 +21,8 @@ from torch import Tensor
 from shardlab.errors import UserError
 from shardlab.files import link, sha256
 from shardlab.models import weights
-from shardlab.report import manifest
-from shardlab.report.manifest import File, Manifest
+from shardlab.records import manifest
+from shardlab.records.manifest import File, Manifest
 from shardlab.settings.types import Run
 from shardlab.training import device, distributed
 from shardlab.training.distributed import World
@@ -41,7 +41,7 @@ def save_whole(engine: Engine, path: Path, *, main: bool) -> str | None:
     """
     tensors = engine.weights()
     if main:
-        return weights.save(tensors, engine.layout, path)
+        return weights.save(tensors, engine.meta_state_dict, path)
     deque(tensors, maxlen=0)
     return None
 
@@ -72,20 +72,20 @@ class Checkpointer:
         best.
         """
         recipe = self.run.recipe
-        loss = mean_loss(self.task, self.engine, "validation", recipe.evaluation_batch, self.world)
+        loss = mean_loss(self.task, self.engine, "validation", recipe.eval_batch_size, self.world)
         if recipe.keep_best and (self.best is None or loss < self.best):
             self.best = loss
             self.save(BEST)
         return loss
 
-    def is_old(self) -> bool:
+    def interval_elapsed(self) -> bool:
         """Return whether the checkpoint interval has passed by rank 0's clock; False on other ranks."""
-        minutes = self.run.recipe.checkpoint_minutes
-        return self.world.main and minutes is not None and time.monotonic() - self._last > 60 * minutes
+        minutes = self.run.recipe.checkpoint_interval_minutes
+        return self.world.is_rank0 and minutes is not None and time.monotonic() - self._last > 60 * minutes
 
-    def is_due(self, step: int) -> bool:
+    def due_at_step(self, step: int) -> bool:
         """Return whether a checkpoint is due after ``step`` steps, by their number."""
-        every = self.run.recipe.checkpoint_every
+        every = self.run.recipe.checkpoint_interval_steps
         return every is not None and step % every == 0
 
     def checkpoint(self, step: int) -> None:
@@ -105,7 +105,7 @@ class Checkpointer:
         tensors = {f"{kind}/{name}": _copy(value) for kind, state in kinds.items() for name, value in state.items()}
         folder = manifest.place(self.output, step)
         new = folder.with_name(f".{folder.name}.new")
-        if self.world.main:
+        if self.world.is_rank0:
             shutil.rmtree(new, ignore_errors=True)
             (new / "shards").mkdir(parents=True, exist_ok=True)
             if self.run.recipe.keep_best and self.best is not None:
@@ -149,23 +149,23 @@ class Checkpointer:
         except CheckpointException as error:
             self._refuse(new, next(iter(error.failures.values()))[0], tensors)
         own = [*(new / "shards").glob(f"shard-{self.world.rank + 1:05d}-*")]
-        if self.world.main and (new / BEST).exists():
+        if self.world.is_rank0 and (new / BEST).exists():
             own.append(new / BEST)
         files = {str(path.relative_to(new)): File(bytes=path.stat().st_size, sha256=sha256(path)) for path in own}
         ranks = [files] * self.world.size
         if self._group is not None:
             dist.all_gather_object(ranks, files, group=self._group)
-        if self.world.main:
+        if self.world.is_rank0:
             try:
                 every = {name: file for files in ranks for name, file in files.items()}
                 manifest.publish(new, folder, state.model_copy(update={"files": every}))
-                manifest.prune(self.output, self.run.recipe.checkpoints_kept)
+                manifest.prune(self.output, self.run.recipe.keep_last_checkpoints)
             except (OSError, UserError) as error:
                 self._refuse(new, error, tensors)
 
     def _refuse(self, new: Path, error: BaseException, tensors: dict[str, Tensor]) -> None:
         """Remove what was written of the checkpoint, then raise the error."""
-        if self.world.main:
+        if self.world.is_rank0:
             shutil.rmtree(new, ignore_errors=True)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         remedy = "run the same command again"
@@ -181,7 +181,7 @@ class Checkpointer:
     def save(self, name: str) -> str | None:
         """Write the whole weights; return their SHA-256 on rank 0."""
         self.written += 1
-        return save_whole(self.engine, self.output / name, main=self.world.main)
+        return save_whole(self.engine, self.output / name, main=self.world.is_rank0)
 
 
 def _rehearse() -> None:

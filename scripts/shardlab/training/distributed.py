@@ -19,7 +19,7 @@ from shardlab.settings.types import Run
 from shardlab.training import device
 
 T = TypeVar("T")
-OWN = "shardlab_own"
+NOT_TRAFFIC = "shardlab_own"
 """Attribute of tensors that belong to no strategy: what is sent of them is left out where traffic is counted."""
 
 
@@ -42,7 +42,7 @@ class World:
         return [self.device, *self.others]
 
     @property
-    def main(self) -> bool:
+    def is_rank0(self) -> bool:
         """True on the rank that prints and saves."""
         return self.rank == 0
 
@@ -92,7 +92,7 @@ class World:
     def sum(self, value: Tensor) -> Tensor:
         """Sum over the data-parallel ranks; values are 0 on pipeline ranks that do not have the output."""
         if self.size > 1:
-            setattr(value, OWN, True)
+            setattr(value, NOT_TRAFFIC, True)
             dist.all_reduce(value)
             value = value / self.dims.copies
         return value

@@ -13,7 +13,7 @@ class Engine(Protocol):
 
     chunks: int | None
     """If set, all micro-batches need the same number of rows, a multiple of this; None: any number of rows."""
-    layout: dict[str, Tensor]
+    meta_state_dict: dict[str, Tensor]
     """Whole weights of the plain model on the meta device, in the order of ``weights``."""
     parameter_count: int
     """Number of trainable values in the whole model."""
@@ -26,7 +26,7 @@ class Engine(Protocol):
     def loss(self, micro: MicroBatch) -> Tensor:
         """Return the loss summed over a micro-batch, a scalar: 0 on a rank that does not have the model's output."""
 
-    def add_gradients(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+    def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         """Add the gradients of ``scale`` times the loss; return the loss (see ``loss``), detached.
 
         The engine averages over the data-parallel ranks, at the latest with the ``last`` micro-batch of a step.
@@ -35,11 +35,11 @@ class Engine(Protocol):
     def step(self, learning_rate: float) -> Tensor:
         """Clip, update, clear the gradients; return the global L2 gradient norm before clipping, a scalar.
 
-        The host does not wait for the norm, except with recipe.non_finite ``skip``: then there is no update if it is
+        The host does not wait for the norm, except with recipe.on_nonfinite ``skip``: then there is no update if it is
         not finite.
         """
 
-    def drop_gradients(self) -> None:
+    def zero_grad(self) -> None:
         """Clear the gradients without an update."""
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -62,24 +62,24 @@ class Engine(Protocol):
         """Return ``<parameter name>/<key>``: tensor or DTensor of this rank's parameters, once a step was taken; a
         collective.
 
-        They are the engine's own tensors, or ``restored`` copies them into the engine. ``to_write``: see
+        They are the engine's own tensors, or ``load_optimizer_state`` copies them into the engine. ``to_write``: see
         ``weights_state``.
         """
 
-    def restored(self, state: dict[str, Tensor]) -> None:
+    def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
         """Copy into the engine what was loaded into the tensors of ``optimizer_state``."""
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         """Return this rank's current ``weights``, ``gradients`` and ``optimizer`` tensors, as plain tensors."""
 
-    def computed(self) -> list[list[dict[str, Any]]]:
-        """Return, for each device of this rank, its compute spans in the last ``add_gradients`` (see
-        report/timeline.py).
+    def compute_spans(self) -> list[list[dict[str, Any]]]:
+        """Return, for each device of this rank, its compute spans in the last ``forward_backward`` (see
+        records/timeline.py).
 
         Empty if the strategy does not measure them.
         """
 
-    def idle(self) -> list[float] | None:
+    def idle_fraction(self) -> list[float] | None:
         """Return the fraction of the forward and backward passes since the last call in which each device of this rank
         waited.
 

@@ -9,7 +9,7 @@ from torch import nn
 from shardlab import models
 from shardlab.data import order
 from shardlab.models.weights import materialize
-from shardlab.report.records import Evaluated
+from shardlab.records.reports import Evaluated
 from shardlab.settings.types import Run
 from shardlab.training import tasks
 from shardlab.training.batches import micro_batches
@@ -49,7 +49,7 @@ def evaluate_model(run: Run, task: Task, model: nn.Module) -> Evaluated:
     model.eval()
     loss = score = 0.0
     targets = 0
-    for indices in order.in_order(task.samples("test"), run.recipe.evaluation_batch):
+    for indices in order.in_order(task.samples("test"), run.recipe.eval_batch_size):
         batch = task.batch("test", indices)
         outputs = task.outputs(model, batch)
         loss += float(task.loss(outputs, batch))
@@ -60,7 +60,7 @@ def evaluate_model(run: Run, task: Task, model: nn.Module) -> Evaluated:
 
 def evaluate_sharded(run: Run, engine: Engine, task: Task, world: World) -> Evaluated:
     """Return the loss per target of an engine's weights over the test split; a collective, the same on every rank."""
-    return _report(run, task, mean_loss(task, engine, "test", run.recipe.evaluation_batch, world), None)
+    return _report(run, task, mean_loss(task, engine, "test", run.recipe.eval_batch_size, world), None)
 
 
 def _report(run: Run, task: Task, loss: float, score: float | None) -> Evaluated:

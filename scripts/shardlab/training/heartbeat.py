@@ -87,7 +87,7 @@ class Heartbeat:
             time.sleep(self.interval)
             self._tell()
         silent = [rank for rank in others if self._told(rank) == first[rank]]
-        steps = {rank: int(told.split()[0]) for rank, told in first.items() if told}
+        steps = {rank: int(reported.split()[0]) for rank, reported in first.items() if reported}
         if silent:
             who = "; ".join(f"rank {rank} has not responded since step {steps.get(rank, 0)}" for rank in silent)
         elif late := [rank for rank, step in steps.items() if step < self.step]:

@@ -17,7 +17,7 @@ import torch
 
 from shardlab.errors import UserError
 from shardlab.files import write_text
-from shardlab.report.metrics import now, read
+from shardlab.records.metrics import now, read
 from shardlab.training.batches import Step
 from shardlab.training.device import peak_memory
 from shardlab.training.distributed import World

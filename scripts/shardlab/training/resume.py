@@ -8,9 +8,9 @@ from torch import Tensor
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import link
-from shardlab.report import manifest
-from shardlab.report.manifest import Manifest
-from shardlab.settings.identity import difference, flat, of
+from shardlab.records import manifest
+from shardlab.records.manifest import Manifest
+from shardlab.settings.run_identity import difference, flat, of
 from shardlab.settings.types import Run
 from shardlab.training.batches import Steps
 from shardlab.training.checkpoint import BEST
@@ -20,23 +20,30 @@ from shardlab.training.step import train_step
 from shardlab.training.tasks import Task
 
 FREE = (
-    *("epochs", "max_steps", "accumulate", "length_buckets", "loss_chunks", "activation_checkpointing"),
+    *(
+        "epochs",
+        "max_steps",
+        "gradient_accumulation_steps",
+        "length_buckets",
+        "loss_chunks",
+        "activation_checkpointing",
+    ),
     *(
         "compile",
         "compile_backend",
         "precision",
         "deterministic",
         "evaluation",
-        "evaluation_batch",
+        "eval_batch_size",
         "keep_best",
-        "non_finite",
+        "on_nonfinite",
     ),
-    *("checkpoint_every", "checkpoint_minutes", "checkpoints_kept"),
+    *("checkpoint_interval_steps", "checkpoint_interval_minutes", "keep_last_checkpoints"),
 )
 """Recipe keys that may change when a run resumes: its length, and settings that do not affect the result."""
 
 
-def beginning(run: Run, task: Task, world: World, initial: str) -> Manifest:
+def initial_manifest(run: Run, task: Task, world: World, initial: str) -> Manifest:
     """Return the manifest of a training before its first step; ``initial`` is the SHA-256 of its initial weights."""
     fingerprint = store.fingerprint_of(task.folder)
     recipe = {key: value for key, value in run.recipe.model_dump(mode="json").items() if key not in FREE}
@@ -54,7 +61,7 @@ def beginning(run: Run, task: Task, world: World, initial: str) -> Manifest:
     )
 
 
-def newest(output: Path, start: Manifest, world: World, *, afresh: bool) -> Path | None:
+def latest_checkpoint(output: Path, start: Manifest, world: World, *, restart: bool) -> Path | None:
     """Return the newest valid checkpoint in a run's folder, the same on every rank; None without one. A collective.
 
     A damaged checkpoint is skipped with a warning, and the previous one is tried.
@@ -62,11 +69,11 @@ def newest(output: Path, start: Manifest, world: World, *, afresh: bool) -> Path
     Raises:
         UserError: it was written with other settings.
     """
-    for folder in [] if afresh else world.gather(manifest.saved(output))[0]:
+    for folder in [] if restart else world.gather(manifest.saved(output))[0]:
         try:
             found = _whole(folder, world)
         except UserError as error:
-            if world.main:
+            if world.is_rank0:
                 print(f"warning: skipping a checkpoint: {error}", flush=True)
             continue
         key = difference(start.training, found.training)
@@ -75,7 +82,7 @@ def newest(output: Path, start: Manifest, world: World, *, afresh: bool) -> Path
         key = difference(start.settings, found.settings) or key
         raise UserError(
             f"{folder} was written with another {key}; change it back to resume, or train from scratch, which "
-            "replaces these checkpoints, with --config afresh=true."
+            "replaces these checkpoints, with --config restart=true."
         )
     return None
 
@@ -107,10 +114,10 @@ def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, 
         return start
     found = _whole(folder, world)
     if key := difference(start.training, found.training):
-        ours, theirs = (dict(flat(values)).get(key) for values in (start.training, found.training))
+        ours, other_value = (dict(flat(values)).get(key) for values in (start.training, found.training))
         raise UserError(
-            f"{folder} was written by a training with another {key}: {theirs}, and this run has {ours}; resume with "
-            "the same, or start from scratch without --resume."
+            f"{folder} was written by a training with another {key}: {other_value}, and this run has {ours}; resume "
+            "with the same, or start from scratch without --resume."
         )
     if found.step > steps.count:
         raise UserError(f"{folder} is at step {found.step}, beyond this run's {steps.count} steps; raise max_steps.")
@@ -118,12 +125,12 @@ def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, 
     _load(folder, "weights", tensors, world)
     engine.load_weights(tensors)
     # A step that changes nothing creates the optimizer's tensors, whatever the engine.
-    train_step(engine, steps.nothing(), world)
+    train_step(engine, steps.empty_step(), world)
     tensors = engine.optimizer_state()
     if tensors:  # plain SGD has none
         _load(folder, "optimizer", tensors, world)
-        engine.restored(tensors)
-    if world.main:
+        engine.load_optimizer_state(tensors)
+    if world.is_rank0:
         output.mkdir(parents=True, exist_ok=True)
         (output / BEST).unlink(missing_ok=True)
         if BEST in found.files:

@@ -18,7 +18,7 @@ Observer = Callable[[int, Engine], None]
 """Called with the step's number between the backward pass and the update, on every rank."""
 
 
-class Wish(NamedTuple):
+class ControlFlags(NamedTuple):
     """A rank's requests after a step. They travel with the loss, so that all ranks act on them after the same step."""
 
     stop: bool = False
@@ -27,14 +27,14 @@ class Wish(NamedTuple):
     """Save a checkpoint."""
 
 
-class Figures(NamedTuple):
+class StepMetrics(NamedTuple):
     """Metrics of a step, over all ranks."""
 
     loss: float
     """Loss per target of the whole global batch."""
     norm: float
     """Global L2 norm of the gradient before clipping."""
-    wish: Wish
+    flags: ControlFlags
     """Requests of any of the ranks."""
 
     @property
@@ -43,7 +43,7 @@ class Figures(NamedTuple):
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
-class Taken:
+class PendingStep:
     """A step handed to the device, which may still be computing it; its metrics are being copied to the host."""
 
     def __init__(self, step: Step, values: Tensor, *, scaled: bool = False) -> None:
@@ -53,23 +53,23 @@ class Taken:
         self.scaled = scaled
         self.step, self._values = replace(step, micro_batches=[]), device.Arriving(values)  # free the batches
 
-    def figures(self, *, skip: bool = False) -> Figures:
+    def metrics(self, *, skip: bool = False) -> StepMetrics:
         """Return the step's metrics; waits for the step to end. ``skip``: see ``train_step``.
 
         Raises:
             UserError: loss or gradient norm is not finite, so the weights are invalid from this step on.
         """
-        loss, *wishes, norm = self._values.tolist()
-        figures = Figures(loss / self.step.targets, norm, Wish(*(ranks > 0 for ranks in wishes)))
+        loss, *flags, norm = self._values.tolist()
+        metrics = StepMetrics(loss / self.step.targets, norm, ControlFlags(*(ranks > 0 for ranks in flags)))
         if not skip:
             # Every rank has the same values, so all of them stop.
-            _stop_unless_finite("loss", figures.loss, self.step.number)
+            _stop_unless_finite("loss", metrics.loss, self.step.number)
             if not self.scaled:
-                _stop_unless_finite("gradient norm", figures.norm, self.step.number)
-        return figures
+                _stop_unless_finite("gradient norm", metrics.norm, self.step.number)
+        return metrics
 
 
-NOTHING = Wish()
+NO_FLAGS = ControlFlags()
 
 
 def train_step(
@@ -77,33 +77,33 @@ def train_step(
     step: Step,
     world: World,
     observe: Observer | None = None,
-    wish: Wish = NOTHING,
+    flags: ControlFlags = NO_FLAGS,
     *,
     skip: bool = False,
-) -> Taken:
+) -> PendingStep:
     """Hand a step to the device. With ``skip``, wait for its metrics and do not update if one of them is not finite."""
     device.seed(world.device, step.seed)
     losses = [
         # Engines average over the data-parallel ranks; the loss is a sum over all of them.
-        engine.add_gradients(micro, world.data_size / step.targets, last=number == len(step.micro_batches))
+        engine.forward_backward(micro, world.data_size / step.targets, last=number == len(step.micro_batches))
         for number, micro in enumerate(step.micro_batches, 1)
     ]
-    mine = torch.stack(losses).sum()
-    told = world.sum(torch.stack([mine, *(mine.new_full((), float(value)) for value in wish)]))
+    local_loss = torch.stack(losses).sum()
+    reduced = world.sum(torch.stack([local_loss, *(local_loss.new_full((), float(value)) for value in flags)]))
     if observe:
         observe(step.number, engine)
-    if skip and not math.isfinite(float(told[0])):
-        engine.drop_gradients()
-        norm = told.new_full((), math.nan)
+    if skip and not math.isfinite(float(reduced[0])):
+        engine.zero_grad()
+        norm = reduced.new_full((), math.nan)
     else:
         norm = engine.step(step.learning_rate)
-    return Taken(step, torch.cat([told, norm.reshape(1)]), scaled=engine.scales_loss)
+    return PendingStep(step, torch.cat([reduced, norm.reshape(1)]), scaled=engine.scales_loss)
 
 
 def _stop_unless_finite(what: str, value: float, step: int) -> None:
     """Raise a UserError that names the step."""
     if not math.isfinite(value):
-        remedy = "Lower recipe.optimizer.learning_rate, set recipe.clip_norm, or recipe.non_finite to skip."
+        remedy = "Lower recipe.optimizer.learning_rate, set recipe.max_grad_norm, or recipe.on_nonfinite to skip."
         if step == 0:
             remedy = "This is the first step, so check the data, the initial weights and the model's loss."
         raise UserError(f"the {what} of step {step} is {value}; training stopped and no weights were saved. {remedy}")

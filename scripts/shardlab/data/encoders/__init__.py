@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from shardlab.errors import UserError
-from shardlab.settings import catalogue, pretrained
+from shardlab.settings import pretrained, registry
 from shardlab.settings.types import DataSet
 
 Arrays = dict[str, NDArray[Any]]
@@ -36,7 +36,7 @@ def encode(data: DataSet, splits: dict[str, Samples]) -> tuple[dict[str, Arrays]
         UserError: the task does not exist, the samples do not have the shape that the configuration promises the model,
             or the model has no tokenizer.json.
     """
-    catalogue.require("encoder", data.task)
+    registry.require("encoder", data.task)
     encoder: Any = import_module(f"shardlab.data.encoders.{data.task}")
     text = _text(data, splits["train"]) if encoder.TEXT else None
     return {name: _encoded(encoder, data, name, samples, text) for name, samples in splits.items()}, text
@@ -44,7 +44,7 @@ def encode(data: DataSet, splits: dict[str, Samples]) -> tuple[dict[str, Arrays]
 
 def blank(data: DataSet, rows: int) -> Arrays:
     """Return arrays of a data set that is not prepared yet: samples of the largest size, without content."""
-    catalogue.require("encoder", data.task)
+    registry.require("encoder", data.task)
     arrays: Arrays = import_module(f"shardlab.data.encoders.{data.task}").blank(data.options, rows)
     return arrays
 

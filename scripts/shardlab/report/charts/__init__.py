@@ -10,8 +10,8 @@ import altair as alt
 import pandas as pd
 import vl_convert
 
-from shardlab.report.charts.marks import ANCHORS as ANCHORS
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import ANCHORS as ANCHORS
+from shardlab.report.run_data import RunData
 
 # Altair refuses more than 5,000 rows to protect notebooks; evidence.MARKS keeps the page small.
 alt.data_transformers.disable_max_rows()
@@ -21,15 +21,15 @@ PER_WORKLOAD = (
     "difference",
     "speed_and_memory",
     "memory",
-    "foreseen",
+    "planned_memory",
     "traffic",
-    "waiting",
-    "split_size",
+    "pipeline_bubble",
+    "microbatch_sweep",
     "usage",
 )
 COMPARISON = "speed_and_memory"
 """The one of these that the page begins with."""
-PER_STRATEGY = ("held", "step", "schedule")
+PER_STRATEGY = ("memory_per_rank", "step", "schedule")
 SWEEP = ("sweep",)
 OVERALL = ("jobs", "collectives")
 BENCHMARKS = ("peers", "starting", "checkpoints", "scaling", "sweep_cost")
@@ -44,7 +44,7 @@ class Chart(Protocol):
     CAPTION: str
     """What the axes are and how to read the chart: for the page and for screen readers."""
 
-    def table(self, evidence: Evidence) -> pd.DataFrame:
+    def table(self, run_data: RunData) -> pd.DataFrame:
         """Return the data, one row per mark; empty if the runs have none."""
 
     def draw(self, table: pd.DataFrame) -> alt.TopLevelMixin:

@@ -3,8 +3,8 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import ROW, WIDTH
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import ROW, WIDTH
+from shardlab.report.run_data import RunData
 
 TITLE = "Cost of a checkpoint"
 CAPTION = (
@@ -14,9 +14,9 @@ CAPTION = (
 KINDS = {"at once, in steps": "synchronous", "beside, in steps": "asynchronous"}
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """Columns as benchmarks/checkpoints.py writes them: strategy, size, checkpoint MiB, resume s, ..."""
-    return evidence.study("benchmarks/checkpoints.csv")
+    return run_data.study("benchmarks/checkpoints.csv")
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:

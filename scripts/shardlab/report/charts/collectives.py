@@ -3,8 +3,8 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import HEIGHT, LEGEND, WIDTH
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import HEIGHT, LEGEND, WIDTH
+from shardlab.report.run_data import RunData
 
 TITLE = "Collectives"
 CAPTION = (
@@ -13,9 +13,9 @@ CAPTION = (
 )
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """Columns as collectives.py writes them: site, ranks, nodes, collective, bytes, microseconds, bus_gb_per_second."""
-    return evidence.study("collectives/*.csv")
+    return run_data.study("collectives/*.csv")
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:

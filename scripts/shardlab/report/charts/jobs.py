@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.evidence import Evidence
+from shardlab.report.run_data import RunData
 
 TITLE = "Workflow jobs"
 CAPTION = (
@@ -12,9 +12,9 @@ CAPTION = (
 )
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """rule, name (its first output), start, end (seconds)."""
-    return evidence.jobs
+    return run_data.jobs
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:

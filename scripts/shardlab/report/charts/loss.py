@@ -3,8 +3,8 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import lines
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import lines
+from shardlab.report.run_data import RunData
 
 TITLE = "Training loss"
 CAPTION = (
@@ -13,9 +13,9 @@ CAPTION = (
 )
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """strategy, family, step, loss."""
-    return evidence.steps[["strategy", "family", "step", "loss"]].dropna()
+    return run_data.steps[["strategy", "family", "step", "loss"]].dropna()
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:

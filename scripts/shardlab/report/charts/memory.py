@@ -5,9 +5,9 @@ from typing import get_args
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import LEGEND, bars, in_unit, text_tips
-from shardlab.report.evidence import Evidence
-from shardlab.report.records import Kind
+from shardlab.records.reports import Kind
+from shardlab.report.charts.helpers import LEGEND, bars, in_unit, text_tips
+from shardlab.report.run_data import RunData
 
 KINDS = list(get_args(Kind))
 TITLE = "Memory by kind"
@@ -18,10 +18,10 @@ CAPTION = (
 )
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """strategy, kind, bytes."""
     rows = []
-    for run in evidence.runs:
+    for run in run_data.runs:
         if run.train.tensor_bytes is None:
             continue
         fullest = max(run.train.tensor_bytes, key=lambda rank: rank.peak)

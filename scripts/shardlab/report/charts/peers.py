@@ -3,8 +3,8 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import WIDTH
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import WIDTH
+from shardlab.report.run_data import RunData
 
 TITLE = "Time per step, compared with other trainers"
 CAPTION = (
@@ -13,9 +13,9 @@ CAPTION = (
 )
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """Columns as benchmarks/peers.py writes them: strategy, size, trainer, step ms, to bare, standard error, ..."""
-    return evidence.study("benchmarks/**/peers.csv")
+    return run_data.study("benchmarks/**/peers.csv")
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:

@@ -3,8 +3,8 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import HEIGHT, LEGEND, WIDTH, over_ranks
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import HEIGHT, LEGEND, WIDTH, over_ranks
+from shardlab.report.run_data import RunData
 
 TITLE = "Scaling from one rank to eight"
 CAPTION = (
@@ -14,9 +14,9 @@ CAPTION = (
 PANELS = ("tensors MiB a rank", "sent MiB a rank and step", "step ms")
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """Columns as benchmarks/scaling.py writes them: strategy, ranks, and one per panel."""
-    return evidence.study("benchmarks/scaling.csv")
+    return run_data.study("benchmarks/scaling.csv")
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:

@@ -3,8 +3,8 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import LEGEND, chosen_workload
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import LEGEND, chosen_workload
+from shardlab.report.run_data import RunData
 
 TITLE = "Pipeline schedule"
 CAPTION = (
@@ -13,14 +13,14 @@ CAPTION = (
 )
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """workload, place, what, piece (the micro-batch's number), start, end (ms)."""
     rows = [
         (run.train.workload, f"{number}", span.name, span.piece, span.start * 1e3, span.end * 1e3)
-        for run in evidence.runs
+        for run in run_data.runs
         if run.timeline
         for number, spans in enumerate(run.timeline.computed)
-        for span in spans[: evidence.events]
+        for span in spans[: run_data.events]
     ]
     return pd.DataFrame(rows, columns=["workload", "place", "what", "piece", "start", "end"])
 

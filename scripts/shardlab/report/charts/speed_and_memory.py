@@ -3,8 +3,8 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import BYTES, SECONDS, byte_ticks, labels, points
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import BYTES, SECONDS, byte_ticks, labels, points
+from shardlab.report.run_data import RunData
 from shardlab.report.units import readable_bytes, readable_seconds
 
 TITLE = "Time per step and memory"
@@ -16,18 +16,18 @@ CAPTION = (
 COLUMNS = ["strategy", "family", "ranks", "step_seconds", "samples_per_second", "tensor_bytes"]
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """strategy, family, ranks, step_seconds (median), samples_per_second, tensor_bytes (of the fullest rank)."""
     rows = [
         (
             train.strategy,
-            evidence.families[train.strategy],
+            run_data.families[train.strategy],
             train.world_size,
             train.step_seconds_median,
             train.samples_per_second,
             train.held(),
         )
-        for train in (run.train for run in evidence.runs)
+        for train in (run.train for run in run_data.runs)
     ]
     return pd.DataFrame(rows, columns=COLUMNS).dropna(subset=["step_seconds", "tensor_bytes"])
 

@@ -3,19 +3,19 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import HEIGHT, WIDTH, over_ranks
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import HEIGHT, WIDTH, over_ranks
+from shardlab.report.run_data import RunData
 
 TITLE = "Startup time"
 CAPTION = (
     "Seconds until all ranks have finished their imports and joined the process group, over the number of ranks: "
-    "forked by scripts/ranks.py, and with plain torchrun."
+    "forked by scripts/fork_torchrun.py, and with plain torchrun."
 )
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """Columns as benchmarks/starting.py writes them: ranks, started, seconds, CPU s, to the fewest."""
-    return evidence.study("benchmarks/starting.csv")
+    return run_data.study("benchmarks/starting.csv")
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:

@@ -3,8 +3,8 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import LONG, chosen_workload
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import LONG, chosen_workload
+from shardlab.report.run_data import RunData
 from shardlab.report.units import readable_bytes
 
 TITLE = "One step"
@@ -16,10 +16,10 @@ CAPTION = (
 PHASES = ["forward", "backward", "losses", "update"]
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """workload, rank, phase or collective (with its mesh axis), start, end (ms), bytes sent."""
     rows: list[tuple[object, ...]] = []
-    for run in evidence.runs:
+    for run in run_data.runs:
         drawn = run.timeline
         if drawn is None:
             continue
@@ -28,7 +28,7 @@ def table(evidence: Evidence) -> pd.DataFrame:
             rows += [(*key, span.name, None, span.start * 1e3, span.end * 1e3, None) for span in phases]
             rows += [
                 (*key, None, f"{each.collective} ({each.axis})", each.start * 1e3, each.end * 1e3, each.bytes)
-                for each in sent[: evidence.events]
+                for each in sent[: run_data.events]
             ]
     return pd.DataFrame(rows, columns=["workload", "rank", "phase", "collective", "start", "end", "bytes"])
 

@@ -4,8 +4,8 @@ import altair as alt
 import pandas as pd
 
 from shardlab.report import sweep
-from shardlab.report.charts.marks import HEIGHT, WIDTH, chosen_workload
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import HEIGHT, WIDTH, chosen_workload
+from shardlab.report.run_data import RunData
 
 TITLE = "Validation loss over the swept values"
 CAPTION = (
@@ -15,9 +15,9 @@ CAPTION = (
 COLUMNS = ["workload", "variant", "key", "value", "number", "mean", "low", "high", "runs"]
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """workload, variant (strategy and other keys), key (its name), value (text), number, mean, low, high, runs."""
-    found = sweep.table(evidence.table).dropna(subset=["validation_mean"])
+    found = sweep.table(run_data.table).dropna(subset=["validation_mean"])
     keys = sweep.keys(found)
     if not keys or not len(found):
         return pd.DataFrame(columns=COLUMNS)

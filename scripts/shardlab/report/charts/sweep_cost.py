@@ -3,8 +3,8 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import HEIGHT, WIDTH
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import HEIGHT, WIDTH
+from shardlab.report.run_data import RunData
 
 TITLE = "Workflow overhead of a sweep"
 CAPTION = (
@@ -20,9 +20,9 @@ LINES = {
 }
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """Columns as benchmarks/sweeps.py writes them: runs, jobs, and seconds for each line."""
-    return evidence.study("benchmarks/sweeps.csv")
+    return run_data.study("benchmarks/sweeps.csv")
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:

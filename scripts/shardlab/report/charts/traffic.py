@@ -3,8 +3,8 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import LONG, bars, in_unit, text_tips, ticks
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import LONG, bars, in_unit, text_tips, ticks
+from shardlab.report.run_data import RunData
 
 TITLE = "Bytes sent"
 CAPTION = (
@@ -13,7 +13,7 @@ CAPTION = (
 )
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """strategy, collective, bytes (counted), theory (sum, the same in every row of a strategy)."""
     rows = [
         (
@@ -22,7 +22,7 @@ def table(evidence: Evidence) -> pd.DataFrame:
             entry.bytes,
             run.train.bytes_per_step_theory,
         )
-        for run in evidence.runs
+        for run in run_data.runs
         for entry in run.train.traffic or []
     ]
     return pd.DataFrame(rows, columns=["strategy", "collective", "bytes", "theory"])

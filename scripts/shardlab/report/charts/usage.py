@@ -3,8 +3,8 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.marks import bars
-from shardlab.report.evidence import Evidence
+from shardlab.report.charts.helpers import bars
+from shardlab.report.run_data import RunData
 
 FIGURES = {"cpu_cores": "CPU cores busy", "device_use": "GPU utilization (0 to 1)", "watts": "GPU power (W)"}
 TITLE = "Resource use"
@@ -14,10 +14,10 @@ CAPTION = (
 )
 
 
-def table(evidence: Evidence) -> pd.DataFrame:
+def table(run_data: RunData) -> pd.DataFrame:
     """strategy, figure, value."""
     rows = []
-    for run in evidence.runs:
+    for run in run_data.runs:
         for name, label in FIGURES.items():
             known = [value for record in run.usage for value in record.get(name, ()) if value is not None]
             if known:

@@ -12,14 +12,14 @@ import pandas as pd
 import vl_convert
 from markupsafe import Markup
 
-from shardlab.report import page, sweep
-from shardlab.report.advice import advice
+from shardlab.records.reports import TrainReport
+from shardlab.report import summary_markdown, sweep
 from shardlab.report.charts import ANCHORS, BENCHMARKS, COMPARISON, OVERALL, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
-from shardlab.report.evidence import Evidence, Shown
 from shardlab.report.families import FAMILIES
-from shardlab.report.pages import explained
-from shardlab.report.records import TrainReport
-from shardlab.report.summary import SHOWN
+from shardlab.report.recommendation import advice
+from shardlab.report.run_data import RunData, Shown
+from shardlab.report.strategy_docs import explained
+from shardlab.report.summary import MEMORY_KINDS
 from shardlab.report.units import readable_bytes
 from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, verdict
 from shardlab.report.workload_order import order_workloads
@@ -39,15 +39,13 @@ Drawn = dict[str, tuple[pd.DataFrame, dict[str, Any]]]
 """Name of a chart, ``loss.llama2``: its table and its Vega-Lite specification."""
 
 
-def charts(evidence: Evidence, workloads: list[str]) -> Drawn:
+def charts(run_data: RunData, workloads: list[str]) -> Drawn:
     """Draw all charts for which the runs have data."""
-    scopes: list[tuple[str, Evidence, tuple[str, ...]]] = [
-        (name, evidence.of(name), PER_WORKLOAD) for name in workloads
-    ]
-    scopes += [(name, evidence.under(name), PER_STRATEGY) for name in strategies(evidence)]
+    scopes: list[tuple[str, RunData, tuple[str, ...]]] = [(name, run_data.of(name), PER_WORKLOAD) for name in workloads]
+    scopes += [(name, run_data.under(name), PER_STRATEGY) for name in strategies(run_data)]
     parts = [(name, f"{name}.{scope}", part) for scope, part, names in scopes for name in names]
     drawn: Drawn = {}
-    for name, key, part in parts + [(name, name, evidence) for name in (*SWEEP, *OVERALL, *BENCHMARKS)]:
+    for name, key, part in parts + [(name, name, run_data) for name in (*SWEEP, *OVERALL, *BENCHMARKS)]:
         chart = load(name)
         table = chart.table(part)
         if len(table):
@@ -55,43 +53,43 @@ def charts(evidence: Evidence, workloads: list[str]) -> Drawn:
     return drawn
 
 
-def strategies(evidence: Evidence) -> list[str]:
+def strategies(run_data: RunData) -> list[str]:
     """Return the first strategies that have runs, in the order of the configuration: those that get a page."""
-    there = {run.train.strategy for run in evidence.runs}
-    return [name for name in dict.fromkeys(evidence.table.strategy) if name in there][:PAGES]
+    there = {run.train.strategy for run in run_data.runs}
+    return [name for name in dict.fromkeys(run_data.table.strategy) if name in there][:PAGES]
 
 
 def html(
-    evidence: Evidence,
+    run_data: RunData,
     drawn: Drawn,
     config: Config,
     left_out: dict[tuple[str, str], str],
     accounting: dict[str, dict[str, str]],
 ) -> str:
     """Render the page. ``accounting``: Slurm's record of each job."""
-    good, sentence = verdict(evidence.table)
-    strategies_shown, workloads = page.axes(evidence.table, config, left_out)
-    workloads = order_workloads(workloads, config, evidence)
-    matrix, notes = _matrix(evidence.table, strategies_shown, workloads, left_out)
+    good, sentence = verdict(run_data.table)
+    strategies_shown, workloads = summary_markdown.axes(run_data.table, config, left_out)
+    workloads = order_workloads(workloads, config, run_data)
+    matrix, notes = _matrix(run_data.table, strategies_shown, workloads, left_out)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = _code
     return environment.from_string((HERE / "template.html").read_text(encoding="utf-8")).render(
         good=good,
         sentence=sentence,
-        call=page.call(config),
-        memory=page.MEMORY,
+        call=summary_markdown.call(config),
+        memory=summary_markdown.MEMORY,
         states=STATES,
         matrix=matrix,
         notes=notes,
         overview=_overview(workloads, drawn),
-        families=[{"name": name} | asdict(FAMILIES[name]) for name in FAMILIES if name in evidence.families.values()],
-        sweep=_sweep(evidence.table, drawn) if config.sweep else None,
-        workloads=[_workload(evidence.of(name), name, drawn) for name in workloads],
+        families=[{"name": name} | asdict(FAMILIES[name]) for name in FAMILIES if name in run_data.families.values()],
+        sweep=_sweep(run_data.table, drawn) if config.sweep else None,
+        workloads=[_workload(run_data.of(name), name, drawn) for name in workloads],
         pages=PAGES,
-        strategies=[_strategy(evidence.under(name), name, drawn) for name in strategies(evidence)],
+        strategies=[_strategy(run_data.under(name), name, drawn) for name in strategies(run_data)],
         overall=[_shown(name, name) for name in OVERALL if name in drawn],
         benchmarks=[_shown(name, name) for name in BENCHMARKS if name in drawn],
-        faults=_faults(evidence),
+        faults=_faults(run_data),
         results="results",
         made=f"Shardlab with Altair {version('altair')}",
         style=_raw((HERE / "style.css").read_text(encoding="utf-8")),
@@ -99,15 +97,15 @@ def html(
         vega=_raw(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")),
         specs=_json({key: specification for key, (_, specification) in drawn.items()}),
         anchors=_json(ANCHORS),
-        details=_json({run.name: _details(run, accounting) for run in evidence.runs}),
+        details=_json({run.name: _details(run, accounting) for run in run_data.runs}),
     )
 
 
 def _sweep(table: pd.DataFrame, drawn: Drawn) -> dict[str, Any]:
     found = sweep.table(table)
-    shown = page.swept(found)
+    shown = summary_markdown.swept(found)
     return {
-        "text": page.SWEPT.format(len(found)),
+        "text": summary_markdown.SWEPT.format(len(found)),
         "charts": [_shown(name, name) for name in SWEEP if name in drawn],
         "columns": list(shown.columns),
         "rows": shown.to_numpy().tolist(),
@@ -173,27 +171,27 @@ def _cell(row: dict[Hashable, Any] | None, reason: str) -> tuple[str, str, str]:
     return text if row["strategy"] == "single" else f"{text} ({difference})", str(row["equality"]), ""
 
 
-def _workload(evidence: Evidence, name: str, drawn: Drawn) -> dict[str, Any]:
-    spread = evidence.table.spread.max()
-    figures = page.figures(evidence.table)
+def _workload(run_data: RunData, name: str, drawn: Drawn) -> dict[str, Any]:
+    noise_floor = run_data.table.noise_floor.max()
+    figures = summary_markdown.figures(run_data.table)
     return {
         "name": name,
-        "spread": "" if pd.isna(spread) else f"{spread:.0e}",
-        "advice": advice(evidence.table),
+        "noise_floor": "" if pd.isna(noise_floor) else f"{noise_floor:.0e}",
+        "advice": advice(run_data.table),
         "charts": [_shown(chart, f"{chart}.{name}") for chart in PER_WORKLOAD if f"{chart}.{name}" in drawn],
         "columns": list(figures.columns),
         "rows": figures.to_numpy().tolist(),
     }
 
 
-def _strategy(evidence: Evidence, name: str, drawn: Drawn) -> dict[str, Any]:
-    kinds = [kind.replace("_", " ") for kind in SHOWN]
+def _strategy(run_data: RunData, name: str, drawn: Drawn) -> dict[str, Any]:
+    kinds = [kind.replace("_", " ") for kind in MEMORY_KINDS]
     return {
         "name": name,
         "text": Markup(explained(name)),
         "charts": [_shown(chart, f"{chart}.{name}") for chart in PER_STRATEGY if f"{chart}.{name}" in drawn],
         "columns": ["workload", "ranks", "mesh", "peak memory", *kinds, "sent per step", "theory"],
-        "rows": [_holdings(run.train) for run in evidence.runs],
+        "rows": [_holdings(run.train) for run in run_data.runs],
     }
 
 
@@ -204,7 +202,7 @@ def _holdings(train: TrainReport) -> list[str]:
         str(train.world_size),
         " x ".join(f"{axis} {degree}" for axis, degree in train.mesh.items()) or "one rank",
         _bytes(train.held()),
-        *(_bytes(train.held(kind)) for kind in SHOWN),
+        *(_bytes(train.held(kind)) for kind in MEMORY_KINDS),
         _bytes(train.bytes_per_step),
         _bytes(train.bytes_per_step_theory, "no formula"),
     ]
@@ -219,9 +217,9 @@ def _shown(name: str, key: str) -> dict[str, str]:
     return {"id": key, "title": chart.TITLE, "caption": chart.CAPTION}
 
 
-def _faults(evidence: Evidence) -> list[tuple[Any, ...]]:
+def _faults(run_data: RunData) -> list[tuple[Any, ...]]:
     """Return all attempts at the runs that took more than one."""
-    again = [run for run in evidence.runs if len(run.train.attempts) > 1]
+    again = [run for run in run_data.runs if len(run.train.attempts) > 1]
     return [
         (run.name, each.number, each.host, each.from_step, each.reached, each.why)
         for run in again

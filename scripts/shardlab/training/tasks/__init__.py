@@ -20,7 +20,7 @@ from shardlab.data.order import Indices
 from shardlab.errors import UserError
 from shardlab.models._chain import Chain
 from shardlab.models._losses import TARGETS
-from shardlab.settings import catalogue
+from shardlab.settings import registry
 from shardlab.settings.types import Run
 
 IGNORE = -100
@@ -179,9 +179,9 @@ def check_loss(run: Run, model: nn.Module) -> None:
     Raises:
         UserError: it cannot.
     """
-    pieces = model.pieces() if isinstance(model, Chain) else []
-    asked = run.recipe.loss_chunks > 1 and _class(run.task).of_tokens
-    if asked and not any(TARGETS in piece.takes for piece in pieces):
+    segments = model.segments() if isinstance(model, Chain) else []
+    requested = run.recipe.loss_chunks > 1 and _class(run.task).of_tokens
+    if requested and not any(TARGETS in segment.takes for segment in segments):
         raise UserError(
             f"recipe.loss_chunks: model {run.model.name} returns only logits; set it to 1, or make the last piece of "
             "its chain take `targets`, as llama's does."
@@ -213,6 +213,6 @@ def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, **op
 
 
 def _class(name: str) -> type[Task]:
-    catalogue.require("task", name)
+    registry.require("task", name)
     found: type[Task] = import_module(f"shardlab.training.tasks.{name}").Task
     return found

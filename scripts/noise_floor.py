@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Train twins of `single`: the same run, its initial weights perturbed by about one rounding error. Their distance from
+it is the rounding noise of float32, whatever the strategy.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from shardlab.data import store
+from shardlab.errors import run_program
+from shardlab.files import sha256
+from shardlab.records.reports import ROUNDING_SIZE, NoiseFloorReport, TrainReport, Twin
+from shardlab.settings import run_identity
+from shardlab.settings.types import Run, read_run
+from shardlab.trainer.evaluation import evaluate_sharded
+from shardlab.trainer.loop import train
+from shardlab.trainer.perturbed import move
+from shardlab.training import distributed
+
+
+def main() -> None:
+    """Draw, train and evaluate each twin, and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of `single`")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--weights", type=Path, required=True, help="its initial weights")
+    parser.add_argument("--draws", type=int, required=True, help="number of twins")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
+    args = parser.parse_args()
+    run = read_run(args.settings)
+    fingerprint = store.fingerprint_of(args.data)
+    distributed.start(run.site.device)
+    twins = [twin(run, args.data, args.weights, number) for number in range(args.draws)]
+    report = NoiseFloorReport(
+        identity=run_identity.of(run, fingerprint),
+        initial_weights=sha256(args.weights),
+        workload=run.workload,
+        scale=ROUNDING_SIZE,
+        twins=twins,
+    )
+    report.write(args.output)
+
+
+def twin(run: Run, data: Path, initial: Path, number: int) -> Twin:
+    """Return validation and test loss of ``run`` from the initial weights of twin ``number``."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        move(run, initial, number, folder / "initial.safetensors")
+        train(run, data, folder / "initial.safetensors", folder, {})
+        report = TrainReport.read(folder / "train.json", "train again")
+        loss = evaluate_sharded(run, data, folder / "model.safetensors").loss
+    return Twin(validation_loss=report.validation_loss, test_loss=loss)
+
+
+if __name__ == "__main__":
+    run_program(main)

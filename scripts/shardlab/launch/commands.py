@@ -1,0 +1,134 @@
+"""Shell lines that start a program at a site: srun, apptainer exec and torchrun, as far as each is needed."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from shardlab.launch import container, forks
+from shardlab.launch.signals import STOP
+from shardlab.launch.stages import Scope
+from shardlab.settings.sites import SiteRuntime, Srun
+from shardlab.settings.types import Run
+
+RANKS = "fork_torchrun.py"
+"""Program that starts the ranks of a node; it is next to the others."""
+RENDEZVOUS = "RENDEZVOUS"
+"""Environment variable with the address and port where the nodes of a job meet."""
+
+
+RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+"""NCCL's flight recorder: the last collectives of each rank, which a hang leaves in the run's folder (train.py)."""
+
+
+class Command(NamedTuple):
+    """Command that starts a program at a site."""
+
+    lines: str
+    """Bash lines; they work on a Slurm job's first node, or on this machine for a site without srun."""
+    program: list[str] | None
+    """Python's arguments in these lines, if a fork of this process can run the program directly."""
+
+
+def command(run: Run, program: list[str], image: Path | None, scope: Scope) -> Command:
+    """Return the command that starts ``program`` (a script and its arguments).
+
+    A fork of a server runs it directly on this machine's CPU, if no shell has to do anything first.
+    """
+    site = run.site
+    needs_shell = image or site.srun or site.setup_commands or site.environment_node
+    forked = None
+    if site.device == "cpu" and not needs_shell and forks.is_fork(environment(site)):
+        forked = shlex.split(" ".join(_words(run, program, scope)))
+    return Command(lines(run, program, image, scope), forked)
+
+
+def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str:
+    """Return Bash lines that run ``program`` (a script and its arguments).
+
+    They work on a Slurm job's first node, or on this machine for a site without srun, and can be run by hand.
+    """
+    site = run.site
+    nodes, per_node = scope.size(run)
+    python = site.container.python if site.container and image else sys.executable
+    inside = container.exec_words(site.container, image) if site.container and image else []
+    words = [*map(shlex.quote, inside), shlex.quote(python), *_words(run, program, scope)]
+    lines = [f"unset {' '.join(site.environment_clear)}"] if site.environment_clear else []
+    lines += [f"export {key}={shlex.quote(value)}" for key, value in environment(site).items()]
+    on_node = list(site.setup_commands)
+    on_node += [f'export {key}="{value}"' for key, value in site.environment_node.items()]
+    on_node += ["exec " + " ".join(words)]
+    if site.srun is None:
+        return "\n".join(lines + on_node)
+    if nodes > 1:
+        port = f"$(({site.srun.port_first} + SLURM_JOB_ID % {site.srun.ports}))"
+        lines.append(f'export {RENDEZVOUS}="{address(site.srun)}:{port}"')
+    # Nothing is inherited from the job: each number is given explicitly.
+    srun = ["exec", "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    srun += [f"--cpus-per-task={per_node * site.cpus_per_rank}", "--kill-on-bad-exit=1", "--export=ALL"]
+    srun += [shlex.quote(flag) for flag in site.srun.flags]
+    return "\n".join([*lines, " ".join([*srun, "bash", "-c", shlex.quote("\n".join(on_node))])])
+
+
+def address(srun: Srun) -> str:
+    """Return a shell expression for the address of the node that evaluates it, by the site's rule."""
+    if srun.interface:
+        return f'$(ip -4 -br address show dev {srun.interface} | grep -m 1 -oE "[0-9.]+/" | tr -d /)'
+    if srun.suffix or srun.domain:
+        return f"$(hostname -s){srun.suffix}" + (f".{srun.domain}" if srun.domain else "")
+    return "$(hostname)"
+
+
+def environment(site: SiteRuntime) -> dict[str, str]:
+    """Return the ranks' additional environment variables: no network, threads, memory, the site's variables."""
+    offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
+    # Packages in a user's home would otherwise take precedence over those of the image.
+    alone = {"PYTHONNOUSERSITE": "1"}
+    # Snakemake sets all of these to the rule's threads, that is to the cores of all ranks together: every rank
+    # would start that many threads, and two ranks on two cores run six times slower.
+    threads = dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(site.omp_threads or site.cpus_per_rank)
+    )
+    # Expandable segments leave less fragmentation if lengths differ (PyTorch's "CUDA semantics").
+    of_gpus = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", **RECORDER} if site.device == "cuda" else {}
+    return offline | alone | threads | of_gpus | site.environment
+
+
+def _needs_torchrun(run: Run) -> bool:
+    return run.engine != "torch" or bool(run.mesh)
+
+
+def _words(run: Run, program: list[str], scope: Scope) -> list[str]:
+    """Return Python's quoted arguments: the program's, preceded by torchrun's if needed."""
+    quoted = [*map(shlex.quote, program)]
+    if scope is Scope.RANKS and _needs_torchrun(run):
+        return [*_torchrun(run, Path(program[0])), *quoted]
+    return quoted
+
+
+def _torchrun(run: Run, program: Path) -> list[str]:
+    """Return torchrun's quoted arguments; the shell of each node fills in what differs between nodes."""
+    site = run.site
+    words = [shlex.quote(str(program.with_name(RANKS)))]
+    if site.device == "cpu":
+        # On a GPU ranks are separate processes: CUDA does not survive a fork, and torchrun itself queries GPUs.
+        words += [f"--imports=shardlab.trainer.loop,shardlab.strategies.{run.engine_file},torch._dynamo"]
+    words += [f"--nproc-per-node={run.ranks_per_node}"]
+    # It forwards requests to stop to the ranks; an unhandled signal would kill it, and the ranks would train on.
+    words += [f"--signals-to-handle={','.join(number.name for number in STOP)},SIGQUIT"]
+    words += [f"--shutdown-timeout={site.stop_seconds}"]
+    if run.nodes == 1:
+        # A c10d rendezvous on a free port of this machine, so that concurrent runs do not meet.
+        return [*words, "--standalone"]
+    if site.srun is None:
+        raise ValueError("resolve refuses several nodes at a site without srun")
+    return [
+        *words,
+        f"--nnodes={run.nodes}",
+        "--rdzv-backend=c10d",
+        '--rdzv-id="$SLURM_JOB_ID"',
+        f'--rdzv-endpoint="${RENDEZVOUS}"',
+        # torchrun's detection of the first node does not work with every host name (pytorch issue 73656).
+        '--rdzv-conf="is_host=$((SLURM_NODEID == 0))"',
+        f'--local-addr="{address(site.srun)}"',
+    ]

@@ -1,0 +1,1 @@
+"""File formats that runs write and the report reads."""

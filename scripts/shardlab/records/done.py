@@ -1,0 +1,44 @@
+"""STRATEGY/WORKLOAD.done: which files a finished run ended with."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from shardlab.errors import UserError
+from shardlab.files import sha256
+from shardlab.records.metrics import now
+from shardlab.records.reports import Report
+
+
+class Done(Report):
+    """The file that Snakemake waits for, written last."""
+
+    ended: str = Field(description="Time of the end, in UTC.")
+    report: str = Field(description="SHA-256 of train.json.")
+    weights_bytes: int = Field(description="Size of model.safetensors; train.json has its SHA-256.")
+
+
+def note(path: Path, folder: Path) -> None:
+    """Mark the run in a folder as done."""
+    size = (folder / "model.safetensors").stat().st_size
+    Done(ended=now(), report=sha256(folder / "train.json"), weights_bytes=size).write(path)
+
+
+def changed(folder: Path) -> str | None:
+    """Return which file of a finished run has changed since; None if no change is detected.
+
+    Only the size of the weights is checked: their SHA-256 is compared where they are used.
+    """
+    try:
+        done = Done.read(folder.with_name(f"{folder.name}.done"), "")
+    except UserError:
+        return None  # not done, or written by an earlier version
+    report, weights = folder / "train.json", folder / "model.safetensors"
+    try:
+        if sha256(report) != done.report:
+            return f"{report} has changed since this run's training wrote it"
+        if (size := weights.stat().st_size) != done.weights_bytes:
+            return f"{weights} has {size} bytes, but the training wrote {done.weights_bytes}"
+    except OSError as error:
+        return f"{error.filename} cannot be read ({error.strerror})"
+    return None

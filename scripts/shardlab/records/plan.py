@@ -1,0 +1,170 @@
+"""plan.json: what a run will cost, known before it is paid for.
+
+Bytes and floating-point operations come from trainer/simulate.py. The time follows from them and the site's figures: a
+step is the longer of its matrix products and the overlapped data-parallel traffic, plus tensor- and pipeline-parallel
+traffic, for which the devices wait, plus the update, which reads and writes the model's state.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from shardlab.records.reports import Report, TensorBytes, Traffic
+from shardlab.settings import run_identity
+from shardlab.settings.mesh import AXES, DATA
+from shardlab.settings.sites import Hardware
+from shardlab.settings.types import Run
+
+FILE = "plan.json"
+RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
+"""Recomputation, least first: how often the matrix products are computed, of which a forward pass is a third."""
+
+
+SAME = ("seed", "sources", "strategy", "workload")
+"""Settings of a run that do not affect its cost."""
+SAME_RECIPE = ("lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best", *run_identity.WHEN)
+SAME_OPTIMIZER = ("learning_rate", "weight_decay", "betas")
+
+
+def cost(run: Run) -> str:
+    """Return a digest of what determines a run's cost, so that variants in seed or learning rate are planned once."""
+    settings = run.model_dump(mode="json", exclude={*SAME})
+    recipe = {key: value for key, value in settings["recipe"].items() if key not in SAME_RECIPE}
+    optimizer = {key: value for key, value in recipe["optimizer"].items() if key not in SAME_OPTIMIZER}
+    return run_identity.digest(settings | {"recipe": recipe | {"optimizer": optimizer}})
+
+
+class Plan(Report):
+    """Plan of a run: plan.json. Unknown values are null."""
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    run: str = Field(description="Run that this belongs to: SHA-256 of all of run.json.")
+    strategy: str = Field(description="Strategy.")
+    workload: str = Field(description="Workload.")
+    world_size: int = Field(description="Number of ranks.")
+    mesh: dict[str, int] = Field(description="Mesh axis: degree; empty for one rank.")
+    method: Literal["simulated", "formula"] = Field(
+        description="simulated: the engine's own step on fake tensors; formula: DeepSpeed's states by formula, the "
+        "rest simulated."
+    )
+    data: Literal["prepared", "blank"] = Field(
+        description="prepared: the shapes of a real batch; blank: samples of the largest possible size."
+    )
+    parameters: int = Field(description="Number of trainable values in the whole model.")
+    ranks: list[int] = Field(
+        description="Simulated ranks: the first one of each pipeline stage; under tensor parallelism the first one for "
+        "each shape of a part of the batch."
+    )
+    tensor_bytes: list[TensorBytes] = Field(description="Tensor bytes of each simulated rank in a step.")
+    predicted_memory_bytes: int = Field(description="Peak tensor bytes of any simulated rank.")
+    activation_checkpointing: str | None = Field(
+        description="Least recomputation, starting with the recipe's, with which it fits, or full if it never does; "
+        "null if the site does not specify device memory."
+    )
+    fits: bool | None = Field(description="True if it fits with that; null if device memory is unknown.")
+    flops_per_step: int | None = Field(description="Operations over all ranks (see flops_formula in train.json).")
+    flops_per_step_causal: int | None = Field(description="flops_per_step without what causal attention masks.")
+    traffic: list[Traffic] = Field(description="Bytes sent per rank and step, by mesh axis and collective.")
+    step_seconds: float | None = Field(description="Predicted step time.")
+    missing: list[str] = Field(description="Missing keys of the site's `hardware` that are needed for the time.")
+
+    def is_of(self, run: Run) -> bool:
+        """Return whether it is the plan of this run."""
+        return self.run == run_identity.of(run, "").run
+
+
+def make(
+    run: Run, hardware: Hardware, estimate: dict[str, Any], recomputation: str, *, fits: bool | None, prepared: bool
+) -> Plan:
+    """Build the plan of a run from its simulation with that recomputation."""
+    seconds, missing = step_time(run, hardware, estimate, recomputation)
+    return Plan.model_validate(
+        {
+            **estimate,
+            "run": run_identity.of(run, "").run,
+            "strategy": run.strategy,
+            "workload": run.workload,
+            "world_size": run.world_size,
+            "mesh": run.mesh.root,
+            "method": "simulated" if run.zero_stage is None else "formula",
+            "data": "prepared" if prepared else "blank",
+            "predicted_memory_bytes": peak(estimate),
+            "activation_checkpointing": recomputation if fits is not None else None,
+            "fits": fits,
+            "step_seconds": seconds,
+            "missing": missing,
+        }
+    )
+
+
+def peak(estimate: dict[str, Any]) -> int:
+    """Return the peak bytes of any simulated rank."""
+    return max(int(rank["peak"]) for rank in estimate["tensor_bytes"])
+
+
+def fits(estimate: dict[str, Any], hardware: Hardware) -> bool | None:
+    """Return whether the simulated peak fits into a device with the unplanned memory; None if its memory is unknown."""
+    if hardware.device_memory_gib is None:
+        return None
+    return peak(estimate) <= (hardware.device_memory_gib - hardware.unplanned_gib) * 2**30
+
+
+def step_time(
+    run: Run, hardware: Hardware, estimate: dict[str, Any], recomputation: str
+) -> tuple[float | None, list[str]]:
+    """Return the predicted seconds of a step, and the missing figures."""
+    arithmetic = run.recipe.dtype if run.recipe.precision == "full" else run.recipe.precision
+    matrix, memory = hardware.matrix_tflops.get(arithmetic), hardware.memory_gb_per_second  # type: ignore[call-overload]
+    missing = [] if matrix else [f"matrix_tflops.{arithmetic}"]
+    missing += [] if memory else ["memory_gb_per_second"]
+    beside = waiting = 0.0
+    for entry in estimate["traffic"]:
+        key = "node_gb_per_second" if _inside_a_node(run, entry["axis"]) else "network_gb_per_second"
+        if (bandwidth := getattr(hardware, key)) is None:
+            missing.append(key)
+            continue
+        if entry["axis"] in DATA:
+            beside += entry["bytes"] / bandwidth / 1e9
+        else:
+            waiting += entry["bytes"] / bandwidth / 1e9
+    if missing or not matrix or not memory or estimate["flops_per_step"] is None:
+        return None, sorted(set(missing))
+    # With mp one device works at a time.
+    devices = run.world_size * (1 if run.options.single_process == "mp" else run.devices_per_rank)
+    products = RECOMPUTED[recomputation] * estimate["flops_per_step"] / (devices * matrix * 1e12)
+    bubble = run.options.pipeline.bubble(run.mesh.stages, run.options.n_microbatches) if run.mesh.pipelined else None
+    products /= 1 - (bubble or 0.0)
+    held = max((rank["largest"] for rank in estimate["tensor_bytes"]), key=lambda held: held["weights"])
+    update = 2 * held["weights"] + held["master_weights"] + held["gradients"] + 2 * held["optimizer"]
+    return max(products, beside) + waiting + update / memory / 1e9, []
+
+
+def _inside_a_node(run: Run, axis: str) -> bool:
+    """Return whether the ranks of an axis are on one node: outer axes stride over the inner ones."""
+    if axis not in AXES:
+        return run.nodes == 1
+    return run.mesh.degree(*AXES[AXES.index(axis) :]) <= run.ranks_per_node
+
+
+def misfit(run: Run, hardware: Hardware, path: Path) -> str | None:
+    """Return why a run will not fit into the site's devices, according to its plan, if it has one."""
+    if not path.exists():
+        return None
+    made = Plan.read(path, "plan again")
+    if made.fits is None or not made.is_of(run):
+        return None
+    mode = run.recipe.activation_checkpointing
+    if made.fits and mode in (made.activation_checkpointing, "auto"):
+        return None
+    size = made.predicted_memory_bytes / 2**30
+    what = f"{run.strategy} x {run.workload} does not fit into a device's {hardware.device_memory_gib:g} GiB"
+    if hardware.unplanned_gib:
+        what += f", of which {hardware.unplanned_gib:g} are reserved for unplanned memory (hardware.unplanned_gib),"
+    if made.fits:
+        return (
+            f"{what} as it is; set recipe.activation_checkpointing to {made.activation_checkpointing} ({size:.3g} GiB)."
+        )
+    return (
+        f"{what}: its plan says {size:.3g} GiB per rank at best; use more ranks or another strategy (results/plan.md)."
+    )

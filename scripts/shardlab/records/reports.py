@@ -1,0 +1,348 @@
+"""Reports of the stages (train.json, test.json, ...), one definition each."""
+
+import platform
+import statistics
+from collections.abc import Sequence
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field
+
+from shardlab.errors import UserError
+from shardlab.files import read_json, write_json
+from shardlab.schema import Strict, check
+from shardlab.settings.run_identity import Identity, digest
+from shardlab.settings.types import WARMUP_STEPS, Run
+
+FIRST_STEPS = 4
+"""Number of steps whose losses are compared: few enough that rounding has not grown."""
+ROUNDING_SIZE = 6e-8
+"""Half the distance of 1 to the next float32 (2^-24): the relative error of one rounding."""
+LATER = f"excluding the first {WARMUP_STEPS} steps"
+
+
+class Report(Strict):
+    """A file of results. Its seal shows whether it was edited."""
+
+    seal: str = Field("", description="SHA-256 of the other keys, to detect edited or damaged files.")
+
+    def write(self, path: Path) -> None:
+        """Seal and write it."""
+        write_json(path, self.model_dump() | {"seal": self._digest()})
+
+    @classmethod
+    def read(cls, path: Path, remedy: str) -> Self:
+        """Read the report in a file.
+
+        Raises:
+            UserError: it is missing, damaged, of another version, or was edited; the message ends with ``remedy``.
+        """
+        values = read_json(path, "report", remedy)
+        try:
+            report = check(cls, values, str(path))
+        except UserError as error:
+            raise UserError(f"{error} It is damaged or of another version; {remedy}.") from None
+        if report.seal != report._digest():
+            raise UserError(f"{path} was edited or damaged (its seal does not match); {remedy}.")
+        return report
+
+    def _digest(self) -> str:
+        return digest(self.model_dump(mode="json", exclude={"seal"}))
+
+
+class Traffic(Strict):
+    """Traffic of one collective along one mesh axis."""
+
+    axis: str = Field(description="Mesh axis; world: all ranks.")
+    collective: str = Field(description="Collective.")
+    bytes: float = Field(description="Bytes sent per rank and step (mean over the ranks).")
+
+
+Kind = Literal["weights", "master_weights", "gradients", "optimizer", "activations", "gathered", "other"]
+Kinds = dict[Kind, int]
+
+
+class TensorBytes(Strict):
+    """Bytes of a rank's tensors in one step, by kind: exact, and what a GPU's allocator would have to hold."""
+
+    peak: int = Field(description="Peak of the sum of all kinds.")
+    at_peak: Kinds = Field(description="Composition of the peak.")
+    largest: Kinds = Field(
+        description="Maximum of each kind, at different times. master_weights: the optimizer's separate copy of the "
+        "weights, in float32, if there is one; gathered: whole weights or activations whose parts came from other "
+        "ranks; other: including gradients of activations."
+    )
+
+
+class Attempt(Strict, frozen=False):
+    """One start of a run's training."""
+
+    number: int = Field(description="Counted from 1.")
+    call: str | None = Field(description="Call of Snakemake that it belongs to.")
+    began: str = Field(description="Start time, in UTC.")
+    ended: str | None = Field(None, description="End time; null while it runs, and for the one that wrote the report.")
+    host: str = Field(description="Host of launch.py.")
+    slurm_job_id: str | None = Field(description="Slurm job; null without Slurm.")
+    from_step: int | None = Field(None, description="Its first step; null if it reached none.")
+    first_step_at: str | None = Field(None, description="When it was ready for that, in UTC; null if it reached none.")
+    reached: int | None = Field(None, description="Steps completed at its end.")
+    saved: int | None = Field(None, description="Step of the newest checkpoint at its end; null without one.")
+    why: str = Field("", description="Reason of its end.")
+
+    @property
+    def failed(self) -> bool:
+        """Return whether it ended with an error, not by a request or a kill."""
+        return not self.why.startswith(("finished", "stopped", "lost"))
+
+    @property
+    def progress(self) -> bool:
+        """Return whether it wrote a checkpoint."""
+        return self.saved is not None and self.saved > (self.from_step or 0)
+
+
+class FirstStep(Strict):
+    """One of the first steps, before rounding can grow; null values were not finite."""
+
+    loss: float | None = Field(description="Loss per target of the global batch.")
+    grad_norm: float | None = Field(description="Global L2 norm of the gradient, before clipping.")
+
+
+class TrainReport(Report):
+    """Results of a training: train.json. Values that were not measured are null."""
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    identity: Identity = Field(description="Run that this belongs to.")
+    settings: dict[str, Any] = Field(description="run.json of the training.")
+    initial_weights: str = Field(description="SHA-256 of the weights that it started from.")
+    weights: str = Field(description="SHA-256 of model.safetensors.")
+    strategy: str = Field(description="Strategy.")
+    workload: str = Field(description="Workload.")
+    mesh: dict[str, int] = Field(description="Mesh axis: degree; empty for one rank.")
+    world_size: int = Field(description="Number of ranks.")
+    nodes: int = Field(description="Number of nodes.")
+    hosts: list[str] = Field(description="Host name of each rank.")
+    devices: list[str] = Field(description="Models of the ranks' devices.")
+    parameters: int = Field(description="Number of trainable values in the whole model.")
+    steps: int = Field(description="Optimizer steps.")
+    samples: int = Field(description="Training samples read, over all steps.")
+    targets: int = Field(description="Training targets, over all steps.")
+    samples_per_rank: list[int] = Field(
+        description="Samples that each rank put through its model since this attempt started; 0 for pipeline stages "
+        "without the output."
+    )
+    targets_per_rank: list[int] = Field(description="Targets of these samples.")
+    train_loss: float = Field(description="Loss of the last step's batch.")
+    first_steps: list[FirstStep] = Field(description=f"The first {FIRST_STEPS} steps.")
+    learned_nothing: str | None = Field(
+        None, description="Reason why the run cannot have learned anything; null if it may have."
+    )
+    validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
+    wall_seconds: float = Field(
+        description="Training loop with validation, without start-up and saving; of earlier attempts their steps."
+    )
+    step_seconds_median: float | None = Field(description=f"Median step, {LATER}.")
+    step_seconds_p95: float | None = Field(description=f"95th percentile step, {LATER}.")
+    samples_per_second: float | None = Field(description=f"Samples over the steps' time, {LATER}.")
+    idle: list[float] | None = Field(
+        None,
+        description=f"Part of the forward and backward passes, {LATER}, in which a rank (pp) or "
+        "a device (mp) waited for others; null if the strategy does not measure it.",
+    )
+    idle_theory: float | None = Field(
+        None,
+        description="pp: the bubble (p - 1) / (m + p - 1) with m micro-batches (times the stages of a rank) on p "
+        "ranks; null for zero bubble.",
+    )
+    flops_per_step: int | None = Field(
+        description="Floating-point operations of a step over all ranks, by flops_formula; null for a model that "
+        "cannot be run over shapes alone."
+    )
+    flops_per_step_causal: int | None = Field(description="flops_per_step without what causal attention masks.")
+    flops_formula: str = Field(description="Formula by which operations were counted.")
+    device_peak_flops: float | None = Field(
+        description="Peak of a device in the run's arithmetic, from its data sheet (FLOP/s); null if unknown."
+    )
+    mfu: float | None = Field(
+        None,
+        description="Model FLOPs utilization: flops_per_step, over the median step and the peak of all devices; null "
+        "if the peak is unknown.",
+    )
+    recomputed: str | None = Field(None, description="Recomputation: the recipe's, or what auto resolved to.")
+    attention: str | None = Field(
+        None,
+        description="Attention kernel: flash, efficient, cudnn, overrideable, or math (no fused kernel); null for a "
+        "model without attention, or if no step was measured.",
+    )
+    tensor_bytes: list[TensorBytes] | None = Field(
+        description="Tensor bytes of each rank in a step, on its fullest device; null, like the next ones, for a "
+        "run that resumed at its last step."
+    )
+    peak_memory_bytes: list[int] | None = Field(description="Peak memory of each rank.")
+    peak_memory_kind: Literal["process RSS", "CUDA allocated"] = Field(description="Kind of the measurement.")
+    bytes_per_step: float | None = Field(description="Bytes sent per rank and step (mean over the ranks).")
+    bytes_per_step_theory: float | None = Field(
+        description="bytes_per_step from sizes and shapes alone; null if no formula is known."
+    )
+    traffic: list[Traffic] | None = Field(description="bytes_per_step by mesh axis and collective.")
+    checkpoints: int = Field(description="Checkpoints written, including best.safetensors.")
+    attempts: list[Attempt] = Field(default=[], description="All attempts at the run, this one last.")
+    lost_steps: int = Field(0, description="Steps repeated because an attempt ended after its last checkpoint.")
+    skipped_steps: int = Field(0, description="Steps skipped because loss or gradient was not finite.")
+    image_digest: str | None = Field(None, description="SHA-256 of the container image; null without one.")
+    image_labels: dict[str, str] = Field(
+        default={}, description="The image's labels: versions, git commit, hash of the lock file."
+    )
+    slurm_job_id: str | None = Field(None, description="Slurm job; null without Slurm.")
+    git_commit: str | None = Field(None, description="Commit of the working tree, with -dirty if changed.")
+    versions: dict[str, str] = Field(description="Versions of the software used.")
+
+    def held(self, kind: Kind | None = None) -> int | None:
+        """Return the maximum bytes per rank of a kind, or the peak of all kinds; None if that was not measured."""
+        if self.tensor_bytes is None:
+            return None
+        return max(rank.largest[kind] if kind else rank.peak for rank in self.tensor_bytes)
+
+
+class Evaluated(Strict):
+    """Evaluation of weights over the whole test split, each sample exactly once."""
+
+    workload: str = Field(description="Workload.")
+    loss: float = Field(description="Mean loss per target over the test split.")
+    evaluation: Literal["whole", "sharded"] = Field(description="whole: on one device; sharded: under the strategy.")
+    metric_name: str = Field(description="Name of the metric.")
+    metric_value: float | None = Field(description="Its value; null if sharded evaluation does not compute it.")
+    samples: int = Field(description="Number of test samples.")
+    targets: int = Field(description="Number of test targets.")
+
+
+class TestReport(Evaluated, Report):
+    """Evaluation of the consolidated weights: test.json."""
+
+    __test__ = False  # not a test class for pytest
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    identity: Identity = Field(description="Run that this belongs to.")
+    weights: str = Field(description="SHA-256 of the weights that were evaluated.")
+    untrained_loss: float | None = Field(description="Loss of the initial weights; null after a sharded evaluation.")
+
+
+class InitialReport(Report):
+    """The initial weights that all runs of a workload start from: init/WORKLOAD.json."""
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    identity: Identity = Field(description="Workload and data that this belongs to.")
+    weights: str = Field(description="SHA-256 of the weights.")
+    parameters: int = Field(description="Number of trainable values.")
+    loss: float | None = Field(
+        description="Mean loss per target over the test split; null if runs are evaluated sharded, as one device "
+        "may not hold the model."
+    )
+
+
+class Twin(Strict):
+    """A training of ``single`` from initial weights that were perturbed by about one rounding error."""
+
+    validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
+    test_loss: float = Field(description="Mean loss per target over the test split.")
+
+
+class NoiseFloorReport(Report):
+    """Rounding noise of a workload's training: twins/WORKLOAD.json."""
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    identity: Identity = Field(description="Run of `single` that they are twins of.")
+    initial_weights: str = Field(description="SHA-256 of the weights before the perturbation.")
+    workload: str = Field(description="Workload.")
+    scale: float = Field(description="Relative size of the perturbation: each weight times 1 + scale N(0, 1).")
+    twins: list[Twin] = Field(description="One per draw.")
+
+
+def train_report(
+    run: Run, records: list[dict[str, Any]], measured: dict[str, Any], attempts: Sequence[Attempt] = ()
+) -> TrainReport:
+    """Build the report of a run from its settings, its metrics records, its attempts and other measurements."""
+    reported = [record for record in records if record["kind"] == "attempt"]
+    started = reported[-1]["step"] if reported else 0
+    attempts = [attempt.model_copy() for attempt in attempts]
+    if attempts:
+        attempts[-1].why, attempts[-1].from_step, attempts[-1].reached = "finished", started, records[-1]["step"] + 1
+        attempts[-1].first_step_at = reported[-1]["time"]
+    steps = [record for record in records if record["kind"] == "train"]
+    sent = measured["traffic"]
+    return TrainReport.model_validate(
+        {
+            "settings": run.model_dump(mode="json"),
+            "strategy": run.strategy,
+            "workload": run.workload,
+            "mesh": run.mesh.root,
+            "world_size": run.world_size,
+            "nodes": run.nodes,
+            "steps": len(steps),
+            "samples": sum(record["samples"] for record in steps),
+            "targets": sum(record["targets"] for record in steps),
+            "bytes_per_step": None if sent is None else sum(entry["bytes"] for entry in sent),
+            "first_steps": [{key: record[key] for key in FirstStep.model_fields} for record in steps[:FIRST_STEPS]],
+            "learned_nothing": _learned_nothing(steps),
+            "train_loss": next(record["loss"] for record in reversed(steps) if record["loss"] is not None),
+            "validation_loss": [record["loss"] for record in records if record["kind"] == "validation"][-1],
+        }
+        | {"idle_theory": _bubble(run)}
+        | (times := _step_statistics(steps[WARMUP_STEPS:]))
+        | {"mfu": _utilization(run, measured, times["step_seconds_median"])}
+        | _provenance()
+        | measured
+        | {
+            "wall_seconds": measured["wall_seconds"] + sum(each["seconds"] for each in steps if each["step"] < started),
+            "attempts": attempts,
+            "lost_steps": _lost(attempts),
+        }
+    )
+
+
+def _learned_nothing(steps: list[dict[str, Any]]) -> str | None:
+    """Return why the run learned nothing: two such runs have equal losses, whatever their strategies do."""
+    norms, losses = ({record[key] for record in steps} - {None} for key in ("grad_norm", "loss"))
+    if norms == {0.0}:
+        return "its gradient norm is always 0"
+    if len(losses) == 1 and len(steps) > 1:
+        return "its loss never changes"
+    return None
+
+
+def _utilization(run: Run, measured: dict[str, Any], seconds: float | None) -> float | None:
+    """Model FLOPs utilization (Chowdhery et al., 2022, arXiv:2204.02311, appendix B)."""
+    peak = measured["device_peak_flops"]
+    if peak is None or seconds is None or measured["flops_per_step"] is None:
+        return None
+    return float(measured["flops_per_step"] / seconds / (peak * run.world_size * run.devices_per_rank))
+
+
+def _lost(attempts: Sequence[Attempt]) -> int:
+    """Return the number of repeated steps."""
+    known = [attempt for attempt in attempts if attempt.from_step is not None]
+    return sum(max(0, (before.reached or 0) - (after.from_step or 0)) for before, after in pairwise(known))
+
+
+def _bubble(run: Run) -> float | None:
+    """Pipeline bubble (Huang et al., 2019, arXiv:1811.06965); v stages per rank divide it by v (arXiv:2104.04473)."""
+    return run.options.pipeline.bubble(run.mesh.stages, run.options.n_microbatches) if run.mesh.pipelined else None
+
+
+def _step_statistics(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return median and 95th percentile step time and the throughput; null without steps."""
+    if not steps:
+        return {"step_seconds_median": None, "step_seconds_p95": None, "samples_per_second": None}
+    seconds = sorted(record["seconds"] for record in steps)
+    return {
+        "step_seconds_median": statistics.median(seconds),
+        "step_seconds_p95": seconds[round(0.95 * (len(seconds) - 1))],
+        "samples_per_second": sum(record["samples"] for record in steps) / sum(seconds),
+    }
+
+
+def _provenance() -> dict[str, Any]:
+    """Return the software versions of this process."""
+    packages = ("torch", "deepspeed", "numpy", "safetensors")
+    return {"versions": {"python": platform.python_version()} | {name: version(name) for name in packages}}

@@ -1,0 +1,27 @@
+"""What a rank should hold of a model's state, from the strategy alone."""
+
+from shardlab.records.reports import TrainReport
+from shardlab.settings.recipe import OPTIMIZERS
+from shardlab.settings.types import Run
+
+
+def held(train: TrainReport) -> dict[str, float]:
+    """Return the bytes of weights, master weights, gradients and optimizer per rank, if sharded states divide evenly.
+
+    ZeRO's stages shard the optimizer and its float32 copy of the weights (1), the gradients (2) and the weights (3):
+    Rajbhandari et al., 2020, arXiv:1910.02054, section 5. FSDP corresponds to stage 3; pipelines and tensor parallelism
+    divide everything.
+    """
+    run = Run.model_validate(train.settings)
+    of_value = 8 if run.recipe.dtype == "float64" else 4
+    whole = float(train.parameters * of_value)
+    states = whole * OPTIMIZERS[run.recipe.optimizer.name].states(run.recipe.optimizer)
+    if run.zero_stage is not None:
+        low = run.recipe.precision != "full"
+        kept = float(train.parameters * (2 if low else of_value))
+        masters = whole if low or run.zero_stage < 3 else 0.0  # stage 3 updates float32 weights in place
+        sizes = {"weights": (kept, 3), "master_weights": (masters, 1), "gradients": (kept, 2), "optimizer": (states, 1)}
+        ranks = run.world_size
+        return {kind: size / (ranks if run.zero_stage >= stage else 1) for kind, (size, stage) in sizes.items()}
+    parts = run.mesh.degree("dp_shard", "pp", "tp")
+    return {kind: size / parts for kind, size in (("weights", whole), ("gradients", whole), ("optimizer", states))}

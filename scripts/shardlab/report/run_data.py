@@ -1,0 +1,123 @@
+"""Data of a call's runs for tables, charts and the report: the rows of summary.csv that have results."""
+
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from shardlab.errors import UserError
+from shardlab.records import metrics
+from shardlab.records.reports import TestReport, TrainReport
+from shardlab.records.timeline import Timeline
+from shardlab.report import snakemake_jobs
+from shardlab.report.families import family
+
+POINTS, MARKS = 200, 10_000
+"""Maximum steps of a run, and of all runs together, in a chart; more are thinned out evenly."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A finished run that belongs to the call."""
+
+    train: TrainReport
+    test: TestReport | None
+    steps: pd.DataFrame
+    """step, loss, grad_norm, seconds: one row per training step, in order."""
+    usage: list[dict[str, Any]] = field(default_factory=list)
+    """Records of resource use."""
+    timeline: Timeline | None = None
+    """One step; None if none was recorded, or it belongs to another training."""
+
+    @property
+    def name(self) -> str:
+        """Strategy and workload, as in the path of its folder."""
+        return f"{self.train.strategy}/{self.train.workload}"
+
+
+@dataclass(frozen=True)
+class RunData:
+    """All runs of a call: ``table`` as in summary.csv, ``runs`` those of its rows that have results."""
+
+    table: pd.DataFrame
+    runs: list[Shown]
+    results: Path
+    jobs: pd.DataFrame
+    """rule, name, start, end (seconds since the first one began) of the workflow's jobs whose files exist."""
+    singles: list[Shown] = field(default_factory=list)
+    """The runs of ``single``, to compare with."""
+    events: int = MARKS
+    """Maximum messages, or micro-batches, per rank in a chart."""
+
+    def of(self, workload: str) -> "RunData":
+        """Return the runs of one workload."""
+        rows = self.table[self.table.workload == workload]
+        return replace(self, table=rows, runs=[run for run in self.runs if run.train.workload == workload])
+
+    def under(self, strategy: str) -> "RunData":
+        """Return the runs of one strategy, the one with the most parameters first."""
+        runs = [run for run in self.runs if run.train.strategy == strategy]
+        return replace(
+            self,
+            table=self.table[self.table.strategy == strategy],
+            runs=sorted(runs, key=lambda run: -run.train.parameters),
+            singles=[run for run in self.runs if run.train.strategy == "single"],
+            events=max(20, 3 * MARKS // max(1, sum(run.train.world_size for run in self.runs))),
+        )
+
+    def study(self, pattern: str) -> pd.DataFrame:
+        """Return the tables of a study that was made in addition to the runs; empty without one."""
+        found = [pd.read_csv(path) for path in sorted(self.results.glob(pattern))]
+        return pd.concat(found) if found else pd.DataFrame()
+
+    @cached_property
+    def families(self) -> dict[str, str]:
+        """Family of each strategy that has a run."""
+        return {run.train.strategy: family(run.train) for run in self.runs}
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """strategy, family, step, loss, seconds, single (the loss of ``single`` in that step), chosen for drawing."""
+        single = next((run.steps.set_index("step").loss for run in self.runs if run.train.strategy == "single"), None)
+        parts = []
+        most = min(POINTS, max(10, MARKS // max(1, len(self.runs))))
+        for run in self.runs:
+            every = max(1, -(-len(run.steps) // most))
+            part = run.steps.iloc[::every].assign(strategy=run.train.strategy, family=self.families[run.train.strategy])
+            parts.append(part.assign(single=part.step.map(single) if single is not None else None))
+        columns = ["strategy", "family", "step", "loss", "seconds", "single"]
+        return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+def collect(table: pd.DataFrame, results: Path, workloads: list[str] | None = None) -> RunData:
+    """Read the data of the rows of ``table`` (see summary.collect), or only of these workloads."""
+    runs = []
+    rows = table if workloads is None else table[table.workload.isin(workloads)]
+    for row in rows[rows.validation_loss.notna()].itertuples():
+        folder = results / str(row.strategy) / str(row.workload)
+        train = TrainReport.read(folder / "train.json", "train again")
+        test = TestReport.read(folder / "test.json", "evaluate again") if row.status == "done" else None
+        records = metrics.read(folder / metrics.NAME)
+        steps, usage = ([record for record in records if record["kind"] == kind] for kind in ("train", "usage"))
+        columns = ["step", "loss", "grad_norm", "seconds"]
+        timeline = _timeline(folder / "timeline.json", train)
+        runs.append(Shown(train, test, pd.DataFrame(steps, columns=columns), usage, timeline))
+    return RunData(table, runs, results, _jobs(results.resolve().parent))
+
+
+def _timeline(path: Path, train: TrainReport) -> Timeline | None:
+    """Return the run's timeline; None instead of an error, which should not prevent the report."""
+    try:
+        timeline = Timeline.read(path, "train again")
+    except UserError:
+        return None
+    return timeline if timeline.identity == train.identity else None
+
+
+def _jobs(project: Path) -> pd.DataFrame:
+    """Return rule, name, start, end of the workflow's jobs, in seconds since the first one; empty without metadata."""
+    table = pd.DataFrame(map(asdict, snakemake_jobs.jobs(project)), columns=["rule", "name", "start", "end"])
+    first = table.start.min() if len(table) else 0.0
+    return table.assign(start=table.start - first, end=table.end - first)

@@ -1,0 +1,169 @@
+"""summary.md: verdict, call, matrix and figures for people."""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from tabulate import tabulate
+
+from shardlab.report import sweep
+from shardlab.report.summary import MEMORY_KINDS
+from shardlab.report.units import readable_bytes
+from shardlab.report.verdict import EQUAL, verdict
+from shardlab.settings import sweep as sweeps
+from shardlab.settings.config import Config
+from shardlab.settings.run_identity import flat
+
+VARIANTS, ROWS = 20, 200
+"""Maximum variants of strategies and of workloads in a matrix, and rows of a sweep's table: the files have all."""
+WIDTH = 100
+"""Columns of a terminal."""
+MEANS = ("mean", "std")
+SWEPT = (
+    "{:,} variants (results/sweep.csv). Mean ± standard deviation over the seeds; best: the lowest mean validation "
+    "loss of its strategy and workload."
+)
+MEMORY = (
+    "Memory is the peak of the rank that held the most: all tensors together, each kind of tensor (the kinds peak at "
+    "different times), and the whole process (on a GPU: memory that PyTorch had allocated)."
+)
+
+
+def call(config: Config) -> str:
+    """Return a sentence that describes what was run: site, data, size, seed, ranks and all overrides of the call."""
+    parts = [f"site {config.site}", f"data {config.data}", f"size {config.size}", f"seed {config.seed}"]
+    parts.append(f"nodes {config.nodes} x {config.ranks_per_node} ranks (more if a strategy needs them)")
+    if config.dtype:
+        parts.append(f"dtype {config.dtype}")
+    for key, values in ((key, values) for product in sweeps.checked(config) for key, values in product.items()):
+        parts.append(f"sweep.{key} = {values[0]} to {values[-1]}, {len(values)} values")
+    for name in ("recipe", "site_settings"):
+        parts += [f"{name}.{key} = {value}" for key, value in flat(getattr(config, name))]
+    if config.container is not None:
+        parts.append(f"container {'on' if config.container else 'off'}")
+    return f"Call: {', '.join(parts)}."
+
+
+def axes(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> tuple[list[str], list[str]]:
+    """Return the strategies and workloads that a matrix shows; for a sweep, the first variants of each."""
+    if not config.sweep:
+        return config.strategies, config.workloads
+    runs = [*zip(table.strategy, table.workload, strict=True), *left_out]
+    strategies, workloads = (list(dict.fromkeys(run[side] for run in runs)) for side in (0, 1))
+    return strategies[:VARIANTS], workloads[:VARIANTS]
+
+
+def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> str:
+    """Format verdict, call, matrix of test losses, results of each workload, and what is left out or missing."""
+    parts = ["# Summary", "", f"**{verdict(table)[1]}**", "", call(config), ""]
+    if config.sweep:
+        parts += ["## Sweep", "", *_swept(table), ""]
+    strategies, workloads = axes(table, config, left_out)
+    parts += ["## Test loss, and its relative difference to `single`", ""]
+    parts += [_matrix(table, strategies, workloads), ""]
+    if table.workload.nunique() > len(workloads):
+        parts += [f"The first {len(workloads)} variants; all are in results/summary.csv.", ""]
+    parts += [MEMORY, ""]
+    for workload in workloads:
+        parts += [f"## {workload}", "", _markdown(figures(table[table.workload == workload])), ""]
+    if left_out:
+        parts += ["## Left out", ""] + [f"- {s} x {w}: {reason}" for (s, w), reason in left_out.items()] + [""]
+    open_runs = table[table.status != "done"]
+    if len(open_runs):
+        parts += ["## Not complete", ""]
+        parts += [f"- {row.strategy} x {row.workload}: {row.status}" for row in open_runs.itertuples()] + [""]
+    return "\n".join(parts)
+
+
+def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
+    """Format the end of a call on a terminal: the matrix of test losses, the verdict, and the file to open."""
+    strategies, workloads = axes(table, config, {})
+    rows = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
+    blocks = []
+    widest = (WIDTH - max(map(len, strategies), default=0)) // max(map(len, [*workloads, "0.000000 (0e+00)"])) or 1
+    for first in range(0, len(workloads), widest):
+        shown = workloads[first : first + widest]
+        cells = [[s, *(_short(rows.get((s, w))) for w in shown)] for s in strategies]
+        blocks.append(tabulate(cells, ["test loss", *shown], tablefmt="simple", disable_numparse=True))
+    about = "In brackets: relative difference to single.\n" if "single" in strategies else ""
+    return "\n\n".join([*blocks, f"{about}{verdict(table)[1]}", f"Open {results / 'report.html'}"])
+
+
+def _short(row: dict[Hashable, Any] | None) -> str:
+    """Format a cell of the screen's matrix."""
+    if row is None or pd.isna(row["test_loss"]):
+        return "-" if row is None else str(row["status"]).partition(":")[0]
+    if row["strategy"] == "single" or pd.isna(row["rel_diff"]):
+        return f"{row['test_loss']:.4f}"
+    mark = " !" if not pd.isna(row["equality"]) and row["equality"] != EQUAL else ""
+    return f"{row['test_loss']:.4f} ({row['rel_diff']:.0e}){mark}"
+
+
+def _swept(table: pd.DataFrame) -> list[str]:
+    """Format the best variants and the table over seeds, which is in results/sweep.csv if it is long."""
+    found = sweep.table(table)
+    lines = [f"- {sentence}" for sentence in sweep.sentences(found)]
+    return [*lines, *[""] * bool(lines), _markdown(swept(found)), "", SWEPT.format(len(found))]
+
+
+def swept(found: pd.DataFrame) -> pd.DataFrame:
+    """Format the first rows of a sweep's table."""
+    first = found.sort_values("best", ascending=False, kind="stable").head(ROWS)
+    shown = first[["strategy", "workload", *sweep.keys(found), "done"]].rename(columns={"done": "runs"})
+    for name, form in (("validation", ".6f"), ("test", ".6f"), ("samples_per_second", ".0f")):
+        mean, std = (first[f"{name}_{what}"].map(lambda value, form=form: _number(value, form)) for what in MEANS)
+        shown[name.replace("_per_second", "/s")] = [f"{m} ± {s}" if s else m for m, s in zip(mean, std, strict=True)]
+    return shown.assign(best=first.best.map({True: "best", False: ""}))
+
+
+def _matrix(table: pd.DataFrame, strategies: list[str], workloads: list[str]) -> str:
+    cells = {(row["strategy"], row["workload"]): _cell(row) for row in table.to_dict("records")}
+    rows = [[strategy, *(cells.get((strategy, w), "-") for w in workloads)] for strategy in strategies]
+    noise_floors = table.groupby("workload").noise_floor.max()
+    if noise_floors.notna().any():
+        rows.append(["rounding alone (twins)", *(_number(noise_floors.get(w), ".0e") for w in workloads)])
+    return tabulate(rows, headers=["strategy", *workloads], tablefmt="pipe", disable_numparse=True)
+
+
+def _cell(row: dict[Hashable, Any]) -> str:
+    if pd.isna(row["test_loss"]):
+        return str(row["status"]).partition(":")[0]
+    difference = "no single" if pd.isna(row["rel_diff"]) else format(row["rel_diff"], ".0e")
+    judged = "" if pd.isna(row["equality"]) or row["equality"] == EQUAL else f", {row['equality']}"
+    return f"{row['test_loss']:.6f} ({difference}{judged})"
+
+
+def _markdown(figures: pd.DataFrame) -> str:
+    return str(figures.to_markdown(index=False, disable_numparse=True))
+
+
+def figures(rows: pd.DataFrame) -> pd.DataFrame:
+    """Format the results of one workload, one column each, the strategy first; empty if nothing was measured."""
+    metric = next((name for name in rows.metric_name.dropna()), "metric")
+    return pd.DataFrame(
+        {
+            "strategy": rows.strategy,
+            "ranks": rows.world_size.map(lambda value: _number(value, ".0f")),
+            "steps": rows.steps.map(lambda value: _number(value, ".0f")),
+            "test loss": rows.test_loss.map(lambda value: _number(value, ".6f")),
+            "untrained": rows.untrained_test_loss.map(lambda value: _number(value, ".4f")),
+            "validation": rows.validation_loss.map(lambda value: _number(value, ".6f")),
+            metric: rows.metric_value.map(lambda value: _number(value, ".4f")),
+            "wall s": rows.wall_seconds.map(lambda value: _number(value, ".2f")),
+            "samples/s": rows.samples_per_second.map(lambda value: _number(value, ".0f")),
+            "tensors": rows.tensor_bytes.map(_bytes),
+            "planned": rows.predicted_memory_bytes.map(_bytes),
+            "error": rows.memory_error.map(lambda value: _number(value, "+.1%")),
+            **{str(kind): rows[f"{kind}_bytes"].map(_bytes) for kind in MEMORY_KINDS},
+            "process": rows.peak_memory_bytes.map(_bytes),
+        }
+    )
+
+
+def _bytes(size: Any) -> str:
+    return "" if pd.isna(size) else readable_bytes(float(size))
+
+
+def _number(value: Any, form: str) -> str:
+    return "" if pd.isna(value) else format(float(value), form)

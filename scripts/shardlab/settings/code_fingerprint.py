@@ -1,0 +1,97 @@
+"""Digests of the source files that determine a run's numbers, which Snakemake cannot see behind ``shell:``.
+
+The digests are part of run.json, so changed code is changed settings: it prepares, draws and trains again what it
+touches and nothing else. Comments, docstrings and layout do not count.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from shardlab.errors import UserError
+from shardlab.files import ROOT
+from shardlab.settings.types import Run
+
+PACKAGE = ROOT / "scripts/shardlab"
+COMPUTES = tuple(f"settings/{name}.py" for name in ("learning_rate", "mesh", "pipeline_schedules", "recipe"))
+TRAINING = ("models/", "patches/", "runs/", "training/", "strategies/", "data/order.py", "data/store.py", *COMPUTES)
+"""Where code decides what a training computes; the rest checks, starts, measures and reports."""
+DATA = ("data/",)
+"""Code that determines the content of a prepared data set."""
+
+
+def of_model(name: str, *, transformers: bool) -> dict[str, str]:
+    """Return the digests of the files that initialize a model's weights and compute its outputs."""
+    return _digests((f"models/{'_transformers' if transformers else name}.py", "models/__init__.py"), TRAINING)
+
+
+def of_data(reader: str, task: str) -> dict[str, str]:
+    """Return the digests of the files that read and encode a data set."""
+    return _digests((f"data/{reader}.py", f"data/encoders/{task}.py", "data/encoders/__init__.py"), DATA)
+
+
+def of_run(run: Run) -> dict[str, str]:
+    """Return the digests of the files that train a run: the loop, its task and strategy, without its model."""
+    uses = {
+        run.engine_file: True,
+        "tensor": run.mesh.tensor_parallel,
+        "fsdp": run.mesh.sharded and run.engine == "torch",
+        "ddp": run.mesh.replicated and not run.mesh.sharded,
+        "data_parallel": run.options.single_process == "dp",
+        "float8": run.recipe.precision == "float8",
+    }
+    files = (f"strategies/{name}.py" for name, used in uses.items() if used)
+    return _digests(("trainer/loop.py", f"training/tasks/{run.task}.py", *files), TRAINING)
+
+
+@cache
+def _digests(roots: tuple[str, ...], rooms: tuple[str, ...]) -> dict[str, str]:
+    """Return {path from the project's folder: digest} of the roots and everything that they import from these rooms."""
+    found: dict[Path, str] = {}
+    waiting = [path for root in roots if (path := (PACKAGE / root).resolve()).is_file()]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found[path] = _digest(path)
+            waiting += [other for other in _imports(path) if str(other.relative_to(PACKAGE)).startswith(rooms)]
+    return {str(path.relative_to(ROOT)): digest for path, digest in sorted(found.items())}
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    """Parse a file and remove its docstrings.
+
+    Raises:
+        UserError: it is not Python.
+    """
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{path.relative_to(ROOT)} is not Python: {error}; fix it there.") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                node.body = node.body[1:]
+    return tree
+
+
+@cache
+def _digest(path: Path) -> str:
+    return hashlib.sha256(ast.dump(_tree(path)).encode()).hexdigest()[:16]
+
+
+@cache
+def _imports(path: Path) -> tuple[Path, ...]:
+    """Return the package's files that a file imports at its top; imports inside functions are for some runs only."""
+    return tuple(file for node in _tree(path).body for file in _imported(node) if file.is_file())
+
+
+def _imported(node: ast.stmt) -> Iterator[Path]:
+    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "shardlab":
+        module = PACKAGE.joinpath(*str(node.module).split(".")[1:])
+        yield from (module.with_suffix(".py"), module / "__init__.py")
+        for alias in node.names:
+            yield from (module / f"{alias.name}.py", module / alias.name / "__init__.py")

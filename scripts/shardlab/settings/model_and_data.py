@@ -1,0 +1,155 @@
+"""What a run is made of besides its strategy: data set and model, from a workload at one size."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from shardlab.errors import UserError, unknown
+from shardlab.settings import code_fingerprint, load, pretrained, registry, run_identity
+from shardlab.settings.config import Config
+from shardlab.settings.mesh import divisors
+from shardlab.settings.types import DataSet, DataSource, Model, Run, Size, Workload
+
+
+def data_set(config: Config, name: str) -> DataSet:
+    """Return the settings of a data set that some workload uses under this configuration.
+
+    Raises:
+        UserError: no workload uses it.
+    """
+    found: dict[str, DataSet] = {}
+    for _, workload, size, varied in _sized(config):
+        data = data_of(workload, config, size, config.seed, varied=varied)
+        found.setdefault(data.name, data)
+    if name not in found:
+        raise unknown("data set", name, found, "config")
+    return found[name]
+
+
+def model(config: Config, folder: str) -> Model:
+    """Return the settings of the transformers model that a workload downloads to ``folder`` under this configuration.
+
+    Raises:
+        UserError: no workload downloads it.
+    """
+    found: dict[str, Model] = {}
+    for name, workload, size, _ in _sized(config):
+        if pretrained.is_pretrained(workload.model):
+            requested = model_of(workload, name, model_args(workload, config, size), 0)
+            found.setdefault(str(requested.folder), requested)
+    if folder not in found:
+        raise unknown("model", folder, found, "config")
+    return found[folder]
+
+
+def _sized(config: Config) -> Iterator[tuple[str, Workload, Size, str]]:
+    """Yield every workload at the configuration's size, the configured workloads first; then at all its named sizes,
+    for variants.
+    """
+    found: dict[str, Workload] = {}
+    for name in (*config.workloads, *load.names("workloads")):
+        try:
+            found[name] = load.workload(name)
+        except UserError:
+            if name in config.workloads:
+                raise
+            # other files may be incomplete, and are not needed
+    yield from ((n, one, one.sizes[config.size], "") for n, one in found.items() if config.size in one.sizes)
+    yield from ((n, one, size, varied) for n, one in found.items() for varied, size in one.sizes.items())
+
+
+def model_args(workload: Workload, config: Config, size: Size) -> dict[str, Any]:
+    """Return the arguments of the workload's model."""
+    source = _source(workload, config)
+    return size.model | source.model | size.shape | source.shape
+
+
+def size_of(workload: Workload, config: Config, name: str) -> Size:
+    """Return the workload at the configuration's size.
+
+    Raises:
+        UserError: it has no size of that name.
+    """
+    if config.size not in workload.sizes:
+        raise unknown("size", config.size, workload.sizes, f"config: size, for workload {name}")
+    return workload.sizes[config.size]
+
+
+def _source(workload: Workload, config: Config) -> DataSource:
+    """Return the data source that the configuration selects; a workload without hub data uses the embedded data."""
+    if source := workload.data.get(config.data) or workload.data.get("embedded"):
+        return source
+    raise UserError(
+        f"config: data is {config.data}, but a workload's `data:` has only hub ({workload.data['hub'].name}); set "
+        "data=hub, or add embedded to the workload's file."
+    )
+
+
+def data_of(workload: Workload, config: Config, size: Size, seed: int, varied: str) -> DataSet:
+    """Return the workload's data set. ``varied``: the size that a variant names, which has a separate data set."""
+    source = _source(workload, config)
+    return DataSet(
+        name=f"{source.name}_{varied}" if varied else source.name,
+        task=workload.task,
+        seed=seed,
+        options=size.data | size.shape | source.shape,
+        reader=source.reader,
+        tokenizer=pretrained.folder_of(workload.model) if workload.task in pretrained.TEXT_TASKS else None,
+        hub=source.hub,
+        sources=code_fingerprint.of_data(source.reader, workload.task),
+    )
+
+
+def model_of(workload: Workload, name: str, args: dict[str, Any], segments: int) -> Model:
+    """Return the workload's model with these arguments and this number of segments."""
+    other_value = pretrained.is_pretrained(workload.model)
+    model = Model(
+        name=workload.model,
+        args=args,
+        blocks=workload.blocks,
+        tensor=dict(workload.tensor),
+        segments=segments,
+        sources=code_fingerprint.of_model(workload.model, transformers=other_value),
+    )
+    if not other_value:
+        return model
+    return pretrained.settings(model, f"config/workloads/{name}.yaml")
+
+
+def check_files(workload: Workload, config: Config, name: str) -> None:
+    """Check that the model, task and reader that a workload names exist."""
+    requested = {"reader": _source(workload, config).reader, "task": workload.task}
+    if not pretrained.is_pretrained(workload.model):
+        requested["model"] = workload.model
+    for kind, file in requested.items():
+        registry.require(kind, file, f"config/workloads/{name}.yaml: {kind}")
+
+
+def check_args(workload: Workload, name: str, args: dict[str, Any]) -> None:
+    """Check that the arguments that must divide others do.
+
+    Raises:
+        UserError: one does not.
+    """
+    for key, divisor in workload.divisible.items():
+        sizes = [args.get(key), args.get(divisor)]
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
+            continue  # the model itself reports the error
+        if args[key] % args[divisor]:
+            raise UserError(
+                f"config/workloads/{name}.yaml: {divisor} {args[divisor]} does not divide {key} {args[key]}; "
+                f"{divisor} can be {divisors(args[key])}."
+            )
+
+
+def check_data_set(config: Config, run: Run) -> None:
+    """Check that two workloads share a prepared data set only if its settings are the same.
+
+    Raises:
+        UserError: another workload has the same name for another data set.
+    """
+    if (other := data_set(config, run.data.name)) != run.data:
+        key = run_identity.difference(other.model_dump(mode="json"), run.data.model_dump(mode="json"))
+        raise UserError(
+            f"config/workloads/{run.workload}.yaml: another workload also prepares a data set {run.data.name}, with "
+            f"another {key}; give one of them another name under `data:`."
+        )

@@ -1,0 +1,57 @@
+"""The ranks of a run that a plan simulates, and how many ranks each one represents."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from shardlab.data import order
+from shardlab.settings.types import Run
+from shardlab.training import batches
+from shardlab.training.tasks import Task
+
+COUNTED = 2
+"""The step that a training also counts: the simulated batch has the same shapes."""
+
+
+def sends_activations(run: Run) -> bool:
+    """Return whether the bytes that a rank sends depend on its part of a batch.
+
+    This holds for tensor parallelism; a pipeline pads all parts to the same shapes.
+    """
+    return run.mesh.tensor_parallel and not run.mesh.pipelined
+
+
+def first_of_each_stage(run: Run) -> dict[int, int]:
+    """Return {rank: number of ranks it represents}. The first rank has the largest part of batches and shards."""
+    ranks = run.world_size // run.mesh.stages
+    return {stage * run.mesh.degree("dp_shard", "tp"): ranks for stage in range(run.mesh.stages)}
+
+
+def first_of_each_part(run: Run, task: Task) -> dict[int, int]:
+    """Return {rank: number of ranks whose parts of the counted batch have the same shapes}; for runs without a
+    pipeline.
+    """
+    recipe = run.recipe
+    of_all = order.BatchOrder(task.samples("train"), recipe.global_batch_size, run.seed)
+    last = min(recipe.epochs * of_all.steps_per_epoch, recipe.max_steps or 2**63) - 1
+    batch = of_all.batch(min(COUNTED, last))
+    plain: Any = SimpleNamespace(chunks=None)
+    found: dict[Any, int] = {}
+    weights: dict[int, int] = {}
+    for part in range(run.mesh.data_size):
+        place: Any = SimpleNamespace(data_rank=part, data_size=run.mesh.data_size)
+        micro_batches = batches.micro_batches(
+            task,
+            plain,
+            "train",
+            batch,
+            recipe.global_batch_size,
+            recipe.gradient_accumulation_steps,
+            place,
+            by_length=recipe.length_buckets,
+        )
+        shapes = tuple(
+            (micro.count, *(tuple(values.shape) for values in micro.batch.values())) for micro in micro_batches
+        )
+        rank = found.setdefault(shapes, part * run.mesh.tensor_parts)
+        weights[rank] = weights.get(rank, 0) + run.mesh.tensor_parts
+    return weights

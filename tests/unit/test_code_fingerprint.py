@@ -1,0 +1,115 @@
+"""Changed code is changed settings: which files a run's numbers come from."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.common import ROOT, save_initial, tiny_run
+from shardlab.settings import code_fingerprint
+
+LOADS = """
+import json, os, sys
+from pathlib import Path
+
+from shardlab.settings.types import Run
+from shardlab.training import distributed
+from shardlab.trainer import loop
+loaded = lambda: {name for name in sys.modules if name.startswith("shardlab.")}
+found = {}
+jobs, data, weights, output = json.loads(sys.argv[1]), *map(Path, sys.argv[2:])
+before = set()
+for name, settings in jobs.items():
+    run = Run.model_validate(settings)
+    distributed.start("cpu")
+    loop.train(run, data, weights, output / name, {})
+    found[name] = sorted(str(Path(sys.modules[module].__file__)) for module in loaded() - before)
+    before = loaded()
+Path(output / "found.json").write_text(json.dumps(found))
+os._exit(0)
+"""
+
+
+NO_NUMBERS = ("errors.py", "files.py", "schema.py", "launch/", "measure/", "records/", "patches/torch_storage.py")
+"""Raise and log errors, write files, start and end, measure, record; what measure/ counts resized storages with."""
+IN_RUN_JSON = "settings/"
+"""Decides what is in run.json, which is compared itself, except for what the training calls (COMPUTES)."""
+
+
+def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tiny_data, tmp_path):
+    runs = {name: tiny_run("vit", name, 1, max_steps=1) for name in ("single", "ddp", "fsdp", "tp", "pp", "zero1")}
+    runs["float8"] = tiny_run("vit", "single", 1, max_steps=1, precision="float8")
+    save_initial(runs["single"], tmp_path / "weights")
+    jobs = json.dumps({name: run.model_dump() for name, run in runs.items()})
+    world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, jobs, str(tiny_data / "vit"), str(tmp_path / "weights"), str(tmp_path)],
+        env={"PATH": "", "PYTHONPATH": str(ROOT / "scripts"), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", **world},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    for name, paths in found.items():
+        run = runs[name]
+        named = {*run.sources, *run.model.sources, *run.data.sources}
+        files = {
+            path.removeprefix(f"{code_fingerprint.PACKAGE}/")
+            for path in paths
+            if code_fingerprint._tree(Path(path)).body
+        }
+        others = {file for file in files if f"scripts/shardlab/{file}" not in named}
+        assert not {file for file in others if not file.startswith((*NO_NUMBERS, IN_RUN_JSON))}, name
+    assert "strategies/float8.py" in files
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workload", "uses", "uses_not"),
+    [
+        (
+            "ddp",
+            "mlp",
+            ["strategies/ddp.py", "models/mlp.py", "training/step.py", "patches/torch_modules.py"],
+            ["strategies/fsdp.py"],
+        ),
+        (
+            "ddp",
+            "mlp",
+            ["settings/learning_rate.py", "settings/mesh.py", "settings/recipe.py"],
+            ["strategies/float8.py"],
+        ),
+        ("fsdp_tp", "mlp", ["strategies/fsdp.py", "strategies/tensor.py"], ["strategies/ddp.py", "models/cnn.py"]),
+        (
+            "pp",
+            "llama2",
+            [
+                "strategies/pipeline.py",
+                "settings/pipeline_schedules.py",
+                "strategies/native.py",
+                "patches/torch_pipelining.py",
+                "models/_layers.py",
+            ],
+            ["strategies/zero.py", "patches/deepspeed_startup.py"],
+        ),
+        ("zero2", "xsum", ["strategies/zero.py", "training/tasks/summarization.py"], ["strategies/native.py"]),
+        ("single", "xsum", ["data/package_docstrings.py", "data/_packages.py"], ["data/package_source.py"]),
+    ],
+)
+def test_a_run_names_the_files_that_make_its_numbers(strategy, workload, uses, uses_not):
+    run = tiny_run(workload, strategy)
+    named = {*run.sources, *run.model.sources, *run.data.sources}
+    assert {f"scripts/shardlab/{name}" for name in uses} <= named
+    assert not {f"scripts/shardlab/{name}" for name in uses_not} & named
+    assert not any("/measure/" in name or "/report/" in name or "/launch/" in name for name in named)
+
+
+def test_comments_docstrings_and_layout_do_not_count(tmp_path, monkeypatch):
+    def digest(name, text):
+        (tmp_path / name).write_text(text)
+        return code_fingerprint._digest(tmp_path / name)
+
+    code = digest("a.py", '"""Doc."""\n\n\ndef f(x):\n    """Doc."""\n    return x + 1\n')
+    assert digest("b.py", "# comment\ndef f(x):\n\n    return (x +\n            1)\n") == code
+    assert digest("c.py", "def f(x):\n    return x + 2\n") != code

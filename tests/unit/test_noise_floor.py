@@ -1,0 +1,25 @@
+"""Twins of a training: initial weights that differ by about one rounding."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers.common import save_initial, tiny_run
+from shardlab.trainer import perturbed
+
+
+def test_a_twin_s_weights_are_one_rounding_apart(tmp_path):
+    """2^-24 of each, as one of the normal distribution; another number, another twin."""
+    run = tiny_run("llama2", dtype="float64")
+    save_initial(run, tmp_path / "initial")
+    moved = []
+    for number, name in ((0, "first"), (0, "again"), (1, "second")):
+        perturbed.move(run, tmp_path / "initial", number, tmp_path / name)
+        moved.append(load_file(tmp_path / name))
+    first, again, second = moved
+    before = load_file(tmp_path / "initial")
+    apart = torch.cat([(first[name] / value - 1)[value != 0].flatten() for name, value in before.items()])
+    assert float(apart.std()) == pytest.approx(2**-24, rel=0.05)
+    assert abs(float(apart.mean())) < 2**-24 / 20
+    assert all(first[name].equal(again[name]) for name in before)
+    assert not all(first[name].equal(second[name]) for name in before)

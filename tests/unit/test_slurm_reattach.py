@@ -1,0 +1,182 @@
+"""What this project changes in the executor plugin: it is still the plugin that was changed, and does what is said."""
+
+import asyncio
+import sys
+from types import SimpleNamespace
+
+import pytest
+import snakemake_executor_plugin_slurm as plugin
+
+from shardlab.errors import UserError
+from shardlab.files import lock
+from shardlab.launch import slurm, slurm_reattach
+from shardlab.patches import snakemake_slurm
+
+SCRIPT = """#!/bin/sh
+python -m snakemake --snakefile Snakefile --target-jobs 'train:strategy=fsdp_tp,workload=llama2' --nolock
+"""
+
+
+def test_the_plugin_is_the_one_that_is_known(monkeypatch):
+    assert snakemake_slurm.incompatibility(plugin) is None
+    monkeypatch.setattr(plugin.Executor, "run_job", lambda self, job, more: None)
+    assert "has another run_job than this project knows" in snakemake_slurm.incompatibility(plugin)
+    assert "install the version in envs/workflow.txt" in snakemake_slurm.incompatibility(plugin)
+
+
+def job(strategy, workload):
+    return SimpleNamespace(
+        rule=SimpleNamespace(name="train"),
+        wildcards_dict={"strategy": strategy, "workload": workload},
+        is_group=lambda: False,
+    )
+
+
+@pytest.fixture
+def queue(monkeypatch, tmp_path):
+    """A queue with one job of the project; the script of that job; what was asked."""
+    requested = []
+
+    def run(words, **_):
+        requested.append(words[0])
+        said = {"squeue": "7|RUNNING|rule_train_wildcards_fsdp_tp_llama2\n", "scontrol": SCRIPT}
+        return SimpleNamespace(stdout=said[words[0]], returncode=0)
+
+    monkeypatch.setattr(slurm_reattach.shutil, "which", lambda name: name)
+    monkeypatch.setattr(slurm_reattach.subprocess, "run", run)
+    return requested
+
+
+def test_a_job_of_an_earlier_call_is_known_by_its_script_not_by_its_comment(queue, tmp_path):
+    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2")) == "7"
+    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp", "tp_llama2")) is None
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """Commands of Slurm whose controller answers again after some calls: how many; what they say before that."""
+    state = SimpleNamespace(calls=0, fail=99, text="slurm_load_jobs error: Unable to contact slurm controller")
+
+    def run(words, **_):
+        state.calls += 1
+        if state.calls <= state.fail:
+            return SimpleNamespace(stdout="", stderr=state.text, returncode=1)
+        said = {"squeue": "7|RUNNING|rule_train_wildcards_fsdp_tp_llama2\n", "scontrol": SCRIPT}
+        return SimpleNamespace(stdout="RUNNING\n" if "--states=all" in words else said[words[0]], returncode=0)
+
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
+    monkeypatch.setattr(slurm.subprocess, "run", run)
+    monkeypatch.setattr(slurm.time, "sleep", lambda seconds: None)
+    return state
+
+
+def test_a_queue_that_does_not_answer_for_a_moment_is_asked_again(silent, tmp_path):
+    silent.fail = 2
+    assert slurm.in_queue("Slurm job 7")
+    silent.calls = 0
+    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2")) == "7"
+
+
+def test_a_queue_that_does_not_answer_is_not_an_empty_one(silent, tmp_path):
+    sentence = "Slurm does not answer .*Unable to contact.*run the same command again once it answers"
+    with pytest.raises(UserError, match=sentence):
+        slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2"))
+    (tmp_path / ".lock").write_text("Slurm job 7")
+    with pytest.raises(UserError, match=sentence), lock(tmp_path / ".lock", "trained", still=slurm.in_queue):
+        pytest.fail("a second training begins")
+    assert (tmp_path / ".lock").read_text() == "Slurm job 7", "the next call has to ask, too"
+    silent.text = "slurm_load_jobs error: Invalid job id specified"
+    assert not slurm.in_queue("Slurm job 7"), "Slurm has forgotten it"
+
+
+def test_all_calls_in_a_folder_give_their_jobs_one_name(tmp_path):
+    assert (
+        slurm_reattach.name_of(tmp_path)
+        == slurm_reattach.name_of(tmp_path / ".")
+        != slurm_reattach.name_of(tmp_path / "other")
+    )
+
+
+def test_jobs_that_slurm_forgot_or_preempted_for_good_end():
+    absent, followed = {}, {"1", "2", "3"}
+    states = {"1": "RUNNING", "2": "PREEMPTED"}
+    for _ in range(slurm_reattach.PATIENCE):
+        assert slurm_reattach.resolve_lost_jobs(states, followed, absent) == states
+    assert slurm_reattach.resolve_lost_jobs(states, followed, absent) == {"1": "RUNNING", "2": "FAILED", "3": "UNKNOWN"}
+    slurm_reattach.resolve_lost_jobs({"1": "RUNNING", "2": "PENDING", "3": "RUNNING"}, followed, absent)
+    assert absent == {}, "a job that came back starts anew"
+
+
+def test_only_the_node_that_is_down_is_avoided(monkeypatch):
+    reported = SimpleNamespace(stdout="n2\n")
+    monkeypatch.setattr(
+        slurm_reattach.subprocess, "run", lambda words, **_: reported if "--nodes=n[1-2]" in words else None
+    )
+    nodes = slurm_reattach.FailedNodes()
+    nodes.add("n[1-2]")
+    assert nodes == {"n2"}
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds"),
+    [("1-02:03:04", 93784), ("2:00:00", 7200), ("19:58", 1198), ("0:05", 5), ("UNLIMITED", None), ("", None)],
+)
+def test_time_that_is_left(monkeypatch, left, seconds):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
+    monkeypatch.setattr(slurm.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=f"{left}\n", returncode=0))
+    assert slurm.seconds_left() == seconds
+
+
+@pytest.mark.parametrize(
+    ("why", "shown", "expected"),
+    [
+        (slurm.TIME_LIMIT, "Requeue=1 PreemptTime=None", True),
+        ("SIGTERM", "Requeue=1 PreemptTime=None", False),
+        ("SIGTERM", "Requeue=1 StartTime=2026-01-01T00:00:00 PreemptTime=2026-01-01T00:10:00", True),
+        ("SIGTERM", "Requeue=1 StartTime=2026-01-01T00:20:00 PreemptTime=2026-01-01T00:10:00", False),
+        (slurm.TIME_LIMIT, "Requeue=0 PreemptTime=None", False),
+    ],
+)
+def test_what_was_cancelled_does_not_come_back(monkeypatch, why, shown, expected):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(slurm.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=shown, returncode=0))
+    assert slurm.requeue(why) == expected
+
+
+def test_the_patched_executor_follows_and_asks_by_the_common_name(monkeypatch, tmp_path, queue):
+    """On a copy of the plugin's classes, since a patch stays for as long as the process does."""
+    copy = SimpleNamespace(
+        Executor=type("Executor", (), {name: getattr(plugin.Executor, name) for name in snakemake_slurm.NEEDED}),
+        SubmittedJobInfo=plugin.SubmittedJobInfo,
+        get_job_wildcards=lambda job: "fsdp_tp_llama2",
+        query_job_status=None,
+    )
+
+    async def query(command, logger):
+        return {"7": "RUNNING"}, 0.1
+
+    copy.query_job_status = query
+    copy.Executor.__post_init__ = lambda self, test_mode=False: setattr(self, "_failed_nodes", set())
+    monkeypatch.setitem(sys.modules, snakemake_slurm.PLUGIN, copy)
+    slurm_reattach.install(tmp_path)
+    executor = copy.Executor()
+    executor.__post_init__()
+    assert executor.run_uuid == slurm_reattach.name_of(tmp_path)
+    reported = []
+    executor.logger, executor.slurm_logdir = SimpleNamespace(info=reported.append), tmp_path
+    executor._report_job_submission_threadsafe = reported.append
+    executor._report_job_error_threadsafe = lambda info, msg: reported.append(msg)
+    requested = job("fsdp_tp", "llama2")
+    requested.jobid = 3
+    executor.run_job(requested)
+    assert reported[0] == "Job 3 is Slurm job 7 of an earlier call; following it."
+    assert (reported[1].external_jobid, reported[1].aux["slurm_logfile"].name) == ("7", "7.log")
+    assert asyncio.run(copy.query_job_status("", None)) == ({"7": "RUNNING"}, 0.1)
+
+    def fails(*_):
+        raise UserError("Slurm does not answer.")
+
+    monkeypatch.setattr(slurm_reattach, "live_job", fails)
+    executor.run_job(requested)
+    assert reported[2] == "Slurm does not answer.", "and nothing was submitted"

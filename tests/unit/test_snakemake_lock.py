@@ -1,0 +1,132 @@
+"""What a call of Snakemake does with the locks of another one, and what it checks before it makes anything."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.common import ROOT
+from shardlab.errors import UserError
+from shardlab.launch import call, snakemake_lock
+from shardlab.models import export
+from shardlab.settings import pretrained
+
+ANOTHER_DRIVER = """
+import sys
+from pathlib import Path
+from shardlab.launch import snakemake_lock
+snakemake_lock.PATIENCE = 0.1
+snakemake_lock.clear_stale_locks(Path(sys.argv[1]))
+"""
+
+
+def test_locks_of_a_killed_driver_go_and_those_of_a_living_one_stay(tmp_path):
+    locks = tmp_path / ".snakemake/locks"
+
+    def clear_stale_locks():
+        locks.mkdir(parents=True, exist_ok=True)
+        (locks / "0.input.lock").touch()
+        command = [sys.executable, "-c", ANOTHER_DRIVER, str(tmp_path)]
+        subprocess.run(command, env={"PYTHONPATH": str(ROOT / "scripts")}, check=True)
+        return locks.exists()
+
+    assert not clear_stale_locks()
+    snakemake_lock.clear_stale_locks(tmp_path)
+    assert clear_stale_locks(), "this process holds them"
+    snakemake_lock._held.pop().close()
+    assert not clear_stale_locks()
+    (tmp_path / ".snakemake/driver.lock").write_text("another machine")
+    assert clear_stale_locks(), "whether that one lives is not known here"
+
+
+@pytest.mark.parametrize(
+    ("words", "runs_jobs"),
+    [(["all"], True), (["-n", "all"], False), (["-np"], False), (["--dag"], False), (["--mode", "subprocess"], False)],
+)
+def test_a_call_that_only_looks_takes_no_locks(words, runs_jobs):
+    assert snakemake_lock.runs_jobs(words) == runs_jobs
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"seed: 1\nsize: small\nseed: 2\n", "config.yaml is not YAML: the key `seed` is duplicated in line 3"),
+        (b"", "config.yaml is empty"),
+        (b"# seed: 1\n", "config.yaml is empty"),
+        (b"recipe:\n\tmax_steps: 3\n", "config.yaml is not YAML: while scanning"),
+        ("site: m\xfcnchen\n".encode("latin-1"), "config.yaml is not UTF-8 text"),
+        (b"- seed\n", "config.yaml is list, not keys and values"),
+    ],
+)
+def test_a_configuration_file_that_snakemake_would_misread(tmp_path, content, words):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as raised:
+        call.check_configuration([path])
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_configuration_file_that_is_not_there_or_json_is_snakemake_s_to_read(tmp_path):
+    (tmp_path / "config.json").write_text('{\n\t"seed": 1\n}')
+    call.check_configuration([tmp_path / "config.json", tmp_path / "none.yaml"])
+
+
+@pytest.mark.parametrize("closed", [".", "results", ".snakemake/locks"])
+def test_a_folder_that_is_not_writable(tmp_path, monkeypatch, closed):
+    if closed != ".":
+        (tmp_path / closed).mkdir(parents=True)
+    # Root can write anywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / closed)
+    with pytest.raises(UserError, match=f"you cannot write into {tmp_path / closed}; work in your own copy"):
+        call.check_folder(tmp_path)
+
+
+def test_results_that_are_a_dangling_link_or_a_file(tmp_path):
+    (tmp_path / "results").symlink_to("elsewhere")
+    with pytest.raises(UserError, match="results is a link to elsewhere, which does not exist"):
+        call.check_folder(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    call.check_folder(tmp_path)
+    (tmp_path / "results").unlink()
+    (tmp_path / "results").touch()
+    with pytest.raises(UserError, match="results is not a folder"):
+        call.check_folder(tmp_path)
+
+
+def test_the_runs_that_a_call_names():
+    words = ["--profile", "x", "results/ddp/mlp.done", "results/single/mnist@learning_rate=0.1/test.json", "all"]
+    words += ["results/init/mlp.safetensors", "results/charts/loss.svg", "results/export/fsdp/llama2", "--report"]
+    assert list(call.targets([*words, "results/a/b.zip"])) == [
+        ("ddp", "mlp", False),
+        ("single", "mnist@learning_rate=0.1", False),
+        ("fsdp", "llama2", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"),
+    [
+        ("results/ddp/mlp", ".done"),
+        ("results/ddp/mlp/", ".done"),
+        ("results/ddp/mlp.done/", ".done"),
+        ("results/ddp/mlp.doen", ".done"),
+        ("results/ddp/mlp/train.json", ".done"),
+        ("results/ddp/mlp/tset.json", "/test.json"),
+    ],
+)
+def test_a_target_that_is_nearly_one(target, meant):
+    with pytest.raises(UserError) as raised:
+        list(call.targets(["-n", target]))
+    assert str(raised.value) == f"no rule makes {target}; did you mean results/ddp/mlp{meant}?"
+
+
+def test_an_option_after_the_dashes_that_end_the_options():
+    with pytest.raises(UserError, match="-f comes after --, which ends the options; write it before --"):
+        list(call.targets(["--config", "seed=2", "--", "-f", "all"]))
+
+
+def test_the_models_that_can_be_exported_are_those_with_names_and_a_configuration():
+    assert set(pretrained.EXPORTED) == export.OURS.keys() == export.CONFIGS.keys()

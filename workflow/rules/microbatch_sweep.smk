@@ -1,0 +1,29 @@
+# Step time of a pipeline over the number of micro-batches, and its bubble beside the theory.
+rule microbatch_sweep:
+    input:
+        data=prepared,
+        weights="results/init/{workload}.safetensors",
+        image=IMAGE,
+    output:
+        table="results/microbatch_sweep/{workload}.csv",
+        picture=report(
+            "results/microbatch_sweep/{workload}.svg",
+            caption="../report/split_size.rst",
+            category="Studies",
+            labels={"what": "micro-batches", "of": "{workload}"},
+        ),
+    log:
+        "results/logs/microbatch_sweep/{workload}.log",
+    conda:
+        environment("train")
+    resources:
+        **configured_resources("microbatch_sweep"),
+    params:
+        config=CONFIG_JSON,
+        image=IN_IMAGE,
+    message:
+        "Splitting the batches of {wildcards.workload}"
+    shell:
+        f"python {SCRIPTS}/microbatch_sweep.py"
+        " --config {params.config:q} --workload {wildcards.workload} {params.image}"
+        " --data $(dirname {input.data[0]}) --weights {input.weights} --output {output.table} > {log} 2>&1"
