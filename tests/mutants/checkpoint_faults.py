@@ -32,7 +32,7 @@ FAULTS = [
         at(CHECKPOINTS, "test_a_training_does_not_go_on_beyond_its_end"),
     ),
     Fault(
-        "train afresh goes on from the checkpoints",
+        "restart continues from the checkpoints",
         RESUMING,
         "for folder in [] if restart else world.gather",
         "for folder in world.gather",

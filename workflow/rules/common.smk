@@ -2,10 +2,24 @@
 import shlex
 from functools import cache
 
-from shardlab.launch import slurm_reattach, snakemake_lock, forkserver, commands, slurm, stages
+from shardlab.launch import (
+    slurm_reattach,
+    snakemake_lock,
+    forkserver,
+    commands,
+    slurm,
+    stages,
+)
 from shardlab.patches import snakemake_scheduler
 from shardlab.records import plan
-from shardlab.settings import run_identity, model_and_data, load, pretrained, resolve, variants
+from shardlab.settings import (
+    run_identity,
+    model_and_data,
+    load,
+    pretrained,
+    resolve,
+    variants,
+)
 
 # After a kill the same call goes on, without --unlock.
 WORKS = snakemake_lock.runs_jobs(sys.argv[1:])

@@ -8,7 +8,7 @@ rule microbatch_sweep:
         table="results/microbatch_sweep/{workload}.csv",
         picture=report(
             "results/microbatch_sweep/{workload}.svg",
-            caption="../report/split_size.rst",
+            caption="../report/microbatch_sweep.rst",
             category="Studies",
             labels={"what": "micro-batches", "of": "{workload}"},
         ),

@@ -13,7 +13,7 @@ PROJECT = Path.cwd()
 
 
 def exec_words(container: ContainerExec, image: Path) -> list[str]:
-    """Return the words that precede a command inside the image: ``container.exec_template`` with its values filled in."""
+    """Return the words that precede a command inside the image: the filled-in ``container.exec_template``."""
     folders = dict.fromkeys([str(PROJECT), str(ROOT)])
     binds = ",".join([*folders, *container.binds])
     values = {"command": container.command, "project": str(PROJECT), "binds": binds, "image": str(image)}

@@ -60,9 +60,9 @@ def train(
 ) -> bool:
     """Train ``run`` on this rank, write its files to ``output`` (rank 0) and return whether it finished.
 
-    If ``output`` has checkpoints of this run, training resumes from the newest valid one, unless ``restart``; ``resume``
-    names another checkpoint, written under any strategy on any number of ranks. ``origin`` describes the code and the
-    image for the report. ``ready`` is called before the first step. ``recompute`` is the mode that
+    If ``output`` has checkpoints of this run, training resumes from the newest valid one, unless ``restart``.
+    ``resume`` names another checkpoint, written under any strategy on any number of ranks. ``origin`` describes the
+    code and the image for the report. ``ready`` is called before the first step. ``recompute`` is the mode that
     activation_checkpointing: auto resolved to; it does not affect the result. Training ends early on a request to stop
     (see launch/signals.py).
 
