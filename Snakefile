@@ -41,7 +41,7 @@ localrules:
 rule all:
     default_target: True
     input:
-        # Also the runs: a summary that was written with some of them missing is no reason to leave them out.
+        # Also the runs: a summary that was written while some were missing must not hide them.
         every_run(),
         "results/summary.csv",
         "results/summary.md",
@@ -55,13 +55,13 @@ onstart:
     start_forkserver()
 
 
-# Snakemake's own marks of folders would be published with the exported models; without one it takes the folder's time.
+# Snakemake's timestamp files would be published with the exported models; without one it uses the folder's time.
 onsuccess:
     for mark in Path("results/export").glob("*/*/.snakemake_timestamp"):
         mark.unlink()
 
 
-# With runs missing, table and report still say which ones, and what the others reached.
+# If runs are missing, table and report still name them and show the others.
 onerror:
     shell(
         f"python {SCRIPTS}/summarize.py"

@@ -46,32 +46,33 @@ KINDS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bf16": {"dtype": "float32", "precision": "bf16"},
 }
-"""Arithmetic: what the recipe says."""
+"""Arithmetic: its recipe."""
 BOUNDS = {
     "float64": dict.fromkeys(("gradient", "loss", "norm", "test"), 1e-10),
     "float32": dict.fromkeys(("gradient", "loss", "norm"), 5e-6) | {"test": 1e-4},
 }
-"""Arithmetic: largest relative differences to one device; bf16 has none."""
+"""Arithmetic: maximum relative differences to one device; bf16 has none."""
 FIGURES = {
     "gradient": "gradient of step 0",
     "loss": "training loss",
     "norm": "gradient norm",
     "test": "test loss",
 }
-"""Name in the table: in a sentence."""
+"""Column of the table: its name in a sentence."""
 SLOWER = {"llama2": {"optimizer": {"learning_rate": 3e-4}}}
-"""Recipe in float32, as in the parity suite: AdamW's first steps make a whole update of the sign of a gradient that is
-nothing but rounding, and at llama2's own rate that alone can move a later norm by more than the bound."""
+"""Recipe in float32, as in the parity suite: AdamW's first steps make a full update from the sign of a gradient that is
+only rounding noise, and at llama2's default rate that alone can move a later norm beyond the bound.
+"""
 BATCHES = (5, 7, 11)
-"""Samples of a step: the first of these that is more than the ranks, and that no number of them divides."""
+"""Samples per step: the first of these that exceeds the number of ranks and is not divisible by it."""
 MOST = 8
-"""Ranks at most."""
+"""Maximum number of ranks."""
 WORKLOADS = ("mlp", "mnist", "xsum", "vit", "llama2")
 TO_CPU = "single (GPU to CPU)"
 
 
 class Case(NamedTuple):
-    """A training, the one that it is held to, and the folders of both."""
+    """A training, the reference that it is compared with, and the folders of both."""
 
     label: str
     arithmetic: str
@@ -82,9 +83,9 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-    """Run the sections; a strategy that is not equal ends the program."""
+    """Run the sections; the program ends at the first strategy that is not equal."""
     args = options().parse_args()
-    # This process never touches a GPU: plans are made in forks of it, and its memory would count as the models'.
+    # Keep this process off the GPUs: plans are made in its forks, and its memory would count as the models'.
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=device.exact) as apart:
         names = apart.submit(seen, args.device).result()
         ranks = enough(len(names), args.ranks) if args.device == "cuda" else args.ranks or 2
@@ -98,18 +99,30 @@ def main() -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    """Words of the command line."""
+    """Build the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try this program")
     parser.add_argument(
         "--ranks", type=int, choices=range(1, MOST + 1), metavar="N", help="ranks (default: all GPUs, up to 8)"
     )
     parser.add_argument("--only", choices=["equal", "speed"], help="one of the two sections")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME", default=WORKLOADS, help="as above")
     parser.add_argument(
-        "--strategies", nargs="+", choices=known(), metavar="NAME", default=known(), help="of the first section"
+        "--workloads",
+        nargs="+",
+        choices=WORKLOADS,
+        metavar="NAME",
+        default=WORKLOADS,
+        help="workloads of the first section",
     )
-    parser.add_argument("--models", default="", help="second section: models whose name has this in it")
+    parser.add_argument(
+        "--strategies",
+        nargs="+",
+        choices=known(),
+        metavar="NAME",
+        default=known(),
+        help="strategies of the first section",
+    )
+    parser.add_argument("--models", default="", help="second section: models whose name contains this")
     parser.add_argument("--steps", type=int, default=20, help="second section: steps of each training")
     parser.add_argument("--place", type=Path, help="folder for weights of up to 27 GB (default: a temporary one)")
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV files")
@@ -117,12 +130,12 @@ def options() -> argparse.ArgumentParser:
 
 
 def known() -> list[str]:
-    """All strategies."""
+    """Return all strategies."""
     return list(load.read_yaml(load.CONFIG / "strategies.yaml"))
 
 
 def seen(kind: str) -> list[str]:
-    """Name of each GPU, or one for all ranks that share a CPU."""
+    """Return the name of each GPU, or one for all ranks that share a CPU."""
     count = torch.accelerator.device_count() if kind == "cuda" else 1
     return [device.name(each) for each in device.of_process(kind, count)]
 
@@ -135,12 +148,12 @@ def enough(found: int, requested: int | None) -> int:
     """
     ranks = requested or max(1, min(found, MOST))
     if ranks > found:
-        raise UserError(f"PyTorch sees {found} GPUs here, and this needs {ranks}; --device cpu tries it without.")
+        raise UserError(f"PyTorch sees {found} GPUs here, but this needs {ranks}; --device cpu tries it without.")
     return ranks
 
 
 def heading(names: list[str]) -> str:
-    """Date, devices and versions: the line above the tables."""
+    """Return date, devices and versions: the line above the tables."""
     now = datetime.now()
     devices = ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
     below = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
@@ -174,7 +187,7 @@ def equality(args: argparse.Namespace, ranks: int, apart: ProcessPoolExecutor) -
 
 
 def cases(workload: str, strategies: list[str], kind: str, ranks: int) -> list[Case]:
-    """All trainings of a workload: each strategy in each arithmetic, on the most ranks that it takes.
+    """Return all trainings of a workload: each strategy in each arithmetic, on the most ranks that it supports.
 
     Raises:
         UserError: there are none.
@@ -189,24 +202,24 @@ def cases(workload: str, strategies: list[str], kind: str, ranks: int) -> list[C
             if run := most(workload, strategy, name, kind, ranks):
                 found.append(Case(strategy, name, run, alone[name], f"{strategy}-{name}", f"single-{name}"))
     if not found:
-        raise UserError(f"none of the strategies {', '.join(strategies)} goes with {workload} on {ranks} devices.")
+        raise UserError(f"none of the strategies {', '.join(strategies)} supports {workload} on {ranks} devices.")
     return found
 
 
 def most(workload: str, strategy: str, arithmetic: str, kind: str, ranks: int) -> Run | None:
-    """The run on as many ranks as it takes, at least on two if these are there; None: it takes none of these."""
+    """Return the run on the most ranks that it supports, on two or more if available; None if it supports none."""
     for count in range(ranks, min(ranks, 2) - 1, -1):
         try:
             run = run_of(workload, strategy, arithmetic, kind, ranks, count)
         except UserError:
-            continue  # needs more or fewer ranks, or makes no sense for this workload or arithmetic
+            continue  # needs more or fewer ranks, or does not apply to this workload or arithmetic
         if run.devices_per_node <= ranks:
             return run
     return None
 
 
 def run_of(workload: str, strategy: str, arithmetic: str, kind: str, ranks: int, count: int) -> Run:
-    """A tiny run on ``count`` of the ranks, with the batches of all of its workload's runs."""
+    """Return a tiny run on ``count`` of the ranks, with the same batches for all runs of its workload."""
     from helpers.common import tiny_run  # type: ignore[import-not-found]
 
     recipe: dict[str, Any] = {"global_batch_size": next(batch for batch in BATCHES if batch > ranks)} | KINDS[
@@ -219,7 +232,7 @@ def run_of(workload: str, strategy: str, arithmetic: str, kind: str, ranks: int,
 
 
 def train(server: Any, place: Path, found: list[Case], kind: str) -> None:
-    """Train all runs of one workload, in groups of as many ranks as they have."""
+    """Train all runs of one workload, in groups with the same number of ranks."""
     from group import job
 
     from helpers.common import save_initial
@@ -269,16 +282,16 @@ def row(case: Case, local: Path, other: Path, data: Path) -> dict[str, Any]:
 
 
 def outside(row: dict[str, Any]) -> list[str]:
-    """Figures of a row that are not within their bounds; what is no number is not."""
+    """Return the values of a row that exceed their bounds, including NaN."""
     bounds = BOUNDS.get(row["arithmetic"], {})
     return [name for name, bound in bounds.items() if not row[name] <= bound]
 
 
 def judge(rows: list[dict[str, Any]]) -> None:
-    """Look for a strategy that is not equal.
+    """Check that all strategies are equal.
 
     Raises:
-        UserError: the sentence names the first one.
+        UserError: one is not; names the first one.
     """
     for row in rows:
         for name in outside(row):

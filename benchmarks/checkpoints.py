@@ -26,7 +26,7 @@ from shardlab.files import read_json, write_json, write_text
 from shardlab.settings.types import read_run
 
 EVERY, COUNT = 6, 5
-"""Steps between two checkpoints, and checkpoints of each kind."""
+"""Steps between checkpoints, and number of checkpoints of each kind."""
 STEPS = EVERY * (2 * COUNT + 1)
 
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def started(place: Path, ranks: int) -> Any:
-    """Run this program on the ranks; what the first of them measured."""
+    """Run this program on the ranks; return what rank 0 measured."""
     launcher = (
         ["-m", "torch.distributed.run", "--log-dir=/dev/null", "--standalone", f"--nproc-per-node={ranks}"]
         if ranks > 1
@@ -68,7 +68,7 @@ def started(place: Path, ranks: int) -> Any:
 
 
 def inside(place: Path) -> None:
-    """One rank: steps with a checkpoint now and then, alternately waited for and not."""
+    """Run one rank: steps with occasional checkpoints, alternately synchronous and in the background."""
     import torch
 
     from shardlab import strategies

@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def seconds(jobs: int, how: str, scheduler: str, cores: int) -> tuple[float, float]:
-    """CPU and wall seconds of a call that runs ``jobs`` jobs.
+    """Return the CPU and wall seconds of a call that runs ``jobs`` jobs.
 
     Raises:
         UserError: it failed.
@@ -103,7 +103,7 @@ def seconds(jobs: int, how: str, scheduler: str, cores: int) -> tuple[float, flo
 
 
 def waiting(jobs: int, how: str, measured: float = 60) -> float:
-    """Fraction of a core that a driver takes while its jobs wait, over ``measured`` seconds."""
+    """Return the fraction of a core that a driver uses while its jobs wait, over ``measured`` seconds."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         (Path(folder) / "Snakefile").write_text(HELD.format(jobs=jobs))
         words = ["--executor", "slurm", "--jobs", str(jobs), "--slurm-status-command", "squeue", "--quiet", "all"]
@@ -122,12 +122,12 @@ def waiting(jobs: int, how: str, measured: float = 60) -> float:
 
 
 def queued() -> int:
-    """Jobs of this user that wait in Slurm."""
+    """Return the number of this user's jobs that wait in Slurm."""
     return len(subprocess.run(["squeue", "--me", "--noheader"], capture_output=True, text=True).stdout.splitlines())
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process, without its children."""
+    """Return the CPU time of a process, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

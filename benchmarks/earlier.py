@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks/earlier.csv"), help="CSV file to write")
     args = parser.parse_args()
     if not (VENV / "dev").exists():
-        raise UserError(".venv has not all that is needed; make it with: make .venv/dev.")
+        raise UserError(".venv is incomplete; make it with: make .venv/dev.")
     rows = []
     with tempfile.TemporaryDirectory() as place:
         for command in ["run", *["test"] * args.tests]:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def cloned(folder: Path, commit: str) -> Path:
-    """A fresh clone of a commit with this checkout's packages, of which make thinks that they are installed."""
+    """Clone a commit with this checkout's packages, which make then considers installed."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
     subprocess.run(["git", "checkout", "--quiet", commit], cwd=folder, check=True)
     for path in (folder / "envs").iterdir():
@@ -66,7 +66,7 @@ def cloned(folder: Path, commit: str) -> Path:
 
 
 def seconds(folder: Path, *command: str) -> float:
-    """Wall time of a command.
+    """Return the wall time of a command.
 
     Raises:
         UserError: it failed.
@@ -81,7 +81,7 @@ def seconds(folder: Path, *command: str) -> float:
 
 
 def changed(earlier: Path, now: Path) -> list[str]:
-    """Runs, strategy x workload, whose test losses are not the same to the last digit."""
+    """Return the runs, strategy x workload, whose test losses differ in any digit."""
     tables = [pd.read_csv(folder / "results/summary.csv", dtype=str) for folder in (earlier, now)]
     both = tables[0].merge(tables[1], on=["strategy", "workload"], suffixes=("", "_now"))
     rows = both[both.test_loss != both.test_loss_now]

@@ -41,10 +41,11 @@ OTHERS = {
     "fsdp": ["lightning"],
     "zero2": ["hugging_face"],
 }
-"""Trainers beside ours, by strategy. On a CPU Hugging Face's takes DDP where FSDP is asked for, and Lightning's refuses
-DeepSpeed."""
+"""Trainers to compare with, by strategy. On a CPU Hugging Face's uses DDP if FSDP is requested, and Lightning's does
+not support DeepSpeed.
+"""
 LEAST = 10
-"""Rounds: the first ones show the settings and are not counted."""
+"""Minimum number of rounds: the first ones record the settings and are not counted."""
 ALONE = 10
 """Steps of the processes whose start-up and memory are measured."""
 
@@ -69,7 +70,7 @@ def main() -> None:
         inside(args.inside, args.alone)
         return
     if args.rounds < LEAST:
-        raise UserError(f"--rounds {args.rounds}: too few to tell anything; take {LEAST} or more.")
+        raise UserError(f"--rounds {args.rounds}: too few for a result; use at least {LEAST}.")
     steps, starts, settings = [], [], {}
     with tempfile.TemporaryDirectory() as folder:
         for strategy in args.strategies:
@@ -95,7 +96,7 @@ def main() -> None:
 
 
 def started(place: Path, ranks: int, names: list[str], alone: str = "") -> Any:
-    """Run this program on the ranks; returns what rank 0 wrote."""
+    """Run this program on the ranks; return what rank 0 wrote."""
     launcher = (
         ["-m", "torch.distributed.run", "--log-dir=/dev/null", "--standalone", f"--nproc-per-node={ranks}"]
         if ranks > 1
@@ -111,7 +112,7 @@ def started(place: Path, ranks: int, names: list[str], alone: str = "") -> Any:
 
 
 def inside(place: Path, alone: str) -> None:
-    """One rank of a race, or of one trainer alone."""
+    """Run one rank of a race, or of one trainer alone."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from shardlab.settings.types import read_run
     from shardlab.training import distributed
@@ -127,7 +128,7 @@ def inside(place: Path, alone: str) -> None:
 
 
 def race(run: Run, place: Path, output: Path, names: list[str]) -> Any:
-    """Seconds of each step of each trainer, in turn, and the settings that all of them train with."""
+    """Return the seconds of each step of each trainer, in turn, and the settings that all of them use."""
     from trainers import TRAINERS  # type: ignore[import-not-found]
     from trainers.race import Race  # type: ignore[import-not-found]
     from trainers.settings import same  # type: ignore[import-not-found]
@@ -155,7 +156,7 @@ def race(run: Run, place: Path, output: Path, names: list[str]) -> Any:
 
     for name in names:
         threading.Thread(target=work, args=(name,), daemon=True).start()
-        conductor.acquire()  # set up, at its first step
+        conductor.acquire()  # set-up at its first step
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(run.recipe.max_steps or 0):
         for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -170,15 +171,15 @@ def race(run: Run, place: Path, output: Path, names: list[str]) -> Any:
 
 
 def check(losses: dict[str, list[float]], run: Run) -> None:
-    """Whether all trained the same: the losses of the first steps, which rounding has not carried apart."""
+    """Check that all trained the same: the losses of the first steps, before rounding noise grows."""
     first = {name: np.array(values[:5]) for name, values in losses.items() if values}
     for name, values in first.items():
         if len(values) < min(5, run.recipe.max_steps or 5) or not np.allclose(values, first["bare"], rtol=2e-4):
-            raise UserError(f"{name} did not train as the bare loop did: {values} beside {first['bare']}.")
+            raise UserError(f"{name} did not train like the bare loop: got {values}, expected {first['bare']}.")
 
 
 def by_itself(run: Run, place: Path, output: Path, name: str) -> Any:
-    """Seconds from the process's start to its first step's begin, and what the process took in all."""
+    """Return the seconds from the process's start to its first step, and the process's total resources."""
     from trainers import TRAINERS
     from trainers.race import Race
 
@@ -194,8 +195,8 @@ def by_itself(run: Run, place: Path, output: Path, name: str) -> Any:
 
 
 def rows(table: pd.DataFrame, strategy: str, size: str, names: list[str], skipped: int) -> list[dict[str, Any]]:
-    """Median step, throughput, and the median ratio to the bare loop's step of the same round with its error."""
-    counted = table.iloc[skipped:-1]  # a trainer's last turn holds what it does at its end
+    """Return median step, throughput, and the median ratio to the bare loop's step of the same round with its error."""
+    counted = table.iloc[skipped:-1]  # a trainer's last turn includes its shutdown
     samples, length = SHAPES[size]
     found = []
     for name in names:
@@ -216,7 +217,7 @@ def rows(table: pd.DataFrame, strategy: str, size: str, names: list[str], skippe
 
 
 def error_of_median(values: "pd.Series[float]") -> float:
-    """Standard error of a median, by drawing again from the values."""
+    """Return the standard error of a median, by bootstrapping."""
     draw = np.random.default_rng(0)
     medians = np.median(draw.choice(values.to_numpy(), (500, len(values))), axis=1)
     return float(medians.std())

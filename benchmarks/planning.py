@@ -30,9 +30,9 @@ CASES: list[tuple[str, str, int, int] | tuple[str, str, int, int, int]] = [
     ("405b", "fsdp", 128, 8),
     ("405b", "fsdp_tp", 128, 8),
 ]
-"""Size, strategy, nodes, devices of a node; chunks of the loss."""
+"""Size, strategy, nodes, devices per node; chunks of the loss."""
 DEVICE_GIB = 80
-"""Of an H100: whether it fits is asked for this."""
+"""Memory of an H100, for the column that says whether it fits."""
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def planned(size: str, strategy: str, nodes: int, devices: int, chunks: int = 1) -> dict[str, Any]:
-    """A row: what one plan says, and what it took."""
+    """Return a row: the result of one plan, and its cost."""
     ranks = nodes * devices
     figures = {"device_memory_gib": DEVICE_GIB}
     config = {

@@ -40,12 +40,12 @@ def nothing(engine: Engine) -> None:
 
 
 def summed(engine: Engine) -> None:
-    """Gradients summed over two ranks instead of averaged."""
+    """Sum the gradients over two ranks instead of averaging them."""
     _with_scale(engine, lambda number: 2.0)
 
 
 def one_gradient_halved(engine: Engine) -> None:
-    """The last parameter's gradient not summed over two ranks of tensor parallelism, on average half of it."""
+    """Skip the reduction of the last parameter's gradient over two tensor-parallel ranks: half of it on average."""
 
     def halve(number: int, rate: float) -> float:
         list(engine.models[0].parameters())[-1].grad.mul_(0.5)
@@ -55,17 +55,17 @@ def one_gradient_halved(engine: Engine) -> None:
 
 
 def not_reduced(engine: Engine) -> None:
-    """Rank 0 updates with the gradient of its own half of the samples."""
+    """Update rank 0 with the gradient of its own half of the samples."""
     _with_part(engine, lambda micro, number: (micro.count // 2, 2.0))
 
 
 def dropped(engine: Engine) -> None:
-    """One sample of the second step counts in the number of targets alone."""
+    """Count one sample of the second step only in the number of targets."""
     _with_part(engine, lambda micro, number: (micro.count - (number == 1), 1.0))
 
 
 def in_bf16(engine: Engine) -> None:
-    """Gradients are rounded to bf16 before they are reduced."""
+    """Round gradients to bf16 before they are reduced."""
 
     def rounded(number: int, rate: float) -> float:
         for parameter in engine.models[0].parameters():
@@ -76,7 +76,7 @@ def in_bf16(engine: Engine) -> None:
 
 
 def bias_correction(engine: Engine) -> None:
-    """Adam's bias correction is one step ahead, as after a resume that counts a step twice."""
+    """Advance Adam's bias correction by one step, as after a resume that counts a step twice."""
 
     def ahead(number: int, rate: float) -> float:
         if number == 1:
@@ -88,23 +88,23 @@ def bias_correction(engine: Engine) -> None:
 
 
 def learning_rate(engine: Engine) -> None:
-    """The learning rate is larger by one part in a thousand."""
+    """Increase the learning rate by one part in a thousand."""
     _before_update(engine, lambda number, rate: rate * 1.001)
 
 
 def learning_rate_slightly(engine: Engine) -> None:
-    """The learning rate is larger by one part in a hundred thousand."""
+    """Increase the learning rate by one part in a hundred thousand."""
     _before_update(engine, lambda number, rate: rate * 1.00001)
 
 
 def last_update(engine: Engine) -> None:
-    """The last step updates nothing."""
+    """Skip the update of the last step."""
     last = engine.last_step
     _before_update(engine, lambda number, rate: 0.0 if number == last else rate)
 
 
 def one_weight(engine: Engine) -> None:
-    """One weight of the first parameter is off by one part in a thousand from the start."""
+    """Change one weight of the first parameter by one part in a thousand from the start."""
     next(engine.models[0].parameters()).data.view(-1)[0].mul_(1.001)
 
 
@@ -121,11 +121,11 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "last update lost": (last_update, "parity: reference loop"),
     "one weight + 0.1 %": (one_weight, "digest of the initial weights"),
 }
-"""Name: what it does, and the check that catches it where the verdict does not."""
+"""Name: the fault, and the check that catches it if the verdict does not."""
 
 
 def _before_update(engine: Engine, change: Callable[[int, float], float]) -> None:
-    """Call ``change`` with step and learning rate before each update; the learning rate it returns is used."""
+    """Call ``change`` with step and learning rate before each update; use the learning rate it returns."""
     update, number = engine.step, iter(range(10**9))
     engine.step = lambda rate: update(change(next(number), rate))
 
@@ -152,12 +152,12 @@ def _with_part(engine: Engine, choose: Callable[[Any, int], tuple[int, float]]) 
 
 
 def applies(name: str, run: Run) -> bool:
-    """Adam alone corrects a bias."""
+    """Return whether a fault applies to a run: only Adam corrects a bias."""
     return "bias" not in name or run.recipe.optimizer.name.startswith("adam")
 
 
 def judged(run: Run, place: Path) -> pd.DataFrame:
-    """Judged rows of a workload's ``single`` and of its training with each fault."""
+    """Return judged rows of a workload's ``single`` and of its training with each fault."""
     from shardlab import strategies
     from shardlab.trainer import loop
 
@@ -179,7 +179,7 @@ def judged(run: Run, place: Path) -> pd.DataFrame:
 
 
 def count_steps(run: Run, place: Path) -> int:
-    """Number of steps of a run over its prepared data."""
+    """Return the number of steps of a run over its prepared data."""
     import torch
 
     from shardlab.data.order import BatchOrder
@@ -191,7 +191,7 @@ def count_steps(run: Run, place: Path) -> int:
 
 
 def cell(row: dict[Any, Any]) -> str:
-    """Where the verdict sees it, and the difference there."""
+    """Return where the verdict detects it, and the difference there."""
     if row["equality"] == EQUAL:
         return f"- ({max(row['first_rel_diff'], *(row[each] for each in DIFFERENCES)):.0e})"
     if row["first_rel_diff"] > row["first_tolerance"]:
@@ -200,7 +200,7 @@ def cell(row: dict[Any, Any]) -> str:
 
 
 def main() -> None:
-    """Train, judge, print and write the table; fails if a training without a fault is not equal."""
+    """Train, judge, print and write the table; fail if a training without a fault is not equal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", default=["mlp", "mnist", "xsum", "vit", "llama2"])
     parser.add_argument("--dtypes", nargs="+", choices=TOLERANCES, default=list(TOLERANCES), metavar="DTYPE")
@@ -224,7 +224,7 @@ def main() -> None:
 
 
 def shown(table: pd.DataFrame, workloads: list[str]) -> str:
-    """A row per fault and arithmetic, a column per workload, and the check that catches it otherwise."""
+    """Return a row per fault and arithmetic, a column per workload, and the check that catches it otherwise."""
     cells = {(row["strategy"], row["dtype"], row["workload"]): cell(row) for row in table.to_dict("records")}
     lines = [
         {"fault": name, "dtype": dtype}

@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
-    parser.add_argument("--size", choices=SIZES, default="tall", help="of the llama model")
+    parser.add_argument("--size", choices=SIZES, default="tall", help="size of the llama model")
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:

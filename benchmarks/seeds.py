@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def trained(server: Any, config: Config, workload: str, strategies: list[str], twins: int, place: Path) -> pd.DataFrame:
-    """Judged rows of one workload with one seed: ``single``, the strategies, and the twins as rows of their own."""
+    """Return judged rows of one workload with one seed: ``single``, the strategies, and the twins in separate rows."""
     from group import job
 
     single = resolve.run(config, "single", workload)
@@ -89,7 +89,7 @@ def moved(run: Run, place: Path, number: int) -> Path:
 
 
 def shown(table: pd.DataFrame) -> str:
-    """One row per workload: how many runs are what, how far runs and twins were from ``single``."""
+    """Return one row per workload: number of runs by verdict, and the distances of runs and twins from ``single``."""
     runs = table[(table.strategy != "single") & ~table.strategy.str.startswith("twin")]
     lines = []
     for workload, part in runs.groupby("workload", sort=False):

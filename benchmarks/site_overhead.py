@@ -28,21 +28,23 @@ from shardlab.settings.sites import Site
 from shardlab.settings.types import Run
 
 RUN = Path("results/ddp/llama2")
-"""The run whose first step is waited for."""
+"""Run whose first step is waited for."""
 
 
 def main() -> None:
-    """Measure, one line per figure."""
+    """Measure, and print one line per result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--site", required=True, help="a file in config/sites")
-    parser.add_argument("--repeats", type=int, default=5, help="runs of the short commands; their median counts")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="repetitions of the short commands, of which the median is reported"
+    )
     parser.add_argument("--only", choices=["image", "start", "submit"], help="one of the three measurements")
     args = parser.parse_args()
     os.chdir(ROOT)
     config = load.config(load.read_yaml(load.CONFIG / "config.yaml") | {"site": args.site})
     site, run = load.site(config), resolve.run(config, "ddp", "llama2")
     if site.slurm is None or not site.container.enabled or site.container.image:
-        raise UserError(f"site {args.site} has no Slurm or builds no image; choose one that does, test for example.")
+        raise UserError(f"site {args.site} has no Slurm or builds no image; choose one that does, such as test.")
     prepared = ["results/init/llama2.safetensors", str(RUN / "run.json"), f"data/prepared/{run.data.name}/dataset.json"]
     quietly(*snakemake(args.site, "containers/train.image.json", *prepared))
     image = read_image(Path("containers/train.image.json"))
@@ -57,7 +59,7 @@ def main() -> None:
 
 
 def images(site: Site, folder: Path) -> None:
-    """Build time and size of the image, by compression."""
+    """Measure build time and size of the image, by compression."""
     for compression in ("zstd", "gzip"):
         report = folder / f"{compression}.json"
         container = site.container.model_dump_json(include={"command", "base", "mirror"})
@@ -71,7 +73,7 @@ def images(site: Site, folder: Path) -> None:
 
 
 def starts(site: Site, image: ImageReport, folder: Path, repeats: int) -> None:
-    """`import torch` in the image, and in a venv with the same wheels, by turns."""
+    """Measure `import torch` in the image, and in a venv with the same wheels, alternately."""
     quietly(sys.executable, "-m", "venv", str(folder / "venv"))
     pip = [str(folder / "venv/bin/pip"), "install", "--no-index", "--find-links", "containers/wheelhouse"]
     quietly(*pip, "-r", "envs/train.txt")
@@ -87,7 +89,7 @@ def starts(site: Site, image: ImageReport, folder: Path, repeats: int) -> None:
 
 
 def submits(name: str, site: Site, run: Run, image: ImageReport, repeats: int) -> None:
-    """From the call to the first line of metrics.jsonl: Snakemake, and an sbatch script that does the same."""
+    """Measure from the call to the first line of metrics.jsonl: Snakemake, and an equivalent sbatch script."""
     batch = RUN / "bench.sbatch"
     program = [
         "scripts/train.py",
@@ -122,7 +124,7 @@ def submits(name: str, site: Site, run: Run, image: ImageReport, repeats: int) -
 
 
 def first_step(*command: str) -> float:
-    """Seconds from a call to the first line in metrics.jsonl of the run that it starts; waits for its end, too."""
+    """Return the seconds from a call to the first line in metrics.jsonl of its run; also waits for the run's end."""
     metrics = RUN / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     begin = time.perf_counter()
@@ -136,7 +138,7 @@ def first_step(*command: str) -> float:
 
 
 def compare(measured: dict[str, Callable[[], float]], repeats: int) -> None:
-    """Take the measurements by turns, so that a slow minute meets all of them; print the median of each."""
+    """Take the measurements alternately, so that a slow minute affects all of them; print the median of each."""
     times: dict[str, list[float]] = {name: [] for name in measured}
     for _ in range(repeats):
         for name, measure in measured.items():
@@ -147,14 +149,14 @@ def compare(measured: dict[str, Callable[[], float]], repeats: int) -> None:
 
 
 def seconds(*command: str) -> float:
-    """Wall time of a command that must succeed."""
+    """Return the wall time of a command that must succeed."""
     begin = time.perf_counter()
     quietly(*command)
     return time.perf_counter() - begin
 
 
 def snakemake(site: str, *targets: str, force: bool = False) -> list[str]:
-    """The words of a snakemake call at the site."""
+    """Return the command line of a snakemake call at the site."""
     flags = ["--force"] if force else []
     return [
         str(Path(sys.executable).with_name("snakemake")),
@@ -169,14 +171,14 @@ def snakemake(site: str, *targets: str, force: bool = False) -> list[str]:
 
 
 def quietly(*command: str) -> None:
-    """Run a command; its output is shown only if it fails.
+    """Run a command; show its output only if it fails.
 
     Raises:
         UserError: it failed.
     """
     done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
-        raise UserError(f"{done.stdout[-3000:]}\n{' '.join(command)} failed; its last words stand above.")
+        raise UserError(f"{done.stdout[-3000:]}\n{' '.join(command)} failed; its last output is above.")
 
 
 if __name__ == "__main__":

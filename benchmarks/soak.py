@@ -18,10 +18,10 @@ from helpers.kills import soak  # type: ignore[import-not-found]  # noqa: E402
 
 
 def main() -> None:
-    """Kill, and print what was done."""
+    """Kill, and print a summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000, help="processes to kill (1000)")
-    parser.add_argument("--seed", type=int, default=1, help="decides who is killed, when and how (1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the choice of victims, times and signals (1)")
     args = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -33,7 +33,7 @@ distributed.finish()
 """
 IMPORTS = "--imports=shardlab.trainer.loop,shardlab.strategies.{},torch._dynamo"
 STEPS = 20
-"""Of a whole training."""
+"""Steps of a whole training."""
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
         default=["fsdp", "fsdp_tp", "zero2"],
         help="strategies of whole trainings (fsdp fsdp_tp zero2), on 2 ranks or, in two ways parallel, on 4",
     )
-    parser.add_argument("--repeats", type=int, default=2, help="starts of each; their medians count")
+    parser.add_argument("--repeats", type=int, default=2, help="repetitions of each, of which the median is reported")
     parser.add_argument("--image", type=Path, help="a .sif to start them in; needs apptainer")
     parser.add_argument(
         "--output", type=Path, default=Path("results/benchmarks/starting.csv"), help="CSV file to write"
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def ways(inside: list[str], engine: str) -> dict[str, list[str]]:
-    """Words that start ranks, by name; torchrun's and the program's follow. ``engine``: file of its strategy."""
+    """Return commands that start ranks; torchrun's and the program's follow. ``engine``: file of its strategy."""
     return {
         "forked": [*inside, str(ROOT / "scripts/fork_torchrun.py"), IMPORTS.format(engine)],
         "torchrun": [*inside, "-m", "torch.distributed.run", "--log-dir=/dev/null"],
@@ -88,10 +88,10 @@ def ways(inside: list[str], engine: str) -> dict[str, list[str]]:
 
 
 def trainings(place: Path, strategy: str, inside: list[str], repeats: int) -> list[dict[str, Any]]:
-    """A row for each training of a strategy, started both ways in turn.
+    """Return a row per training of a strategy, started both ways in turn.
 
     Raises:
-        UserError: they did not end at the same weights.
+        UserError: their final weights differ.
     """
     run = prepare(place, strategy, "tiny", STEPS, nodes=1, ranks_per_node=4 if "_" in strategy else 2)
     rows, weights = [], set()
@@ -109,7 +109,7 @@ def trainings(place: Path, strategy: str, inside: list[str], repeats: int) -> li
 
 
 def medians(rows: list[dict[str, Any]], keys: list[str]) -> pd.DataFrame:
-    """Median seconds of the rows with the same keys."""
+    """Return the median seconds of the rows with the same keys."""
     return pd.DataFrame(rows).groupby(keys, sort=False)[["seconds", "CPU s"]].median().reset_index()
 
 
@@ -120,7 +120,7 @@ def show(table: pd.DataFrame, path: Path) -> None:
 
 
 def started(words: list[str], ranks: int, *program: str) -> dict[str, float]:
-    """Wall and CPU seconds of a program on so many ranks, from its start to its end."""
+    """Return the wall and CPU seconds of a program on this number of ranks, from its start to its end."""
     command = [*words, f"--nproc-per-node={ranks}", "--standalone", *program]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "scripts")}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()

@@ -76,7 +76,7 @@ rule report:
     output: "results/report.html"
     shell: "touch {{output}}"
 """
-"""The same rules with nothing in them: what Snakemake itself takes for so many jobs and files."""
+"""The same rules without content: the cost of Snakemake itself for that many jobs and files."""
 
 
 def main() -> None:
@@ -98,22 +98,22 @@ def main() -> None:
 
 
 def sweep(count: int) -> dict[str, Any]:
-    """So many learning rates."""
+    """Return a sweep over ``count`` learning rates."""
     return {"learning_rate": {"first": STEP, "last": round(count * STEP, 8), "step": STEP}}
 
 
 def measured(count: int, clone: Path, bare: Path) -> dict[str, Any]:
-    """A row: seconds and memory of each for a sweep of ``count`` runs."""
+    """Return a row: seconds and memory of each measurement for a sweep of ``count`` runs."""
     (bare / "Snakefile").write_text(BARE.format(count=count))
     config = ONE | {"recipe": {"max_steps": 1}, "sweep": sweep(count)}
-    # Nothing is there yet for either of them.
+    # No results exist yet for either of them.
     with tempfile.TemporaryDirectory() as aside:
         shutil.move(str(clone / "results"), aside)
         shutil.move(str(clone / "data"), aside)
         ours, ours_mib, jobs = call(["-n", "all"], config)
         other, theirs_mib, bare_jobs = call(["-n", "all"], None, cwd=bare)
         if jobs != bare_jobs:
-            raise UserError(f"the bare Snakefile has {bare_jobs} jobs, ours {jobs}; make them alike.")
+            raise UserError(f"the bare Snakefile has {bare_jobs} jobs, ours {jobs}; make them equal.")
         name = f"mlp@learning_rate={STEP * count:.5g}"
         target = ["--target-jobs", f"resolve:strategy=single,workload={name}", "--allowed-rules", "resolve"]
         job, _, _ = call(["-n", *target], config)
@@ -141,7 +141,7 @@ def measured(count: int, clone: Path, bare: Path) -> dict[str, Any]:
 
 
 def pretend(config: dict[str, Any], results: Path) -> None:
-    """Reports of all runs of a sweep, from those of its first one."""
+    """Write reports of all runs of a sweep, from those of its first one."""
     checked = load.config(config)
     names = resolve.names(checked)
     first = results.joinpath(*names[0])
@@ -159,7 +159,7 @@ def pretend(config: dict[str, Any], results: Path) -> None:
 
 
 def call(targets: list[str], config: dict[str, Any] | None, cwd: Path | None = None) -> tuple[float, float, int]:
-    """Seconds, MiB and jobs of a call of Snakemake."""
+    """Return seconds, MiB and jobs of a call of Snakemake."""
     command = [str(Path(sys.executable).with_name("snakemake")), "--cores", "2"]
     if config is not None:
         Path("sweep.json").write_text(json.dumps(config))
@@ -170,7 +170,7 @@ def call(targets: list[str], config: dict[str, Any] | None, cwd: Path | None = N
 
 
 def timed(command: list[str], cwd: Path | None = None) -> tuple[float, float, str]:
-    """Wall seconds, peak MiB and output of a command that must succeed."""
+    """Return wall seconds, peak MiB and output of a command that must succeed."""
     with tempfile.TemporaryFile("w+") as said:
         started = time.perf_counter()
         process = subprocess.Popen(command, cwd=cwd, stdout=said, stderr=subprocess.STDOUT)

@@ -38,14 +38,16 @@ ORDER = [
     "summarize",
     "report",
 ]
-"""Rules as a person would type their lines."""
+"""Rules whose lines the script runs."""
 
 
 def main() -> None:
-    """Clone, time, print one line per figure; of `make run` also the time of each rule."""
+    """Clone, time, print one line per result; for `make run` also the time of each rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strategies", nargs="+", default=["single", "ddp"], help="of the small matrix")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of the short commands; their median counts")
+    parser.add_argument("--strategies", nargs="+", default=["single", "ddp"], help="strategies of the small matrix")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="repetitions of the short commands, of which the median is reported"
+    )
     parser.add_argument("--whole", action="store_true", help="also `make run`")
     parser.add_argument(
         "--output", type=Path, default=Path("results/benchmarks/workflow.csv"), help="CSV file to write"
@@ -79,7 +81,7 @@ def main() -> None:
 
 
 def cloned(folder: Path) -> Path:
-    """A fresh clone with this checkout's packages."""
+    """Make a fresh clone with this checkout's packages."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
     (folder / ".venv").symlink_to(VENV)
     seconds(folder, "make", ".venv/run")
@@ -87,7 +89,7 @@ def cloned(folder: Path) -> Path:
 
 
 def script(clone: Path, folder: Path, matrix: list[str]) -> str:
-    """A shell script in ``folder`` with the lines of the jobs that ran in ``clone``."""
+    """Write a shell script in ``folder`` with the lines of the jobs that ran in ``clone``."""
     words = [*LOCAL, "--detailed-summary", *matrix]
     reported = subprocess.run(words, cwd=clone, capture_output=True, text=True, check=True).stdout
     rows = [
@@ -101,19 +103,19 @@ def script(clone: Path, folder: Path, matrix: list[str]) -> str:
 
 
 def median(folder: Path, repeats: int, *command: str) -> float:
-    """Median wall time of a command."""
+    """Return the median wall time of a command."""
     return statistics.median(seconds(folder, *command) for _ in range(repeats))
 
 
 def seconds(folder: Path, *command: str) -> float:
-    """Wall time of a command that must succeed."""
+    """Return the wall time of a command that must succeed."""
     begin = time.perf_counter()
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - begin
 
 
 def rules(folder: Path) -> pd.DataFrame:
-    """Jobs, and wall seconds in all, of each rule (of `train`: of each strategy)."""
+    """Return the number of jobs, and total wall seconds, of each rule (of `train`: of each strategy)."""
     rows = [
         {
             "rule": f"train {Path(job.name).parts[1]}" if job.rule == "train" else job.rule,

@@ -1,4 +1,4 @@
-"""The same training by four hands: a bare PyTorch loop, Shardlab, Hugging Face's Trainer, Lightning.
+"""The same training in four implementations: a bare PyTorch loop, Shardlab, Hugging Face's Trainer, Lightning.
 
 Each is a function of a Race that trains the model of its run on its data and calls ``start_step`` at the start of each
 step. All have the same weights, batches, order, optimizer (the fused one), clipping, learning rate and settings of DDP,
@@ -20,7 +20,7 @@ from trainers.race import Race  # type: ignore[import-not-found]
 
 
 def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token."""
+    """Return the mean cross-entropy of the next token."""
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
@@ -72,14 +72,14 @@ def _bare_zero(race: Race) -> None:
 
 
 def _mean(race: Race, loss: Tensor) -> float:
-    """The loss over all ranks."""
+    """Return the loss over all ranks."""
     if race.ranks > 1:
         dist.all_reduce(loss)
     return float(loss) / race.ranks
 
 
 def shardlab(race: Race) -> None:
-    """Our loop, whole: metrics, heartbeat, and what it counts in its third step; without samples of usage."""
+    """Train with our complete loop: metrics, heartbeat, and the counting in its third step; without usage samples."""
     from unittest import mock
 
     from shardlab.trainer import loop
@@ -106,32 +106,32 @@ class Windows(torch.utils.data.Dataset[dict[str, Tensor]]):
         self.rows = torch.cat(list(race.batches(whole=whole)))
 
     def __len__(self) -> int:
-        """Samples of all steps."""
+        """Return the number of samples of all steps."""
         return len(self.rows)
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
-        """One window of tokens."""
+        """Return one window of tokens."""
         return {"tokens": self.rows[number]}
 
 
 class WithLoss(nn.Module):
-    """What Hugging Face's Trainer wants: a model that gives its loss."""
+    """Model that returns its loss, as Hugging Face's Trainer requires."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, tokens: Tensor) -> dict[str, Tensor]:
-        """Loss and logits of (samples, length + 1) tokens."""
+        """Return loss and logits of (samples, length + 1) tokens."""
         logits = self.model(tokens[:, :-1])
         return {"loss": loss_of(logits, tokens), "logits": logits}
 
 
 def hugging_face(race: Race) -> None:
-    """transformers.Trainer, logging each step; it deals the batches to the ranks, and hands zero2 to deepspeed.
+    """Train with transformers.Trainer, logging each step; it distributes the batches, and passes zero2 to deepspeed.
 
-    Left to itself it has DDP search for unused parameters, in a model that is not one of transformers', and copy
-    gradients into its buckets.
+    By default it makes DDP search for unused parameters, if the model is not one of transformers', and copy gradients
+    into its buckets.
     """
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
     from transformers.utils import logging as messages
@@ -174,7 +174,7 @@ def hugging_face(race: Race) -> None:
 
 
 def lightning(race: Race) -> None:
-    """Lightning's Trainer, logging each step; for fsdp its strategy for FSDP2, where a model shards itself."""
+    """Train with Lightning's Trainer, logging each step; for fsdp its FSDP2 strategy (the model shards itself)."""
     warnings.filterwarnings("ignore", module="lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     from lightning import pytorch as pl

@@ -25,7 +25,7 @@ def prepare(run: Run, place: Path) -> None:
 
 
 def rows(single: Run, place: Path, names: list[str]) -> pd.DataFrame:
-    """One row per finished training in ``place/NAME``, compared with ``place/single``; its strategy is its name."""
+    """Return one row per finished training in ``place/NAME``, compared with ``place/single``; NAME is its strategy."""
     table = pd.DataFrame([_row(single, place, name) for name in names], columns=COLUMNS)
     return compared(table.convert_dtypes())
 

@@ -1,7 +1,7 @@
 """Speed and memory of large models on GPUs: a decoder of 0.94 B, Llama of 7 B with and without recomputation, ViT-B/16,
-and ZeRO-3 that keeps its states in the CPU's memory; each plan's memory next to what PyTorch had allocated.
+and ZeRO-3 with its states in CPU memory; each plan's memory next to what PyTorch had allocated.
 
-On weights and samples made here: no hub, no data set. A model that does not fit has a row that says so.
+Weights and samples are generated here: no hub, no data set. A model that does not fit has a row that says so.
 """
 
 import tempfile
@@ -18,7 +18,7 @@ from trainers.places import SIZES, run_of, train, write  # type: ignore[import-n
 
 FAST = {"precision": "bf16", "compile": "blocks"}
 GPT = {"dim": 2048, "layers": 16, "heads": 16, "kv_heads": 16, "hidden": 5504, "vocab_size": 32000}
-"""0.94 B: 16 layers of 2,048, of a size that the Kempner Institute's handbook measures."""
+"""0.94 B: 16 layers of 2,048, a size that the Kempner Institute's handbook measures."""
 LLAMA = {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 32, "hidden": 11008, "vocab_size": 32000}
 VIT = {
     "channels": 3,
@@ -31,7 +31,7 @@ VIT = {
     "hidden": 3072,
 }
 COLUMNS = ("model", "strategy", "ranks", "batch", "planned GiB", "peak GiB", "step ms", "tokens/s", "images/s", "MFU")
-"""Of the table; the batch, tokens and images are those of all ranks, the memory is that of the fullest."""
+"""Columns of the table; batch, tokens and images are those of all ranks, the memory is that of the fullest."""
 
 
 class Case(NamedTuple):
@@ -42,9 +42,9 @@ class Case(NamedTuple):
     strategy: str
     args: dict[str, int]
     length: int
-    """Tokens of a sample; 1 for images, which are counted."""
+    """Tokens per sample; 1 for images, which are counted."""
     batch: int
-    """Samples of each rank."""
+    """Samples per rank."""
     recipe: dict[str, Any]
 
 
@@ -59,11 +59,11 @@ CASES = [
 
 
 def measured(words: str, device: str, ranks: int, steps: int, place: Path | None) -> Iterator[dict[str, Any]]:
-    """Rows of the models whose name has these words, each as soon as it was trained."""
+    """Yield the rows of the models whose name contains these words, each as soon as it was trained."""
     cases = [case for case in CASES if words in case.name]
     if not cases:
         names = ", ".join(dict.fromkeys(case.name for case in CASES))
-        raise UserError(f"--models {words}: no model has that in its name; there are {names}.")
+        raise UserError(f"--models {words}: no model has that in its name; known: {names}.")
     if device == "cpu":
         cases = [tiny(case) for case in cases]
     with tempfile.TemporaryDirectory(dir=place) as folder:
@@ -72,12 +72,12 @@ def measured(words: str, device: str, ranks: int, steps: int, place: Path | None
 
 
 def shown(value: float) -> str:
-    """A figure of the table."""
+    """Format a value of the table."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def tiny(case: Case) -> Case:
-    """The same of a size that a CPU takes seconds for."""
+    """Return the case at a size that takes seconds on a CPU."""
     sizes = {"image_size": 32, "classes": 10} | SIZES["tiny"]
     args = case.args | {key: value for key, value in sizes.items() if key in case.args}
     recipe = case.recipe | {"compile": "none"}
@@ -86,7 +86,7 @@ def tiny(case: Case) -> Case:
 
 
 def row(case: Case, place: Path, device: str, ranks: int, steps: int) -> dict[str, Any]:
-    """What was planned and what was measured; without figures where it failed, as for want of memory."""
+    """Return what was planned and measured; without values if it failed, for example out of memory."""
     batch = case.batch * (1 if case.strategy == "single" else ranks)
     recipe = {"global_batch_size": batch, "eval_batch_size": batch, "max_steps": steps} | case.recipe
     data, config = {"sequence_length": case.length}, {"ranks_per_node": ranks, "site_settings": {"device": device}}

@@ -1,4 +1,4 @@
-"""A folder with all that a training needs: settings, random tokens, initial weights. It needs no hub."""
+"""Folders with all that a training needs: settings, random tokens, initial weights. No hub needed."""
 
 import subprocess
 from collections.abc import Callable
@@ -27,13 +27,13 @@ SIZES: dict[str, dict[str, int]] = {
 }
 """Name: arguments of the llama model."""
 SHAPES = {"tiny": (4, 32), "middle": (8, 64), "tall": (8, 32), "large": (8, 128)}
-"""Name: samples and tokens of each in a batch."""
+"""Name: samples per batch, and tokens per sample."""
 
 
 def prepare(
     place: Path, strategy: str, size: str, steps: int, recipe: dict[str, Any] | None = None, **config: Any
 ) -> Run:
-    """A place with random tokens for the llama model of that size; returns the run. ``config``: over defaults."""
+    """Prepare a place with random tokens for the llama model of that size; return the run. ``config``: overrides."""
     samples, length = SHAPES[size]
     over = {"global_batch_size": samples, "eval_batch_size": samples, "max_steps": steps} | (recipe or {})
     run = run_of(strategy, "llama2", SIZES[size], {}, over, **config)
@@ -49,7 +49,7 @@ def prepare(
 def run_of(
     strategy: str, workload: str, args: dict[str, Any], data: dict[str, Any], recipe: dict[str, Any], **config: Any
 ) -> Run:
-    """The run of a workload's model with other arguments, on other data of its task."""
+    """Return the run of a workload's model with other arguments, on other data of its task."""
     plain: dict[str, Any] = {
         "max_grad_norm": 1.0,
         "epochs": 1,
@@ -75,7 +75,7 @@ def train(place: Path, run: Run) -> "subprocess.CompletedProcess[str]":
 
 
 def write(place: Path, run: Run, arrays: Callable[[int], dict[str, Any]]) -> None:
-    """Settings, splits of as many samples as the run takes, and its initial weights."""
+    """Write settings, splits with as many samples as the run needs, and its initial weights."""
     place.mkdir(parents=True)
     write_json(place / "run.json", run.model_dump())
     batch, steps = run.recipe.global_batch_size, run.recipe.max_steps or 1

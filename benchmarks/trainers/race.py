@@ -1,4 +1,4 @@
-"""What each trainer of a race is given: model, batches, optimizer, and its turn at the start of each step."""
+"""Inputs of each trainer in a race: model, batches, optimizer, and its turn at the start of each step."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -18,12 +18,12 @@ from shardlab.settings.types import Run
 from trainers.settings import Watch  # type: ignore[import-not-found]
 
 WATCHED = 3
-"""Step whose settings are read off: before it DDP has not told the sizes of its final buckets."""
+"""Step whose settings are recorded: DDP reports the sizes of its final buckets only then."""
 
 
 @dataclass
 class Race:
-    """What a trainer needs."""
+    """Everything that a trainer needs."""
 
     run: Run
     data: Path
@@ -31,9 +31,9 @@ class Race:
     output: Path
     begin: Callable[[], None]
     losses: list[float] = field(default_factory=list)
-    """Of each step; what shows that all did the same."""
+    """Loss of each step, to check that all trained the same."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Read off in a step; what shows that all do the same work."""
+    """Settings recorded in a step, to check that all do the same work."""
     _steps: int = 0
     _watch: Any = None
 
@@ -57,17 +57,17 @@ class Race:
 
     @property
     def ranks(self) -> int:
-        """Ranks that share a batch."""
+        """Number of ranks that share a batch."""
         return dist.get_world_size() if dist.is_initialized() else 1
 
     def model(self) -> nn.Module:
-        """The plain model with its weights."""
+        """Return the plain model with its weights."""
         model = models.build(self.run.model, self.run.task, torch.float32)
         materialize(model, self.weights, torch.device("cpu"))
         return model
 
     def batches(self, *, whole: bool = False) -> Iterator[Tensor]:
-        """(samples, length + 1) tokens of each step's batch; this rank's share, unless ``whole``."""
+        """Yield (samples, length + 1) tokens of each step's batch; this rank's share, unless ``whole``."""
         tokens = store.open_arrays(self.data / "train.safetensors")["tokens"]
         recipe = self.run.recipe
         order = BatchOrder(len(tokens), recipe.global_batch_size, self.run.seed)
@@ -76,6 +76,6 @@ class Race:
             yield torch.from_numpy(tokens[samples_of(order.batch(number), rank, ranks)]).long()
 
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
-        """The recipe's."""
+        """Build the recipe's optimizer."""
         settings = self.run.recipe.optimizer
         return torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)

@@ -1,4 +1,4 @@
-"""Settings that a trainer really trains with, read off its wrapper, its optimizer and a step of its model."""
+"""Settings that a trainer actually uses, read from its wrapper, its optimizer and a step of its model."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ OPTIMIZER = ("lr", "weight_decay", "betas", "eps", "amsgrad", "fused")
 
 
 class Watch:
-    """A look at one step of a trainer: attach it when the step begins, call ``end`` when it is over."""
+    """Recorder of one step of a trainer: create it when the step begins, call ``end`` when it is over."""
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
         """``model``: what the trainer calls, wrapped; ``optimizer``: what it steps, wrapped or not."""
@@ -37,13 +37,13 @@ class Watch:
         self.found["forward passes"] += 1
 
     def end(self) -> dict[str, Any]:
-        """Name and value of each setting."""
+        """Return name and value of each setting."""
         self._handle.remove()
         return self.found | of_wrapper(self.model) | of_optimizer(self.optimizer)
 
 
 def of_wrapper(model: Any) -> dict[str, Any]:
-    """Settings of DDP, FSDP2 or DeepSpeed, which one of them."""
+    """Return the settings of DDP, FSDP2 or DeepSpeed."""
     if isinstance(model, DistributedDataParallel):
         reported = model._get_ddp_logging_data()
         sizes = reported.get(
@@ -67,7 +67,7 @@ def of_wrapper(model: Any) -> dict[str, Any]:
 
 
 def of_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Settings of the PyTorch optimizer inside of any wrappers."""
+    """Return the settings of the PyTorch optimizer inside any wrappers."""
     while not type(optimizer).__module__.startswith("torch.optim"):
         optimizer = optimizer.optimizer
     values = {name: dict.fromkeys(group[name] for group in optimizer.param_groups) for name in OPTIMIZER}
@@ -79,7 +79,7 @@ def _shown(values: list[Any]) -> str:
 
 
 def same(settings: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The settings that all trainers share, by trainer.
+    """Return the settings that all trainers share, by trainer.
 
     Raises:
         UserError: one of them trains with another value.

@@ -1,4 +1,4 @@
-"""A table that grows while a program measures."""
+"""Table that grows while a program measures."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,7 +10,7 @@ from shardlab.files import write_text
 
 
 class Table:
-    """A Markdown table that is printed row by row; the file has all rows that were printed."""
+    """Markdown table that is printed row by row; the file has all printed rows."""
 
     def __init__(self, path: Path, columns: Iterable[str], shown: Callable[[float], str]) -> None:
         self.path, self.columns, self.shown = path, list(columns), shown

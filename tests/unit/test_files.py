@@ -118,7 +118,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    sentence = rf"{tmp_path}/\.lock cannot be locked .*{os.strerror(number)}.*mount it with them \(Lustre: -o flock\)"
+    sentence = rf"{tmp_path}/\.lock cannot be locked .*{os.strerror(number)}.*Mount it with them \(Lustre: -o flock\)"
     with pytest.raises(UserError, match=sentence), lock(tmp_path / ".lock", "trained"):
         pytest.fail("nothing holds it")
     assert [problem for problem in preflight.storage(tmp_path, 0) if "cannot be locked" in problem]

@@ -102,7 +102,7 @@ def test_an_image_by_its_name(tmp_path):
 
 def test_a_named_image_that_is_not_there(tmp_path):
     seen = build(tmp_path, command="true", image=str(tmp_path / "none.sif"))
-    assert "none.sif; set container.image in the site's file to an existing one" in seen
+    assert "none.sif does not exist; set container.image in the site's file to an existing one" in seen
 
 
 def test_wheels_of_another_python_than_debian_has(monkeypatch, tmp_path):

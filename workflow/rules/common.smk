@@ -1,4 +1,4 @@
-# Short helpers for the rules; what they know comes from scripts/shardlab/settings.
+# Helpers of the rules, based on scripts/shardlab/settings.
 import shlex
 from functools import cache
 
@@ -36,7 +36,7 @@ if WORKS:
         progress.install(Path.cwd())
 
 # Every mistake in the configuration or the targets ends the workflow here, before any job starts: an
-# error in an input function comes with a traceback.
+# error in an input function would show a traceback.
 try:
     CONFIG = load.config(config)
     SITE = load.site(CONFIG)
@@ -56,7 +56,7 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-# What all runs of the call are made of.
+# Data sets and models of all runs of the call.
 DATA_SETS = sorted({run.data.name for run in RUNS})
 MODEL_FOLDERS = sorted({run.model.folder for run in RUNS if run.model.folder})
 
@@ -65,12 +65,12 @@ NOISE_FLOOR_WORKLOADS = resolve.twinned(CONFIG, RUNS)
 CONFIG_JSON = CONFIG.model_dump_json()
 ONE_JSON = CONFIG.of_one.model_dump_json()
 
-# Rules run with the Python that runs Snakemake, also where its environment is not activated.
+# Rules use the Python that runs Snakemake, even if its environment is not activated.
 shell.prefix(
     f"set -euo pipefail; export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
 )
 
-# Report of the image that runs take place in; empty for a site without one. `ancient`: a new image trains nothing again.
+# Report of the runs' image; empty for a site without one. `ancient`: a new image does not cause retraining.
 IMAGE = []
 if SITE.container.enabled:
     IMAGE = [
@@ -80,12 +80,12 @@ if SITE.container.enabled:
             else "containers/train.image.json"
         )
     ]
-# launch.py's words for it.
+# launch.py's option for it.
 IN_IMAGE = [f"--image {path}" for path in IMAGE]
 
 
 def plan_needed(wildcards):
-    """The plan of a run that is recomputed as that says; nothing for any other."""
+    """Return the plan of a run whose recomputation depends on it; empty for other runs."""
     run = run_of(wildcards)
     if run.recipe.activation_checkpointing != "auto":
         return []
@@ -99,7 +99,7 @@ def environment(name):
 
 
 def every_run():
-    """What says that a run is trained and evaluated, of all runs, as an input."""
+    """Return the files that mark all runs as trained and evaluated."""
     folders = [Path("results", run.strategy, run.workload) for run in RUNS]
     return [f"{folder}.done" for folder in folders] + [
         str(folder / "test.json") for folder in folders
@@ -107,7 +107,7 @@ def every_run():
 
 
 def resolved(strategy, workload):
-    """Settings of a run, resolved once."""
+    """Return the settings of a run, resolved once."""
     name = strategy, workload
     if name not in known:
         known[name] = resolve.run(CONFIG, *name)
@@ -121,12 +121,12 @@ def identified(strategy, workload):
 
 
 def run_of(wildcards):
-    """Settings of the run that the wildcards name; what the workload's runs share where they name no strategy."""
+    """Return the settings of the wildcards' run; without a strategy, those that the workload's runs share."""
     return resolved(wildcards.get("strategy", resolve.SHARED), wildcards.workload)
 
 
 def misfit_of(wildcards, input):
-    """What is wrong with a run whose plan, made before, says that it does not fit; nothing where none says so."""
+    """Return an error or a warning if the run's plan says that it does not fit; empty otherwise."""
     path = Path("results", wildcards.strategy, wildcards.workload, plan.FILE)
     try:
         sentence = plan.misfit(run_of(wildcards), SITE.hardware, path)
@@ -137,7 +137,7 @@ def misfit_of(wildcards, input):
 
 
 def initial(file):
-    """That file of the initial weights that a run starts from, which variants of a workload share, as an input."""
+    """Return an input function for a file of a run's initial weights, which variants of a workload share."""
     return lambda wildcards: file.format(resolve.weights_of(wildcards.workload))
 
 
@@ -152,7 +152,7 @@ def model_of(wildcards):
 
 
 def model_files(folder):
-    """What says that a transformers model's folder is whole; nothing for the project's own models."""
+    """Return the file that marks a transformers model's folder as complete; empty for the project's own models."""
     if folder is None:
         return []
     downloaded = Path(folder).parent == Path("data/models")
@@ -160,32 +160,32 @@ def model_files(folder):
 
 
 def prepared(wildcards):
-    """A run's prepared data set: its manifest, which is written after all its other files, and the samples."""
+    """Return the files of a run's prepared data set: its manifest, which is written last, and the samples."""
     folder = f"data/prepared/{run_of(wildcards).data.name}"
     files = (f"{name}.safetensors" for name in ("train", "validation", "test"))
     return [f"{folder}/{name}" for name in ("dataset.json", *files)]
 
 
 def download_of(wildcards):
-    """Settings of a data set as far as a download depends on them."""
+    """Return the settings of a data set that affect its download."""
     kept = {"seed": 0, "options": {}, "tokenizer": None, "sources": {}}
     return data_of(wildcards).model_copy(update=kept)
 
 
 def downloads(wildcards):
-    """What has to be downloaded for a run."""
+    """Return the downloads that a run needs."""
     run = run_of(wildcards)
     data = [f"data/raw/{run.data.name}/download.json"] if run.data.hub else []
     return data + model_files(run.model.folder)
 
 
 def identity_of(wildcards):
-    """Digest of a run's settings and sources."""
+    """Return the digest of a run's settings and sources."""
     return identified(wildcards.strategy, wildcards.workload)
 
 
 def job_resources(stage, runtime=None, job=None):
-    """What the jobs of a stage ask Slurm for: as much as launch.py will start. ``job``: its name in the site's file."""
+    """Return the Slurm resources of a stage's jobs: what launch.py will start. ``job``: its name in the site's file."""
 
     def requested(wildcards):
         run = run_of(wildcards)
@@ -193,7 +193,7 @@ def job_resources(stage, runtime=None, job=None):
             SITE, job or stage, *stages.scope(stage, run).size(run), runtime
         )
 
-    # What does not depend on the size is no function: Snakemake calls each several times for each job.
+    # Use functions only for what depends on the size: Snakemake calls each several times per job.
     found = [slurm.resources(SITE, job or stage, n, n, runtime) for n in (1, 2, 3, 64)]
     return {
         key: (
@@ -206,7 +206,7 @@ def job_resources(stage, runtime=None, job=None):
 
 
 def job_threads(stage):
-    """CPU cores of a job of a stage, on each of its nodes."""
+    """Return the CPU cores per node of a stage's job."""
 
     def requested(wildcards):
         run = run_of(wildcards)
@@ -218,19 +218,19 @@ def job_threads(stage):
 
 
 def configured_resources(stage):
-    """What a job asks for that uses the nodes and ranks of the configuration, whatever the strategy."""
+    """Return the resources of a job on the configuration's nodes and ranks, whatever the strategy."""
     return slurm.resources(SITE, stage, CONFIG.nodes, CONFIG.ranks_per_node, runtime=10)
 
 
 def start_forkserver():
-    """Before the first job, where jobs run on this machine's CPU: what most of them import is then imported once."""
+    """Start a fork server before the first job if jobs run on this machine's CPU, so that imports happen once."""
     site = SITE.place()
     if workflow.executor_plugin.name == "local" and site.device == "cpu" and not IMAGE:
         forkserver.start(Path.cwd(), commands.environment(site), site.environment_clear)
 
 
 def check_executor():
-    """Before the first job of a call that is no dry run: jobs for Slurm need a site that says how to ask for nodes."""
+    """Check before the first job, except in a dry run, that a site exists for Slurm jobs."""
     if workflow.executor_plugin.name != "slurm":
         return
     if incompatibility := slurm.path_obstacle(sys.executable):

@@ -1,4 +1,4 @@
-# Data: from the hub or embedded, to arrays. On the login node; after `prepare` nothing needs a network.
+# Data, from the hub or embedded, to arrays. On the login node; after `prepare` no network is needed.
 
 
 localrules:

@@ -1,5 +1,5 @@
-# Test loss and metric: one device, the same code for every strategy; or, where the recipe says so, under the run's own
-# strategy.
+# Test loss and metric on one device, with the same code for every strategy; or, if the recipe says so, under the run's
+# own strategy.
 
 
 rule evaluate:

@@ -1,4 +1,4 @@
-# A run's weights for other programs: a folder that transformers opens, to the same test loss.
+# Export of a run's weights to a transformers folder, checked to have the same test loss.
 rule export:
     input:
         settings="results/{strategy}/{workload}/run.json",

@@ -1,4 +1,4 @@
-# Where this workflow's programs are: beside the Snakefile; of a module from a hosting provider, a copy of its repository.
+# Folder of this workflow's programs: next to the Snakefile; for a hosted module, a copy of its repository.
 import io
 import os
 import tarfile
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def repository(rules):
-    """Folder of the repository, as seen from the working directory. ``rules``: where this file is, as Snakemake says."""
+    """Return the repository's folder, relative to the working directory. ``rules``: Snakemake's folder of this file."""
     if rules.is_local:
         root = Path(rules.get_path_or_uri(secret_free=True)).parents[1]
         relative = os.path.relpath(root)
         return root if relative.startswith("..") else Path(relative)
-    # Snakemake fetches the files that rules name, one by one; programs that import each other it does not know of.
+    # Snakemake only fetches the files that rules name, one by one, but programs also import other files.
     commit = rules.hosted_repo.repo.commit(rules.ref).hexsha
     folder = Path(".snakemake/shardlab") / commit
     if not folder.exists():
@@ -20,7 +20,7 @@ def repository(rules):
         content.seek(0)
         part = folder.with_name(f"{commit}.{os.getpid()}")
         with tarfile.open(fileobj=content) as archive:
-            # git made it; Python before 3.11.4, which Debian 12 has, takes no filter.
+            # The archive is from git; Python before 3.11.4, as in Debian 12, does not support filters.
             safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
             archive.extractall(part, **safe)
         os.rename(part, folder)

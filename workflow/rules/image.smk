@@ -1,4 +1,4 @@
-# The image: wheels with the login node's own pip settings, then Apptainer. A site can also name an existing image.
+# The image: wheels collected with the login node's pip settings, then Apptainer. Sites can also use an existing image.
 
 
 localrules:

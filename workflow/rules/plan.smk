@@ -1,4 +1,4 @@
-# What the runs will cost, from their engines' steps on fake tensors: memory, operations, traffic, time. Trains nothing.
+# Predicted memory, operations, traffic and time of the runs, from their engines' steps on fake tensors. No training.
 
 
 rule plan:

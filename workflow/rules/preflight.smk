@@ -1,4 +1,4 @@
-# A look at the site before anything long: the login node, each node, all ranks. Reports are temporary: it looks anew.
+# Checks of the site before long runs: the login node, each node, all ranks. Reports are temporary, so checks rerun.
 PREFLIGHT = "results/ddp/mlp/run.json"
 
 

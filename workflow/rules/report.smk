@@ -64,7 +64,7 @@ rule report:
         " --config {params.config:q} --results results > {log} 2>&1"
 
 
-# What to keep or to publish: settings, code, fingerprints, figures, as a Workflow Run RO-Crate.
+# Workflow Run RO-Crate for archiving or publishing: settings, code, fingerprints, results.
 rule crate:
     input:
         "results/summary.csv",

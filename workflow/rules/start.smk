@@ -1,4 +1,4 @@
-# Before Snakemake reads the configuration: what it would otherwise accept, or answer with a traceback.
+# Checks before Snakemake reads the configuration, for mistakes that it would accept or answer with a traceback.
 import sys
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from shardlab.patches import snakemake_logging
 snakemake_logging.respect_no_color()
 try:
     call.check_folder(Path.cwd())
-    # A workflow that uses this one as a module hands its configuration over.
+    # A workflow that uses this one as a module passes its configuration.
     if not workflow.modifier.skip_configfile:
         call.check_configuration([*workflow.configfiles, Path("config/config.yaml")])
 except UserError as error:

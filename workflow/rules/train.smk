@@ -7,7 +7,7 @@ localrules:
 
 rule resolve:
     input:
-        # A download that fails must not leave settings behind that differ from those of finished runs.
+        # A failed download must not leave settings that differ from those of finished runs.
         ancient(downloads),
     output:
         "results/{strategy}/{workload}/run.json",
@@ -16,21 +16,21 @@ rule resolve:
     conda:
         environment("workflow")
     params:
-        # What makes it resolve again; all of run.json would be lines long in Snakemake's reasons.
+        # Triggers resolving again; all of run.json would take many lines in Snakemake's reasons.
         identity=identity_of,
-        # As functions of the input these are no reasons to resolve again.
+        # As functions of the input these do not trigger resolving again.
         run=lambda wildcards, input: run_of(wildcards).model_dump_json(),
         misfit=misfit_of,
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
-        # What this process has resolved already, when it read the configuration.
+        # Already resolved by this process, when it read the configuration.
         "printf %s {params.misfit:q} > {log}; ! grep -q ^error: {log} &&"
         " printf %s {params.run:q} | python -I -m json.tool --indent 2 > {output}.new"
         " && sync {output}.new && mv {output}.new {output}"
 
 
-# Initial weights, and what they reach on the test split before any training.
+# Initial weights, and their test loss before any training.
 rule init:
     input:
         settings="results/init/{workload}/run.json",
@@ -64,7 +64,7 @@ rule train:
         plan=ancient(plan_needed),
         image=IMAGE,
     output:
-        # What holds work (weights, checkpoints, reports) is no output: Snakemake would delete it.
+        # Weights, checkpoints and reports are not outputs: Snakemake would delete them.
         "results/{strategy}/{workload}.done",
     log:
         "results/{strategy}/{workload}/logs/train.log",
@@ -75,7 +75,7 @@ rule train:
         **job_resources("train"),
     params:
         image=IN_IMAGE,
-        # As a function of the input it is no reason to train again.
+        # As a function of the input it does not trigger retraining.
         options=lambda wildcards, input: CONFIG.train_options,
     message:
         "Training {wildcards.workload} under {wildcards.strategy}"
