@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write a run's weights as a folder that the transformers library opens, with a
-model card; then have it open it.
+"""Export a run's weights to a folder of the transformers library, with a model
+card; then verify it with the library.
 
 Example: snakemake --profile workflow/profiles/local results/export/fsdp/llama2
 """

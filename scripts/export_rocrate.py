@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Describe a call and what came out of it as a Workflow Run RO-Crate: a folder to
-keep, to hand on or to publish.
+"""Describe a call and its results as a Workflow Run RO-Crate: a folder for
+archiving, sharing or publishing.
 
 Example: python scripts/export_rocrate.py --results results --output results/crate
 """

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Build the image that training runs in, or look at the one that the site names;
-write its report.
+"""Build the image for training, or inspect the one that the site names; write its
+report.
 
-As an ordinary user it builds with --fakeroot. APPTAINER_TMPDIR and
-APPTAINER_CACHEDIR say where it works.
+Ordinary users build with --fakeroot. APPTAINER_TMPDIR and APPTAINER_CACHEDIR
+set its working folders.
 """
 
 import argparse

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Install the packages of lock files with pip, and show on one line what it is at
-and how much is left.
+"""Install the packages of lock files with pip, and show the progress on one line.
 
 Example: python scripts/install.py envs/workflow.txt
 """

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Start a stage's program where the site says: in a Slurm job, in the image, on
+"""Start a stage's program as the site requires: in a Slurm job, in the image, on
 all ranks of a run or in one process.
 
-The options that launch.py does not know are the program's own.
+Options that launch.py does not know are passed to the program.
 """
 
 from shardlab.launch import forkserver

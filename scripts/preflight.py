@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Look at a site before anything long runs there: the login node, each node of a
-job, all ranks of a job.
+"""Check a site before long runs: the login node, each node of a job, all ranks of
+a job.
 
-What is wrong is printed with what to change, and ends the program with status
-1.
+Problems are printed with their remedies, and end the program with status 1.
 """
 
 import argparse

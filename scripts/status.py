@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Say what is there of each run: done, alive, finished without its driver,
+"""Report the state of each run: done, alive, finished without its driver,
 resumable from which step, or lost, and why.
 
 Changes nothing: the next call of Snakemake does what this announces. Example:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Watch all runs: what each one does, its step, loss, speed and time left, from
-the run folders and Slurm's queue.
+"""Watch all runs: their state, step, loss, speed and remaining time, from the run
+folders and Slurm's queue.
 
-Ends with q or Ctrl-C; the runs go on. Without a terminal, or with --once, the
+Ends with q or Ctrl-C; the runs continue. Without a terminal, or with --once, the
 table is printed once.
 Example: python scripts/watch.py
 """
