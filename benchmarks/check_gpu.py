@@ -2,12 +2,12 @@
 """Check one to eight GPUs of a machine: every strategy against one of them, one
 against a CPU, and large models' speed.
 
-Equality: tiny trainings over NCCL, held to `single` at the gradients of step
-0, each step's loss and gradient norm, and the test loss. float64 has to agree
-to 1e-10, float32 (without TF32) to 5e-6 a step and 1e-4 at the test loss; bf16
-is reported. With one GPU, parallel strategies run on one rank: their code and
-NCCL, without a second one to talk to. The first workload in which a strategy
-is not equal ends the program.
+Equality: tiny trainings over NCCL, compared with `single` at the gradients of
+step 0, each step's loss and gradient norm, and the test loss. float64 has to
+agree to 1e-10, float32 (without TF32) to 5e-6 per step and 1e-4 at the test
+loss; bf16 is only reported. With one GPU, parallel strategies run on one rank,
+which tests their code and NCCL without communication. The program ends at the
+first workload in which a strategy is not equal.
 
 Speed: models of up to 7 B, next to their plans (trainers/large.py).
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What a checkpoint costs a training: how long a step waits for it, written at
-once or while the training goes on, and how long a run takes to stand where it
-was. Over model sizes, on one rank and on two. Needs no GPU.
+"""Measure the cost of a checkpoint: how long a step waits for it, written
+synchronously or in the background, and how long a run takes to resume. By model
+size, on one rank and on two. Needs no GPU.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 """Time `make run`, and with --tests also `make test`, of an earlier commit and of
 this one: in turn, in fresh clones.
 
-The packages are taken as installed (the clones use this checkout's .venv).
+Installing packages is excluded (the clones use this checkout's .venv).
 Committed files only. Ends with the runs whose losses differ: those whose
 recipe was changed since.
 """

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Our trainer beside a bare PyTorch loop, Hugging Face's Trainer and Lightning:
-one step each in turn, in one process.
+"""Compare this trainer with a bare PyTorch loop, Hugging Face's Trainer and
+Lightning: one step each in turn, in one process.
 
-On a shared machine nothing else tells a few percent apart. Each trainer runs
-in a thread and waits at the start of each step for its turn; the ratio is that
-of a step to the bare loop's of the same round. Start-up and memory are those
-of processes of their own. With several ranks (--strategies ddp fsdp zero2)
-beside DDP, fully_shard and deepspeed by hand, and beside those of the others
-that do the same on a CPU. Run it by `make bench`, which makes the environment
+On a shared machine only this can resolve a few percent. Each trainer runs in a
+thread and waits at the start of each step for its turn; ratios are relative to
+the bare loop's step of the same round. Start-up and memory are measured in
+separate processes. With several ranks (--strategies ddp fsdp zero2) it is
+compared with DDP, fully_shard and deepspeed by hand, and with the other
+trainers that do the same on a CPU. Run it by `make bench`, which makes the environment
 that it needs (.venv/peers).
 """
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""How long the plan of a large model takes, on this machine, and what it says:
+"""Measure how long plans of large models take on this machine, and show them:
 Llama shapes on up to 1,024 ranks.
 
-Needs no GPU and no data. Each plan is a process of its own (scripts/plan.py).
+Needs no GPU and no data. Each plan is a separate process (scripts/plan.py).
 """
 
 import argparse

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Memory, bytes sent and step time over 1, 2, 4 and 8 ranks of each family of
-strategies. The report draws them.
+"""Measure memory, bytes sent and step time on 1, 2, 4 and 8 ranks for each family
+of strategies. The report draws them.
 
-All ranks share this machine: memory and bytes are those of any machine, the
-time of a step is not where it has fewer cores than ranks. Needs no GPU.
+All ranks share this machine: memory and bytes are the same on any machine, the
+step time is not if it has fewer cores than ranks. Needs no GPU.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time what a site adds: image build and size, PyTorch's start in the image and
+"""Measure the overhead of a site: image build and size, PyTorch's start in the image and
 in a venv, submit to first step.
 
 Run it on the login node, in a checkout where `snakemake --profile slurm

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Kill trainings at random, by a seed, and see that each ends, to the bit, as one
-that was left alone.
+"""Kill trainings at random (seeded), and check that each one ends bitwise equal
+to an undisturbed one.
 
 Example: python benchmarks/soak.py --kills 1000 --seed 1
 """

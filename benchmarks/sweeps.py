@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What a sweep costs before and after its trainings: `snakemake -n all` of 10 to
-10,000 runs, beside a bare Snakefile of as many jobs and files; the reading of
-the Snakefile in one job; resolve.py of one run; summarize.py of all.
+"""Measure the overhead of a sweep before and after its trainings: `snakemake -n
+all` of 10 to 10,000 runs, and of a bare Snakefile with as many jobs and files;
+reading the Snakefile in one job; resolve.py of one run; summarize.py of all.
 
 Needs no GPU and trains one tiny run. Committed files only.
 """

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Time what a user waits for: a small matrix by Snakemake beside a shell script
-that types the same lines one after the other, the second call, and the dry run
-of the default matrix; with --whole also `make run`. All in fresh clones.
+"""Time what a user waits for: a small matrix by Snakemake and by a shell script
+with the same lines, the second call, and the dry run of the default matrix; with
+--whole also `make run`. All in fresh clones.
 
-The packages are taken as installed (the clones use this checkout's .venv).
+Installing packages is excluded (the clones use this checkout's .venv).
 Committed files only.
 """
 

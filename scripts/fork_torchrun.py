@@ -2,8 +2,8 @@
 """Start the ranks of a program on this node: torchrun, whose ranks can be forks
 of this process.
 
-PyTorch is then imported once per node, instead of once per rank and once more for
-torchrun.
+PyTorch is then imported once per node, instead of once per rank and once more
+for torchrun.
 """
 
 import argparse

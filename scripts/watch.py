@@ -2,8 +2,8 @@
 """Watch all runs: their state, step, loss, speed and remaining time, from the run
 folders and Slurm's queue.
 
-Ends with q or Ctrl-C; the runs continue. Without a terminal, or with --once, the
-table is printed once.
+Ends with q or Ctrl-C; the runs continue. Without a terminal, or with --once,
+the table is printed once.
 Example: python scripts/watch.py
 """
 

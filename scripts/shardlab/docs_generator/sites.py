@@ -6,7 +6,7 @@ from shardlab.files import ROOT
 from shardlab.settings import load
 
 APPROVED = ROOT / "tests/unit/approved"
-"""What is submitted and started at each site, as verified by a test."""
+"""Commands that are submitted and started at each site, as verified by a test."""
 KEY = re.compile(r"( *)([A-Za-z_]+):(?: (.*))?$")
 
 
