@@ -7,8 +7,8 @@ thread and waits at the start of each step for its turn; ratios are relative to
 the bare loop's step of the same round. Start-up and memory are measured in
 separate processes. With several ranks (--strategies ddp fsdp zero2) it is
 compared with DDP, fully_shard and deepspeed by hand, and with the other
-trainers that do the same on a CPU. Run it by `make bench`, which makes the environment
-that it needs (.venv/peers).
+trainers that do the same on a CPU. Run it by `make bench`, which makes the
+environment that it needs (.venv/peers).
 """
 
 import argparse

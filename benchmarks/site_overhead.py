@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measure the overhead of a site: image build and size, PyTorch's start in the image and
-in a venv, submit to first step.
+"""Measure the overhead of a site: image build and size, PyTorch's start in the
+image and in a venv, submit to first step.
 
 Run it on the login node, in a checkout where `snakemake --profile slurm
 --config site=NAME -- all` works.

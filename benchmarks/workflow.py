@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time what a user waits for: a small matrix by Snakemake and by a shell script
-with the same lines, the second call, and the dry run of the default matrix; with
---whole also `make run`. All in fresh clones.
+with the same lines, the second call, and the dry run of the default matrix;
+with --whole also `make run`. All in fresh clones.
 
 Installing packages is excluded (the clones use this checkout's .venv).
 Committed files only.
