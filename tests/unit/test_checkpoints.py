@@ -42,7 +42,7 @@ def newest(trained, output):
     run, data, initial, _ = trained
     world = distributed.world(run, "cpu")
     start = resume.initial_manifest(run, tasks.load(run.task, data, None, world.device), world, sha256(initial))
-    return resume.newest(output, start, world, restart=False)
+    return resume.latest_checkpoint(output, start, world, restart=False)
 
 
 def same(one, other):
@@ -244,7 +244,7 @@ def test_what_needs_room_is_known_without_the_files_that_rank_0_removes(tmp_path
     new = tmp_path / ".step-00000002.new"
     new.mkdir()
     monkeypatch.setattr(manifest.Path, "rglob", lambda *_: pytest.fail("files are looked at"))
-    rank = SimpleNamespace(world=SimpleNamespace(main=main))
+    rank = SimpleNamespace(world=SimpleNamespace(is_rank0=main))
     with pytest.raises(UserError, match=r"\(\[Errno 122\] Disk quota exceeded; it needs at least 3.0 MiB"):
         Checkpointer._refuse(rank, new, OSError(122, "Disk quota exceeded"), {"weights/a": torch.zeros(3, 2**18)})
     assert new.exists() != main

@@ -119,8 +119,8 @@ def test_without_imports_ranks_are_processes_that_end_with_torchrun(tmp_path):
     """As on a GPU: torchrun asks CUDA for its devices before it starts ranks, and CUDA does not survive a fork."""
     (tmp_path / "rank.py").write_text(
         "import multiprocessing, os, signal, sys, time\n"
-        "from shardlab.launch import processes\n"
-        "processes.die_with_parent(signal.SIGKILL, int(os.environ[processes.TORCHRUN]))\n"
+        "from shardlab.launch import signals\n"
+        "signals.die_with_parent(signal.SIGKILL, int(os.environ[signals.TORCHRUN]))\n"
         "print(multiprocessing.parent_process(), sys.argv, os.getpid(), flush=True)\n"
         "time.sleep(60)\n"
     )

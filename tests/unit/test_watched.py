@@ -43,7 +43,7 @@ def watched(tiny_data, tmp_path_factory):
         folder / "initial",
         folder,
         {},
-        watched=loop.MonitoringOptions(None, tensorboard=True),
+        monitoring=loop.MonitoringOptions(None, tensorboard=True),
     )
     return folder
 

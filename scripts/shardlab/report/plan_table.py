@@ -75,7 +75,7 @@ def choice(plans: Sequence[Plan]) -> str:
     if not fitting:
         least = min(plans, key=lambda plan: plan.predicted_memory_bytes)
         return (
-            f"Nothing fits: {least.strategy} needs least, {readable_bytes(least.predicted_memory_bytes)} a rank; take "
+            f"Nothing fits: {least.strategy} needs least, {readable_bytes(least.predicted_memory_bytes)} per rank; use "
             "more ranks, a smaller global batch, or more recomputation."
         )
     timed = [plan for plan in fitting if plan.step_seconds is not None]
@@ -87,8 +87,8 @@ def choice(plans: Sequence[Plan]) -> str:
     least = min(fitting, key=lambda plan: plan.predicted_memory_bytes)
     why = "if that fits" if by_name[known].fits is None else "which fits"
     sentence = (
-        f"By the rule of thumb take {known}, {why} ({readable_bytes(by_name[known].predicted_memory_bytes)} a rank)"
+        f"By the rule of thumb, use {known}, {why} ({readable_bytes(by_name[known].predicted_memory_bytes)} per rank)"
     )
     if least.strategy != known:
-        sentence += f"; {least.strategy} needs least memory, {readable_bytes(least.predicted_memory_bytes)}"
+        sentence += f"; {least.strategy} needs the least memory, {readable_bytes(least.predicted_memory_bytes)}"
     return sentence + "."
