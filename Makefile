@@ -27,11 +27,12 @@ run: .venv/run
 
 EVERY := --config 'strategies=[all]'
 # Compare every strategy on every workload with one device.
-# Writes the matrix of docs/matrix.md.
+# Writes the figures of the documents, and the README's picture.
 matrix: .venv/run
 	$(SNAKEMAKE) --profile workflow/profiles/local $(EVERY) -- all
 	$(BIN)/python scripts/summarize.py --config '{"strategies": ["all"]}' --check
 	$(BIN)/python scripts/docs.py --summary results/summary.csv
+	$(BIN)/python docs/pictures.py
 
 # What each run does now, until q.
 watch: .venv/login
@@ -81,9 +82,8 @@ site: .venv/dev
 	rm -rf .site && mkdir .site && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --no-dereference -t .site
 	$(BIN)/python -m mkdocs build --strict
 
-# Take the README's pictures of the report (make matrix).
-# In Debian's Chromium.
-pictures: .venv/dev
+# Draw the README's picture from results/summary.csv.
+pictures: .venv/run
 	$(BIN)/python docs/pictures.py
 
 # Check one to eight GPUs of this machine.

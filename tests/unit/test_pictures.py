@@ -1,0 +1,82 @@
+"""The README's picture: what its cells say of a table of runs."""
+
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from helpers.common import ROOT
+from shardlab.errors import UserError
+
+sys.path.append(str(ROOT / "docs"))
+import pictures
+
+RUNS = pd.DataFrame(
+    [
+        ("single", "mlp", "done", 0.5, "equal", 1, 2048, 100, 0),
+        ("ddp", "mlp", "done", 0.50001, "equal", 2, 1024, 100, 100),
+        ("fsdp", "mlp", "done", 0.75, "unequal", 2, 512, 50, 150),
+        ("single", "vit", "done", 2.0, "equal", 1, 3 * 2**20, 1000, 0),
+        ("ddp", "vit", "stale: seed", None, None, None, None, None, None),
+        ("fsdp", "vit", "done", 2.0, "rounding", 2, 36 * 2**20, 500, 3000),
+    ],
+    columns=[
+        *("strategy", "workload", "status", "test_loss", "equality", "world_size"),
+        *("tensor_bytes", "weights_bytes", "bytes_per_step"),
+    ],
+)
+STRATEGIES, WORKLOADS = ["single", "ddp", "fsdp"], ["mlp", "vit"]
+
+
+def drawn(x, y, tag):
+    """Elements of a cell of the picture, by the column and row of the table."""
+    left, top = pictures.LEFT + pictures.CELL * x, pictures.TOP + pictures.ROW * y
+    svg = ElementTree.fromstring(pictures.draw(RUNS, STRATEGIES, WORKLOADS))
+    return [
+        each
+        for each in svg.iter(f"{{http://www.w3.org/2000/svg}}{tag}")
+        if left <= float(each.get("x", -1)) < left + pictures.CELL
+        and top <= float(each.get("y", -1)) < top + pictures.ROW
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "words", "lengths"),
+    [
+        ((0, 0), ["0.5000", "100%"], [1, 0]),
+        ((0, 1), ["0.5000", "50%", "\u00d71.0"], [1 / 2, 1 / 3]),
+        ((0, 2), ["0.7500", "25%", "\u00d71.5"], [1 / 4, 1 / 2]),
+        ((1, 1), [], []),
+        ((1, 2), ["2.0000", "\u00d712", "\u00d73.0"], [1, 1]),
+    ],
+)
+def test_a_cell_has_loss_memory_and_traffic(place, words, lengths):
+    assert [each.text for each in drawn(*place, "text")] == words
+    assert [int(each.get("width")) for each in drawn(*place, "rect")] == [
+        round(pictures.BAR * length) for length in lengths
+    ]
+
+
+def test_the_color_of_a_loss_is_that_of_its_verdict():
+    colors = {place: drawn(*place, "text")[0].get("fill") for place in ((0, 1), (0, 2), (1, 2))}
+    assert colors == {(0, 1): pictures.EQUAL, (0, 2): pictures.UNEQUAL, (1, 2): pictures.EQUAL}
+
+
+def test_headings_name_what_single_holds_and_the_ranks():
+    words = re.findall(r">([^<>]+)</text>", pictures.draw(RUNS, STRATEGIES, WORKLOADS))
+    assert {"single: 2.0 KiB", "single: 3.0 MiB", "1 rank", "2 ranks"} <= {*words}
+
+
+def test_a_table_without_single_is_refused():
+    with pytest.raises(UserError, match="no finished run of single on vit"):
+        pictures.draw(RUNS[RUNS.workload == "mlp"], STRATEGIES, WORKLOADS)
+
+
+def test_a_missing_table_names_the_command(tmp_path):
+    words = [sys.executable, str(ROOT / "docs/pictures.py"), "--summary", str(tmp_path / "summary.csv")]
+    end = subprocess.run(words, text=True, capture_output=True, check=False)
+    assert end.returncode == 1
+    assert end.stderr.strip().endswith("summary.csv does not exist; run: make run.")
