@@ -2,7 +2,9 @@
 """Describe a call and its results as a Workflow Run RO-Crate: a folder for
 archiving, sharing or publishing.
 
-Example: python scripts/export_rocrate.py --results results --output results/crate
+Example:
+
+    python scripts/export_rocrate.py --results results --output results/crate
 """
 
 import argparse
