@@ -151,7 +151,7 @@ def pretend(config: dict[str, Any], results: Path) -> None:
         run = resolve.run(checked, *name)
         folder = results.joinpath(*name)
         if not folder.exists():
-            local = run_identity.of(run, train.identity.data)
+            local = run_identity.identity_of(run, train.identity.data)
             settings = run.model_dump(mode="json")
             train.model_copy(update={"settings": settings, "identity": local}).write(folder / "train.json")
             test.model_copy(update={"identity": local}).write(folder / "test.json")

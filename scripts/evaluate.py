@@ -41,7 +41,7 @@ def main() -> None:
         report = TestReport(
             **found.model_dump(),
             untrained_loss=untrained,
-            identity=run_identity.of(run, fingerprint),
+            identity=run_identity.identity_of(run, fingerprint),
             weights=digest,
         )
         report.write(args.output)

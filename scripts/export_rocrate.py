@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
     parser.add_argument("--output", type=Path, required=True, help="folder of the crate; an existing one is replaced")
     args = parser.parse_args()
-    table, _ = summary.of(args.config, args.results)
+    table, _ = summary.judged(args.config, args.results)
     found = run_data.collect(table, args.results)
     count = crate.write(args.output, args.config, found, args.results.resolve().parent)
     print(f"{args.output}: {len(found.runs)} runs, {count} files of inputs and results.")

@@ -42,7 +42,7 @@ def main() -> None:
     if not args.report:
         return
     report = InitialReport(
-        identity=run_identity.of(run, store.fingerprint_of(args.data)),
+        identity=run_identity.identity_of(run, store.fingerprint_of(args.data)),
         weights=sha256(args.output),
         parameters=parameters,
         loss=None if run.evaluated_sharded else evaluation.evaluate(run, args.data, args.output).loss,

@@ -33,7 +33,7 @@ def main() -> None:
     distributed.start(run.site.device)
     twins = [twin(run, args.data, args.weights, number) for number in range(args.draws)]
     report = NoiseFloorReport(
-        identity=run_identity.of(run, fingerprint),
+        identity=run_identity.identity_of(run, fingerprint),
         initial_weights=sha256(args.weights),
         workload=run.workload,
         scale=ROUNDING_SIZE,

@@ -22,7 +22,7 @@ def main() -> None:
     load.add_config_argument(parser)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
     args = parser.parse_args()
-    table, left_out = summary.of(args.config, args.results)
+    table, left_out = summary.judged(args.config, args.results)
     _, workloads = summary_markdown.axes(table, args.config, left_out)
     found = run_data.collect(table, args.results, workloads)
     drawn = html.charts(found, workloads)

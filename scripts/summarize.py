@@ -24,7 +24,7 @@ def main() -> None:
         help="maximum relative difference of final losses that count as equal (default: by dtype)",
     )
     args = parser.parse_args()
-    table, left_out = summary.of(args.config, args.results, args.tolerance)
+    table, left_out = summary.judged(args.config, args.results, args.tolerance)
     write_text(args.results / "summary.csv", table.to_csv(index=False))
     write_text(args.results / "summary.md", summary_markdown.markdown(table, args.config, left_out))
     if args.config.sweep:

@@ -17,7 +17,7 @@ def finished(
     """The files of a finished run; ``more``: keys of its train.json; ``timeline``: of its timeline.json."""
     folder = results / run.strategy / run.workload
     measured = {
-        "identity": run_identity.of(run, data),
+        "identity": run_identity.identity_of(run, data),
         "initial_weights": initial,
         "weights": weights,
         "hosts": ["here"],
@@ -40,10 +40,14 @@ def finished(
     records = [*steps, VALIDATION]
     train_report(run, records, measured | more).write(folder / "train.json")
     if timeline:
-        Timeline(identity=run_identity.of(run, data), step=2, **timeline).write(folder / "timeline.json")
+        Timeline(identity=run_identity.identity_of(run, data), step=2, **timeline).write(folder / "timeline.json")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     test = {"loss": loss, "metric_name": "mse", "metric_value": 1.0, "samples": 1, "targets": 2, "evaluation": "whole"}
     TestReport(
-        workload=run.workload, **test, identity=run_identity.of(run, data), weights=evaluated, untrained_loss=9.0
+        workload=run.workload,
+        **test,
+        identity=run_identity.identity_of(run, data),
+        weights=evaluated,
+        untrained_loss=9.0,
     ).write(folder / "test.json")
     folder.with_name(f"{folder.name}.done").touch()

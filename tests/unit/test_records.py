@@ -19,7 +19,7 @@ def report(run, attempts=(), started=0, seconds=SECONDS, **more):
     steps = [STEP | {"step": number, "seconds": float(each)} for number, each in enumerate(seconds)]
     losses = [{"kind": "validation", "step": step, "loss": loss} for step, loss in ((0, 5.0), (len(steps) - 1, 3.0))]
     measured = {
-        "identity": run_identity.of(run, "d"),
+        "identity": run_identity.identity_of(run, "d"),
         **dict.fromkeys(("initial_weights", "weights", "flops_formula"), "x"),
         **{key: ["here"] for key in ("hosts", "devices")},
         **{key: [1] for key in ("samples_per_rank", "targets_per_rank", "peak_memory_bytes")},

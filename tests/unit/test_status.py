@@ -13,8 +13,8 @@ def test_what_is_there_of_a_run(tiny_data, tmp_path):
     run = tiny_run("mlp", checkpoint_interval_steps=2)
     folder = tmp_path / "single" / "mlp"
 
-    def said(of=run):
-        return next_action(of, folder)
+    def said(run=run):
+        return next_action(run, folder)
 
     assert said() == "not begun"
     save_initial(run, tmp_path / "initial")

@@ -189,7 +189,7 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
     def noise_floor(run=single, count=2, **changed):
         twins = [Twin(test_loss=2.002, validation_loss=3.0), Twin(test_loss=1.999, validation_loss=3.0)]
         made = {
-            "identity": run_identity.of(run, "d"),
+            "identity": run_identity.identity_of(run, "d"),
             "initial_weights": "i",
             "workload": "mlp",
             "scale": ROUNDING_SIZE,
@@ -200,7 +200,7 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
     assert noise_floor() == pytest.approx(1e-3)
     for changed in ({"scale": 6e-6}, {"initial_weights": "other"}, {"workload": "mnist"}, {"count": 6}):
         assert pd.isna(noise_floor(**changed)), changed
-    assert pd.isna(noise_floor(identity=run_identity.of(single, "other")))
+    assert pd.isna(noise_floor(identity=run_identity.identity_of(single, "other")))
     assert pd.isna(noise_floor(single.model_copy(update={"seed": 7})))
 
 
@@ -225,4 +225,4 @@ def test_first_steps_and_runs_that_learn_nothing(tmp_path, changed, first, reaso
 def test_train_report_is_read_back(tmp_path):
     finished(tmp_path, tiny_run("mlp"))
     report = TrainReport.read(tmp_path / "single/mlp/train.json", "")
-    assert report.identity == run_identity.of(tiny_run("mlp"), "d")
+    assert report.identity == run_identity.identity_of(tiny_run("mlp"), "d")

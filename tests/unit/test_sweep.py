@@ -115,7 +115,7 @@ def test_mean_deviation_and_the_best(tmp_path):
     runs, left_out = resolve.matrix(config)
     for number, run in enumerate(runs[:-1]):
         finished(tmp_path, run, loss=2.0 + number)
-    table = summary.of(config, tmp_path)[0].astype({"validation_loss": "Float64"})
+    table = summary.judged(config, tmp_path)[0].astype({"validation_loss": "Float64"})
     # Every report says 3.0 of the validation split; the first strategy's are given values of their own.
     table.loc[table.strategy == "single", "validation_loss"] = [3.0, 4.0, 5.0, 2.0, 3.0, 2.5]
     found = sweep.table(table)

@@ -212,7 +212,7 @@ def test_a_finished_run_whose_driver_died_is_taken_as_it_is(tmp_path):
     assert "is already finished; nothing is trained again" in log(trial)
     assert (trial.folder / "model.safetensors").stat().st_mtime_ns == before
     # As the driver does, that knows of it: -f is meant.
-    (trial.folder / ".seen").write_text(run_identity.of(trial.run, "").numbers)
+    (trial.folder / ".seen").write_text(run_identity.identity_of(trial.run, "").numbers)
     assert trial.start().wait() == 0
     assert (trial.folder / "model.safetensors").stat().st_mtime_ns > before
 

@@ -117,7 +117,7 @@ def resolved(strategy, workload):
 @cache
 def identified(strategy, workload):
     """Digest of a run's settings and sources."""
-    return run_identity.of(resolved(strategy, workload), "").run
+    return run_identity.identity_of(resolved(strategy, workload), "").run
 
 
 def run_of(wildcards):

@@ -67,7 +67,7 @@ class AttemptLog:
     def __init__(self, run: Run, folder: Path, fingerprint: str, initial: Path) -> None:
         """``fingerprint`` is that of the prepared data, ``initial`` the file of the initial weights."""
         self.run, self.folder, self.initial = run, folder, initial
-        self.identity = run_identity.of(run, fingerprint)
+        self.identity = run_identity.identity_of(run, fingerprint)
         before = read_story(folder)
         self.attempts = before.attempts if before and before.numbers == self.identity.numbers else []
         if self.attempts and self.attempts[-1].ended is None:
@@ -218,10 +218,10 @@ class AttemptLog:
         write_json(self.folder / FILE, story.model_dump())
 
 
-def requested(folder: Path, of: Identity) -> bool:
+def requested(folder: Path, identity: Identity) -> bool:
     """Return whether a call saw that the run of these settings was done, and no training has begun since then."""
     try:
-        return (folder / SEEN).read_text(encoding="utf-8") == of.numbers
+        return (folder / SEEN).read_text(encoding="utf-8") == identity.numbers
     except FileNotFoundError:
         return False
 

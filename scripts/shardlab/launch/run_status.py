@@ -13,7 +13,7 @@ from shardlab.launch import attempts, slurm
 from shardlab.launch.slurm_reattach import name_of
 from shardlab.records import done, manifest, metrics
 from shardlab.records.reports import Attempt, TrainReport
-from shardlab.settings.run_identity import difference, of
+from shardlab.settings.run_identity import difference, identity_of
 from shardlab.settings.types import Run
 
 RECENT = 20
@@ -81,7 +81,7 @@ def next_action(run: Run, folder: Path) -> str:
     if other == "" and not changed:
         if folder.with_name(f"{folder.name}.done").exists():
             return "done"
-        if attempts.requested(folder, of(run, "")):
+        if attempts.requested(folder, identity_of(run, "")):
             return "finished, and retraining was requested: the next call trains from scratch"
         return "finished, but not recorded by Snakemake: the next call uses it as it is"
     reason = f" of another {other};" if other else ""

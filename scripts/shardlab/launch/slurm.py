@@ -152,7 +152,7 @@ def resources(
     """
     if site.slurm is None:
         return {}
-    slurm = site.slurm.of(stage)
+    slurm = site.slurm.for_stage(stage)
     if stage in slurm.stages:
         runtime = slurm.stages[stage].runtime or runtime
     memory = devices_per_node * slurm.memory_mb_per_rank

@@ -20,7 +20,7 @@ def policy(site: Site) -> tuple[list[str], list[str]]:
     """
     if site.slurm is None or shutil.which("scontrol") is None:
         return [], []
-    named = site.slurm.of("train").partition
+    named = site.slurm.for_stage("train").partition
     shown = _ask("--oneliner", "show", "partition", *([named] if named else []))
     partitions = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in shown.splitlines()]
     chosen = [each for each in partitions if each.get("PartitionName") == named or each.get("Default") == "YES"]
@@ -31,7 +31,7 @@ def policy(site: Site) -> tuple[list[str], list[str]]:
 def means(site: Site, partition: dict[str, str], config: dict[str, str]) -> tuple[list[str], list[str]]:
     """Return the same as ``policy``, for a partition and a configuration as scontrol shows them."""
     assert site.slurm is not None
-    slurm, name = site.slurm.of("train"), partition["PartitionName"]
+    slurm, name = site.slurm.for_stage("train"), partition["PartitionName"]
     said, wrong = [], []
     most = minutes(partition.get("MaxTime", "UNLIMITED"))
     if most is not None and slurm.runtime > most:

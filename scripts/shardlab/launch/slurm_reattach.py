@@ -77,7 +77,7 @@ def _trains_otherwise(folder: Path, number: str, job: Any) -> bool:
     place = folder / "results" / job.wildcards_dict["strategy"] / job.wildcards_dict["workload"]
     try:
         story = read_story(place)
-        settings = run_identity.of(read_run(place / "run.json"), "").numbers
+        settings = run_identity.identity_of(read_run(place / "run.json"), "").numbers
     except UserError:
         return False
     return story is not None and story.attempts[-1].slurm_job_id == number and story.numbers != settings

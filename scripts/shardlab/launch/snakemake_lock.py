@@ -58,8 +58,12 @@ def note_done(folder: Path, runs: Iterable[Run]) -> None:
             print(f"warning: {reason}; the run is trained again from its last checkpoint.", file=sys.stderr)
             path.unlink()
             seen.unlink(missing_ok=True)  # retraining from scratch was not requested
-        elif path.exists() and seen.parent.is_dir() and not requested(seen.parent, of := run_identity.of(run, "")):
-            seen.write_text(of.numbers, encoding="utf-8")
+        elif (
+            path.exists()
+            and seen.parent.is_dir()
+            and not requested(seen.parent, identity := run_identity.identity_of(run, ""))
+        ):
+            seen.write_text(identity.numbers, encoding="utf-8")
             if _held:
                 mark = base64.urlsafe_b64encode(f"{name}.done".encode()).decode()
                 (folder / ".snakemake" / "incomplete" / mark).unlink(missing_ok=True)

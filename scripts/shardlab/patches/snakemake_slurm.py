@@ -71,7 +71,7 @@ def install(
         if found is None:
             submit(self, job)
             return
-        self.logger.info(f"Job {job.jobid} is Slurm job {found} of an earlier call, which is followed.")
+        self.logger.info(f"Job {job.jobid} is Slurm job {found} of an earlier call; following it.")
         info = plugin.SubmittedJobInfo(
             job, external_jobid=found, aux={"slurm_logfile": log_of(self, plugin, job, found)}
         )

@@ -71,7 +71,7 @@ class Plan(Report):
 
     def is_of(self, run: Run) -> bool:
         """Return whether it is the plan of this run."""
-        return self.run == run_identity.of(run, "").run
+        return self.run == run_identity.identity_of(run, "").run
 
 
 def make(
@@ -82,7 +82,7 @@ def make(
     return Plan.model_validate(
         {
             **estimate,
-            "run": run_identity.of(run, "").run,
+            "run": run_identity.identity_of(run, "").run,
             "strategy": run.strategy,
             "workload": run.workload,
             "world_size": run.world_size,

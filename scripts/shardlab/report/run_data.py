@@ -51,7 +51,7 @@ class RunData:
     events: int = MARKS
     """Maximum messages, or micro-batches, per rank in a chart."""
 
-    def of(self, workload: str) -> "RunData":
+    def for_workload(self, workload: str) -> "RunData":
         """Return the runs of one workload."""
         rows = self.table[self.table.workload == workload]
         return replace(self, table=rows, runs=[run for run in self.runs if run.train.workload == workload])

@@ -47,7 +47,7 @@ COLUMNS = [
 ]
 
 
-def of(
+def judged(
     config: Config, results: Path, tolerance: float | None = None
 ) -> tuple[pd.DataFrame, dict[tuple[str, str], str]]:
     """Return the judged table of a call's runs, and the runs left out with the reason. ``tolerance``: see
@@ -187,7 +187,7 @@ def _differs(
     """Return the first key in which the reports differ from ``run``; None if they do not."""
     if key := run_identity.difference(run.model_dump(mode="json"), train.settings):
         return key
-    planned = run_identity.of(run, train.identity.data)
+    planned = run_identity.identity_of(run, train.identity.data)
     if train.identity != planned:
         return "identity"
     if key := run_identity.difference(shared, made):

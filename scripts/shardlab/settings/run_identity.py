@@ -27,7 +27,7 @@ class Identity(Strict):
     data: str = Field(description="Fingerprint of the prepared data set.")
 
 
-def of(run: Run, fingerprint: str) -> Identity:
+def identity_of(run: Run, fingerprint: str) -> Identity:
     """Return the identity of a run over a prepared data set."""
     settings = run.model_dump(mode="json")
     numbers = {key: value for key, value in settings.items() if key not in PLACE}

@@ -53,7 +53,7 @@ class Slurm(Strict):
         default={}, description="Overrides of partition, qos, constraint, runtime and gpus for a stage's jobs."
     )
 
-    def of(self, stage: Stage) -> "Slurm":
+    def for_stage(self, stage: Stage) -> "Slurm":
         """Return the settings with the overrides of one stage."""
         over = self.stages.get(stage, SlurmStage())
         values = over.model_dump(exclude_none=True)
@@ -223,7 +223,7 @@ class Site(SiteRuntime):
 
     @model_validator(mode="after")
     def _leaves_time_to_train(self) -> Self:
-        minutes = self.slurm and (self.slurm.of("train").runtime)
+        minutes = self.slurm and (self.slurm.for_stage("train").runtime)
         if minutes and 60 * minutes < self.warning + 60:
             raise ValueError(
                 f"a training has {minutes} minutes and is asked to stop {self.warning} s before the end, so it may "

@@ -10,7 +10,7 @@ from shardlab.errors import UserError
 from shardlab.files import link
 from shardlab.records import manifest
 from shardlab.records.manifest import Manifest
-from shardlab.settings.run_identity import difference, flat, of
+from shardlab.settings.run_identity import difference, flat, identity_of
 from shardlab.settings.types import Run
 from shardlab.training.batches import Steps
 from shardlab.training.checkpoint import BEST
@@ -50,7 +50,7 @@ def initial_manifest(run: Run, task: Task, world: World, initial: str) -> Manife
     return Manifest(
         step=0,
         best=None,
-        identity=of(run, fingerprint),
+        identity=identity_of(run, fingerprint),
         settings=run.model_dump(mode="json"),
         training={
             **{"workload": run.workload, "seed": run.seed, "data": fingerprint, "initial_weights": initial},

@@ -22,11 +22,11 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     """A point per trainer, a row per strategy and size."""
     shown = table[table.trainer != "bare"]
     shown = shown.assign(
-        of=shown.strategy + ", " + shown["size"],
+        label=shown.strategy + ", " + shown["size"],
         low=shown["to bare"] - 2 * shown["standard error"],
         high=shown["to bare"] + 2 * shown["standard error"],
     )
-    y = alt.Y("of:N", title=None, sort=list(dict.fromkeys(shown.of)))
+    y = alt.Y("label:N", title=None, sort=list(dict.fromkeys(shown.label)))
     color = alt.Color("trainer:N", title=None, sort=list(dict.fromkeys(shown.trainer)))
     offset = alt.YOffset("trainer:N")
     base = alt.Chart(shown, width=WIDTH).encode(y, color, offset, tooltip=[*shown.columns])

@@ -41,7 +41,9 @@ Drawn = dict[str, tuple[pd.DataFrame, dict[str, Any]]]
 
 def charts(run_data: RunData, workloads: list[str]) -> Drawn:
     """Draw all charts for which the runs have data."""
-    scopes: list[tuple[str, RunData, tuple[str, ...]]] = [(name, run_data.of(name), PER_WORKLOAD) for name in workloads]
+    scopes: list[tuple[str, RunData, tuple[str, ...]]] = [
+        (name, run_data.for_workload(name), PER_WORKLOAD) for name in workloads
+    ]
     scopes += [(name, run_data.under(name), PER_STRATEGY) for name in strategies(run_data)]
     parts = [(name, f"{name}.{scope}", part) for scope, part, names in scopes for name in names]
     drawn: Drawn = {}
@@ -84,7 +86,7 @@ def html(
         overview=_overview(workloads, drawn),
         families=[{"name": name} | asdict(FAMILIES[name]) for name in FAMILIES if name in run_data.families.values()],
         sweep=_sweep(run_data.table, drawn) if config.sweep else None,
-        workloads=[_workload(run_data.of(name), name, drawn) for name in workloads],
+        workloads=[_workload(run_data.for_workload(name), name, drawn) for name in workloads],
         pages=PAGES,
         strategies=[_strategy(run_data.under(name), name, drawn) for name in strategies(run_data)],
         overall=[_shown(name, name) for name in OVERALL if name in drawn],
