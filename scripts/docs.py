@@ -15,24 +15,12 @@ from shardlab.docs_generator import messages
 from shardlab.docs_generator import sites as site_pages
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
-from shardlab.launch import images
-from shardlab.records import plan, reports, timeline
 from shardlab.report import strategy_docs
 from shardlab.report.summary import MEMORY_KINDS
 from shardlab.settings import config, learning_rate, load, recipe, resolve, sites, types
 
-SCHEMAS: dict[str, type[BaseModel]] = {
-    "config": config.Config,
-    "workload": types.Workload,
-    "site": sites.Site,
-    "image": images.ImageReport,
-    "run": types.Run,
-    "train": reports.TrainReport,
-    "timeline": timeline.Timeline,
-    "plan": plan.Plan,
-    "test": reports.TestReport,
-}
-
+SCHEMAS: dict[str, type[BaseModel]] = {"config": config.Config, "workload": types.Workload, "site": sites.Site}
+"""Schemas of the files that people edit, for their editors."""
 SHOWN_WORKLOAD = "llama2"
 """Workload whose results are in docs/strategies."""
 README_LOSSES = ("single", "ddp", "fsdp_tp", "zero3")
