@@ -106,7 +106,7 @@ def test_too_few_gpus_are_one_sentence(check_gpu):
     assert [check_gpu.enough(found, None) for found in (1, 5, 16)] == [1, 5, 8]
     assert check_gpu.enough(4, 2) == 2
     for found, requested, needed in ((0, None, 1), (4, 8, 8)):
-        with pytest.raises(check_gpu.UserError, match=f"PyTorch sees {found} GPUs here, and this needs {needed};"):
+        with pytest.raises(check_gpu.UserError, match=f"PyTorch sees {found} GPUs here, but this needs {needed};"):
             check_gpu.enough(found, requested)
 
 

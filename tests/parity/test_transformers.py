@@ -68,7 +68,7 @@ def resolved(tmp_path_factory):
 
     def changed(name):
         workload = load.workload(BASES[name]).model_copy(deep=True)  # the loaded one is everybody's
-        no_plan = {"tensor": {}, "pieces": [], "blocks": BLOCKS[name], "model": f"hf:{folder / name}"}
+        no_plan = {"tensor": {}, "segments": [], "blocks": BLOCKS[name], "model": f"hf:{folder / name}"}
         size = workload.sizes["small"].model_copy(update={"model": {}, "shape": {}})
         size.data.update(TINY[BASES[name]], document_tokens=24, summary_tokens=8)
         return workload.model_copy(update=no_plan | {"sizes": {"small": size}})

@@ -95,7 +95,7 @@ def test_a_rank_that_dies_in_start_up_is_not_waited_for(tmp_path):
 
 def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code):
     """An exception on one of two ranks; the same call gives up, the next one tries again and goes on."""
-    mistake(code, "trainer/loop.py", "read.add(step)", "if number == 17 and world.rank: raise ValueError('boom')")
+    mistake(code, "trainer/loop.py", "audit.add(step)", "if number == 17 and world.rank: raise ValueError('boom')")
     trial = Trial(tmp_path, "fsdp", scripts=code / "scripts")
     for attempt in (1, 2, 3):
         assert trial.start().wait() == 1
@@ -111,7 +111,7 @@ def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code):
 
 @pytest.mark.long
 def test_a_rank_that_just_ends(tmp_path, code):
-    mistake(code, "trainer/loop.py", "read.add(step)", "if number == 17 and world.rank: __import__('os')._exit(0)")
+    mistake(code, "trainer/loop.py", "audit.add(step)", "if number == 17 and world.rank: __import__('os')._exit(0)")
     trial = Trial(tmp_path, "fsdp", scripts=code / "scripts")
     assert trial.start().wait() == 1
     assert "ended with status 1; see" in log(trial)
@@ -121,7 +121,7 @@ def test_a_rank_that_just_ends(tmp_path, code):
 
 def test_a_loss_that_is_no_number(tmp_path, code):
     """Stops, keeps nothing from it on, and is not tried a third time; or is left out and counted."""
-    mistake(code, "training/step.py", "told = world.sum", "told = told * (math.nan if step.number == 7 else 1)")
+    mistake(code, "training/step.py", "reduced = world.sum", "reduced = reduced * (math.nan if step.number == 7 else 1)")
     trial = Trial(tmp_path / "stop", "single", scripts=code / "scripts")
     for _ in range(3):
         assert trial.start().wait() == 1

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 def test_initial_weights_are_drawn_with_less_memory_than_they_take(tmp_path):
     run = resolve.run(load.config({}), "fsdp", "llama2")
     args = run.model.args | {"dim": 1024, "hidden": 4096, "layers": 18, "heads": 16, "kv_heads": 16}
-    model = run.model.model_copy(update={"args": args, "pieces": args["layers"] + 2})
+    model = run.model.model_copy(update={"args": args, "segments": args["layers"] + 2})
     run = run.model_copy(update={"model": model})
     (tmp_path / "run.json").write_text(json.dumps(run.model_dump()))
     # The peak of this program alone: what wait4 says includes the memory of the process that started it.
