@@ -242,7 +242,9 @@ def show(run: Run, reports: list[Findings]) -> None:
             print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
         if report["where"] == "ranks":
             print(f"ranks on {', '.join(report['hosts'])}: all collectives are correct")
-            print(f"  the slowest one reaches {json.dumps(report['hardware'])}: `hardware` of the site's file, for plans")
+            print(
+                f"  the slowest one reaches {json.dumps(report['hardware'])}: `hardware` of the site's file, for plans"
+            )
     print(f"preflight: site {run.site_name} is ready for {run.nodes} x {run.ranks_per_node} ranks.")
 
 

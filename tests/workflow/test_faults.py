@@ -121,7 +121,9 @@ def test_a_rank_that_just_ends(tmp_path, code):
 
 def test_a_loss_that_is_no_number(tmp_path, code):
     """Stops, keeps nothing from it on, and is not tried a third time; or is left out and counted."""
-    mistake(code, "training/step.py", "reduced = world.sum", "reduced = reduced * (math.nan if step.number == 7 else 1)")
+    mistake(
+        code, "training/step.py", "reduced = world.sum", "reduced = reduced * (math.nan if step.number == 7 else 1)"
+    )
     trial = Trial(tmp_path / "stop", "single", scripts=code / "scripts")
     for _ in range(3):
         assert trial.start().wait() == 1
