@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_said(resolved, tmp_path):
         build_model(run.model_copy(update={"task": "regression"}))
     with pytest.raises(UserError, match=r"\./nowhere/config\.json does not exist"):
         pretrained.settings(run.model.model_copy(update={"name": "hf:./nowhere"}), "w.yaml")
-    with pytest.raises(UserError, match="is no hf:owner/name"):
+    with pytest.raises(UserError, match="is not hf:owner/name"):
         pretrained.settings(run.model.model_copy(update={"name": "hf:gpt2"}), "w.yaml")
     with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
         encode(run.data.model_copy(update={"tokenizer": str(tmp_path)}), {"train": [("a",)]})
