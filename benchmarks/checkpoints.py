@@ -64,7 +64,7 @@ def started(place: Path, ranks: int) -> Any:
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"the checkpoints of {place.name} failed; its end was:\n{(done.stdout + done.stderr)[-3000:]}")
-    return read_json(place / "told.json", "what was measured", "measure again")
+    return read_json(place / "reported.json", "what was measured", "measure again")
 
 
 def inside(place: Path) -> None:
@@ -130,7 +130,7 @@ def inside(place: Path) -> None:
             "beside, in steps": (statistics.median(stalls[False]) + max(0.0, statistics.median(slowed))) / step,
             "resume s": resumed,
         }
-        write_json(place / "told.json", reported)
+        write_json(place / "reported.json", reported)
         shutil.rmtree(place / "checkpoints", ignore_errors=True)
     distributed.finish()
 

@@ -108,7 +108,7 @@ def started(place: Path, ranks: int, names: list[str], alone: str = "") -> Any:
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise UserError(f"the race in {place.name} failed; its end was:\n{done.stdout[-3000:]}")
-    return json.loads((place / "told.json").read_text())
+    return json.loads((place / "reported.json").read_text())
 
 
 def inside(place: Path, alone: str) -> None:
@@ -123,7 +123,7 @@ def inside(place: Path, alone: str) -> None:
     output = Path(tempfile.mkdtemp(dir=place))
     reported = by_itself(run, place, output, alone) if alone else race(run, place, output, names)
     if distributed.is_main():
-        write_json(place / "told.json", reported)
+        write_json(place / "reported.json", reported)
     distributed.finish()
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What starting a training's ranks costs: 1, 2 and 8 of them, forked by
+"""Cost of starting a training's ranks: 1, 2 and 8 of them, forked by
 scripts/fork_torchrun.py and by plain torchrun, in turn. Each starts,
 imports what a training imports, joins the process group and ends. Then whole
 trainings of a small Llama, started both ways, whose weights must be bitwise

@@ -114,7 +114,7 @@ def readme_losses(shown: str) -> str:
 def readme_memory(held: list[str]) -> str:
     """Select rows of the tables of docs/strategies for README.md: memory per rank, by kind."""
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for text in held for line in text.splitlines()]
-    shown = [cells[0].index(column) for column in ("strategy", *MEMORY_KINDS) if column in cells[0]]
+    shown = [cells[0].index(column) for column in ("strategy", *MEMORY_KINDS)]
     rows = {row[0]: [row[place] for place in shown] for row in cells}
     lines = [rows["strategy"], ["---"] * len(shown), *(rows[f"`{name}`"] for name in README_MEMORY)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

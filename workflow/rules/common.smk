@@ -233,8 +233,8 @@ def check_executor():
     """Check before the first job, except in a dry run, that a site exists for Slurm jobs."""
     if workflow.executor_plugin.name != "slurm":
         return
-    if incompatibility := slurm.path_obstacle(sys.executable):
-        raise WorkflowError(f"{incompatibility}.")
+    if problem := slurm.path_obstacle(sys.executable):
+        raise WorkflowError(f"{problem}.")
     if SITE.slurm is None:
         raise WorkflowError(
             f"site {CONFIG.site} has no `slurm:` section, and this call submits to Slurm; choose your cluster with "

@@ -1,1 +1,1 @@
-"""What is generated of the documents."""
+"""Generated parts of the documents."""

@@ -1,4 +1,4 @@
-"""What is there of a run, from its folder and Slurm's queue: for status.py and watch.py. Changes nothing."""
+"""State of a run, from its folder and Slurm's queue, for status.py and watch.py. Changes nothing."""
 
 import shutil
 import statistics

@@ -1,4 +1,4 @@
-"""What a cluster's limits and preemption mean for a training there, asked of its Slurm."""
+"""Effects of a cluster's limits and preemption on a training, as its Slurm reports them."""
 
 import re
 import shutil

@@ -22,7 +22,7 @@ NEEDED = {
 
 
 def incompatibility(plugin: Any) -> str | None:
-    """What to do where the plugin is not the one that this was written for; None where it is."""
+    """Return the remedy if the plugin is not the one that this patch was written for; None if it is."""
     for name, arguments in NEEDED.items():
         method = getattr(plugin.Executor, name, None)
         if method is None or list(inspect.signature(method).parameters) != arguments:

@@ -17,15 +17,15 @@ class Stage(PipelineStage):
         return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        """Gradients from the stage behind, on this rank."""
+        """Gradients from the next stage, on this rank."""
         if self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
 
 @contextmanager
 def sends_hold_their_tensors() -> Iterator[None]:
-    """What a schedule sends stays as long as it keeps the sending, some of it to the end of the step: the fake group's
-    sendings hold nothing.
+    """Keep what a schedule sends alive as long as the send's handle, in part to the end of the step: the handles of the
+    fake group hold no tensors.
     """
     batch: Callable[..., list[Any]] = schedules._batch_p2p
 

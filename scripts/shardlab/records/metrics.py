@@ -1,4 +1,4 @@
-"""What metrics.jsonl says, for programs."""
+"""Reader of metrics.jsonl."""
 
 import json
 import time

@@ -118,14 +118,14 @@ def step_time(
     matrix, memory = hardware.matrix_tflops.get(arithmetic), hardware.memory_gb_per_second  # type: ignore[call-overload]
     missing = [] if matrix else [f"matrix_tflops.{arithmetic}"]
     missing += [] if memory else ["memory_gb_per_second"]
-    beside = waiting = 0.0
+    overlapped = waiting = 0.0
     for entry in estimate["traffic"]:
         key = "node_gb_per_second" if _inside_a_node(run, entry["axis"]) else "network_gb_per_second"
         if (bandwidth := getattr(hardware, key)) is None:
             missing.append(key)
             continue
         if entry["axis"] in DATA:
-            beside += entry["bytes"] / bandwidth / 1e9
+            overlapped += entry["bytes"] / bandwidth / 1e9
         else:
             waiting += entry["bytes"] / bandwidth / 1e9
     if missing or not matrix or not memory or estimate["flops_per_step"] is None:
@@ -137,7 +137,7 @@ def step_time(
     products /= 1 - (bubble or 0.0)
     held = max((rank["largest"] for rank in estimate["tensor_bytes"]), key=lambda held: held["weights"])
     update = 2 * held["weights"] + held["master_weights"] + held["gradients"] + 2 * held["optimizer"]
-    return max(products, beside) + waiting + update / memory / 1e9, []
+    return max(products, overlapped) + waiting + update / memory / 1e9, []
 
 
 def _inside_a_node(run: Run, axis: str) -> bool:

@@ -1,1 +1,1 @@
-"""What the stages report, and the table that is made of it."""
+"""Tables, charts and pages made of what the stages recorded."""

@@ -1,4 +1,4 @@
-"""What a rank should hold of a model's state, from the strategy alone."""
+"""Expected memory of a model's state on a rank, from the strategy alone."""
 
 from shardlab.records.reports import TrainReport
 from shardlab.settings.recipe import OPTIMIZERS

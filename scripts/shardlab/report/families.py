@@ -33,7 +33,7 @@ FAMILIES = {
 """Family: how it is drawn, in the order of legends."""
 OF_AXIS = {"dp_replicate": DATA_PARALLEL, "dp_shard": SHARDED, "pp": PIPELINE, "tp": TENSOR}
 """Mesh axis: the family of a strategy that names no other axis."""
-OF_ONE_PROCESS = {"dp": DATA_PARALLEL, "mp": PIPELINE}
+OF_SINGLE_PROCESS = {"dp": DATA_PARALLEL, "mp": PIPELINE}
 
 
 def family(train: TrainReport) -> str:
@@ -42,7 +42,7 @@ def family(train: TrainReport) -> str:
     if run.engine == "deepspeed":
         return ZERO
     if run.options.single_process:
-        return OF_ONE_PROCESS[run.options.single_process]
+        return OF_SINGLE_PROCESS[run.options.single_process]
     axes = set(run.mesh.root)
     if not axes:
         return ONE_DEVICE

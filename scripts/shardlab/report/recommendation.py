@@ -1,4 +1,4 @@
-"""Which strategy to take for a workload, from what was measured, beside the rule of thumb."""
+"""Recommended strategy for a workload, from measurements, compared with the rule of thumb."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""What is run: the configuration's types, files and checks, down to one frozen run."""
+"""The configuration's types, files and checks, down to one frozen run."""

@@ -1,4 +1,4 @@
-"""Whether strategy, model and recipe fit together.
+"""Checks that strategy, model and recipe fit together.
 
 Each function raises Unsupported if a strategy does not apply to a workload, and UserError for any other mismatch; the
 message names the key and what would work.

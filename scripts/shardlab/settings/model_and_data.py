@@ -1,4 +1,4 @@
-"""What a run is made of besides its strategy: data set and model, from a workload at one size."""
+"""Data set and model of a run, from a workload at one size."""
 
 from collections.abc import Iterator
 from typing import Any

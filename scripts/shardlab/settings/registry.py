@@ -1,4 +1,4 @@
-"""What there is to name: the files of models, readers, tasks and encoders. One table."""
+"""The files of models, readers, tasks and encoders that a configuration can name, in one table."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""What a file of a run belongs to: digests of all that decides its numbers."""
+"""Identity of a run's files: digests of everything that determines its numbers."""
 
 import hashlib
 import json

@@ -42,7 +42,7 @@ class Chart(Protocol):
     TITLE: str
     """A few words."""
     CAPTION: str
-    """What the axes are and how to read the chart: for the page and for screen readers."""
+    """The axes and how to read the chart, for the page and for screen readers."""
 
     def table(self, run_data: RunData) -> pd.DataFrame:
         """Return the data, one row per mark; empty if the runs have none."""

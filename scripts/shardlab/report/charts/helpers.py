@@ -25,11 +25,10 @@ TICKS = (
     (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768),
 )
 """Multiples of a unit for a logarithmic axis of bytes, from the coarsest."""
-BYTES = (
-    "datum.value >= 1073741824 ? format(datum.value / 1073741824, '.3~g') + ' GiB' : "
-    "datum.value >= 1048576 ? format(datum.value / 1048576, '.3~g') + ' MiB' : "
-    "datum.value >= 1024 ? format(datum.value / 1024, '.3~g') + ' KiB' : datum.value + ' B'"
+BYTES = " : ".join(
+    f"datum.value >= {size} ? format(datum.value / {size}, '.3~g') + ' {name}'" for name, size in BINARY if size > 1
 )
+BYTES += " : datum.value + ' B'"
 """Vega's expression for the labels of an axis of bytes."""
 SECONDS = (
     "datum.value >= 1 ? format(datum.value, '~g') + ' s' : "

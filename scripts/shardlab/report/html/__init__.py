@@ -1,4 +1,4 @@
-"""report.html: the results of a call on one page that opens offline. Imports no torch."""
+"""report.html: the results of a call on one page that opens offline."""
 
 import json
 from collections.abc import Hashable
