@@ -146,7 +146,7 @@ FAULTS = [
     Fault(
         "a plan's traffic beside the products costs nothing",
         PLAN,
-        "max(products, beside) + waiting",
+        "max(products, overlapped) + waiting",
         "products + waiting",
         at("unit/test_plan", "test_the_time_is_the_longer_of_products_and_traffic_then_the_update"),
     ),
