@@ -10,11 +10,23 @@ LENGTHS_KEPT = 16
 """Number of lengths whose rotary angles are cached: batches of length buckets have a few each."""
 
 
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
+    """Return scaled dot-product attention, grouped queries if there are fewer key heads.
+
+    Shapes: query (batch, heads, length, head_dim), key and value (batch, kv_heads, memory length, head_dim), mask
+    (batch, 1, 1, memory length) with True for keys that count.
+    """
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
+    )
+
+
 class Attention(nn.Module):
     """Multi-head attention (Vaswani et al., 2017, arXiv:1706.03762), grouped queries if kv_heads < heads.
 
     The projections are separate Linear layers, and the number of heads is inferred from their outputs, so that a
-    tensor-parallel plan can give each rank some of the heads without changes to this module.
+    tensor-parallel plan can give each rank some of the heads without changes to this module. ``attend`` is replaced
+    where sequences are split (see strategies/context.py).
     """
 
     def __init__(self, dim: int, heads: int, kv_heads: int | None = None, *, bias: bool = True) -> None:
@@ -27,6 +39,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(dim, kv_dim, bias=bias)
         self.value = nn.Linear(dim, kv_dim, bias=bias)
         self.output = nn.Linear(dim, dim, bias=bias)
+        self.attend: Callable[..., Tensor] = attend
 
     def forward(
         self,
@@ -49,9 +62,7 @@ class Attention(nn.Module):
         )
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
-        )
+        mixed = self.attend(query, key, value, mask, causal=causal)
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
 
