@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardlab.models._sequence import SequenceSplit
+
 LENGTHS_KEPT = 16
 """Number of lengths whose rotary angles are cached: batches of length buckets have a few each."""
 
@@ -84,13 +86,16 @@ class EncoderBlock(nn.Module):
         return x + self.down(self.activation(self.up(self.mlp_norm(x))))
 
 
-class Rotary:
+class Rotary(nn.Module):
     """Angles of the rotary embedding (Su et al., 2021, arXiv:2104.09864), computed once for all layers and steps.
 
-    On a GPU they take a dozen small kernels, which every layer would launch again.
+    On a GPU they take a dozen small kernels, which every layer would launch again. ``sequence``: the part of every
+    sequence that a rank has (see strategies/context.py).
     """
 
     def __init__(self, head_dim: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        self.sequence = SequenceSplit()
         self.head_dim, self.base = head_dim, base
         self._known: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
@@ -107,8 +112,8 @@ class Rotary:
 
     def _computed(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         exponents = torch.arange(0, self.head_dim, 2, device=like.device, dtype=torch.float64) / self.head_dim
-        positions = torch.arange(length, device=like.device, dtype=torch.float64)
-        angles = torch.outer(positions, self.base**-exponents)
+        positions = self.sequence.positions(length, like.device)
+        angles = torch.outer(positions.double(), self.base**-exponents)
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 

@@ -7,16 +7,18 @@ head_dim), with the lengths of a rank's parts; mask (batch, 1, 1, whole memory l
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_single_autograd, all_to_all_single_autograd
 from torch.nn.attention.bias import causal_lower_right
 
-from shardlab.models._layers import attend
-from shardlab.training.sequence import SequenceSplit
+from shardlab.models._layers import Attention, attend
+from shardlab.models._sequence import SequenceSplit
+from shardlab.strategies.ring import ring
 
 Group = dist.ProcessGroup
 
@@ -63,3 +65,15 @@ def _to_positions(x: Tensor, split: SequenceSplit, group: Group) -> Tensor:
     parts = [SequenceSplit(split.ranks, rank, split.head_tail).part(x, x.dim() - 2) for rank in range(split.ranks)]
     heads = all_to_all_single_autograd(torch.stack(parts), None, None, group)
     return torch.cat(heads.unbind(0), -3)
+
+
+ALGORITHMS = {"gather": gathered, "ulysses": ulysses, "ring": ring}
+
+
+def apply(model: nn.Module, name: str, split: SequenceSplit, group: Group) -> None:
+    """Replace the attention of a model, or of a part of one, and give it the positions that this rank has."""
+    for module in model.modules():
+        if hasattr(module, "sequence"):
+            module.sequence = split
+        if isinstance(module, Attention):
+            module.attend = partial(ALGORITHMS[name], split=split, group=group)

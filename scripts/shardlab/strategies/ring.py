@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.strategies import attention_block
-from shardlab.training.sequence import SequenceSplit
+from shardlab.models._sequence import SequenceSplit
 
 KEYS, GRADIENTS = 0, 1
 """Tags of what travels at the same time."""

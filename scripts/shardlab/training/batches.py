@@ -131,7 +131,8 @@ def micro_batches(
     *,
     by_length: bool = False,
 ) -> list[MicroBatch]:
-    """Split this rank's share of a global batch of at most ``largest`` samples into ``count`` micro-batches.
+    """Split this rank's share of a global batch of at most ``largest`` samples into ``count`` micro-batches, of whose
+    sequences each has this rank's part.
 
     ``by_length``: group samples of similar length, if the task's samples differ in length.
     """
@@ -141,4 +142,4 @@ def micro_batches(
     local = order.samples_of(batch, world.data_rank, world.data_size)
     if by_length and (lengths := task.lengths(split, local)) is not None:
         local = local[np.argsort(lengths, kind="stable")]
-    return [task.micro_batch(split, indices, rows) for indices in order.parts(local, count)]
+    return [task.micro_batch(split, indices, rows, world.sequence) for indices in order.parts(local, count)]

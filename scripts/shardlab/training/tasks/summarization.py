@@ -20,6 +20,8 @@ class Task(tasks.Task):
 
     metric_name = "rougeL"
     of_tokens = True
+    sequences = {"document": 0, "inputs": 0, "targets": IGNORE}
+    whole_sequences = {"mask": False}
 
     def samples(self, split: str) -> int:
         return len(self.arrays(split)["summary_offsets"]) - 1

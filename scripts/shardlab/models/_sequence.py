@@ -32,8 +32,19 @@ class SequenceSplit:
 
     def positions(self, length: int, device: torch.device) -> Tensor:
         """Return the positions, in the whole sequence, of the ``length`` positions that this rank has."""
+        if self.ranks == 1:
+            return torch.arange(length, device=device)
         size = length // len(self.pieces)
         return torch.cat([torch.arange(number * size, (number + 1) * size, device=device) for number in self.pieces])
+
+    def rows(self, table: Tensor, length: int) -> Tensor:
+        """Return the rows of a table of all positions (positions, ...) for the ``length`` that this rank has.
+
+        Positions after the last row are padding.
+        """
+        if self.ranks == 1:
+            return table[:length]
+        return table[self.positions(length, table.device).clamp(max=len(table) - 1)]
 
     def part(self, whole: Tensor, dim: int) -> Tensor:
         """Return this rank's part of a tensor with whole sequences along ``dim``."""
