@@ -9,8 +9,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from shardlab.models import _layers
-from shardlab.strategies import attention_block, context, ring
 from shardlab.models._sequence import SequenceSplit
+from shardlab.strategies import attention_block, context, ring
 
 ALGORITHMS = {"gather": context.gathered, "ulysses": context.ulysses, "ring": ring.ring}
 BATCH, HEADS, LENGTH, MEMORY, DIM = 2, 8, 16, 24, 4

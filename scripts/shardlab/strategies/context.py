@@ -8,13 +8,11 @@ head_dim), with the lengths of a rank's parts; mask (batch, 1, 1, whole memory l
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_single_autograd, all_to_all_single_autograd
-from torch.nn.attention.bias import causal_lower_right
 
 from shardlab.models._layers import Attention, attend
 from shardlab.models._sequence import SequenceSplit
@@ -35,8 +33,8 @@ def gathered(
     outputs = []
     for number, piece in zip(split.pieces, query.chunk(len(split.pieces), 2), strict=True):
         end = (number + 1) * length  # later keys are masked: leave them out
-        bias: Any = causal_lower_right(length, end)
-        outputs.append(attend(piece, keys[:, :, :end], values[:, :, :end], bias))
+        before = torch.ones(length, end, dtype=torch.bool, device=query.device).tril(end - length)
+        outputs.append(attend(piece, keys[:, :, :end], values[:, :, :end], before))
     return torch.cat(outputs, 2)
 
 
@@ -74,6 +72,6 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: Group) -> No
     """Replace the attention of a model, or of a part of one, and give it the positions that this rank has."""
     for module in model.modules():
         if hasattr(module, "sequence"):
-            module.sequence = split
+            setattr(module, "sequence", split)  # noqa: B010
         if isinstance(module, Attention):
             module.attend = partial(ALGORITHMS[name], split=split, group=group)

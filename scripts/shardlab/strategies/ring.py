@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.strategies import attention_block
 from shardlab.models._sequence import SequenceSplit
+from shardlab.strategies import attention_block
 
 KEYS, GRADIENTS = 0, 1
 """Tags of what travels at the same time."""

@@ -93,7 +93,12 @@ class World:
     @property
     def shard_mesh(self) -> DeviceMesh | None:
         """Mesh that weights are sharded over, 2-D if shards are replicated; None if they are not sharded."""
-        return self._submesh((*self.dims.replica_axes, *self.dims.axes("states"))) if self.dims.sharded else None
+        return self._submesh((*self.dims.replica_axes, self.dims.shard_axis)) if self.dims.sharded else None
+
+    @property
+    def context_mesh(self) -> DeviceMesh | None:
+        """This rank's 1-D mesh of context parallelism; None as for ``replicate_mesh``."""
+        return self._submesh(self.dims.axes("sequence"))
 
     def _submesh(self, axes: tuple[str, ...]) -> DeviceMesh | None:
         if self.mesh is None or not axes:
@@ -204,4 +209,6 @@ def world(run: Run, site_device: str | None = None) -> World:
     if not dims or not dist.is_initialized():
         return World(rank, size, own, dims, others=tuple(others))
     mesh = init_device_mesh(own.type, tuple(dims.root.values()), mesh_dim_names=tuple(dims.root))
+    if len(sharding := dims.axes("states")) > 1:
+        mesh[sharding]._flatten(dims.shard_axis)
     return World(rank, size, own, dims, mesh, head_tail=run.options.splits_head_and_tail)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -54,11 +54,11 @@ class Task(ABC):
     metric_name = ""
     of_tokens = False
     """True if the loss is over tokens, so that a model can return it instead of logits (see ``token_loss``)."""
-    sequences: dict[str, int] = {}  # noqa: RUF012
+    sequences: ClassVar[dict[str, int]] = {}
     """Tensors of a batch (batch, length) that context parallelism splits, and the value of what fills up their length:
     tokens that no real token attends to, targets that do not count. Empty: not supported.
     """
-    whole_sequences: dict[str, bool] = {}  # noqa: RUF012
+    whole_sequences: ClassVar[dict[str, bool]] = {}
     """The same of those that are filled up, but not split: which keys count, for all ranks' keys."""
     scores = True
     """True if the metric needs ``score``, and not only the loss."""

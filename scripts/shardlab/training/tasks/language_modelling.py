@@ -1,6 +1,7 @@
 """Language modeling (next token): cross-entropy, perplexity."""
 
 import math
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -15,7 +16,7 @@ class Task(tasks.Task):
 
     metric_name = "perplexity"
     of_tokens = True
-    sequences = {"inputs": 0, "targets": IGNORE}
+    sequences: ClassVar = {"inputs": 0, "targets": IGNORE}
     scores = False
 
     def targets(self, split: str, indices: Indices) -> int:
