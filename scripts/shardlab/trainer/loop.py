@@ -173,7 +173,7 @@ def _operations(run: Run, task: Task, steps: Steps, first: int, log: MetricsLog)
     # Only shapes are needed: don't copy a whole global batch to the device.
     on_cpu = tasks.of_run(run, task.folder, torch.device("cpu"))
     counted = flops.of_step(run, task, on_cpu.micro_batch("train", indices))
-    of_device = peak(device.name(task.device), run.recipe.dtype, run.recipe.precision)
+    of_device = peak(device.name(task.device), run.recipe.arithmetic)
     if counted:
         log.flops_per_sample = counted.step / len(indices)
         log.peak_flops = (of_device or 0.0) * run.world_size * run.devices_per_rank
