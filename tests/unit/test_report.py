@@ -200,7 +200,7 @@ def test_families_follow_from_engine_and_mesh(tmp_path):
     reports = {run.strategy: TrainReport.read(tmp_path / f"x_{run.strategy}/llama2/train.json", "") for run in runs}
     drawn_as = {name: [run.strategy for run in runs if family(reports[run.strategy]) == name] for name in FAMILY}
     assert drawn_as == FAMILY
-    assert len({mark.color for mark in FAMILIES.values()}) == len({mark.shape for mark in FAMILIES.values()}) == 8
+    assert len({mark.color for mark in FAMILIES.values()}) == len({mark.shape for mark in FAMILIES.values()}) == 9
 
 
 @pytest.mark.parametrize(

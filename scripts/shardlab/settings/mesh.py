@@ -182,14 +182,14 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
         return self.parts("tensors")
 
     @property
-    def data_size(self) -> int:
-        """Number of groups of ranks that read different samples."""
-        return self.parts("samples")
-
-    @property
     def loss_parts(self) -> int:
         """Number of parts that the loss is summed over: ranks that have other samples or other parts of sequences."""
         return self.parts("samples", "sequence")
+
+    @property
+    def data_size(self) -> int:
+        """Number of groups of ranks that read different samples."""
+        return self.parts("samples")
 
     @property
     def copies(self) -> int:
@@ -198,15 +198,19 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
 
     def data_rank(self, place: Mapping[str, int]) -> int:
         """Return the index of the group of ranks that reads what the rank with these coordinates reads."""
-        return self._index("samples", place)
+        return self._index(place, "samples")
 
     def sequence_rank(self, place: Mapping[str, int]) -> int:
         """Return the index of the part of every sequence that the rank with these coordinates reads."""
-        return self._index("sequence", place)
+        return self._index(place, "sequence")
 
-    def _index(self, split: Split, place: Mapping[str, int]) -> int:
+    def loss_part(self, place: Mapping[str, int]) -> int:
+        """Return the index of the part of the loss that the rank with these coordinates computes."""
+        return self._index(place, "samples", "sequence")
+
+    def _index(self, place: Mapping[str, int], *splits: Split) -> int:
         rank = 0
-        for axis in self.axes(split):
+        for axis in self.axes(*splits):
             rank = rank * self.degree(axis) + place.get(axis, 0)
         return rank
 

@@ -14,9 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_single_autograd, all_to_all_single_autograd
 
+from shardlab.errors import UserError
 from shardlab.models._layers import Attention, attend
 from shardlab.models._sequence import SequenceSplit
+from shardlab.settings.types import Run
 from shardlab.strategies.ring import ring
+from shardlab.training.tasks import Task
 
 Group = dist.ProcessGroup
 
@@ -66,6 +69,21 @@ def _to_positions(x: Tensor, split: SequenceSplit, group: Group) -> Tensor:
 
 
 ALGORITHMS = {"gather": gathered, "ulysses": ulysses, "ring": ring}
+
+
+def check(run: Run, task: Task, model: nn.Module) -> None:
+    """Check that sequences are split, and that all attention knows of it.
+
+    Raises:
+        UserError: the task names no sequences, or the model does not attend through models/_layers.py.
+    """
+    if not task.sequences:
+        raise UserError(f"context_sizes: task {run.task} does not name its `sequences`; name them, or remove the key.")
+    if not any(isinstance(module, Attention) for module in model.modules()):
+        raise UserError(
+            f"context_sizes: model {run.model.name} does not attend through models/_layers.py; use its Attention, or "
+            "remove the key."
+        )
 
 
 def apply(model: nn.Module, name: str, split: SequenceSplit, group: Group) -> None:

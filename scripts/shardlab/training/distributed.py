@@ -60,6 +60,11 @@ class World:
         return self.dims.data_rank(self.place)
 
     @property
+    def loss_part(self) -> int:
+        """Index of the part of the loss that this rank computes: of the samples, and of their sequences."""
+        return self.dims.loss_part(self.place)
+
+    @property
     def sequence(self) -> SequenceSplit:
         """This rank's part of every sequence."""
         parts, rank = self.dims.parts("sequence"), self.dims.sequence_rank(self.place)
