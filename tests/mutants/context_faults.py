@@ -103,7 +103,7 @@ FAULTS = [
         RING,
         "if not causal or source == split.rank:",
         "if source == split.rank:",
-        RING_XSUM,
+        attention("ring"),
     ),
     Fault(
         "causal masks as if a piece began at the first key",
@@ -159,7 +159,7 @@ FAULTS = [
         f"{TASKS}/summarization.py",
         'whole_sequences: ClassVar = {"mask": False}',
         'whole_sequences: ClassVar = {"mask": True}',
-        CP_XSUM,
+        at("unit/test_tasks", "test_sequences_are_filled_up_and_every_rank_has_another_part"),
     ),
     Fault(
         "Ulysses repeats key heads in turn instead of each for its group",
