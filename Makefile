@@ -123,6 +123,7 @@ bench: .venv/peers/made
 	$(BIN)/python benchmarks/workflow.py
 	$(BIN)/python benchmarks/driver.py
 	$(BIN)/python benchmarks/earlier.py --rounds 1
+	$(BIN)/python benchmarks/charts.py
 
 NODES ?= 2
 GPUS ?= 4
