@@ -17,13 +17,7 @@ FAULTS = [
     Fault("no best weights after a resume", RESUMING, "link(folder / BEST, output / BEST)", "pass", RESUMED),
     Fault("no best loss after a resume", RESUMING, '"best": found.best', '"best": start.best', RESUMED),
     Fault("no skipped steps after a resume", RESUMING, '"skipped": found.skipped', '"skipped": start.skipped', RESUMED),
-    Fault(
-        "a checkpoint without the best weights",
-        CHECKPOINT,
-        "link(self.output / BEST, new / BEST)",
-        "pass",
-        RESUMED,
-    ),
+    Fault("a checkpoint without the best weights", CHECKPOINT, "link(self.output / BEST, new / BEST)", "pass", RESUMED),
     Fault(
         "a training goes on beyond its end",
         RESUMING,

@@ -195,12 +195,7 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
 @pytest.mark.parametrize(("what", "fits"), [("the second checkpoint", 1.6), ("the weights at the end", 2.2)])
 def test_a_full_disk_loses_nothing(tiny_data, tmp_path, what, fits):
     recipe = {"max_steps": 4, "checkpoint_interval_steps": 2}
-    run, data, initial, alone = (
-        tiny_run("llama2", **recipe),
-        tiny_data / "llama2",
-        tmp_path / "i",
-        tmp_path / "a",
-    )
+    run, data, initial, alone = (tiny_run("llama2", **recipe), tiny_data / "llama2", tmp_path / "i", tmp_path / "a")
     save_initial(run, initial)
     loop.train(run, data, initial, alone, {})
     one = sum(path.stat().st_size for path in manifest.place(alone, 4).rglob("*"))

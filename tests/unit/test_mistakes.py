@@ -53,10 +53,7 @@ SWEEPS = [
     ({"name": ["adam"]}, "there is no key 'name'; known: lr_schedule.name, optimizer.name"),
     ({"seed": []}, "seed: the list is empty"),
     ([], "the list is empty"),
-    (
-        {"seed": {"first": 1, "last": 2000}},
-        "2,000 variants of 1 strategies and 1 workloads are 2,000 runs, more than",
-    ),
+    ({"seed": {"first": 1, "last": 2000}}, "2,000 variants of 1 strategies and 1 workloads are 2,000 runs, more than"),
     ({"seed": {"first": 1, "last": 1e12}}, "more than 100,000 values"),
     ({"seed": {"frist": 1, "last": 2}}, "config: sweep: seed: unknown key `frist`; did you mean `first`?"),
     ({"seed": {"last": 2}}, "config: sweep: seed: the key `first` is missing"),

@@ -106,15 +106,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_the_step(tr
         r"error: the (loss|gradient norm) of step \d is (nan|inf); training stopped and no weights", done.stdout
     )
     left = sorted(path.name for path in (tree.path / "results/ddp").rglob("*") if path.is_file())
-    assert left == [
-        ".lock",
-        "001.log",
-        "attempts.json",
-        "metrics.jsonl",
-        "resolve.log",
-        "run.json",
-        "train.log",
-    ]
+    assert left == [".lock", "001.log", "attempts.json", "metrics.jsonl", "resolve.log", "run.json", "train.log"]
 
 
 @pytest.mark.long
