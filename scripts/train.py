@@ -2,6 +2,7 @@
 """Train one run: the program of each rank, started by launch.py (through torchrun if there are several ranks)."""
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -47,12 +48,20 @@ def main() -> int:
         origin |= {"image_digest": image.sha256, "image_labels": image.labels}
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(args.output / "nccl_rank_"))
     distributed.start(run.site.device, run.site.hang_seconds)
+    if distributed.is_main():
+        applied = logging.getLogger("shardlab")  # strategies log what they do to the model
+        applied.addHandler(logging.StreamHandler(sys.stdout))
+        applied.setLevel(logging.INFO)
     try:
-        files = args.data, args.weights, args.output
-        watched = loop.MonitoringOptions(args.usage_seconds, args.tensorboard)
-        options = {"resume": args.resume, "restart": args.restart, "monitoring": watched, "ready": signals.listen}
-        options["recompute"] = args.recompute
-        ended = loop.train(run, *files, origin, **options)
+        options = loop.TrainOptions(
+            resume=args.resume,
+            restart=args.restart,
+            recompute=args.recompute,
+            usage_seconds=args.usage_seconds,
+            tensorboard=args.tensorboard,
+            on_start=signals.listen,
+        )
+        ended = loop.train(run, args.data, args.weights, args.output, origin, options)
     except UserError:
         raise
     except Exception as error:

@@ -1,5 +1,6 @@
 """Transformations of a model, or a part of one, before training: in this order, as the run's settings say."""
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -14,6 +15,8 @@ from shardlab.patches.torch_modules import around_forward
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Run
 from shardlab.training.distributed import World
+
+log = logging.getLogger(__name__)
 
 
 def apply(run: Run, model: nn.Module, world: World) -> None:
@@ -39,6 +42,7 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
     if bf16 and not run.mesh.sharded:
         # Around forward, because a pipeline calls its stages by itself.
         around_forward(model, torch.autocast(world.device.type, torch.bfloat16))
+        log.info("Applied bfloat16 autocast to the forward pass")
     compile_forward(model, run.model.blocks, recipe)
     if (mesh := world.shard_mesh) is not None:
         from shardlab.strategies import fsdp
@@ -82,15 +86,21 @@ def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
     def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
         return lambda block, *args, **keywords: checkpoint(forward, block, *args, **options, **keywords)
 
-    for block in _blocks(model, patterns):
+    blocks = _blocks(model, patterns)
+    for block in blocks:
         around_forward(block, recomputed)
+    log.info("Applied %s activation checkpointing to %d blocks", mode, len(blocks))
 
 
 def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> None:
     """Compile the forward of the blocks, or of the model, in place, as the recipe says (torch.compile)."""
-    for module in {"none": [], "blocks": _blocks(model, patterns), "model": [model]}[recipe.compile]:
+    modules = {"none": [], "blocks": _blocks(model, patterns), "model": [model]}[recipe.compile]
+    for module in modules:
         # Only the forward method: hooks of FSDP and tensor parallelism stay outside the graph.
         module.forward = torch.compile(module.forward, backend=recipe.compile_backend)  # type: ignore[method-assign]
+    if modules:
+        count = "the model" if recipe.compile == "model" else f"{len(modules)} blocks"
+        log.info("Applied torch.compile to %s, backend %s", count, recipe.compile_backend)
 
 
 def _blocks(model: nn.Module, patterns: list[str]) -> list[nn.Module]:

@@ -1,5 +1,6 @@
 """DeepSpeed ZeRO, stages 1 to 3 (Rajbhandari et al., 2020, arXiv:1910.02054)."""
 
+import logging
 import math
 import os
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ from deepspeed.utils import (
     safe_set_local_fp32_param,
     safe_set_local_optimizer_state,
 )
+
+log = logging.getLogger(__name__)
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -106,6 +109,7 @@ class ZeroEngine:
             optimizer=optimizers.build(run.recipe.optimizer, self.plain.parameters()),
             config=dict(self.config),
         )
+        log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
         if run.recipe.precision in PRECISIONS:
             # DeepSpeed casts its master weights from the low-precision ones; training must start from the file's.
             with open_weights(weights) as file:
