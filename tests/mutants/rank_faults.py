@@ -205,17 +205,17 @@ FAULTS = [
     Fault(
         "every rank trains on the whole batch, and the mesh says so",
         MESH,
-        """return self.degree(*DATA)
+        """return self.parts("samples")
 
     @property
     def copies(self) -> int:
-        \"\"\"Number of ranks that hold the same output for the same samples.\"\"\"
-        return self.degree(*(axis for axis in AXES if axis not in (*DATA, STAGES)))
+        \"\"\"Number of ranks that hold the same output for the same samples; of a pipeline, only one rank has it.\"\"\"
+        return self.size // self.parts("samples", "sequence", "layers")
 
     def data_rank(self, place: Mapping[str, int]) -> int:
         \"\"\"Return the index of the group of ranks that reads what the rank with these coordinates reads.\"\"\"
         rank = 0
-        for axis in DATA:
+        for axis in self.axes("samples"):
 """,
         """return 1
 

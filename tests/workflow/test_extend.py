@@ -20,14 +20,15 @@ def test_an_optimizer_a_schedule_a_task_and_an_axis_train_together(extended):
     tree, (command, *_) = extended
     tree.run("sh", "-c", command)
     table = pd.read_csv(tree.path / "results/summary.csv").set_index("strategy")
-    assert list(table.index) == ["single", "ddp", "cp"]
+    assert list(table.index) == ["single", "ddp", "spatial"]
     assert table.rel_diff.max() < 1e-5
-    assert table.metric_name["cp"] == "accuracy"
+    assert table.metric_name["spatial"] == "accuracy"
     assert (table.test_loss < 0.5 * table.untrained_test_loss).all()
-    report = tree.json("results/cp/tumours/train.json")
-    assert report["mesh"] == {"cp": 2}
+    report = tree.json("results/spatial/tumours/train.json")
+    assert report["mesh"] == {"spatial": 2}
     assert report["bytes_per_step"] == report["bytes_per_step_theory"] == 0
-    rates = [json.loads(line) for line in (tree.path / "results/cp/tumours/metrics.jsonl").read_text().splitlines()]
+    metrics = tree.path / "results/spatial/tumours/metrics.jsonl"
+    rates = [json.loads(line) for line in metrics.read_text().splitlines()]
     rates = [line["learning_rate"] for line in rates if line["kind"] == "train"]
     assert rates[:5] == pytest.approx([0.01 * part / 6 for part in range(1, 6)])
     assert rates[8] == pytest.approx(0.01 / 2)
@@ -46,6 +47,6 @@ def test_an_axis_that_nothing_uses_yet_is_three_files(extended):
     """The mesh, and what `make docs` writes from it."""
     tree, _ = extended
     tree.run("python", "scripts/docs.py")
-    found = tree.run("grep", "-rl", "context parallelism", "scripts", "config", "workflow")
+    found = tree.run("grep", "-rl", "spatial parallelism", "scripts", "config", "workflow")
     files = sorted(line for line in found.stdout.splitlines() if "__pycache__" not in line)
     assert files == ["config/README.md", "scripts/shardlab/settings/mesh.py", "workflow/schemas/strategies.json"]

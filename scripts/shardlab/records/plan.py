@@ -12,7 +12,7 @@ from pydantic import Field
 
 from shardlab.records.reports import Report, TensorBytes, Traffic
 from shardlab.settings import run_identity
-from shardlab.settings.mesh import AXES, DATA
+from shardlab.settings.mesh import AXES
 from shardlab.settings.sites import Hardware
 from shardlab.settings.types import Run
 
@@ -124,7 +124,7 @@ def step_time(
         if (bandwidth := getattr(hardware, key)) is None:
             missing.append(key)
             continue
-        if entry["axis"] in DATA:
+        if entry["axis"] in run.mesh.axes("samples"):
             overlapped += entry["bytes"] / bandwidth / 1e9
         else:
             waiting += entry["bytes"] / bandwidth / 1e9
@@ -144,7 +144,7 @@ def _inside_a_node(run: Run, axis: str) -> bool:
     """Return whether the ranks of an axis are on one node: outer axes stride over the inner ones."""
     if axis not in AXES:
         return run.nodes == 1
-    return run.mesh.degree(*AXES[AXES.index(axis) :]) <= run.ranks_per_node
+    return run.mesh.stride(axis) * run.mesh.degree(axis) <= run.ranks_per_node
 
 
 def misfit(run: Run, hardware: Hardware, path: Path) -> str | None:

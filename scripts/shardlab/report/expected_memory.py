@@ -23,5 +23,5 @@ def held(train: TrainReport) -> dict[str, float]:
         sizes = {"weights": (kept, 3), "master_weights": (masters, 1), "gradients": (kept, 2), "optimizer": (states, 1)}
         ranks = run.world_size
         return {kind: size / (ranks if run.zero_stage >= stage else 1) for kind, (size, stage) in sizes.items()}
-    parts = run.mesh.degree("dp_shard", "pp", "tp")
+    parts = run.mesh.parts("states", "layers", "tensors")
     return {kind: size / parts for kind, size in (("weights", whole), ("gradients", whole), ("optimizer", states))}

@@ -8,20 +8,19 @@ import math
 from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices
-from shardlab.settings.mesh import DATA, ParallelDims, divisors
+from shardlab.settings.mesh import ParallelDims, divisors
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Strategy, Workload
 
 
 def check_degrees(strategy: Strategy, where: str) -> None:
     """Check that the strategy's axes can be combined."""
-    degrees = strategy.degrees
-    replicate, shard = DATA
-    if strategy.cpu_offload and shard not in degrees:
+    degrees, splits = strategy.degrees, strategy.splits
+    if strategy.cpu_offload and "states" not in splits:
         raise UserError(f"{where}: cpu_offload needs dp_shard; set dp_shard to -1 or remove cpu_offload.")
     if strategy.single_process and degrees:
         raise UserError(f"{where}: single_process runs on one rank and takes no degrees; remove {choices(degrees)}.")
-    if replicate in degrees and shard not in degrees and degrees.keys() - {replicate}:
+    if "samples" in splits and "states" not in splits and splits - {"samples"}:
         # DDP does not support the DTensors of tensor parallelism, nor the split backward pass of pipelines;
         # HSDP with one shard does the same.
         raise UserError(f"{where}: dp_replicate with pp or tp also needs dp_shard; add dp_shard: 1.")

@@ -153,7 +153,7 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
         if run.mesh.replicated and not run.mesh.sharded:
             model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
             theory = of_replicas(run, model, run.recipe.gradient_accumulation_steps)
-            sent.append({"axis": "dp_replicate", "collective": "all_reduce", "bytes": theory})
+            sent.append({"axis": run.mesh.replica_axes[0], "collective": "all_reduce", "bytes": theory})
             _hold_buckets(figures, run)
         return {
             "tensor_bytes": figures,
