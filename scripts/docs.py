@@ -30,7 +30,7 @@ TWINS = "rounding alone (twins)"
 """Last row of the matrix."""
 SITE_GROUPS: dict[str, type[BaseModel]] = {
     "slurm": sites.Slurm,
-    "srun": sites.Srun,
+    **sites.LAUNCHERS,
     "container": sites.Container,
 }
 """Keys of a site that contain further keys."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import ROOT, lock
-from shardlab.launch import commands, container, signals, slurm
+from shardlab.launch import commands, container, launchers, signals, slurm
 from shardlab.launch.attempts import AttemptLog
 from shardlab.launch.images import read_image
 from shardlab.launch.managed_process import Child
@@ -178,13 +178,9 @@ def check_place(run: Run, image: Path | None) -> None:
     """Check that this machine can start what the site starts.
 
     Raises:
-        UserError: srun without a Slurm job, or a program that is not on the PATH.
+        UserError: the launcher cannot start programs here, or a program is not on the PATH.
     """
-    if run.site.srun and slurm.job_id() is None:
-        raise UserError(
-            f"site {run.site_name} starts ranks with srun, inside a Slurm job, and this is not one; "
-            "run snakemake with --profile slurm, or choose site local."
-        )
+    launchers.for_site(run.site).require(run.site_name)
     if run.site.container and image:
         container.require(run.site.container.command)
 
