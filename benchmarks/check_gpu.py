@@ -52,12 +52,7 @@ BOUNDS = {
     "float32": dict.fromkeys(("gradient", "loss", "norm"), 5e-6) | {"test": 1e-4},
 }
 """Arithmetic: maximum relative differences to one device; bf16 has none."""
-FIGURES = {
-    "gradient": "gradient of step 0",
-    "loss": "training loss",
-    "norm": "gradient norm",
-    "test": "test loss",
-}
+FIGURES = {"gradient": "gradient of step 0", "loss": "training loss", "norm": "gradient norm", "test": "test loss"}
 """Column of the table: its name in a sentence."""
 SLOWER = {"llama2": {"optimizer": {"learning_rate": 3e-4}}}
 """Recipe in float32, as in the parity suite: AdamW's first steps make a full update from the sign of a gradient that is

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measure memory, bytes sent and step time on 1, 2, 4 and 8 ranks for each family
-of strategies. The report draws them.
+of strategies.
 
 All ranks share this machine: memory and bytes are the same on any machine, the
 step time is not if it has fewer cores than ranks. Needs no GPU.

@@ -27,17 +27,7 @@ from shardlab.report.snakemake_jobs import jobs
 
 VENV = ROOT / ".venv"
 LOCAL = [str(VENV / "bin/snakemake"), "--profile", "workflow/profiles/local"]
-ORDER = [
-    "prepare",
-    "resolve",
-    "init",
-    "plan",
-    "train",
-    "noise_floor",
-    "evaluate",
-    "summarize",
-    "report",
-]
+ORDER = ["prepare", "resolve", "init", "plan", "train", "noise_floor", "evaluate", "summarize", "report"]
 """Rules whose lines the script runs."""
 
 

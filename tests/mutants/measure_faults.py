@@ -84,13 +84,7 @@ FAULTS = [
     ),
     Fault("bus bandwidth without the part that is sent", COLLECTIVES, "factor * 4 * count", "4 * count", BANDWIDTHS),
     Fault("the fastest rank's time counts", COLLECTIVES, "median(max(ranks) for", "median(min(ranks) for", BANDWIDTHS),
-    Fault(
-        "in theory FSDP gathers once",
-        THEORY,
-        "gathers = (2 if again else 1) * passes",
-        "gathers = passes",
-        SENT,
-    ),
+    Fault("in theory FSDP gathers once", THEORY, "gathers = (2 if again else 1) * passes", "gathers = passes", SENT),
     Fault(
         "no gradient of the weights among the operations",
         f"{S}measure/flops.py",

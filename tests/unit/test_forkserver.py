@@ -208,10 +208,7 @@ def test_without_a_server_nothing_is_said(write, tmp_path):
     program = write("print(forks.served is None)")
     for folder in ("", str(tmp_path), str(tmp_path / "nothing")):
         run = subprocess.run(
-            [sys.executable, program],
-            env=environment() | {forkserver.ADDRESS: folder},
-            capture_output=True,
-            text=True,
+            [sys.executable, program], env=environment() | {forkserver.ADDRESS: folder}, capture_output=True, text=True
         )
         assert (run.stdout, run.stderr, run.returncode) == ("True\n", "", 0)
 

@@ -25,12 +25,7 @@ from shardlab.settings.sites import LauncherSettings, Site, SiteRuntime
 APPROVED = Path(__file__).with_name("approved")
 OURS = [name for name in load.names("sites") if (APPROVED / f"{name}.txt").exists() or "APPROVE" in os.environ]
 """The project's own sites; a user's need no approved text."""
-SUBMISSION = {
-    "run_uuid": "RUN",
-    "slurm_logfile": "LOG",
-    "comment_str": "RULE",
-    "workdir": "PROJECT",
-}
+SUBMISSION = {"run_uuid": "RUN", "slurm_logfile": "LOG", "comment_str": "RULE", "workdir": "PROJECT"}
 
 
 class Job:

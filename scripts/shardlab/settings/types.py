@@ -95,10 +95,7 @@ class Workload(Strict):
         description="Task: a file in scripts/shardlab/training/tasks (batches, loss and metric) and one in "
         "scripts/shardlab/data/encoders (prepared arrays).",
     )
-    blocks: list[str] = Field(
-        default=[],
-        description="Submodules that FSDP shards separately, as patterns (layers.*).",
-    )
+    blocks: list[str] = Field(default=[], description="Submodules that FSDP shards separately, as patterns (layers.*).")
     tensor: dict[str, Literal["column", "column_gather", "row", "vocab", "norm", "norm_whole", "dropout"]] = Field(
         default={},
         description="Tensor-parallel plan, submodule pattern: how it is split. column, row: Linear "
