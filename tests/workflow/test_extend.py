@@ -8,6 +8,37 @@ import pytest
 from helpers.common import ROOT
 from helpers.documents import follow
 
+PLACES = ("scripts", "config", "workflow")
+KNOWS = """
+import json
+from types import SimpleNamespace
+from shardlab import models
+from shardlab.errors import Unsupported
+from shardlab.measure.expected_traffic import of_replicas
+from shardlab.report import expected_memory, families
+from shardlab.settings import load, resolve
+import torch
+found = {}
+for strategy, ranks in (("fsdp", 2), ("fsdp@spatial=2", 4)):
+    run = resolve.run(load.config({"ranks_per_node": ranks, "recipe": {"precision": "mxfp8"}}), strategy, "mlp")
+    train = SimpleNamespace(settings=run.model_dump(), parameters=2**10)
+    found[strategy] = {
+        "mesh": run.mesh.root,
+        "data_size": run.mesh.data_size,
+        "copies": run.mesh.copies,
+        "sent": of_replicas(run, models.build(run.model, run.task, torch.float32).to("meta"), 1),
+        "held": expected_memory.held(train),
+        "family": families.family(train),
+        "sources": run.sources,
+    }
+try:
+    resolve.run(load.config({"recipe": {"precision": "mxfp8"}}), "zero2", "mlp")
+except Unsupported as refusal:
+    found["refused"] = str(refusal)
+print(json.dumps(found))
+"""
+"""Prints what the rules derive for an axis and a precision that nothing uses."""
+
 
 @pytest.fixture(scope="module")
 def extended(make_tree, tmp_path_factory):
@@ -59,10 +90,32 @@ def test_another_container_runtime_is_data(extended):
     assert last.startswith(f"exec podman-hpc run --rm --env-host --gpu {image}")
 
 
-def test_an_axis_that_nothing_uses_yet_is_three_files(extended):
-    """The mesh, and what `make docs` writes from it."""
+def test_an_unused_axis_and_an_unused_precision_are_one_file_each(extended):
+    """What they declare there is all that the rest needs: nothing else was edited, except for what is generated."""
     tree, _ = extended
     tree.run("python", "scripts/docs.py")
-    found = tree.run("grep", "-rl", "spatial parallelism", "scripts", "config", "workflow")
-    files = sorted(line for line in found.stdout.splitlines() if "__pycache__" not in line)
-    assert files == ["config/README.md", "scripts/shardlab/settings/mesh.py", "workflow/schemas/strategies.json"]
+    places = {
+        name: tree.run(
+            "grep", "-rlw", "--include=*.py", "--include=*.md", "--include=*.json", name, *PLACES
+        ).stdout.split()
+        for name in ("spatial", "mxfp8")
+    }
+    assert {name: sorted(files) for name, files in places.items()} == {
+        "spatial": ["config/README.md", "scripts/shardlab/settings/mesh.py", "workflow/schemas/strategies.json"],
+        "mxfp8": [
+            "config/README.md",
+            "scripts/shardlab/settings/precisions.py",
+            "workflow/schemas/site.json",
+            "workflow/schemas/workload.json",
+        ],
+    }
+    found = json.loads(tree.run("python", "-c", KNOWS, PYTHONPATH="scripts").stdout.splitlines()[-1])
+    fsdp, both = found["fsdp"], found["fsdp@spatial=2"]
+    assert (fsdp["mesh"], both["mesh"]) == ({"dp_shard": 2}, {"dp_shard": 2, "spatial": 2})
+    for key in ("data_size", "sent", "held", "family", "sources"):
+        assert both[key] == fsdp[key], key
+    assert (fsdp["copies"], both["copies"]) == (1, 2)
+    assert (
+        found["refused"]
+        == "zero2 cannot train in mxfp8: DeepSpeed does not support MXFP8; set recipe.precision to bf16."
+    )
