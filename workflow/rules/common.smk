@@ -20,6 +20,7 @@ from shardlab.settings import (
     resolve,
     variants,
 )
+from shardlab.settings.types import RESERVED
 
 # After a kill the same call goes on, without --unlock.
 WORKS = snakemake_lock.runs_jobs(sys.argv[1:])
@@ -35,6 +36,15 @@ if WORKS:
 
         progress.install(Path.cwd())
 
+
+def resolved(strategy, workload):
+    """Return the settings of a run, resolved once."""
+    name = strategy, workload
+    if name not in known:
+        known[name] = resolve.run(CONFIG, *name)
+    return known[name]
+
+
 # Every mistake in the configuration or the targets ends the workflow here, before any job starts: an
 # error in an input function would show a traceback.
 try:
@@ -45,7 +55,7 @@ try:
     known = {(run.strategy, run.workload): run for run in RUNS}
     asked_for = dict(known)
     for target in call.targets(sys.argv[1:]):
-        run = resolve.run(CONFIG, target.strategy, target.workload)
+        run = resolved(target.strategy, target.workload)
         model_and_data.check_data_set(CONFIG, run)
         if target.exported:
             pretrained.check_export(run.model)
@@ -68,6 +78,12 @@ ONE_JSON = CONFIG.of_one.model_dump_json()
 # Rules use the Python that runs Snakemake, even if its environment is not activated.
 shell.prefix(
     f"set -euo pipefail; export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
+)
+
+# Writes run.json: this process resolved it when it read the configuration.
+WRITE_SETTINGS = (
+    "printf %s {params.run:q} | python -I -m json.tool --indent 2 > {output}.new"
+    " && sync {output}.new && mv {output}.new {output}"
 )
 
 # Report of the runs' image; empty for a site without one. `ancient`: a new image does not cause retraining.
@@ -106,23 +122,24 @@ def every_run():
     ]
 
 
-def resolved(strategy, workload):
-    """Return the settings of a run, resolved once."""
-    name = strategy, workload
-    if name not in known:
-        known[name] = resolve.run(CONFIG, *name)
-    return known[name]
+@cache
+def initialization(workload):
+    """Return the settings of the job that draws a workload's initial weights, and the digest of these settings."""
+    run = resolve.initialization(resolved("single", workload))
+    return run, run_identity.identity_of(run, "").run
 
 
 @cache
 def identified(strategy, workload):
-    """Digest of a run's settings and sources."""
+    """Return the digest of a run's settings and sources."""
     return run_identity.identity_of(resolved(strategy, workload), "").run
 
 
 def run_of(wildcards):
-    """Return the settings of the wildcards' run; without a strategy, those that the workload's runs share."""
-    return resolved(wildcards.get("strategy", resolve.SHARED), wildcards.workload)
+    """Return the settings of the wildcards' run; without a strategy, those of the workload's initial weights."""
+    if "strategy" in wildcards.keys():
+        return resolved(wildcards.strategy, wildcards.workload)
+    return initialization(wildcards.workload)[0]
 
 
 def misfit_of(wildcards, input):
@@ -180,8 +197,10 @@ def downloads(wildcards):
 
 
 def identity_of(wildcards):
-    """Return the digest of a run's settings and sources."""
-    return identified(wildcards.strategy, wildcards.workload)
+    """Return the digest of the settings and sources of ``run_of``."""
+    if "strategy" in wildcards.keys():
+        return identified(wildcards.strategy, wildcards.workload)
+    return initialization(wildcards.workload)[1]
 
 
 def job_resources(stage, runtime=None, job=None):

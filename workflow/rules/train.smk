@@ -3,6 +3,7 @@
 
 localrules:
     resolve,
+    resolve_init,
 
 
 rule resolve:
@@ -24,10 +25,26 @@ rule resolve:
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
-        # Already resolved by this process, when it read the configuration.
-        "printf %s {params.misfit:q} > {log}; ! grep -q ^error: {log} &&"
-        " printf %s {params.run:q} | python -I -m json.tool --indent 2 > {output}.new"
-        " && sync {output}.new && mv {output}.new {output}"
+        f"printf %s {{params.misfit:q}} > {{log}}; ! grep -q ^error: {{log}} && {WRITE_SETTINGS}"
+
+
+# The settings of the job that draws the initial weights: no strategy, one device.
+rule resolve_init:
+    input:
+        ancient(downloads),
+    output:
+        "results/init/{workload}/run.json",
+    log:
+        "results/init/{workload}/logs/resolve.log",
+    conda:
+        environment("workflow")
+    params:
+        identity=identity_of,
+        run=lambda wildcards, input: run_of(wildcards).model_dump_json(),
+    message:
+        "Resolving the initial weights of {wildcards.workload}"
+    shell:
+        f"( {WRITE_SETTINGS} ) 2> {{log}}"
 
 
 # Initial weights, and their test loss before any training.
