@@ -1,4 +1,5 @@
 # Helpers of the rules, based on scripts/shardlab/settings.
+import os
 import shlex
 from functools import cache
 
@@ -100,6 +101,12 @@ if SITE.container.enabled:
 IN_IMAGE = [f"--image {path}" for path in IMAGE]
 
 
+def prepared_files(name):
+    """Return the files of a prepared data set: its manifest, which is written last, and the samples."""
+    files = (f"{split}.safetensors" for split in ("train", "validation", "test"))
+    return [f"data/prepared/{name}/{file}" for file in ("dataset.json", *files)]
+
+
 def plan_needed(wildcards):
     """Return the plan of a run whose recomputation depends on it; empty for other runs."""
     run = run_of(wildcards)
@@ -112,6 +119,14 @@ def environment(name):
     """A rule's conda environment, where the call may use it: Snakemake works it out for each job anew."""
     requested = workflow.deployment_settings.deployment_method or "--lint" in sys.argv
     return f"../../envs/{name}.yaml" if requested else None
+
+
+def every_result():
+    """Return what the table and the report are made from: all runs, their noise floors and plans."""
+    floors = [
+        f"results/noise_floor/{workload}.json" for workload in NOISE_FLOOR_WORKLOADS
+    ]
+    return [*every_run(), *floors, "results/plans"]
 
 
 def every_run():
@@ -142,15 +157,27 @@ def run_of(wildcards):
     return initialization(wildcards.workload)[0]
 
 
-def misfit_of(wildcards, input):
-    """Return an error or a warning if the run's plan says that it does not fit; empty otherwise."""
-    path = Path("results", wildcards.strategy, wildcards.workload, plan.FILE)
-    try:
-        sentence = plan.misfit(run_of(wildcards), SITE.hardware, path)
-    except UserError as error:
-        return f"error: {error}"
+def settled(wildcards, input):
+    """Return the settings of a run for run.json, and an error, a warning or a note about them; empty without one.
+
+    The plan of a run that leaves its recomputation to it is an input. Other plans are not: they are only looked at if
+    an earlier call made them.
+    """
+    run = run_of(wildcards)
+    if not input.plan:
+        made = plan.find(run, *plan.places(Path("results"), run))
+    else:
+        os.stat(input.plan[0])  # Snakemake calls this again when the file exists
+        try:
+            made = plan.read(Path(input.plan[0]), run)
+        except UserError as error:
+            return run, f"error: {error}"
+        run = run.planned(made.recomputation)
+        if made.fits is None:
+            return run, "Nothing is recomputed: hardware.device_memory_gib is not set."
+    sentence = plan.misfit(run.configured, SITE.hardware, made)
     kind = "error" if CONFIG.on_memory_overflow == "refuse" else "warning"
-    return f"{kind}: {sentence}" if sentence else ""
+    return run, f"{kind}: {sentence}" if sentence else ""
 
 
 def initial(file):
@@ -177,10 +204,8 @@ def model_files(folder):
 
 
 def prepared(wildcards):
-    """Return the files of a run's prepared data set: its manifest, which is written last, and the samples."""
-    folder = f"data/prepared/{run_of(wildcards).data.name}"
-    files = (f"{name}.safetensors" for name in ("train", "validation", "test"))
-    return [f"{folder}/{name}" for name in ("dataset.json", *files)]
+    """Return the files of a run's prepared data set."""
+    return prepared_files(run_of(wildcards).data.name)
 
 
 def download_of(wildcards):

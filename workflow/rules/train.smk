@@ -10,6 +10,8 @@ rule resolve:
     input:
         # A failed download must not leave settings that differ from those of finished runs.
         ancient(downloads),
+        # A new plan alone trains nothing again.
+        plan=ancient(plan_needed),
     output:
         "results/{strategy}/{workload}/run.json",
     log:
@@ -20,12 +22,12 @@ rule resolve:
         # Triggers resolving again; all of run.json would take many lines in Snakemake's reasons.
         identity=identity_of,
         # As functions of the input these do not trigger resolving again.
-        run=lambda wildcards, input: run_of(wildcards).model_dump_json(),
-        misfit=misfit_of,
+        run=lambda wildcards, input: settled(wildcards, input)[0].model_dump_json(),
+        note=lambda wildcards, input: settled(wildcards, input)[1],
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
-        f"printf %s {{params.misfit:q}} > {{log}}; ! grep -q ^error: {{log}} && {WRITE_SETTINGS}"
+        f"printf %s {{params.note:q}} > {{log}}; ! grep -q ^error: {{log}} && {WRITE_SETTINGS}"
 
 
 # The settings of the job that draws the initial weights: no strategy, one device.
@@ -78,7 +80,6 @@ rule train:
         settings="results/{strategy}/{workload}/run.json",
         data=prepared,
         weights=initial("results/init/{}.safetensors"),
-        plan=ancient(plan_needed),
         image=IMAGE,
     output:
         # Weights, checkpoints and reports are not outputs: Snakemake would delete them.

@@ -56,15 +56,13 @@ def train(
     restart: bool = False,
     monitoring: MonitoringOptions = MonitoringOptions(),  # noqa: B008
     ready: Callable[[], None] | None = None,
-    recompute: str | None = None,
 ) -> bool:
     """Train ``run`` on this rank, write its files to ``output`` (rank 0) and return whether it finished.
 
     If ``output`` has checkpoints of this run, training resumes from the newest valid one, unless ``restart``.
     ``resume`` names another checkpoint, written under any strategy on any number of ranks. ``origin`` describes the
-    code and the image for the report. ``ready`` is called before the first step. ``recompute`` is the mode that
-    activation_checkpointing: auto resolved to; it does not affect the result. Training ends early on a request to stop
-    (see launch/signals.py).
+    code and the image for the report. ``ready`` is called before the first step. Training ends early on a request to
+    stop (see launch/signals.py).
 
     Raises:
         UserError: the loss or the gradient norm is not finite, or a file cannot be read or written.
@@ -78,9 +76,6 @@ def train(
     resume = resume or latest_checkpoint(output, start, world, restart=restart)
     if resume is None and world.is_rank0:
         shutil.rmtree(output / "checkpoints", ignore_errors=True)
-    requested = run
-    if recompute:
-        run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"activation_checkpointing": recompute})})
     engine = strategies.build(run, task, world, weights)
     distributed.limit_groups(run.site.hang_seconds)
     steps = Steps(task, engine, run.recipe, run.seed, world)
@@ -107,7 +102,7 @@ def train(
             Timeline(identity=start.identity, **drawn).write(output / "timeline.json")
         measured |= {key: value for key, value in origin.items() if key != "attempt"}
         lines = metrics.read(output / metrics.NAME)
-        train_report(requested, lines, measured, history(output)).write(output / "train.json")
+        train_report(run.configured, lines, measured, history(output)).write(output / "train.json")
     return True
 
 
