@@ -16,7 +16,6 @@ from shardlab.launch.attempts import AttemptLog
 from shardlab.launch.images import read_image
 from shardlab.launch.managed_process import Child
 from shardlab.launch.stages import STAGES, scope
-from shardlab.records import plan
 from shardlab.settings.types import Run, read_run
 
 
@@ -57,6 +56,11 @@ def main(description: str | None) -> int:
     fingerprint = store.verify(args.data, run.data) if args.data else ""
     if args.stage != "train":
         return Child(run, what).run(command)
+    if run.recipe.activation_checkpointing == "auto":
+        raise UserError(
+            f"{args.settings} leaves activation_checkpointing to a plan; recreate it with: snakemake --force "
+            f"{args.settings}."
+        )
     folder = args.settings.parent
     patience = run.site.stop_seconds + 5
     try:
@@ -119,7 +123,7 @@ def train(
     story.forget_done(done, checkpoints=restart and not any(word.startswith("--resume") for word in program))
     child = Child(run, name, descriptor, story.folder)
     with story.attempt() as attempt:
-        words = [*program, f"--attempt={attempt.number}", *recomputation(run, story.folder)] + ["--restart"] * restart
+        words = [*program, f"--attempt={attempt.number}"] + ["--restart"] * restart
         command = commands.command(run, words, image, scope("train", run))
         print(f"{command.lines}\n\nattempt {attempt.number}; its output is in {story.log(attempt)}", flush=True)
         status = child.run(command, story.log(attempt))
@@ -140,23 +144,6 @@ def train(
         "the same command resumes there.",
         stop_signal,
     )
-
-
-def recomputation(run: Run, folder: Path) -> list[str]:
-    """Return train.py's option for recomputation if the recipe leaves it to the run's plan.
-
-    Raises:
-        UserError: this run has no plan.
-    """
-    if run.recipe.activation_checkpointing != "auto":
-        return []
-    again = f"make it with: snakemake -f {folder / plan.FILE}"
-    made = plan.Plan.read(folder / plan.FILE, again)
-    if not made.is_of(run):
-        raise UserError(f"{folder / plan.FILE} is the plan of another run; {again}.")
-    if made.fits is None:
-        print("Nothing is recomputed: the site's hardware.device_memory_gib is not set.", flush=True)
-    return [f"--recompute={made.activation_checkpointing or 'none'}"]
 
 
 def image_of(run: Run, report: Path | None, *, dry_run: bool) -> Path | None:

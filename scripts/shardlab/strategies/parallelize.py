@@ -85,7 +85,7 @@ def synchronized(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
 
 def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
     """Apply activation checkpointing (Chen et al., 2016, arXiv:1604.06174) to each block, in place."""
-    if mode in ("none", "auto"):  # launch.py resolves auto for trainings; nothing else has a backward pass
+    if mode in ("none", "auto"):  # a run.json of a training has what auto resolves to; nothing else needs it
         return
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 

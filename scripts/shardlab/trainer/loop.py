@@ -45,8 +45,6 @@ class TrainOptions:
     output folder."""
     restart: bool = False
     """Start at the first step and delete the output folder's checkpoints."""
-    recompute: str | None = None
-    """The mode that activation_checkpointing: auto resolved to."""
     usage_seconds: float | None = None
     """Interval between samples of resource use, in seconds; None: no samples."""
     tensorboard: bool = False
@@ -102,7 +100,7 @@ def train(
     measured |= operations | collect_measurements(state, meter)
     drawn = meter.drawn()  # a collective, like those above
     if state.world.is_rank0:
-        write_reports(state, run, measured, drawn if meter.measures else None, origin)
+        write_reports(state, measured, drawn if meter.measures else None, origin)
     return True
 
 
@@ -119,9 +117,6 @@ def set_up(
     resume = options.resume or latest_checkpoint(output, start, world, restart=options.restart)
     if resume is None and world.is_rank0:
         shutil.rmtree(output / "checkpoints", ignore_errors=True)
-    if options.recompute:
-        recipe = run.recipe.model_copy(update={"activation_checkpointing": options.recompute})
-        run = run.model_copy(update={"recipe": recipe})
     engine = strategies.build(run, task, world, weights)
     distributed.limit_groups(run.site.hang_seconds)
     steps = Steps(task, engine, run.recipe, run.seed, world)
@@ -210,7 +205,6 @@ def collect_measurements(state: TrainState, meter: Meter) -> dict[str, Any]:
 
 def write_reports(
     state: TrainState,
-    requested: Run,
     measured: dict[str, Any],
     drawn: dict[str, Any] | None,
     origin: Mapping[str, Any],
@@ -222,7 +216,7 @@ def write_reports(
         Timeline(identity=state.start.identity, **drawn).write(output / "timeline.json")
     measured = measured | {key: value for key, value in origin.items() if key != "attempt"}
     lines = metrics.read(output / metrics.NAME)
-    train_report(requested, lines, measured, history(output)).write(output / "train.json")
+    train_report(state.run.configured, lines, measured, history(output)).write(output / "train.json")
 
 
 def _observe_gradients(meter: Meter, observe: Observer | None) -> Observer:
