@@ -17,8 +17,8 @@ from shardlab.measure import expected_traffic, flops
 from shardlab.measure.step_profiler import Meter
 from shardlab.records import metrics
 from shardlab.records.manifest import Manifest
-from shardlab.records.reports import train_report
 from shardlab.records.timeline import Timeline
+from shardlab.records.train_report import train_report
 from shardlab.settings.devices import peak
 from shardlab.settings.types import WARMUP_STEPS, Run
 from shardlab.training import device, distributed, tasks
