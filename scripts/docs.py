@@ -28,7 +28,7 @@ README_MEMORY = ("single", "ddp", "fsdp", "zero1")
 """Strategies of README.md's two tables, which repeat rows of docs/matrix.md and of docs/strategies."""
 TWINS = "rounding alone (twins)"
 """Last row of the matrix."""
-SITE_GROUPS: dict[str, type[BaseModel]] = {"slurm": sites.Slurm, "srun": sites.Srun, "container": sites.Container}
+SITE_GROUPS: dict[str, type[BaseModel]] = {"slurm": sites.Slurm, **sites.LAUNCHERS, "container": sites.Container}
 """Keys of a site that contain further keys."""
 
 

@@ -56,8 +56,8 @@ FAULTS = [
     Fault(
         "FSDP sums bf16 gradients in bf16",
         f"{S}strategies/fsdp.py",
-        "inside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype)",
-        "inside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.bfloat16)",
+        "inside = MixedPrecisionPolicy(low, reduce_dtype=dtype)",
+        "inside = MixedPrecisionPolicy(low, reduce_dtype=low)",
         at(
             "parity/test_parity",
             "test_low_precision_trains_and_is_near_full_precision[fsdp-vit-precision=bf16-float32]",
@@ -205,17 +205,17 @@ FAULTS = [
     Fault(
         "every rank trains on the whole batch, and the mesh says so",
         MESH,
-        """return self.degree(*DATA)
+        """return self.parts("samples")
 
     @property
     def copies(self) -> int:
-        \"\"\"Number of ranks that hold the same output for the same samples.\"\"\"
-        return self.degree(*(axis for axis in AXES if axis not in (*DATA, STAGES)))
+        \"\"\"Number of ranks that hold the same output for the same samples; of a pipeline, only one rank has it.\"\"\"
+        return self.size // self.parts("samples", "sequence", "layers")
 
     def data_rank(self, place: Mapping[str, int]) -> int:
         \"\"\"Return the index of the group of ranks that reads what the rank with these coordinates reads.\"\"\"
         rank = 0
-        for axis in DATA:
+        for axis in self.axes("samples"):
 """,
         """return 1
 

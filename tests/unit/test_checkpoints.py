@@ -111,7 +111,7 @@ def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained,
     with pytest.raises(UserError, match=r"was written with another recipe.max_steps; change it back .* restart=true"):
         loop.train(other, data, initial, tmp_path, {})
     assert len(manifest.saved(tmp_path)) == 3, "nothing was lost"
-    assert loop.train(other, data, initial, tmp_path, {}, restart=True)
+    assert loop.train(other, data, initial, tmp_path, {}, loop.TrainOptions(restart=True))
     assert [path.name for path in manifest.saved(tmp_path)] == ["step-00000004", "step-00000002"]
     when = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_interval_steps": 3})})
     shutil.copytree(whole, tmp_path / "when")
@@ -129,7 +129,7 @@ def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(t
     found.model_copy(update={"best": -1.0, "skipped": 7, "files": files}).write(folder / manifest.NAME)
     for every, out in ((100, tmp_path / "out"), (2, tmp_path / "kept")):
         again = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_interval_steps": every})})
-        assert loop.train(again, data, initial, out, {}, resume=folder)
+        assert loop.train(again, data, initial, out, {}, loop.TrainOptions(resume=folder))
         assert TrainReport.read(out / "train.json", "").skipped_steps == 7
         assert (out / BEST).exists()
         assert filecmp.cmp(out / BEST, initial, shallow=False)

@@ -2,8 +2,10 @@
 
 import os
 import re
+import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import preflight
@@ -13,11 +15,12 @@ from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from shardlab.errors import UserError
-from shardlab.launch import commands, container, slurm
+from shardlab.launch import commands, container, launchers, slurm
+from shardlab.launch.managed_process import Child
 from shardlab.launch.stages import Scope
 from shardlab.schema import check
 from shardlab.settings import load, resolve
-from shardlab.settings.sites import Site
+from shardlab.settings.sites import LauncherSettings, Site, SiteRuntime
 
 APPROVED = Path(__file__).with_name("approved")
 OURS = [name for name in load.names("sites") if (APPROVED / f"{name}.txt").exists() or "APPROVE" in os.environ]
@@ -45,7 +48,10 @@ def loaded(**values):
 def lines(name):
     """The sbatch line and the script of one training run and one evaluation."""
     most = loaded(site=name)[1]
-    size = {"nodes": min(2, most.nodes_max or 2) if most.srun else 1, "ranks_per_node": most.ranks_per_node_max or 4}
+    size = {
+        "nodes": 1 if most.launcher == "local" else min(2, most.nodes_max or 2),
+        "ranks_per_node": most.ranks_per_node_max or 4,
+    }
     config, site = loaded(site=name, **size)
     run = resolve.run(config, "fsdp_tp", "llama2")
     text = []
@@ -191,13 +197,40 @@ def test_a_job_of_any_size_goes_the_way_that_lets_signals_through(ranks):
 )
 def test_address_rules(rule, address):
     site = check(Site, yaml.safe_load("srun: {}") | {"srun": rule}, "test")
-    assert commands.address(site.srun) == address
+    assert launchers.address(site.srun) == address
 
 
 def test_a_path_that_slurm_jobs_cannot_start_with_is_said():
     assert slurm.path_obstacle("/home/me/shardlab/.venv/bin/python") is None
     for path in ("/home/me/my project/.venv/bin/python", "/home/o'neil/.venv/bin/python", "/$x/python"):
         assert "a folder without spaces, quotes and $" in slurm.path_obstacle(path)
+
+
+def test_a_launcher_is_one_class_and_one_key_of_the_site(monkeypatch):
+    """Its command, job and node rank reach the lines that start the ranks, and its signal what stops them."""
+
+    class Other(launchers.JobLauncher):
+        stop_signal = signal.SIGHUP
+        job_id, job_number, node_rank = "OTHER_JOB", "OTHER_JOB / 2", "OTHER_RANK"
+
+        def command(self, nodes, cpus):
+            return ["start", f"-N{nodes}", f"-c{cpus}"]
+
+    class OtherSite(SiteRuntime):
+        other: LauncherSettings | None = None
+
+    monkeypatch.setitem(sys.modules, "shardlab.launch.launchers.other", SimpleNamespace(Launcher=Other))
+    run = resolve.run(loaded(site="test", nodes=2)[0], "ddp", "mlp")
+    site = OtherSite(**run.site.model_dump() | {"srun": None, "other": {"flags": ["-q"], "suffix": "x"}})
+    run = run.model_copy(update={"site": site})
+    *_, rendezvous, line = commands.lines(run, ["x.py"], None, Scope.RANKS).splitlines()
+    assert rendezvous == 'export RENDEZVOUS="$(hostname -s)x:$((20000 + OTHER_JOB / 2 % 10000))"'
+    assert line.startswith("exec start -N2 -c2 -q bash -c ")
+    assert '--rdzv-id="$OTHER_JOB"' in line
+    assert "is_host=$((OTHER_RANK == 0))" in line
+    assert Child(run, "").signal == signal.SIGHUP
+    with pytest.raises(ValueError, match="srun and other both start ranks; remove all but one"):
+        OtherSite(srun={}, other={})
 
 
 def test_two_jobs_do_not_share_a_port():
@@ -208,7 +241,7 @@ def test_two_jobs_do_not_share_a_port():
 
 def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch):
     monkeypatch.setattr(preflight, "PATIENCE", 0.2)
-    monkeypatch.setenv(commands.RENDEZVOUS, "localhost:0")
+    monkeypatch.setenv(launchers.RENDEZVOUS, "localhost:0")
     monkeypatch.setenv("SLURM_NODEID", "0")
     run = resolve.run(loaded(site="test", nodes=2)[0], "ddp", "mlp")
     seen = " ".join(preflight.nodes(run)["problems"])

@@ -8,6 +8,37 @@ import pytest
 from helpers.common import ROOT
 from helpers.documents import follow
 
+PLACES = ("scripts", "config", "workflow")
+KNOWS = """
+import json
+from types import SimpleNamespace
+from shardlab import models
+from shardlab.errors import Unsupported
+from shardlab.measure.expected_traffic import of_replicas
+from shardlab.report import expected_memory, families
+from shardlab.settings import load, resolve
+import torch
+found = {}
+for strategy, ranks in (("fsdp", 2), ("fsdp@spatial=2", 4)):
+    run = resolve.run(load.config({"ranks_per_node": ranks, "recipe": {"precision": "mxfp8"}}), strategy, "mlp")
+    train = SimpleNamespace(settings=run.model_dump(), parameters=2**10)
+    found[strategy] = {
+        "mesh": run.mesh.root,
+        "data_size": run.mesh.data_size,
+        "copies": run.mesh.copies,
+        "sent": of_replicas(run, models.build(run.model, run.task, torch.float32).to("meta"), 1),
+        "held": expected_memory.held(train),
+        "family": families.family(train),
+        "sources": run.sources,
+    }
+try:
+    resolve.run(load.config({"recipe": {"precision": "mxfp8"}}), "zero2", "mlp")
+except Unsupported as refusal:
+    found["refused"] = str(refusal)
+print(json.dumps(found))
+"""
+"""Prints what the rules derive for an axis and a precision that nothing uses."""
+
 
 @pytest.fixture(scope="module")
 def extended(make_tree, tmp_path_factory):
@@ -20,21 +51,38 @@ def test_an_optimizer_a_schedule_a_task_and_an_axis_train_together(extended):
     tree, (command, *_) = extended
     tree.run("sh", "-c", command)
     table = pd.read_csv(tree.path / "results/summary.csv").set_index("strategy")
-    assert list(table.index) == ["single", "ddp", "cp"]
+    assert list(table.index) == ["single", "ddp", "spatial"]
     assert table.rel_diff.max() < 1e-5
-    assert table.metric_name["cp"] == "accuracy"
+    assert table.metric_name["spatial"] == "accuracy"
     assert (table.test_loss < 0.5 * table.untrained_test_loss).all()
-    report = tree.json("results/cp/tumours/train.json")
-    assert report["mesh"] == {"cp": 2}
+    report = tree.json("results/spatial/tumours/train.json")
+    assert report["mesh"] == {"spatial": 2}
     assert report["bytes_per_step"] == report["bytes_per_step_theory"] == 0
-    rates = [json.loads(line) for line in (tree.path / "results/cp/tumours/metrics.jsonl").read_text().splitlines()]
+    metrics = tree.path / "results/spatial/tumours/metrics.jsonl"
+    rates = [json.loads(line) for line in metrics.read_text().splitlines()]
     rates = [line["learning_rate"] for line in rates if line["kind"] == "train"]
     assert rates[:5] == pytest.approx([0.01 * part / 6 for part in range(1, 6)])
     assert rates[8] == pytest.approx(0.01 / 2)
 
 
+def test_a_rule_is_a_program_and_an_include(extended):
+    tree, (_, command, *_) = extended
+    tree.run("sh", "-c", command)
+    table = pd.read_csv(tree.path / "results/losses/cp/tumours.csv")
+    assert list(table.step) == [*range(tree.json("results/cp/tumours/train.json")["steps"])]
+
+
+def test_a_launcher_is_a_file_and_a_key(extended):
+    tree, (_, _, resolve, launch, *_) = extended
+    tree.run("sh", "-c", resolve)
+    lines = tree.run("sh", "-c", launch).stdout.splitlines()
+    assert lines[-1].startswith("exec mpiexec -n 2 -ppn 1 -genvall -bind-to none bash -c 'exec ")
+    assert "is_host=$((PMI_RANK == 0))" in lines[-1]
+    assert lines[-2].endswith(':$((20000 + ${PBS_JOBID%%.*} % 10000))"')
+
+
 def test_another_container_runtime_is_data(extended):
-    tree, (_, resolve, launch) = extended
+    tree, (*_, resolve, launch) = extended
     tree.run("sh", "-c", resolve)
     last = tree.run("sh", "-c", launch).stdout.splitlines()[-1]
     program = f"{tree.path}/scripts/fork_torchrun.py"
@@ -42,10 +90,32 @@ def test_another_container_runtime_is_data(extended):
     assert last.startswith(f"exec podman-hpc run --rm --env-host --gpu {image}")
 
 
-def test_an_axis_that_nothing_uses_yet_is_three_files(extended):
-    """The mesh, and what `make docs` writes from it."""
+def test_an_unused_axis_and_an_unused_precision_are_one_file_each(extended):
+    """What they declare there is all that the rest needs: nothing else was edited, except for what is generated."""
     tree, _ = extended
     tree.run("python", "scripts/docs.py")
-    found = tree.run("grep", "-rl", "context parallelism", "scripts", "config", "workflow")
-    files = sorted(line for line in found.stdout.splitlines() if "__pycache__" not in line)
-    assert files == ["config/README.md", "scripts/shardlab/settings/mesh.py", "workflow/schemas/strategies.json"]
+    places = {
+        name: tree.run(
+            "grep", "-rlw", "--include=*.py", "--include=*.md", "--include=*.json", name, *PLACES
+        ).stdout.split()
+        for name in ("spatial", "mxfp8")
+    }
+    assert {name: sorted(files) for name, files in places.items()} == {
+        "spatial": ["config/README.md", "scripts/shardlab/settings/mesh.py", "workflow/schemas/strategies.json"],
+        "mxfp8": [
+            "config/README.md",
+            "scripts/shardlab/settings/precisions.py",
+            "workflow/schemas/site.json",
+            "workflow/schemas/workload.json",
+        ],
+    }
+    found = json.loads(tree.run("python", "-c", KNOWS, PYTHONPATH="scripts").stdout.splitlines()[-1])
+    fsdp, both = found["fsdp"], found["fsdp@spatial=2"]
+    assert (fsdp["mesh"], both["mesh"]) == ({"dp_shard": 2}, {"dp_shard": 2, "spatial": 2})
+    for key in ("data_size", "sent", "held", "family", "sources"):
+        assert both[key] == fsdp[key], key
+    assert (fsdp["copies"], both["copies"]) == (1, 2)
+    assert (
+        found["refused"]
+        == "zero2 cannot train in mxfp8: DeepSpeed does not support MXFP8; set recipe.precision to bf16."
+    )

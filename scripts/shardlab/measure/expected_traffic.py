@@ -58,7 +58,7 @@ def _zero(stage: int, ranks: int, model: nn.Module, gradient_accumulation_steps:
 
 
 def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) -> float:
-    """Return the bytes of gradients and weights, over dp_replicate and dp_shard."""
+    """Return the bytes of gradients and weights, over the axes that split samples or states."""
     dims = run.mesh
     shard, replicate, tp = dims.shards, dims.replicas, dims.tensor_parts
     names = {module: name for name, module in model.named_modules()}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shardlab.records.reports import TrainReport
-from shardlab.settings.mesh import DATA
+from shardlab.settings.mesh import split_by
 from shardlab.settings.types import Run
 
 
@@ -31,8 +31,13 @@ FAMILIES = {
     OTHER: Mark("#9c7a4a", "triangle-left", "\u25c0"),
 }
 """Family: how it is drawn, in the order of legends."""
-OF_AXIS = {"dp_replicate": DATA_PARALLEL, "dp_shard": SHARDED, "pp": PIPELINE, "tp": TENSOR}
-"""Mesh axis: the family of a strategy that names no other axis."""
+OF_SPLITS = {
+    frozenset({"samples"}): DATA_PARALLEL,
+    frozenset({"samples", "states"}): SHARDED,
+    frozenset({"layers"}): PIPELINE,
+    frozenset({"tensors"}): TENSOR,
+}
+"""What the axes of a strategy split: its family."""
 OF_SINGLE_PROCESS = {"dp": DATA_PARALLEL, "mp": PIPELINE}
 
 
@@ -43,9 +48,7 @@ def family(train: TrainReport) -> str:
         return ZERO
     if run.options.single_process:
         return OF_SINGLE_PROCESS[run.options.single_process]
-    axes = set(run.mesh.root)
+    axes = run.mesh.root
     if not axes:
         return ONE_DEVICE
-    if axes == set(DATA):
-        return SHARDED
-    return COMBINED if len(axes) > 1 else OF_AXIS.get(axes.pop(), OTHER)
+    return OF_SPLITS.get(frozenset(split_by(axes)), COMBINED if len(axes) > 1 else OTHER)

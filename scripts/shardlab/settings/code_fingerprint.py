@@ -12,11 +12,14 @@ from pathlib import Path
 
 from shardlab.errors import UserError
 from shardlab.files import ROOT
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
 
 PACKAGE = ROOT / "scripts/shardlab"
-COMPUTES = tuple(f"settings/{name}.py" for name in ("learning_rate", "mesh", "pipeline_schedules", "recipe"))
-TRAINING = ("models/", "patches/", "runs/", "training/", "strategies/", "data/order.py", "data/store.py", *COMPUTES)
+COMPUTES = tuple(
+    f"settings/{name}.py" for name in ("learning_rate", "mesh", "pipeline_schedules", "precisions", "recipe")
+)
+TRAINING = ("models/", "patches/", "trainer/", "training/", "strategies/", "data/order.py", "data/store.py", *COMPUTES)
 """Where code decides what a training computes; the rest checks, starts, measures and reports."""
 DATA = ("data/",)
 """Code that determines the content of a prepared data set."""
@@ -34,15 +37,14 @@ def of_data(reader: str, task: str) -> dict[str, str]:
 
 def of_run(run: Run) -> dict[str, str]:
     """Return the digests of the files that train a run: the loop, its task and strategy, without its model."""
-    uses = {
-        run.engine_file: True,
-        "tensor": run.mesh.tensor_parallel,
-        "fsdp": run.mesh.sharded and run.engine == "torch",
-        "ddp": run.mesh.replicated and not run.mesh.sharded,
-        "data_parallel": run.options.single_process == "dp",
-        "float8": run.recipe.precision == "float8",
-    }
-    files = (f"strategies/{name}.py" for name, used in uses.items() if used)
+    uses = [run.engine_file]
+    if run.engine == "torch":
+        uses += run.mesh.techniques
+    if run.options.single_process == "dp":
+        uses.append("data_parallel")
+    if technique := PRECISIONS[run.recipe.arithmetic].technique:
+        uses.append(technique)
+    files = (f"strategies/{name}.py" for name in uses)
     return _digests(("trainer/loop.py", f"training/tasks/{run.task}.py", *files), TRAINING)
 
 

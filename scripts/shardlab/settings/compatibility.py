@@ -8,20 +8,20 @@ import math
 from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices
-from shardlab.settings.mesh import DATA, ParallelDims, divisors
+from shardlab.settings.mesh import ParallelDims, divisors
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Strategy, Workload
 
 
 def check_degrees(strategy: Strategy, where: str) -> None:
     """Check that the strategy's axes can be combined."""
-    degrees = strategy.degrees
-    replicate, shard = DATA
-    if strategy.cpu_offload and shard not in degrees:
+    degrees, splits = strategy.degrees, strategy.splits
+    if strategy.cpu_offload and "states" not in splits:
         raise UserError(f"{where}: cpu_offload needs dp_shard; set dp_shard to -1 or remove cpu_offload.")
     if strategy.single_process and degrees:
         raise UserError(f"{where}: single_process runs on one rank and takes no degrees; remove {choices(degrees)}.")
-    if replicate in degrees and shard not in degrees and degrees.keys() - {replicate}:
+    if "samples" in splits and "states" not in splits and splits - {"samples"}:
         # DDP does not support the DTensors of tensor parallelism, nor the split backward pass of pipelines;
         # HSDP with one shard does the same.
         raise UserError(f"{where}: dp_replicate with pp or tp also needs dp_shard; add dp_shard: 1.")
@@ -92,20 +92,16 @@ def check_pipeline(
 
 def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str, mesh: ParallelDims) -> None:
     """Check that the strategy supports the recipe's settings."""
-    if strategy.engine == "deepspeed" and recipe.dtype == "float64":
-        raise Unsupported(f"{name}: DeepSpeed does not support float64; set recipe.dtype to float32.")
+    for key, precision, instead in (("dtype", recipe.dtype, "float32"), ("precision", recipe.arithmetic, "bf16")):
+        for part in (strategy.engine, device, *sorted(strategy.splits)):
+            if reason := PRECISIONS[precision].unsupported.get(part):
+                raise Unsupported(f"{name} cannot train in {precision}: {reason}; set recipe.{key} to {instead}.")
     if strategy.engine == "deepspeed" and recipe.on_nonfinite == "skip":
         raise Unsupported(f"{name}: DeepSpeed cannot skip steps; set recipe.on_nonfinite to stop.")
-    if strategy.engine != "deepspeed" and recipe.precision == "fp16":
-        raise Unsupported(f"{name}: fp16 needs DeepSpeed's loss scaling; set recipe.precision to bf16.")
-    if recipe.precision == "float8" and (strategy.engine == "deepspeed" or mesh.tensor_parallel):
-        raise Unsupported(f"{name}: float8 supports neither DeepSpeed nor tp; set recipe.precision to bf16.")
     if recipe.compile != "none" and strategy.single_process == "dp":
         raise Unsupported(
             f"{name}: DataParallel does not support torch.compile; use ddp, or set recipe.compile to none."
         )
-    if recipe.precision == "fp16" and device == "cpu":
-        raise Unsupported(f"{name}: DeepSpeed does not support fp16 on CPUs; set recipe.precision to bf16.")
     if mesh.tensor_parallel and recipe.compile == "model":
         raise Unsupported(f"{name}: torch.compile cannot trace a split embedding; set recipe.compile to blocks.")
     if strategy.pipeline.splits_backward and (recipe.compile != "none" or recipe.activation_checkpointing != "none"):

@@ -1,37 +1,73 @@
-"""The mesh of a run: its axes, their degrees, and all that follows from them.
+"""The mesh of a run: its axes, what each one splits, their degrees, and all that follows from them.
 
-To add an axis, add a field to ``Degrees`` and, if its ranks read different samples, a name to ``DATA``.
+To add an axis, add a field to ``Degrees`` and declare what its ranks divide among themselves. What they read, hold and
+send, and the options that apply, are derived from that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, PositiveInt, RootModel, field_validator
 
 from shardlab.errors import UserError, choices
 from shardlab.schema import Strict
 
+Split = Literal["samples", "sequence", "layers", "tensors", "experts", "states"]
+"""What the ranks of an axis can divide among themselves.
+
+samples: each reads other samples of the batch. sequence: all read the same samples, each another part of every one.
+layers: each computes consecutive layers. tensors: each computes a part of every layer. experts: each has some of the
+experts of a layer. states: each keeps a shard of weights, gradients and optimizer, which are gathered for computing.
+"""
+
+
+class Axis(NamedTuple):
+    """Properties of a mesh axis."""
+
+    splits: tuple[Split, ...] = ()
+    """What its ranks divide; they have the same of everything else."""
+    technique: str | None = None
+    """File in strategies/ that applies it to a model."""
+
 
 class Degrees(Strict):
     """Degrees of the mesh axes, outermost first: tensor-parallel groups are neighboring ranks of one node."""
 
-    dp_replicate: int | None = Field(None, description="Degree of replication: DDP, or HSDP with dp_shard.")
-    pp: int | None = Field(None, description="Degree of pipeline parallelism.")
-    dp_shard: int | None = Field(None, description="Degree of sharding: FSDP (fully_shard).")
-    tp: int | None = Field(None, description="Degree of tensor parallelism; stays within a node.")
+    dp_replicate: Annotated[int | None, Axis(splits=("samples",), technique="ddp")] = Field(
+        None, description="Degree of replication: DDP, or HSDP with dp_shard."
+    )
+    pp: Annotated[int | None, Axis(splits=("layers",), technique="pipeline")] = Field(
+        None, description="Degree of pipeline parallelism."
+    )
+    dp_shard: Annotated[int | None, Axis(splits=("samples", "states"), technique="fsdp")] = Field(
+        None, description="Degree of sharding: FSDP (fully_shard)."
+    )
+    tp: Annotated[int | None, Axis(splits=("tensors",), technique="tensor")] = Field(
+        None, description="Degree of tensor parallelism; stays within a node."
+    )
 
     @property
     def degrees(self) -> dict[str, int]:
         """Return the axes that are set, outermost first."""
         return {axis: degree for axis in AXES if (degree := getattr(self, axis)) is not None}
 
+    @property
+    def splits(self) -> set[Split]:
+        """Everything that the axes that are set split."""
+        return split_by(self.degrees)
 
-AXES = tuple(Degrees.model_fields)
-DATA = ("dp_replicate", "dp_shard")
-"""Axes whose ranks read different samples, outermost first."""
-STAGES = "pp"
-"""The axis along which only one rank has the model's output."""
+
+AXES: dict[str, Axis] = {
+    name: next(item for item in field.metadata if isinstance(item, Axis))
+    for name, field in Degrees.model_fields.items()
+}
+"""Name: axis, outermost first."""
+
+
+def split_by(axes: Iterable[str]) -> set[Split]:
+    """Return everything that these axes split."""
+    return {split for axis in axes for split in AXES[axis].splits}
 
 
 class ParallelDims(RootModel[dict[str, PositiveInt]]):
@@ -63,66 +99,99 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
         """Return the product of the degrees of these axes; 1 for axes that are not named."""
         return prod(self.root.get(axis, 1) for axis in axes)
 
+    def axes(self, *splits: Split) -> tuple[str, ...]:
+        """Return the named axes that split any of these, outermost first."""
+        return tuple(axis for axis in self.root if not {*splits}.isdisjoint(AXES[axis].splits))
+
+    def parts(self, *splits: Split) -> int:
+        """Return the number of parts that these are split into; 1 if they are whole."""
+        return self.degree(*self.axes(*splits))
+
+    def stride(self, axis: str) -> int:
+        """Return the distance between neighboring ranks of an axis: the product of the degrees inside it."""
+        names = [*AXES]
+        return self.degree(*names[names.index(axis) + 1 :])
+
+    @property
+    def replica_axes(self) -> tuple[str, ...]:
+        """Axes along which gradients are reduced and states are whole."""
+        sharding = self.axes("states")
+        return tuple(axis for axis in self.axes("samples", "sequence") if axis not in sharding)
+
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """Files in strategies/ that apply the axes; FSDP also replicates its shards (HSDP), so without DDP."""
+        axes = [axis for axis in self.root if not (self.sharded and axis in self.replica_axes)]
+        return tuple(technique for axis in axes if (technique := AXES[axis].technique))
+
     @property
     def replicated(self) -> bool:
         """True if replicas average their gradients."""
-        return "dp_replicate" in self.root
+        return bool(self.replica_axes)
 
     @property
     def sharded(self) -> bool:
         """True if weights, gradients and optimizer are sharded over the data-parallel ranks."""
-        return "dp_shard" in self.root
+        return bool(self.axes("states"))
 
     @property
     def pipelined(self) -> bool:
         """True if ranks hold consecutive layers."""
-        return "pp" in self.root
+        return bool(self.axes("layers"))
 
     @property
     def tensor_parallel(self) -> bool:
         """True if layers are split internally."""
-        return "tp" in self.root
+        return bool(self.axes("tensors"))
 
     @property
     def replicas(self) -> int:
         """Degree of replication."""
-        return self.degree("dp_replicate")
+        return self.degree(*self.replica_axes)
 
     @property
     def shards(self) -> int:
         """Degree of sharding."""
-        return self.degree("dp_shard")
+        return self.parts("states")
 
     @property
     def stages(self) -> int:
         """Degree of pipeline parallelism."""
-        return self.degree("pp")
+        return self.parts("layers")
 
     @property
     def tensor_parts(self) -> int:
         """Degree of tensor parallelism."""
-        return self.degree("tp")
+        return self.parts("tensors")
 
     @property
     def data_size(self) -> int:
         """Number of groups of ranks that read different samples."""
-        return self.degree(*DATA)
+        return self.parts("samples")
 
     @property
     def copies(self) -> int:
-        """Number of ranks that hold the same output for the same samples."""
-        return self.degree(*(axis for axis in AXES if axis not in (*DATA, STAGES)))
+        """Number of ranks that hold the same output for the same samples; of a pipeline, only one rank has it."""
+        return self.size // self.parts("samples", "sequence", "layers")
 
     def data_rank(self, place: Mapping[str, int]) -> int:
         """Return the index of the group of ranks that reads what the rank with these coordinates reads."""
         rank = 0
-        for axis in DATA:
+        for axis in self.axes("samples"):
             rank = rank * self.degree(axis) + place.get(axis, 0)
+        return rank
+
+    def first_rank(self, data_rank: int) -> int:
+        """Return the first of the ranks that read the samples of that data rank."""
+        rank = 0
+        for axis in reversed(self.axes("samples")):
+            data_rank, index = divmod(data_rank, self.degree(axis))
+            rank += index * self.stride(axis)
         return rank
 
     def stage(self, place: Mapping[str, int]) -> int:
         """Return the index of the pipeline stage of the rank with these coordinates."""
-        return place.get(STAGES, 0)
+        return next((place.get(axis, 0) for axis in self.axes("layers")), 0)
 
 
 def multiply_out(degrees: Mapping[str, int], nodes: int, ranks_per_node: int, where: str) -> ParallelDims:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from shardlab.errors import UserError, unknown
 from shardlab.schema import words, yes_for_number
 from shardlab.settings.config import Config
+from shardlab.settings.mesh import Split
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.strict_yaml import parse_yaml
 from shardlab.settings.types import Strategy
@@ -30,16 +31,16 @@ Values = dict[str, Any]
 """Short name of a key: value."""
 WEIGHTS = ("seed", "size", "dtype")
 """Keys that initial weights depend on; runs that share their values share the weights."""
-NEEDS = {
-    "cpu_offload": "dp_shard",
-    "reshard_after_forward": "dp_shard",
-    "wrap_parameters": "dp_shard",
-    "sequence_parallel": "tp",
-    "loss_parallel": "tp",
-    "pipeline_schedule": "pp",
-    "n_microbatches": "pp",
+NEEDS: dict[str, Split] = {
+    "cpu_offload": "states",
+    "reshard_after_forward": "states",
+    "wrap_parameters": "states",
+    "sequence_parallel": "tensors",
+    "loss_parallel": "tensors",
+    "pipeline_schedule": "layers",
+    "n_microbatches": "layers",
 }
-"""Options of a strategy: the axis without which they have no effect."""
+"""Option of a strategy: what an axis has to split for the option to have an effect."""
 NAMED = ("engine", "config", "min_ranks", "single_process")
 """Keys that define a strategy; different values need separate entries in config/strategies.yaml."""
 
@@ -223,7 +224,7 @@ def takes(settings: Strategy, key: str) -> bool:
         return distributed or settings.single_process is not None
     if key == "nodes" or settings.engine == "deepspeed":
         return distributed and key == "nodes"
-    return distributed and NEEDS.get(key, next(iter(settings.degrees))) in settings.degrees
+    return distributed and (key not in NEEDS or NEEDS[key] in settings.splits)
 
 
 def over(values: Values, kind: Literal["recipe", "strategy"]) -> dict[str, Any]:

@@ -1,11 +1,16 @@
 """Fully sharded data parallel (Zhao et al., 2023, arXiv:2304.11277; ``fully_shard``), HSDP on a 2-D mesh."""
 
+import logging
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from shardlab.settings.types import StrategyOptions
+from shardlab.training.distributed import text_of_mesh
+
+log = logging.getLogger(__name__)
 
 
 def apply(
@@ -15,20 +20,21 @@ def apply(
     options: StrategyOptions,
     dtype: torch.dtype,
     *,
-    bf16: bool,
+    low: torch.dtype | None,
     pipelined: bool,
 ) -> None:
     """Shard in place: each block separately, then the remaining parameters together.
 
     ``blocks`` are the workload's; with ``wrap_parameters`` they are instead the submodules with at least that many
-    parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard), ``dtype`` that of the weights.
+    parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard), ``dtype`` that of the weights,
+    and ``low`` that of the layers' arithmetic, if it is a lower precision.
     """
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if options.cpu_offload else OffloadPolicy()
     inside = outside = MixedPrecisionPolicy()
-    if bf16:
-        # Reduce gradients in the weights' own dtype: the part of bf16 that costs accuracy most.
-        inside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype)
-        outside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype, output_dtype=dtype)
+    if low:
+        # Reduce gradients in the weights' own dtype: the part of low precision that costs accuracy most.
+        inside = MixedPrecisionPolicy(low, reduce_dtype=dtype)
+        outside = MixedPrecisionPolicy(low, reduce_dtype=dtype, output_dtype=dtype)
     reshard = options.reshard_after_forward
     if reshard is None and pipelined:
         reshard = False  # else each micro-batch would gather the weights again
@@ -36,6 +42,14 @@ def apply(
         blocks = _large(model, options.wrap_parameters)
     for module, precision in (*((block, inside) for block in blocks), (model, outside)):
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+    log.info(
+        "Applied %s to %d blocks and the root, mesh %s%s%s",
+        "HSDP" if mesh.ndim > 1 else "FSDP",
+        len(blocks),
+        text_of_mesh(mesh),
+        f", computing in {low}" if low else "",
+        ", states in CPU memory" if options.cpu_offload else "",
+    )
 
 
 def _large(model: nn.Module, parameters: int) -> list[nn.Module]:

@@ -15,15 +15,16 @@ COUNTED = 2
 def sends_activations(run: Run) -> bool:
     """Return whether the bytes that a rank sends depend on its part of a batch.
 
-    This holds for tensor parallelism; a pipeline pads all parts to the same shapes.
+    This holds where ranks compute parts of the same samples; a pipeline pads all parts to the same shapes.
     """
-    return run.mesh.tensor_parallel and not run.mesh.pipelined
+    return bool(run.mesh.axes("tensors", "sequence")) and not run.mesh.pipelined
 
 
 def first_of_each_stage(run: Run) -> dict[int, int]:
     """Return {rank: number of ranks it represents}. The first rank has the largest part of batches and shards."""
-    ranks = run.world_size // run.mesh.stages
-    return {stage * run.mesh.degree("dp_shard", "tp"): ranks for stage in range(run.mesh.stages)}
+    stages = run.mesh.stages
+    distance = run.mesh.stride(*run.mesh.axes("layers")) if run.mesh.pipelined else 1
+    return {stage * distance: run.world_size // stages for stage in range(stages)}
 
 
 def first_of_each_part(run: Run, task: Task) -> dict[int, int]:
@@ -52,6 +53,6 @@ def first_of_each_part(run: Run, task: Task) -> dict[int, int]:
         shapes = tuple(
             (micro.count, *(tuple(values.shape) for values in micro.batch.values())) for micro in micro_batches
         )
-        rank = found.setdefault(shapes, part * run.mesh.tensor_parts)
-        weights[rank] = weights.get(rank, 0) + run.mesh.tensor_parts
+        rank = found.setdefault(shapes, run.mesh.first_rank(part))
+        weights[rank] = weights.get(rank, 0) + run.world_size // run.mesh.data_size
     return weights

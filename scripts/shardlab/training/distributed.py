@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardlab.errors import UserError
 from shardlab.patches import torch_distributed
-from shardlab.settings.mesh import DATA, ParallelDims
+from shardlab.settings.mesh import ParallelDims
 from shardlab.settings.types import Run
 from shardlab.training import device
 
@@ -69,24 +69,26 @@ class World:
     @property
     def replicate_mesh(self) -> DeviceMesh | None:
         """This rank's 1-D mesh of replicas; None if the run does not name that axis, or without a process group."""
-        return self.mesh["dp_replicate"] if self.mesh is not None and self.dims.replicated else None
+        return self._submesh(self.dims.replica_axes)
 
     @property
     def pipeline_mesh(self) -> DeviceMesh | None:
         """This rank's 1-D mesh of pipeline stages; None as for ``replicate_mesh``."""
-        return self.mesh["pp"] if self.mesh is not None and self.dims.pipelined else None
+        return self._submesh(self.dims.axes("layers"))
 
     @property
     def tensor_mesh(self) -> DeviceMesh | None:
         """This rank's 1-D mesh of tensor parallelism; None as for ``replicate_mesh``."""
-        return self.mesh["tp"] if self.mesh is not None and self.dims.tensor_parallel else None
+        return self._submesh(self.dims.axes("tensors"))
 
     @property
     def shard_mesh(self) -> DeviceMesh | None:
         """Mesh that weights are sharded over, 2-D if shards are replicated; None if they are not sharded."""
-        if self.mesh is None or not self.dims.sharded:
+        return self._submesh((*self.dims.replica_axes, *self.dims.axes("states"))) if self.dims.sharded else None
+
+    def _submesh(self, axes: tuple[str, ...]) -> DeviceMesh | None:
+        if self.mesh is None or not axes:
             return None
-        axes = tuple(axis for axis in DATA if axis in self.dims.root)
         return self.mesh[axes] if len(axes) > 1 else self.mesh[axes[0]]
 
     def sum(self, value: Tensor) -> Tensor:
@@ -152,6 +154,11 @@ OF_ANOTHER = (
 def is_of_another(error: BaseException) -> bool:
     """Return whether a rank's error only reports that another rank failed."""
     return any(phrase.lower() in str(error).lower() for phrase in OF_ANOTHER)
+
+
+def text_of_mesh(mesh: DeviceMesh) -> str:
+    """Return the axes and degrees of a mesh as text: dp_shard=2, tp=2."""
+    return ", ".join(f"{name}={size}" for name, size in zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
 
 
 def is_main() -> bool:
