@@ -80,6 +80,7 @@ docs: .venv/dev
 # Make the documents a site in site/, and check its links.
 site: .venv/dev
 	rm -rf .site && mkdir .site && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --no-dereference -t .site
+	$(BIN)/python scripts/docs.py --site .site
 	$(BIN)/python -m mkdocs build --strict
 
 # Draw the README's picture from results/summary.csv.
@@ -122,6 +123,7 @@ bench: .venv/peers/made
 	$(BIN)/python benchmarks/workflow.py
 	$(BIN)/python benchmarks/driver.py
 	$(BIN)/python benchmarks/earlier.py --rounds 1
+	$(BIN)/python benchmarks/charts.py
 
 NODES ?= 2
 GPUS ?= 4

@@ -28,7 +28,8 @@ include: "workflow/rules/microbatch_sweep.smk"
 
 
 wildcard_constraints:
-    strategy=variants.PATTERN,
+    # The other folders of results/ are not strategies.
+    strategy=rf"(?!(?:{'|'.join(RESERVED)})/){variants.PATTERN}",
     workload=variants.PATTERN,
     dataset=r"\w+",
     model=r"[\w.-]+",

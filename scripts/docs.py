@@ -28,11 +28,7 @@ README_MEMORY = ("single", "ddp", "fsdp", "zero1")
 """Strategies of README.md's two tables, which repeat rows of docs/matrix.md and of docs/strategies."""
 TWINS = "rounding alone (twins)"
 """Last row of the matrix."""
-SITE_GROUPS: dict[str, type[BaseModel]] = {
-    "slurm": sites.Slurm,
-    "srun": sites.Srun,
-    "container": sites.Container,
-}
+SITE_GROUPS: dict[str, type[BaseModel]] = {"slurm": sites.Slurm, **sites.LAUNCHERS, "container": sites.Container}
 """Keys of a site that contain further keys."""
 
 
@@ -40,10 +36,16 @@ def main() -> None:
     """Write the files, or with --check report what is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
+    parser.add_argument("--site", type=Path, metavar="FOLDER", help="write the pages that only `make site` has")
     parser.add_argument(
         "--summary", type=Path, help="summary.csv of all strategies, for docs/matrix.md, docs/strategies, README.md"
     )
     args = parser.parse_args()
+    if args.site:
+        write_text(args.site / "docs/messages.md", messages.page())
+        for name, text in site_pages.pages().items():
+            write_text(args.site / f"docs/sites/{name}.md", text)
+        return
     for path, text in generated(args.summary, whole=args.check).items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
@@ -84,9 +86,6 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     files[reliability] = fill(reliability, {"faults": faults(ROOT / "tests/faults.json")})
     equality = ROOT / "docs/equality.md"
     files[equality] = fill(equality, {"mutants": mutants(ROOT / "tests/mutants")})
-    trouble = ROOT / "docs/troubleshooting.md"
-    files[trouble] = fill(trouble, {"messages": messages.table()})
-    files |= {ROOT / "docs/sites" / f"{name}.md": text for name, text in site_pages.pages().items()}
     page = ROOT / "docs/matrix.md"
     if summary:
         table = pd.read_csv(summary)

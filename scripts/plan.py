@@ -40,6 +40,7 @@ def main() -> None:
     else:
         runs, _ = resolve.matrix(args.config)
     plans, refused = made(runs, load.site(args.config), args.data, args.cores)
+    args.results.mkdir(parents=True, exist_ok=True)
     for each in plans:
         each.write(args.results / each.strategy / each.workload / plan.FILE)
     text = plan_table.markdown(plans, refused, args.config)

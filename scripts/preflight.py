@@ -20,8 +20,8 @@ from typing import Any
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, flock, read_json, write_json
-from shardlab.launch import container, gpus
-from shardlab.launch.commands import RENDEZVOUS
+from shardlab.launch import container, gpus, launchers
+from shardlab.launch.launchers import RENDEZVOUS, JobLauncher
 from shardlab.launch.slurm_limits import policy
 from shardlab.settings import load
 from shardlab.settings.sites import Site
@@ -70,7 +70,7 @@ def report(found: Findings, output: Path) -> int:
 def login(run: Run, site: Site) -> Findings:
     """Check the machine that Snakemake runs on, and Slurm's limits and preemption."""
     problems = storage(ROOT / "results")
-    for program in ("sbatch", "squeue", "srun") if run.site.srun else ():
+    for program in launchers.for_site(run.site).programs:
         if shutil.which(program) is None:
             problems.append(f"{program} was not found on {socket.gethostname()}; load its module, then try again")
     if run.site.container and (reason := container.missing(run.site.container.command)):
@@ -91,25 +91,27 @@ def nodes(run: Run) -> Findings | None:
     found = one_node(run)
     if run.nodes == 1:
         return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
+    launcher, key = launchers.for_site(run.site), run.site.launcher
+    assert isinstance(launcher, JobLauncher)
     host, _, port = os.environ[RENDEZVOUS].rpartition(":")
     try:
         socket.getaddrinfo(host, port)
     except socket.gaierror:
         found["problems"].append(
-            f"{found['host']}: no address is known for {host}, where nodes should meet; set srun.suffix, srun.domain "
-            "or srun.interface in the site's file so that the name is one that nodes know"
+            f"{found['host']}: no address is known for {host}, where nodes should meet; set {key}.suffix, {key}.domain "
+            f"or {key}.interface in the site's file so that the name is one that nodes know"
         )
         return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
-    if os.environ.get("SLURM_NODEID") != "0":
+    if os.environ.get(launcher.node_rank) != "0":
         tell(host, int(port), found)
         return None
     others, missing = hear(int(port), run.nodes - 1)
     problems = [problem for each in (found, *others) for problem in each["problems"]]
     if missing:
         problems.append(
-            f"{missing} of {run.nodes} nodes did not reach {host}:{port} within {PATIENCE} s; set srun.suffix, "
-            "srun.domain or srun.interface in the site's file so that nodes meet on a network that carries them, or "
-            "srun.port_first to a port that is open between nodes"
+            f"{missing} of {run.nodes} nodes did not reach {host}:{port} within {PATIENCE} s; set {key}.suffix, "
+            f"{key}.domain or {key}.interface in the site's file so that nodes meet on a network that carries them, or "
+            f"{key}.port_first to a port that is open between nodes"
         )
     return {"where": "nodes", "nodes": [found, *others], "problems": problems}
 

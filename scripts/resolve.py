@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Resolve one run: check the configuration and write run.json, the run's complete settings."""
+"""Resolve one run: check the configuration and write run.json, the run's complete settings.
+
+A plan.json next to it decides how much a run with activation_checkpointing: auto recomputes, and whether a run fits.
+"""
 
 import argparse
 from pathlib import Path
@@ -19,11 +22,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="run.json to write")
     args = parser.parse_args()
     run = resolve.run(args.config, args.strategy, args.workload)
-    if sentence := plan.misfit(run, load.site(args.config).hardware, args.output.with_name(plan.FILE)):
+    path = args.output.with_name(plan.FILE)
+    auto = run.recipe.activation_checkpointing == "auto"
+    made = plan.read(path, run) if auto else plan.find(run, path)
+    if sentence := plan.misfit(run, load.site(args.config).hardware, made):
         if args.config.on_memory_overflow == "refuse":
             raise UserError(sentence)
         print(f"warning: {sentence}")
-    write_json(args.output, run.model_dump())
+    write_json(args.output, (run.planned(made.recomputation) if auto and made else run).model_dump())
 
 
 if __name__ == "__main__":

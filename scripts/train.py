@@ -2,6 +2,7 @@
 """Train one run: the program of each rank, started by launch.py (through torchrun if there are several ranks)."""
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -29,7 +30,6 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder for weights, metrics and train.json")
     parser.add_argument("--resume", type=Path, help="checkpoint to resume from, of any strategy on any ranks")
     parser.add_argument("--restart", action="store_true", help="start at the first step, ignoring checkpoints")
-    parser.add_argument("--recompute", choices=["none", "selective", "full"], help="for activation_checkpointing: auto")
     parser.add_argument("--usage-seconds", type=float, help="seconds between samples of the ranks' resource use")
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard's event files")
     parser.add_argument("--attempt", type=int, help="number of this attempt at the run")
@@ -47,12 +47,19 @@ def main() -> int:
         origin |= {"image_digest": image.sha256, "image_labels": image.labels}
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(args.output / "nccl_rank_"))
     distributed.start(run.site.device, run.site.hang_seconds)
+    if distributed.is_main():
+        applied = logging.getLogger("shardlab")  # strategies log what they do to the model
+        applied.addHandler(logging.StreamHandler(sys.stdout))
+        applied.setLevel(logging.INFO)
     try:
-        files = args.data, args.weights, args.output
-        watched = loop.MonitoringOptions(args.usage_seconds, args.tensorboard)
-        options = {"resume": args.resume, "restart": args.restart, "monitoring": watched, "ready": signals.listen}
-        options["recompute"] = args.recompute
-        ended = loop.train(run, *files, origin, **options)
+        options = loop.TrainOptions(
+            resume=args.resume,
+            restart=args.restart,
+            usage_seconds=args.usage_seconds,
+            tensorboard=args.tensorboard,
+            on_start=signals.listen,
+        )
+        ended = loop.train(run, args.data, args.weights, args.output, origin, options)
     except UserError:
         raise
     except Exception as error:

@@ -21,12 +21,12 @@ TORCH, PYTHON = Path(torch.__file__).parent, Path(sysconfig.get_paths()["include
 
 def environment(**values):
     """What a process needs in its environment to have simulated devices; ``values``: see sim.py."""
-    path = os.pathsep.join([str(built()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(built()), str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {"PYTHONPATH": path} | values
 
 
 def built():
-    """The folder to be on Python's path; takes half a minute where it is not there yet."""
+    """The folder of the compiled part; takes half a minute where it is not there yet."""
     compiler = shutil.which("g++")
     if compiler is None or not (PYTHON / "Python.h").exists():
         pytest.skip("no compiler here: g++ or Python.h missing (Debian: g++, python3-dev)")
@@ -42,7 +42,6 @@ def built():
             (new / "sim-1.dist-info").mkdir(parents=True)
             (new / "sim-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: sim\nVersion: 1\n")
             (new / "sim-1.dist-info" / "entry_points.txt").write_text(ENTRY)
-            (new / "sim.py").symlink_to(SOURCE / "sim.py")
             compile_into(compiler, new / "_sim.so")
             new.rename(folder)
     return folder

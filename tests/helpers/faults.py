@@ -22,7 +22,7 @@ def cost(attempts, number=0):
     return max(0, (struck["reached"] or 0) - after["from_step"]), int((ready - ended).total_seconds())
 
 
-def survived(fault, injected, lost, seconds, *, layer, equal="to the bit"):
+def survived(fault, injected, lost, seconds, *, layer, equal="bitwise"):
     """Note a fault that a run survived, and what it cost."""
     row = {"fault": fault, "injected": injected, "layer": layer, "lost_steps": lost, "seconds": seconds}
     SEEN.append(row | {"equal": equal})
@@ -33,4 +33,5 @@ def write():
     known = json.loads(FILE.read_text()) if FILE.exists() else []
     seen = {each["fault"] for each in SEEN}
     rows = [each for each in known if each["fault"] not in seen] + SEEN
-    FILE.write_text(json.dumps(sorted(rows, key=lambda row: (row["layer"], row["fault"])), indent=1) + "\n")
+    rows.sort(key=lambda row: (row["layer"], row["fault"]))
+    FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")

@@ -2,8 +2,9 @@
 
 import json
 
-from shardlab.records.reports import TestReport, train_report
+from shardlab.records.reports import TestReport
 from shardlab.records.timeline import Timeline
+from shardlab.records.train_report import train_report
 from shardlab.settings import run_identity
 
 BYTES = {"weights": 4, "master_weights": 0, "gradients": 0, "optimizer": 0, "activations": 3, "gathered": 0, "other": 2}

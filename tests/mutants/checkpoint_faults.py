@@ -8,7 +8,7 @@ RESUMED = at(CHECKPOINTS, "test_a_training_that_goes_on_has_the_best_weights_and
 DUE = at(CHECKPOINTS, "test_when_a_checkpoint_is_due")
 KEPT = at(CHECKPOINTS, "test_the_newest_is_taken_and_the_last_ones_are_kept")
 ANOTHER = at(CHECKPOINTS, "test_another_configuration_is_refused_with_its_key_or_begins_afresh")
-SYNCED = at("unit/test_files", "test_a_checkpoint_s_folder_and_its_name_are_on_the_disk")
+SYNCED = at("unit/test_files", "test_a_checkpoint_is_on_the_disk_before_it_has_its_name")
 GIVEN_UP = at("unit/test_attempt_history", "test_a_run_is_given_up_where_attempts_of_a_call_lead_nowhere")
 ROOM = at("unit/test_attempt_history", "test_the_room_that_a_run_needs")
 
@@ -17,13 +17,7 @@ FAULTS = [
     Fault("no best weights after a resume", RESUMING, "link(folder / BEST, output / BEST)", "pass", RESUMED),
     Fault("no best loss after a resume", RESUMING, '"best": found.best', '"best": start.best', RESUMED),
     Fault("no skipped steps after a resume", RESUMING, '"skipped": found.skipped', '"skipped": start.skipped', RESUMED),
-    Fault(
-        "a checkpoint without the best weights",
-        CHECKPOINT,
-        "link(self.output / BEST, new / BEST)",
-        "pass",
-        RESUMED,
-    ),
+    Fault("a checkpoint without the best weights", CHECKPOINT, "link(self.output / BEST, new / BEST)", "pass", RESUMED),
     Fault(
         "a training goes on beyond its end",
         RESUMING,
@@ -69,7 +63,7 @@ FAULTS = [
         f"{S}files.py",
         "        sync(temporary)\n",
         "",
-        at("unit/test_files", "test_a_file_is_on_the_disk_before_it_has_its_name"),
+        at("unit/test_files", "test_a_file_its_name_and_its_folder_are_brought_to_the_disk_in_this_order"),
     ),
     Fault("folders are not on the disk", f"{S}files.py", "    sync(folder)\n", "", SYNCED),
     # When a run is given up, and what is known of it.

@@ -2,7 +2,7 @@
 
 from fault import Fault, S, at
 
-RECORDS, PLAN, PLANS = f"{S}records/reports.py", f"{S}records/plan.py", f"{S}report/plan_table.py"
+RECORDS, PLAN, PLANS = f"{S}records/train_report.py", f"{S}records/plan.py", f"{S}report/plan_table.py"
 COLLECTIVES, TRAFFIC, REACHED = (f"{S}measure/{name}.py" for name in ("collectives", "traffic", "device_benchmark"))
 THEORY = f"{S}measure/expected_traffic.py"
 TIMES = at("unit/test_records", "test_times_are_those_of_the_steps_behind_the_warm_up")
@@ -49,13 +49,13 @@ FAULTS = [
     Fault(
         "the time of earlier attempts is forgotten",
         RECORDS,
-        ' + sum(each["seconds"] for each in steps if each["step"] < started)',
-        "",
+        '+= sum(each["seconds"] for each in steps if each["step"] < started)',
+        "+= 0",
         ATTEMPTS,
     ),
     Fault(
         "an edited report is taken",
-        RECORDS,
+        f"{S}records/reports.py",
         "if report.seal != report._digest():",
         "if False:",
         at("unit/test_summary", "test_an_edited_report_is_no_figure_of_the_table"),
@@ -84,13 +84,7 @@ FAULTS = [
     ),
     Fault("bus bandwidth without the part that is sent", COLLECTIVES, "factor * 4 * count", "4 * count", BANDWIDTHS),
     Fault("the fastest rank's time counts", COLLECTIVES, "median(max(ranks) for", "median(min(ranks) for", BANDWIDTHS),
-    Fault(
-        "in theory FSDP gathers once",
-        THEORY,
-        "gathers = (2 if again else 1) * passes",
-        "gathers = passes",
-        SENT,
-    ),
+    Fault("in theory FSDP gathers once", THEORY, "gathers = (2 if again else 1) * passes", "gathers = passes", SENT),
     Fault(
         "no gradient of the weights among the operations",
         f"{S}measure/flops.py",

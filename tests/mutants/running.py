@@ -130,7 +130,10 @@ def _pytest(run, copy, notes, log):
         os.dup2(file.fileno(), 2)
         with redirect_stdout(file), redirect_stderr(file):
             seen = _Seen()
-            pytest.main([*options, *run.tests], plugins=[seen])
+            status = pytest.main([*options, *run.tests], plugins=[seen])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):  # such as a test that is not found
+        failure = {"test": "", "names": ["Ended"], "text": f"pytest ended with {pytest.ExitCode(status).name}"}
+        seen.found["failures"].append(failure)
     notes.write_text(json.dumps(seen.found))
 
 

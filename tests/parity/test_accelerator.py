@@ -12,8 +12,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from cases import ACCUMULATED, STRATEGIES, Case, supported
 from group import Group, Server, differences, outside, steps
-from test_parity import ACCUMULATED, STRATEGIES, Case, supported
 
 from helpers import accelerator
 from helpers.common import ROOT, TINY, tiny_run

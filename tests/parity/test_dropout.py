@@ -116,7 +116,12 @@ def test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop(tiny_data, 
     for name, settings, resume in (("whole", run, None), ("half", half, None), ("rest", run, "half")):
         checkpoint = resume and newest(tmp_path / resume)
         files = tiny_data / "mnist", tmp_path / "initial", tmp_path / name
-        loop.train(settings, *files, {}, lambda _, engine: drops.append(engine.parts[0].training), resume=checkpoint)
+        loop.train(
+            settings,
+            *files,
+            {},
+            loop.TrainOptions(resume=checkpoint, on_gradients=lambda _, engine: drops.append(engine.parts[0].training)),
+        )
     assert drops == [True] * 8, "also in the step after a validation"
     losses = {name: [step["loss"] for step in steps(tmp_path / name)] for name in ("whole", "half", "rest")}
     assert losses["half"] + losses["rest"] == losses["whole"]

@@ -1,145 +1,42 @@
 """Equality with one device: every strategy on every workload, at the gradients, each step, and the test loss.
 
-Tolerances (rules of the numbers): float64 1e-10 for what is PyTorch-native; DeepSpeed, which has no float64, in
-float32 5e-6 a step and 1e-4 at the test loss.
+Tolerances: float64 1e-10 for PyTorch's strategies; in float32, for DeepSpeed, which has no float64, 5e-6 per step
+and 1e-4 at the test loss.
 """
 
 import json
 import math
-import re
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cases import (
+    ALWAYS_CLIPPED,
+    CASES,
+    FAULTY,
+    HALF,
+    HARD,
+    MATRIX,
+    MORE,
+    SELECTIVE,
+    TRAP,
+    Case,
+    compared,
+    parametrized,
+    requested,
+)
 from group import Group, outside, steps
 from group import differences as compare
 from safetensors.torch import load_file
 
-from helpers.common import TINY, tiny_run
-from shardlab.errors import Unsupported
-from shardlab.settings import load
+from helpers.common import TINY
 from shardlab.trainer.simulate import simulate
 from shardlab.training import evaluation
-
-ALWAYS_CLIPPED = {"max_grad_norm": 0.01}
-PLAIN_SGD = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "loss_chunks": 2}
-ACCUMULATED = {
-    "gradient_accumulation_steps": 2,
-    "length_buckets": True,
-    "loss_chunks": 3,
-    "activation_checkpointing": "full",
-} | ALWAYS_CLIPPED
-# A rate that changes at each step: an engine that does not follow the schedule shows at the second.
-ACCUMULATED |= {"lr_schedule": {"name": "constant", "warmup_steps": 3}}
-COMPILED = {"compile": "blocks", "compile_backend": "aot_eager"}
-SPREAD_ONLY = ("gradient_accumulation_steps", "length_buckets", "loss_chunks", "activation_checkpointing")
-SPREAD_ONLY += ("compile", "compile_backend", "precision")
-"""Keys of a recipe that must change no number: the reference trains without them."""
-STRATEGIES = [name for name in load.read_yaml(load.CONFIG / "strategies.yaml") if name != "single"]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One run of the suite."""
-
-    strategy: str
-    workload: str
-    recipe: tuple = ()
-    ranks: int = 2
-    fault: str = ""
-    dtype: str = "float64"
-
-    @property
-    def native(self):
-        return self.dtype == "float64"
-
-    @property
-    def reference(self):
-        """The same training on one device."""
-        recipe = tuple((key, value) for key, value in self.recipe if key not in SPREAD_ONLY)
-        return Case("single", self.workload, recipe, dtype=self.dtype)
-
-    @property
-    def name(self):
-        recipe = "_".join(f"{key}={value}" for key, value in self.recipe)
-        ranks = str(self.ranks) if self.ranks != 2 else ""
-        parts = (self.strategy, self.workload, re.sub(r"[^\w=.]+", "-", recipe), self.fault, self.dtype, ranks)
-        return "-".join(filter(None, parts))
-
-    def run(self):
-        return tiny_run(self.workload, self.strategy, self.ranks, dtype=self.dtype, **dict(self.recipe))
-
-
-def supported(case):
-    try:
-        return bool(case.run())
-    except Unsupported:
-        return False
-
-
-def compared(strategy, workload, recipe=()):
-    """A case in the dtype of its tolerance: DeepSpeed has no float64."""
-    if "zero" not in strategy:
-        return Case(strategy, workload, tuple(dict(recipe).items()))
-    # AdamW's first steps make a whole update of the sign of a gradient that is nothing but rounding. In float32 at
-    # llama2's rate that alone moves a later norm by 9e-6 on some processors (AMD EPYC), by 2e-6 on others.
-    slower = {"optimizer": {"learning_rate": 3e-4}} if workload == "llama2" else {}
-    return Case(strategy, workload, tuple((slower | dict(recipe)).items()), dtype="float32")
-
-
-MATRIX = [compared(s, w) for s in STRATEGIES for w in TINY]
-HARD = [compared(s, "llama2", ACCUMULATED) for s in STRATEGIES]
-SELECTIVE = [compared(s, "vit", {"activation_checkpointing": "selective"}) for s in ("single", "fsdp", "tp", "pp")]
-SGD = [
-    compared(s, "xsum", PLAIN_SGD)
-    for s in ("dp", "ddp", "fsdp", "hsdp", "mp", "pp", "tp_sp", "fsdp_tp", "fsdp_cp", "zero1", "zero2", "zero3")
-]
-MORE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
-MORE += [Case(s, "llama2", ranks=4) for s in ("ddp", "fsdp", "pp", "pp_gpipe")]
-MORE += [Case(s, "xsum", ranks=4) for s in ("pp", "tp", "tp_sp")]
-# Fewer key heads than ranks; documents of which some ranks have only padding.
-MORE += [Case(s, w, ranks=4) for s in ("cp", "cp_ulysses", "cp_ring") for w in ("llama2", "xsum")]
-COMPILE = [
-    compared(s, "llama2", COMPILED)
-    for s in ("single", "ddp", "fsdp", "tp_sp", "fsdp_tp", "pp", "cp", "cp_ulysses", "cp_ring", "zero2")
-]
-COMPILE += [Case("ddp", "llama2", (("compile", "model"), ("compile_backend", "aot_eager")))]
-FAULTY = [Case("ddp", "llama2", fault=fault) for fault in ("summed", "unreduced_norm", "dropped_embedding")]
-TRAP = Case("fsdp_tp", "llama2", tuple(COMPILED.items()), fault="unprotected_embedding")
-HALF = [
-    Case(s, "vit", (("precision", "bf16"),), dtype="float32")
-    for s in ("single", "ddp", "fsdp", "tp_sp", "pp", "fsdp_tp", "fsdp_pp", "zero1", "zero2", "zero3")
-]
-HALF += [
-    Case(s, "vit", (("precision", "float8"),), dtype="float32") for s in ("single", "ddp", "fsdp", "pp", "fsdp_pp")
-]
-CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
-LONG = [*MORE]
-LONG += [c for c in (*HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
-"""Cases of the long form: four ranks wait for each other's cores."""
-
-
-def parametrized(cases):
-    """``cases`` as a test's parameters."""
-    marks = {True: [pytest.mark.long], False: []}
-    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c in LONG]) for c in cases])
-
-
-def requested(items, *, long):
-    """The cases of the tests that were chosen; all of them if one is that looks at several."""
-    every = [case for case in (*CASES, *FAULTY, TRAP, *HALF) if long or case not in LONG]
-    of_items = [getattr(item, "callspec", None) for item in items if "results" in item.fixturenames]
-    chosen = [spec.params if spec else {} for spec in of_items]
-    if not all("case" in params or "fault" in params for params in chosen):
-        return every
-    named = [params.get("case") or Case("ddp", "llama2", fault=params["fault"]) for params in chosen]
-    return [case for case in every if case in named]
 
 
 @pytest.fixture(scope="session")
 def results(request, server, tmp_path_factory, tiny_data):
-    """Folder with the results of the cases that are asked for, and of the trainings that they are held to."""
+    """Folder with the results of the requested cases and of their references."""
     group = Group(server, tmp_path_factory.mktemp("parity"), tiny_data)
     by_ranks = defaultdict(list)
     for case in requested(request.session.items, long=request.config.getoption("--long")):
@@ -176,8 +73,6 @@ def test_equals_one_device(results, case, record_property):
 @parametrized([case for case in (*MATRIX, *HARD, *SELECTIVE, *MORE) if case.native])
 def test_no_rank_reads_from_its_device_in_a_step(results, case):
     """The host would wait for the device there, and the device then for the host."""
-    if case not in CASES:
-        pytest.skip("not a run")
     reads = [json.loads(path.read_text()) for path in (results / case.name).glob("reads-*.json")]
     assert reads == [{}] * case.run().world_size
 
@@ -185,8 +80,6 @@ def test_no_rank_reads_from_its_device_in_a_step(results, case):
 @parametrized(MATRIX)
 def test_each_group_has_the_site_s_limit_and_each_rank_writes_its_part(results, case):
     """ZeRO's tensors are gathered whole, one at a time, and one rank keeps them."""
-    if case not in CASES:
-        pytest.skip("not a run")
     run, folder = case.run(), results / case.name
     ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(run.world_size)]
     limits = {seconds for rank in ranks for seconds in rank["timeouts"]}
@@ -198,9 +91,7 @@ def test_each_group_has_the_site_s_limit_and_each_rank_writes_its_part(results, 
 
 @parametrized(MATRIX)
 def test_evaluation_under_the_own_strategy_equals_one_device(results, case):
-    """And no rank holds more than its part, where the strategy splits the weights."""
-    if case not in CASES:
-        pytest.skip("not a run")
+    """No rank holds more than its part if the strategy splits the weights."""
     run = case.reference.run()
     whole = evaluation.evaluate(run, data_of(results, case), results / case.reference.name / "model.safetensors")
     report = json.loads((results / f"{case.name}-test" / "test.json").read_text())
@@ -222,8 +113,6 @@ def test_the_ranks_divide_the_work(results, case):
     """Each sample and each target once; ranks of a tensor-parallel group share theirs, those of a context-parallel one
     the samples, and of a pipeline one counts.
     """
-    if case not in CASES:
-        pytest.skip("not a run")
     report = json.loads((results / case.name / "train.json").read_text())
     whole = steps(results / case.reference.name)
     tp = report["mesh"].get("tp", 1)
@@ -246,7 +135,7 @@ PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_
 
 @pytest.fixture(scope="session")
 def plans(request, results):
-    """Plan of each of the cases that are asked for, by name."""
+    """Plans of the requested cases, by name."""
     cases = [case for case in requested(request.session.items, long=False) if case in PLANNED]
     return dict(
         zip([case.name for case in cases], simulate([(c.run(), data_of(results, c)) for c in cases], 2), strict=True)
@@ -255,9 +144,9 @@ def plans(request, results):
 
 @parametrized(PLANNED)
 def test_a_plan_says_what_is_held_and_sent(results, plans, case):
-    """The engine's step on fake tensors, beside a training: the model's state and traffic to the byte.
+    """The engine's step on fake tensors, compared with a training: the model's state and traffic to the byte.
 
-    The ranks here still hold what is left of other cases, so not the sum of all (see tests/workflow/test_matrix.py).
+    Not the peak, since these ranks still hold tensors of other cases (see tests/workflow/test_matrix.py).
     """
     plan = plans[case.name]
     report = json.loads((results / case.name / "train.json").read_text())
@@ -274,9 +163,7 @@ def test_a_plan_says_what_is_held_and_sent(results, plans, case):
 
 @parametrized([*MATRIX, *MORE])
 def test_what_is_sent_is_what_theory_says(results, case):
-    """Exact for all that is PyTorch's. DeepSpeed keeps to the paper's volume by a factor (see expected_traffic.py)."""
-    if case not in CASES:
-        pytest.skip("not a run")
+    """Exact for PyTorch's strategies; DeepSpeed is within a factor of the paper's volume (see expected_traffic.py)."""
     report = json.loads((results / case.name / "train.json").read_text())
     measured, theory = report["bytes_per_step"], report["bytes_per_step_theory"]
     if theory is None:
@@ -308,25 +195,18 @@ def test_clipping_is_always_active_in_its_cases(results):
     assert all(line["grad_norm"] > ALWAYS_CLIPPED["max_grad_norm"] for line in steps(results / name))
 
 
-@pytest.mark.parametrize(
-    ("fault", "sees"),
-    [
-        ("summed", {"gradient", "norm"}),
-        ("unreduced_norm", {"gradient", "norm"}),
-        ("dropped_embedding", {"gradient", "norm"}),
-    ],
-)
-def test_the_suite_sees_a_fault(results, fault, sees):
-    """Each of these leaves the final loss of a long run nearly unchanged; the tolerances must catch it all the same."""
+@pytest.mark.parametrize("fault", [case.fault for case in FAULTY])
+def test_the_suite_sees_a_fault(results, fault):
+    """Each of these hardly changes the final loss of a long run, but must exceed the tolerances."""
     found = differences(results, Case("ddp", "llama2", fault=fault))
     caught = {name for name, value in found.items() if not value <= 1e-10}
-    assert caught >= sees
+    assert caught >= {"gradient", "norm"}
     assert found["gradient"] > 1e-4, "a fault is decades above the tolerance, rounding decades below"
 
 
 @pytest.mark.long
 def test_compiled_blocks_behind_a_split_embedding_need_its_protection(results):
-    """Without the clone in tensor.py, FSDP+TP trains on with a wrong gradient, and nothing is said."""
+    """Without the clone in tensor.py, FSDP+TP silently trains with a wrong gradient."""
     found = differences(results, TRAP)
     assert found["gradient"] > 0.1
     assert found["loss"] < 0.1, "the loss alone would hardly show it"
@@ -334,7 +214,7 @@ def test_compiled_blocks_behind_a_split_embedding_need_its_protection(results):
 
 @parametrized(HALF)
 def test_low_precision_trains_and_is_near_full_precision(results, case, record_property):
-    """Reported, not held to one: near enough to be the same training, far enough to be bf16 or float8 at all."""
+    """Near enough to be the same training, and far enough to be bf16 or float8; there is no tolerance."""
     found = differences(results, case)
     record_property("differences", found)
     least, most = {"bf16": (1e-4, 5e-2), "float8": (1e-2, 0.3)}[dict(case.recipe)["precision"]]

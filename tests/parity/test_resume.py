@@ -118,7 +118,14 @@ def test_the_optimizer_is_what_makes_the_difference(folder, tiny_data, tmp_path)
             cleared = {name: value * (not name.endswith("/exp_avg")) for name, value in tensors.items()}
             save_file(cleared, path, metadata=file.metadata())
     seal(damaged)
-    loop.train(run, tiny_data / "vit", folder / "vit-float32.safetensors", tmp_path / "out", {}, resume=damaged)
+    loop.train(
+        run,
+        tiny_data / "vit",
+        folder / "vit-float32.safetensors",
+        tmp_path / "out",
+        {},
+        loop.TrainOptions(resume=damaged),
+    )
     again, whole = steps(tmp_path / "out"), steps(folder / "single-vit-float32")[2:]
     assert abs(again[-1]["grad_norm"] / whole[-1]["grad_norm"] - 1) > 1e-3
 
@@ -127,7 +134,7 @@ def test_a_checkpoint_of_something_else_is_refused(folder, tiny_data, tmp_path):
     def resume(workload, checkpoint, **recipe):
         run = tiny_run(workload, **recipe)
         initial = folder / f"{workload}-{run.recipe.dtype}.safetensors"
-        loop.train(run, tiny_data / workload, initial, tmp_path / "out", {}, resume=checkpoint)
+        loop.train(run, tiny_data / workload, initial, tmp_path / "out", {}, loop.TrainOptions(resume=checkpoint))
 
     of_vit = newest(folder / "hsdp-half-vit-float64")
     with pytest.raises(UserError, match=r"another workload: vit, and this run has mnist"):

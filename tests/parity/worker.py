@@ -56,8 +56,9 @@ def main(cases):
             with mock.patch.object(loop, "train_step", watched(loop.train_step, output)):
                 files = Path(case["data"]), Path(case["weights"]), output
                 # On a CPU samples of what is used would only take time from the others.
-                watched_too = loop.MonitoringOptions(0.02 if run.site.device == "cuda" else None)
-                loop.train(run, *files, {}, observe=observe, resume=resume, monitoring=watched_too)
+                seconds = 0.02 if run.site.device == "cuda" else None
+                options = loop.TrainOptions(resume=resume, usage_seconds=seconds, on_gradients=observe)
+                loop.train(run, *files, {}, options)
         finally:
             strategies.build = build
     distributed.finish()

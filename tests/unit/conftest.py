@@ -3,7 +3,7 @@
 import pytest
 
 from shardlab.settings import load
-from shardlab.settings.sites import Srun
+from shardlab.settings.sites import LauncherSettings
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def site(monkeypatch):
     def limits(**values):
         monkeypatch.setattr(load, "site", lambda config: original(config).model_copy(update=unlimited | values))
 
-    original, unlimited = load.site, {"nodes_max": None, "ranks_per_node_max": None, "srun": Srun()}
+    original, unlimited = load.site, {"nodes_max": None, "ranks_per_node_max": None, "srun": LauncherSettings()}
     limits()
     return limits
 

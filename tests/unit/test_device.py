@@ -142,7 +142,8 @@ def test_operations_are_counted_on_shapes_of_the_cpu(tiny_data):
     task = tasks.of_run(run, tiny_data / "mlp", torch.device("meta"))
     steps = Steps(task, mock.Mock(), run.recipe, run.seed, World(0, 1, torch.device("meta")))
     with mock.patch.object(loop.flops, "of_step", return_value=None) as counted, mock.patch.object(loop.device, "name"):
-        loop._operations(run, task, steps, 0, mock.Mock())
+        start = mock.Mock(step=0)
+        loop.count_operations(SimpleNamespace(run=run, task=task, steps=steps, start=start, log=mock.Mock()))
     (_, _, micro), _ = counted.call_args
     assert {tensor.device.type for tensor in micro.batch.values()} == {"cpu"}
 

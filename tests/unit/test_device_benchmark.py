@@ -9,8 +9,8 @@ from shardlab.settings.sites import Hardware
 
 def test_figures_are_those_of_a_site_s_file(monkeypatch):
     monkeypatch.setattr(device_benchmark, "SECONDS", 0.01)
-    monkeypatch.setattr(device_benchmark, "SIZE", {"cpu": 64})
-    monkeypatch.setattr(device_benchmark, "BYTES", {"cpu": 2**20})
+    monkeypatch.setattr(device_benchmark, "SIZE_ON_CPU", 64)
+    monkeypatch.setattr(device_benchmark, "BYTES_ON_CPU", 2**20)
     found = check(Hardware, device_benchmark.figures(torch.device("cpu")), "figures")
     assert found.matrix_tflops.keys() == {"float32", "bf16"}
     assert found.memory_gb_per_second

@@ -12,7 +12,7 @@ from shardlab.report import strategy_docs
 from shardlab.settings import load
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FOLDERS = ("scripts", "strategies", "settings", "launch", "report", "training", "config", "tests", "docs")
+FOLDERS = ("scripts", "strategies", "settings", "launch", "report", "training", "config", "tests", "docs", "workflow")
 DOCS += [ROOT / "config/README.md", ROOT / "results/README.md"]
 
 
@@ -70,6 +70,13 @@ def test_readme_and_pages_show_the_same_figures(tmp_path):
 def test_links_lead_somewhere(path):
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
         assert link.startswith("https://") or (path.parent / link).exists(), link
-    for name in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+\.\w+)`", path.read_text()):
+    for name, test in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+\.\w+)(?:::(\w+))?`", path.read_text()):
         places = (ROOT / name, ROOT / "scripts/shardlab" / name)
         assert any(place.exists() for place in places) or "NAME" in name, name
+        assert not test or f"def {test}(" in (ROOT / name).read_text(), f"{name}::{test}"
+
+
+def test_each_topic_of_the_sources_names_a_file_and_a_test():
+    rows = re.findall(r"^\| (?!---|taught|fault|site).*", (ROOT / "docs/coverage.md").read_text(), re.MULTILINE)
+    assert len(rows) > 45
+    assert not [row for row in rows if not re.fullmatch(r"\| .+? \| `[\w/.-]+`.*? \| `[\w/.]+::\w+` \|", row)]

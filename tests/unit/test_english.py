@@ -43,14 +43,12 @@ CODE = r"^```.*?^```|`[^`]*`"
 GENERATED = r"^<!-- (?P<block>[\w ]+) -->.*?^<!-- end (?P=block) -->"
 QUOTED = r'"[^"\n]*"|\]\([^)\n]*\)'
 """Messages of programs, and the targets of links."""
-WHOLLY_GENERATED = ROOT / "docs/sites"
 
 
 def documents():
     """The hand-written documents."""
     paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "config/README.md"]
-    paths += [ROOT / "results/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [path for path in paths if WHOLLY_GENERATED not in path.parents]
+    return [*paths, ROOT / "results/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def prose(text):

@@ -7,7 +7,6 @@ import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import preflight
 import pytest
@@ -23,37 +22,13 @@ from shardlab.files import lock, no_room, read_json, write_atomic, write_json
 from shardlab.models import export
 from shardlab.models import weights as weights_file
 from shardlab.models.weights import materialize
-from shardlab.records import manifest, metrics
+from shardlab.records import metrics
 from shardlab.trainer import loop
 from shardlab.training.metrics import MetricsLog
 
 
 def save(weights, path):
     weights_file.save(weights.items(), weights, path)
-
-
-@pytest.fixture
-def synced(monkeypatch):
-    """Inodes of the files and folders that were brought to the disk."""
-    found, sync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda descriptor: found.append(os.fstat(descriptor).st_ino) or sync(descriptor))
-    return found
-
-
-def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, synced, monkeypatch):
-    replace = Path.replace
-    monkeypatch.setattr(Path, "replace", lambda path, target: synced.append("named") or replace(path, target))
-    write_json(tmp_path / "report.json", {})
-    inode = (tmp_path / "report.json").stat().st_ino
-    assert inode in synced[: synced.index("named")]
-
-
-def test_a_checkpoint_s_folder_and_its_name_are_on_the_disk(tmp_path, synced):
-    new, folder = tmp_path / ".step-00000002.new", manifest.place(tmp_path, 2)
-    new.mkdir()
-    folder.parent.mkdir()
-    manifest.publish(new, folder, mock.Mock())
-    assert {path.stat().st_ino for path in (folder, folder.parent)} <= {*synced}
 
 
 def test_disk_full_while_writing_weights_leaves_nothing(full_disk):
@@ -243,3 +218,18 @@ def test_a_quota_that_is_full_is_no_room(tmp_path, monkeypatch, number):
     monkeypatch.setattr(files, "_allocate", refuse)
     assert no_room(tmp_path, 2**20) == os.strerror(number)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_hashed_once_unless_it_has_changed_or_was_just_written(tmp_path, monkeypatch):
+    path, read = tmp_path / "weights", []
+    digest = files.hashlib.file_digest
+    monkeypatch.setattr(files.hashlib, "file_digest", lambda file, name: read.append(1) or digest(file, name))
+    path.write_bytes(b"one")
+    first = files.sha256(path)
+    assert (files.sha256(path), len(read)) == (first, 2), "a further write might not show in its times"
+    monkeypatch.setattr(files, "TICK", -1.0)
+    assert [files.sha256(path) for _ in range(3)] == [first] * 3
+    assert len(read) == 3
+    path.write_bytes(b"two")
+    os.utime(path, ns=(1, 1))
+    assert files.sha256(path) != first

@@ -7,10 +7,8 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -208,10 +206,7 @@ def test_without_a_server_nothing_is_said(write, tmp_path):
     program = write("print(forks.served is None)")
     for folder in ("", str(tmp_path), str(tmp_path / "nothing")):
         run = subprocess.run(
-            [sys.executable, program],
-            env=environment() | {forkserver.ADDRESS: folder},
-            capture_output=True,
-            text=True,
+            [sys.executable, program], env=environment() | {forkserver.ADDRESS: folder}, capture_output=True, text=True
         )
         assert (run.stdout, run.stderr, run.returncode) == ("True\n", "", 0)
 
@@ -296,44 +291,3 @@ def test_a_server_ends_with_its_snakemake(tmp_path):
     driver.kill()
     driver.wait()
     until(lambda: gone(server) and not folder.exists())
-
-
-def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
-    """The patched scheduler: a timer only where the rate limit held jobs back, and one."""
-    from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
-    from snakemake.settings.types import MaxJobsPerTimespan
-
-    from shardlab.patches import snakemake_scheduler
-
-    for name in ("get_free_jobs", "register_jobs"):
-        monkeypatch.setattr(JobRateLimiter, name, getattr(JobRateLimiter, name))
-    monkeypatch.setattr(JobScheduler, snakemake_scheduler.METHOD, getattr(JobScheduler, snakemake_scheduler.METHOD))
-    snakemake_scheduler.install()
-    look_again = getattr(JobScheduler, snakemake_scheduler.METHOD)
-    assert look_again is snakemake_scheduler.once
-    looks, ready = threading.Semaphore(0), ["a job"]
-    limiter = JobRateLimiter(MaxJobsPerTimespan(5, "100ms"))
-    dag = SimpleNamespace(ready_jobs=[])
-    scheduler = SimpleNamespace(job_rate_limiter=limiter, _open_jobs=looks, workflow=SimpleNamespace(dag=dag))
-    look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=5), "something else is waited for, and the limit was never asked"
-    dag.ready_jobs = ready
-    assert limiter.get_free_jobs() == 5
-    limiter.register_jobs(4)
-    look_again(scheduler, 0.05)
-    assert not looks.acquire(timeout=0.2), "no job was held back"
-    assert limiter.get_free_jobs() == 5
-    limiter.register_jobs(5)
-    time.sleep(0.15)  # as starting them may take longer than the limit's time
-    for _ in range(3):
-        look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=5)
-    assert not looks.acquire(timeout=0.2), "one timer for all three"
-    look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=5), "the next one"
-    limiter.get_free_jobs()
-    ready.clear()
-    look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=5), "something else is waited for"
-    monkeypatch.delattr(JobScheduler, snakemake_scheduler.METHOD)
-    snakemake_scheduler.install()

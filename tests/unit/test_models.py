@@ -132,10 +132,3 @@ def test_loss_on_random_tokens_stays_at_ln_v(monkeypatch):
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, is_causal, **k: original(*a, **k))
     torch.manual_seed(0)
     assert train_on_random_tokens(models.create("llama", args)) < math.log(64) - 0.5
-
-
-def test_unknown_model_and_argument_are_user_errors():
-    with pytest.raises(UserError, match="did you mean llama"):
-        models.create("lama", {})
-    with pytest.raises(UserError, match="model mlp cannot be built"):
-        models.create("mlp", {"inputs": 6})

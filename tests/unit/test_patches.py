@@ -3,10 +3,16 @@
 import ast
 import importlib.metadata
 import re
+import threading
+import time
+from types import SimpleNamespace
 
 import pytest
+from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
+from snakemake.settings.types import MaxJobsPerTimespan
 
 from helpers.common import ROOT
+from shardlab.patches import snakemake_scheduler
 from shardlab.patches.reviewed import PATCHES
 
 PACKAGE = ROOT / "scripts/shardlab/patches"
@@ -84,3 +90,39 @@ def test_the_check_sees_patches():
         "import torch\nfrom torch import nn\nnn.Module.f, x = 1, 2\nmodel.__class__ = x\nmock.patch.object(torch, 'f')"
     )
     assert [*patched(ast.parse(text))] == ["nn.Module.f", "model.__class__", "torch"]
+
+
+def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
+    """The patched scheduler: a timer only where the rate limit held jobs back, and one."""
+    for name in ("get_free_jobs", "register_jobs"):
+        monkeypatch.setattr(JobRateLimiter, name, getattr(JobRateLimiter, name))
+    monkeypatch.setattr(JobScheduler, snakemake_scheduler.METHOD, getattr(JobScheduler, snakemake_scheduler.METHOD))
+    snakemake_scheduler.install()
+    look_again = getattr(JobScheduler, snakemake_scheduler.METHOD)
+    assert look_again is snakemake_scheduler.once
+    looks, ready = threading.Semaphore(0), ["a job"]
+    limiter = JobRateLimiter(MaxJobsPerTimespan(5, "100ms"))
+    dag = SimpleNamespace(ready_jobs=[])
+    scheduler = SimpleNamespace(job_rate_limiter=limiter, _open_jobs=looks, workflow=SimpleNamespace(dag=dag))
+    look_again(scheduler, 0.05)
+    assert looks.acquire(timeout=5), "something else is waited for, and the limit was never asked"
+    dag.ready_jobs = ready
+    assert limiter.get_free_jobs() == 5
+    limiter.register_jobs(4)
+    look_again(scheduler, 0.05)
+    assert not looks.acquire(timeout=0.2), "no job was held back"
+    assert limiter.get_free_jobs() == 5
+    limiter.register_jobs(5)
+    time.sleep(0.15)  # as starting them may take longer than the limit's time
+    for _ in range(3):
+        look_again(scheduler, 0.05)
+    assert looks.acquire(timeout=5)
+    assert not looks.acquire(timeout=0.2), "one timer for all three"
+    look_again(scheduler, 0.05)
+    assert looks.acquire(timeout=5), "the next one"
+    limiter.get_free_jobs()
+    ready.clear()
+    look_again(scheduler, 0.05)
+    assert looks.acquire(timeout=5), "something else is waited for"
+    monkeypatch.delattr(JobScheduler, snakemake_scheduler.METHOD)
+    snakemake_scheduler.install()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import plan as plan_program
 import pytest
+import resolve as resolve_program
 import torch
 
 from helpers.common import ROOT, build, tiny_run
@@ -19,9 +20,10 @@ from shardlab.measure.memory import KINDS
 from shardlab.records import plan
 from shardlab.records.plan import Plan
 from shardlab.report import plan_table
-from shardlab.settings import load, resolve
+from shardlab.settings import load, resolve, run_identity
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.sites import Hardware
+from shardlab.settings.types import read_run
 from shardlab.trainer.simulate import simulate
 from shardlab.training import tasks
 
@@ -151,7 +153,7 @@ def test_resolve_warns_or_refuses_what_does_not_fit(tmp_path, peak, mode, senten
         assert sentence in warned.stdout
 
 
-def test_auto_is_the_least_that_fits_and_launch_hands_it_on(tmp_path, monkeypatch, capsys):
+def test_auto_is_the_least_that_fits_and_run_json_records_it(tmp_path, monkeypatch):
     config = load.config({"recipe": {"activation_checkpointing": "auto"}})
     run = resolve.run(config, "ddp", "llama2")
     sizes = {"none": 90 * GIB, "selective": 85 * GIB, "full": 70 * GIB}
@@ -173,14 +175,25 @@ def test_auto_is_the_least_that_fits_and_launch_hands_it_on(tmp_path, monkeypatc
         (found,), _ = plan_program.made([run], site, tmp_path, 1)
         assert (planned, found.activation_checkpointing) == (steps, mode)
         found.write(tmp_path / "plan.json")
-        assert job.recomputation(run, tmp_path) == [f"--recompute={mode or 'none'}"]
-    assert "device_memory_gib is not set" in capsys.readouterr().out
-    assert job.recomputation(run_of("ddp"), tmp_path) == []
+        settled = run.planned(plan.read(tmp_path / "plan.json", run).recomputation)
+        assert settled.recipe.activation_checkpointing == (mode or "none")
+        assert settled.configured == run
+        assert run_identity.identity_of(settled, "") == run_identity.identity_of(run, "")
     with pytest.raises(UserError, match="is the plan of another run"):
-        job.recomputation(resolve.run(config, "fsdp", "llama2"), tmp_path)
+        plan.read(tmp_path / "plan.json", resolve.run(config, "fsdp", "llama2"))
+
+    words = ["resolve.py", '--config={"recipe": {"activation_checkpointing": "auto"}}', "--strategy=ddp"]
+    monkeypatch.setattr("sys.argv", [*words, "--workload=llama2", f"--output={tmp_path}/run.json"])
+    resolve_program.main()
+    assert read_run(tmp_path / "run.json") == settled
     (tmp_path / "plan.json").unlink()
     with pytest.raises(UserError, match=r"plan.json is missing .report.; make it with: snakemake -f"):
-        job.recomputation(run, tmp_path)
+        resolve_program.main()
+    (tmp_path / "run.json").write_text(run.model_dump_json())
+    words = ["launch.py", "train", f"--settings={tmp_path}/run.json"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(UserError, match=r"run.json leaves activation_checkpointing to a plan; recreate it with"):
+        job.main(None)
 
 
 def on(device, run):

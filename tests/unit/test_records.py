@@ -6,7 +6,8 @@ import pytest
 
 from helpers.common import tiny_run
 from helpers.reports import BYTES, STEP
-from shardlab.records.reports import Attempt, train_report
+from shardlab.records.reports import Attempt
+from shardlab.records.train_report import train_report
 from shardlab.settings import run_identity
 from shardlab.settings.pipeline_schedules import SCHEDULES
 from shardlab.settings.types import WARMUP_STEPS

@@ -1,9 +1,11 @@
-"""Sites: what sbatch and srun are given at each, held against an approved text, so that a change shows."""
+"""Sites: the sbatch and srun lines of each, compared with an approved text."""
 
 import os
 import re
+import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import preflight
@@ -13,21 +15,17 @@ from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from shardlab.errors import UserError
-from shardlab.launch import commands, container, slurm
+from shardlab.launch import commands, container, launchers, slurm
+from shardlab.launch.managed_process import Child
 from shardlab.launch.stages import Scope
 from shardlab.schema import check
 from shardlab.settings import load, resolve
-from shardlab.settings.sites import Site
+from shardlab.settings.sites import LauncherSettings, Site, SiteRuntime
 
 APPROVED = Path(__file__).with_name("approved")
 OURS = [name for name in load.names("sites") if (APPROVED / f"{name}.txt").exists() or "APPROVE" in os.environ]
 """The project's own sites; a user's need no approved text."""
-SUBMISSION = {
-    "run_uuid": "RUN",
-    "slurm_logfile": "LOG",
-    "comment_str": "RULE",
-    "workdir": "PROJECT",
-}
+SUBMISSION = {"run_uuid": "RUN", "slurm_logfile": "LOG", "comment_str": "RULE", "workdir": "PROJECT"}
 
 
 class Job:
@@ -50,10 +48,13 @@ def loaded(**values):
 def lines(name):
     """The sbatch line and the script of one training run and one evaluation."""
     most = loaded(site=name)[1]
-    size = {"nodes": min(2, most.nodes_max or 2) if most.srun else 1, "ranks_per_node": most.ranks_per_node_max or 4}
+    size = {
+        "nodes": 1 if most.launcher == "local" else min(2, most.nodes_max or 2),
+        "ranks_per_node": most.ranks_per_node_max or 4,
+    }
     config, site = loaded(site=name, **size)
     run = resolve.run(config, "fsdp_tp", "llama2")
-    text = []
+    text, before = [], []
     for stage, spread, job in (("train", Scope.RANKS, tuple(size.values())), ("evaluate", Scope.ONE, (1, 1))):
         requested = slurm.resources(site, stage, *job)
         text.append(f"# {stage}, {job[0]} x {job[1]}")
@@ -69,13 +70,17 @@ def lines(name):
         project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
         with project, mock.patch.object(sys, "executable", "python"):
             started = commands.lines(run, [f"PROJECT/scripts/{stage}.py", "--settings=run.json"], image, spread)
-        text.append(f"{started}\n")
+        *variables, command = started.splitlines()
+        common = [line for line in variables if not line.startswith(f"export {launchers.RENDEZVOUS}=")]
+        text += ["# variables: as above"] if common == before else variables
+        text.append(f"{command}\n")
+        before = common
     return "\n".join(text)
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_sbatch_and_srun_lines_are_the_approved_ones(name):
-    """After a change that is meant: APPROVE=1 .venv/bin/python -m pytest tests/unit, and read the diff."""
+    """After an intended change: APPROVE=1 .venv/bin/python -m pytest tests/unit/test_sites.py, and read the diff."""
     path = APPROVED / f"{name}.txt"
     if "APPROVE" in os.environ:
         path.write_text(lines(name))
@@ -196,13 +201,40 @@ def test_a_job_of_any_size_goes_the_way_that_lets_signals_through(ranks):
 )
 def test_address_rules(rule, address):
     site = check(Site, yaml.safe_load("srun: {}") | {"srun": rule}, "test")
-    assert commands.address(site.srun) == address
+    assert launchers.address(site.srun) == address
 
 
 def test_a_path_that_slurm_jobs_cannot_start_with_is_said():
     assert slurm.path_obstacle("/home/me/shardlab/.venv/bin/python") is None
     for path in ("/home/me/my project/.venv/bin/python", "/home/o'neil/.venv/bin/python", "/$x/python"):
         assert "a folder without spaces, quotes and $" in slurm.path_obstacle(path)
+
+
+def test_a_launcher_is_one_class_and_one_key_of_the_site(monkeypatch):
+    """Its command, job and node rank reach the lines that start the ranks, and its signal what stops them."""
+
+    class Other(launchers.JobLauncher):
+        stop_signal = signal.SIGHUP
+        job_id, job_number, node_rank = "OTHER_JOB", "OTHER_JOB / 2", "OTHER_RANK"
+
+        def command(self, nodes, cpus):
+            return ["start", f"-N{nodes}", f"-c{cpus}"]
+
+    class OtherSite(SiteRuntime):
+        other: LauncherSettings | None = None
+
+    monkeypatch.setitem(sys.modules, "shardlab.launch.launchers.other", SimpleNamespace(Launcher=Other))
+    run = resolve.run(loaded(site="test", nodes=2)[0], "ddp", "mlp")
+    site = OtherSite(**run.site.model_dump() | {"srun": None, "other": {"flags": ["-q"], "suffix": "x"}})
+    run = run.model_copy(update={"site": site})
+    *_, rendezvous, line = commands.lines(run, ["x.py"], None, Scope.RANKS).splitlines()
+    assert rendezvous == 'export RENDEZVOUS="$(hostname -s)x:$((20000 + OTHER_JOB / 2 % 10000))"'
+    assert line.startswith("exec start -N2 -c2 -q bash -c ")
+    assert '--rdzv-id="$OTHER_JOB"' in line
+    assert "is_host=$((OTHER_RANK == 0))" in line
+    assert Child(run, "").signal == signal.SIGHUP
+    with pytest.raises(ValueError, match="srun and other both start ranks; remove all but one"):
+        OtherSite(srun={}, other={})
 
 
 def test_two_jobs_do_not_share_a_port():
@@ -213,7 +245,7 @@ def test_two_jobs_do_not_share_a_port():
 
 def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch):
     monkeypatch.setattr(preflight, "PATIENCE", 0.2)
-    monkeypatch.setenv(commands.RENDEZVOUS, "localhost:0")
+    monkeypatch.setenv(launchers.RENDEZVOUS, "localhost:0")
     monkeypatch.setenv("SLURM_NODEID", "0")
     run = resolve.run(loaded(site="test", nodes=2)[0], "ddp", "mlp")
     seen = " ".join(preflight.nodes(run)["problems"])

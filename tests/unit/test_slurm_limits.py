@@ -10,8 +10,7 @@ CONFIG = {"JobRequeue": "1", "PreemptType": "preempt/partition_prio", "PreemptMo
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("02:00:00", 120), ("1-00:00:00", 1440), ("30:00", 30), ("UNLIMITED", None), ("", None)],
+    ("text", "expected"), [("02:00:00", 120), ("1-00:00:00", 1440), ("30:00", 30), ("UNLIMITED", None), ("", None)]
 )
 def test_slurm_s_times(text, expected):
     assert minutes(text) == expected

@@ -46,11 +46,7 @@ def test_a_sentence_names_some_of_thousands():
 @pytest.mark.parametrize(
     ("values", "good", "sentence"),
     [
-        (
-            {"single": 2.0, "ddp": 2.0001, "fsdp": 2.0},
-            True,
-            ALL.format(3),
-        ),
+        ({"single": 2.0, "ddp": 2.0001, "fsdp": 2.0}, True, ALL.format(3)),
         ({"single": 2.0}, True, "The only run is finished; there is nothing to compare it with."),
         (
             {"single": 2.0, "ddp": 2.1, "fsdp": None},
@@ -82,22 +78,10 @@ def test_a_sentence_names_some_of_thousands():
             "Of 2 runs, 1 not equal to single: ddp x mlp (2.0e-02, twins 1.0e-03).",
         ),
         # The twins stay within the tolerance, and the run near them.
-        (
-            {"single": 2.0, "ddp": 2.0004, "noise_floor": 9e-5},
-            True,
-            ALL.format(2),
-        ),
+        ({"single": 2.0, "ddp": 2.0004, "noise_floor": 9e-5}, True, ALL.format(2)),
         # A reference below zero, or zero.
-        (
-            {"single": -2.0, "ddp": 5.0},
-            False,
-            "Of 2 runs, 1 not equal to single: ddp x mlp (3.5e+00).",
-        ),
-        (
-            {"single": 0.0, "ddp": 0.0, "fsdp": 1.0},
-            False,
-            "Of 3 runs, 1 not equal to single: fsdp x mlp (1.0e+00).",
-        ),
+        ({"single": -2.0, "ddp": 5.0}, False, "Of 2 runs, 1 not equal to single: ddp x mlp (3.5e+00)."),
+        ({"single": 0.0, "ddp": 0.0, "fsdp": 1.0}, False, "Of 3 runs, 1 not equal to single: fsdp x mlp (1.0e+00)."),
         # The end is equal, the beginning is not.
         (
             {"single": 2.0, "ddp": 2.0, "first": {"ddp": 0.5}},

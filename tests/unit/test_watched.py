@@ -43,7 +43,7 @@ def watched(tiny_data, tmp_path_factory):
         folder / "initial",
         folder,
         {},
-        monitoring=loop.MonitoringOptions(None, tensorboard=True),
+        loop.TrainOptions(tensorboard=True),
     )
     return folder
 

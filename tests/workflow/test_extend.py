@@ -65,8 +65,24 @@ def test_an_optimizer_a_schedule_a_task_and_an_axis_train_together(extended):
     assert rates[8] == pytest.approx(0.01 / 2)
 
 
+def test_a_rule_is_a_program_and_an_include(extended):
+    tree, (_, command, *_) = extended
+    tree.run("sh", "-c", command)
+    table = pd.read_csv(tree.path / "results/losses/cp/tumours.csv")
+    assert list(table.step) == [*range(tree.json("results/cp/tumours/train.json")["steps"])]
+
+
+def test_a_launcher_is_a_file_and_a_key(extended):
+    tree, (_, _, resolve, launch, *_) = extended
+    tree.run("sh", "-c", resolve)
+    lines = tree.run("sh", "-c", launch).stdout.splitlines()
+    assert lines[-1].startswith("exec mpiexec -n 2 -ppn 1 -genvall -bind-to none bash -c 'exec ")
+    assert "is_host=$((PMI_RANK == 0))" in lines[-1]
+    assert lines[-2].endswith(':$((20000 + ${PBS_JOBID%%.*} % 10000))"')
+
+
 def test_another_container_runtime_is_data(extended):
-    tree, (_, resolve, launch) = extended
+    tree, (*_, resolve, launch) = extended
     tree.run("sh", "-c", resolve)
     last = tree.run("sh", "-c", launch).stdout.splitlines()[-1]
     program = f"{tree.path}/scripts/fork_torchrun.py"

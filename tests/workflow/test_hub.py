@@ -65,14 +65,7 @@ def without_network():
 
 
 def test_from_the_hub_to_the_summary_without_a_call_after_prepare(hub, tree):
-    config = [
-        "--config",
-        "data=hub",
-        "workloads=[mnist,xsum]",
-        "strategies=[single]",
-        "recipe={max_steps: 2}",
-        "--",
-    ]
+    config = ["--config", "data=hub", "workloads=[mnist,xsum]", "strategies=[single]", "recipe={max_steps: 2}", "--"]
     prepared = ["data/prepared/mnist/dataset.json", "data/prepared/xsum/dataset.json"]
     tree.snakemake(*config, *prepared, **environment(hub))
     assert any("parquet" in path for _, path, _ in hub.calls)

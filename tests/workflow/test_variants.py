@@ -18,7 +18,7 @@ def test_a_sweep_and_a_further_value(tree):
     assert "Validation loss over the swept values" in (tree.path / "results/report.html").read_text()
     # Runs of the same cost are planned once, and each has its plan.
     assert "mlp@learning_rate=0.01@seed=1, and 3 variants" in (tree.path / "results/plan.md").read_text()
-    assert len(list(tree.path.glob("results/single/*/plan.json"))) == 4
+    assert len(list(tree.path.glob("results/plans/single/*/plan.json"))) == 4
     further = tree.snakemake(
         "-n", *CONFIG, "sweep={learning_rate: [0.01, 0.03, 0.1], seed: [1, 2]}", "--", "all"
     ).stdout

@@ -1,4 +1,5 @@
 # Helpers of the rules, based on scripts/shardlab/settings.
+import os
 import shlex
 from functools import cache
 
@@ -20,6 +21,7 @@ from shardlab.settings import (
     resolve,
     variants,
 )
+from shardlab.settings.types import RESERVED
 
 # After a kill the same call goes on, without --unlock.
 WORKS = snakemake_lock.runs_jobs(sys.argv[1:])
@@ -35,6 +37,15 @@ if WORKS:
 
         progress.install(Path.cwd())
 
+
+def resolved(strategy, workload):
+    """Return the settings of a run, resolved once."""
+    name = strategy, workload
+    if name not in known:
+        known[name] = resolve.run(CONFIG, *name)
+    return known[name]
+
+
 # Every mistake in the configuration or the targets ends the workflow here, before any job starts: an
 # error in an input function would show a traceback.
 try:
@@ -45,7 +56,7 @@ try:
     known = {(run.strategy, run.workload): run for run in RUNS}
     asked_for = dict(known)
     for target in call.targets(sys.argv[1:]):
-        run = resolve.run(CONFIG, target.strategy, target.workload)
+        run = resolved(target.strategy, target.workload)
         model_and_data.check_data_set(CONFIG, run)
         if target.exported:
             pretrained.check_export(run.model)
@@ -70,6 +81,12 @@ shell.prefix(
     f"set -euo pipefail; export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
 )
 
+# Writes run.json: this process resolved it when it read the configuration.
+WRITE_SETTINGS = (
+    "printf %s {params.run:q} | python -I -m json.tool --indent 2 > {output}.new"
+    " && sync {output}.new && mv {output}.new {output}"
+)
+
 # Report of the runs' image; empty for a site without one. `ancient`: a new image does not cause retraining.
 IMAGE = []
 if SITE.container.enabled:
@@ -82,6 +99,12 @@ if SITE.container.enabled:
     ]
 # launch.py's option for it.
 IN_IMAGE = [f"--image {path}" for path in IMAGE]
+
+
+def prepared_files(name):
+    """Return the files of a prepared data set: its manifest, which is written last, and the samples."""
+    files = (f"{split}.safetensors" for split in ("train", "validation", "test"))
+    return [f"data/prepared/{name}/{file}" for file in ("dataset.json", *files)]
 
 
 def plan_needed(wildcards):
@@ -98,6 +121,14 @@ def environment(name):
     return f"../../envs/{name}.yaml" if requested else None
 
 
+def every_result():
+    """Return what the table and the report are made from: all runs, their noise floors and plans."""
+    floors = [
+        f"results/noise_floor/{workload}.json" for workload in NOISE_FLOOR_WORKLOADS
+    ]
+    return [*every_run(), *floors, "results/plans"]
+
+
 def every_run():
     """Return the files that mark all runs as trained and evaluated."""
     folders = [Path("results", run.strategy, run.workload) for run in RUNS]
@@ -106,32 +137,59 @@ def every_run():
     ]
 
 
-def resolved(strategy, workload):
-    """Return the settings of a run, resolved once."""
-    name = strategy, workload
-    if name not in known:
-        known[name] = resolve.run(CONFIG, *name)
-    return known[name]
+@cache
+def initialization(workload):
+    """Return the settings of the job that draws a workload's initial weights, and the digest of these settings."""
+    run = resolve.initialization(resolved("single", workload))
+    return run, run_identity.identity_of(run, "").run
 
 
 @cache
 def identified(strategy, workload):
-    """Digest of a run's settings and sources."""
+    """Return the digest of a run's settings and sources."""
     return run_identity.identity_of(resolved(strategy, workload), "").run
 
 
 def run_of(wildcards):
-    """Return the settings of the wildcards' run; without a strategy, those that the workload's runs share."""
-    return resolved(wildcards.get("strategy", resolve.SHARED), wildcards.workload)
+    """Return the settings of the wildcards' run; without a strategy, those of the workload's initial weights."""
+    if "strategy" in wildcards.keys():
+        return resolved(wildcards.strategy, wildcards.workload)
+    return initialization(wildcards.workload)[0]
 
 
-def misfit_of(wildcards, input):
-    """Return an error or a warning if the run's plan says that it does not fit; empty otherwise."""
-    path = Path("results", wildcards.strategy, wildcards.workload, plan.FILE)
+def plan_of(wildcards, input):
+    """Return the plan of a run: the job's input, or else one that an earlier call made; None without one.
+
+    Raises:
+        UserError: the input is not the plan of this run.
+    """
+    run = run_of(wildcards)
+    if not input.plan:
+        return plan.find(run, *plan.places(Path("results"), run))
+    os.stat(input.plan[0])  # Snakemake calls this again when the file exists
+    return plan.read(Path(input.plan[0]), run)
+
+
+def frozen(wildcards, input):
+    """Return the settings of a run for run.json, with the recomputation that its plan chose if it leaves that to it."""
+    run = run_of(wildcards)
+    if not input.plan:
+        return run
     try:
-        sentence = plan.misfit(run_of(wildcards), SITE.hardware, path)
+        return run.planned(plan_of(wildcards, input).recomputation)
+    except UserError:  # the note ends the job
+        return run
+
+
+def note_of(wildcards, input):
+    """Return an error, a warning or a note on how a run fits into its devices; empty without one."""
+    try:
+        made = plan_of(wildcards, input)
     except UserError as error:
         return f"error: {error}"
+    if input.plan and made.fits is None:
+        return "Nothing is recomputed: hardware.device_memory_gib is not set."
+    sentence = plan.misfit(run_of(wildcards), SITE.hardware, made)
     kind = "error" if CONFIG.on_memory_overflow == "refuse" else "warning"
     return f"{kind}: {sentence}" if sentence else ""
 
@@ -160,10 +218,8 @@ def model_files(folder):
 
 
 def prepared(wildcards):
-    """Return the files of a run's prepared data set: its manifest, which is written last, and the samples."""
-    folder = f"data/prepared/{run_of(wildcards).data.name}"
-    files = (f"{name}.safetensors" for name in ("train", "validation", "test"))
-    return [f"{folder}/{name}" for name in ("dataset.json", *files)]
+    """Return the files of a run's prepared data set."""
+    return prepared_files(run_of(wildcards).data.name)
 
 
 def download_of(wildcards):
@@ -180,8 +236,10 @@ def downloads(wildcards):
 
 
 def identity_of(wildcards):
-    """Return the digest of a run's settings and sources."""
-    return identified(wildcards.strategy, wildcards.workload)
+    """Return the digest of the settings and sources of ``run_of``."""
+    if "strategy" in wildcards.keys():
+        return identified(wildcards.strategy, wildcards.workload)
+    return initialization(wildcards.workload)[1]
 
 
 def job_resources(stage, runtime=None, job=None):

@@ -4,11 +4,12 @@
 rule plan:
     input:
         settings=f"results/init/{CONFIG.workloads[0]}/run.json",
-        manifests=[f"data/prepared/{name}/dataset.json" for name in DATA_SETS],
+        data=[file for name in DATA_SETS for file in prepared_files(name)],
         models=[file for folder in MODEL_FOLDERS for file in model_files(folder)],
         image=IMAGE,
     output:
-        "results/plan.md",
+        table="results/plan.md",
+        plans=directory("results/plans"),
     log:
         "results/logs/plan.log",
     conda:
@@ -23,12 +24,13 @@ rule plan:
     shell:
         f"python {SCRIPTS}/launch.py"
         " plan --settings {input.settings} {params.image} --config {params.config:q}"
-        " --table {output} > {log} 2>&1"
+        " --results {output.plans} --table {output.table} > {log} 2>&1"
 
 
 rule plan_run:
     input:
         settings=initial("results/init/{}/run.json"),
+        data=prepared,
         models=lambda wildcards: model_files(run_of(wildcards).model.folder),
         image=IMAGE,
     output:
@@ -40,6 +42,8 @@ rule plan_run:
     resources:
         **slurm.resources(SITE, "plan", 1, 1, runtime=60),
     params:
+        # Triggers planning again; other figures of the site's hardware do not.
+        identity=identity_of,
         config=lambda wildcards, input: ONE_JSON,
         image=IN_IMAGE,
     message:

@@ -9,8 +9,7 @@ localrules:
 
 rule summarize:
     input:
-        every_run(),
-        [f"results/noise_floor/{workload}.json" for workload in NOISE_FLOOR_WORKLOADS],
+        every_result(),
         "results/plan.md",
     output:
         csv=report(
@@ -34,8 +33,10 @@ rule summarize:
         " --config {params.config:q} --results results > {log} 2>&1"
 
 
+# It also draws what was measured in addition to the runs, where that exists (collectives, micro-batches).
 rule report:
     input:
+        every_result(),
         "results/summary.csv",
     output:
         html=report(
@@ -67,7 +68,9 @@ rule report:
 # Workflow Run RO-Crate for archiving or publishing: settings, code, fingerprints, results.
 rule crate:
     input:
+        every_result(),
         "results/summary.csv",
+        "results/summary.md",
         "results/report.html",
     output:
         directory("results/crate"),

@@ -3,12 +3,15 @@
 
 localrules:
     resolve,
+    resolve_init,
 
 
 rule resolve:
     input:
         # A failed download must not leave settings that differ from those of finished runs.
         ancient(downloads),
+        # A new plan alone trains nothing again.
+        plan=ancient(plan_needed),
     output:
         "results/{strategy}/{workload}/run.json",
     log:
@@ -19,15 +22,31 @@ rule resolve:
         # Triggers resolving again; all of run.json would take many lines in Snakemake's reasons.
         identity=identity_of,
         # As functions of the input these do not trigger resolving again.
-        run=lambda wildcards, input: run_of(wildcards).model_dump_json(),
-        misfit=misfit_of,
+        run=lambda wildcards, input: frozen(wildcards, input).model_dump_json(),
+        note=note_of,
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
-        # Already resolved by this process, when it read the configuration.
-        "printf %s {params.misfit:q} > {log}; ! grep -q ^error: {log} &&"
-        " printf %s {params.run:q} | python -I -m json.tool --indent 2 > {output}.new"
-        " && sync {output}.new && mv {output}.new {output}"
+        f"printf %s {{params.note:q}} > {{log}}; ! grep -q ^error: {{log}} && {WRITE_SETTINGS}"
+
+
+# The settings of the job that draws the initial weights: no strategy, one device.
+rule resolve_init:
+    input:
+        ancient(downloads),
+    output:
+        "results/init/{workload}/run.json",
+    log:
+        "results/init/{workload}/logs/resolve.log",
+    conda:
+        environment("workflow")
+    params:
+        identity=identity_of,
+        run=lambda wildcards, input: run_of(wildcards).model_dump_json(),
+    message:
+        "Resolving the initial weights of {wildcards.workload}"
+    shell:
+        f"( {WRITE_SETTINGS} ) 2> {{log}}"
 
 
 # Initial weights, and their test loss before any training.
@@ -61,7 +80,6 @@ rule train:
         settings="results/{strategy}/{workload}/run.json",
         data=prepared,
         weights=initial("results/init/{}.safetensors"),
-        plan=ancient(plan_needed),
         image=IMAGE,
     output:
         # Weights, checkpoints and reports are not outputs: Snakemake would delete them.

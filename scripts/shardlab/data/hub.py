@@ -75,12 +75,7 @@ def download_model(model: Model, folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(
-    raw: Path,
-    what: str,
-    hub: dict[str, Any],
-    commit: str,
-    files: dict[str, str],
-    sources: dict[str, str] | None = None,
+    raw: Path, what: str, hub: dict[str, Any], commit: str, files: dict[str, str], sources: dict[str, str] | None = None
 ) -> dict[str, Any]:
     """Write and return the manifest of a download: ``hub`` requested it, ``files`` (SHA-256) are read from it.
 

@@ -1,1 +1,1 @@
-"""Generated parts of the documents."""
+"""Generated pages of the site."""

@@ -43,17 +43,18 @@ def messages() -> list[Message]:
     return sorted(found, key=lambda message: (message.room, message.text.strip("{"), message.text))
 
 
-def table() -> str:
+def page() -> str:
     """Format as Markdown: a heading for each room, a row for each message."""
-    lines: list[str] = []
+    lines = ["# Error messages", "", "Every error message, by the folder of `scripts/shardlab` (or the program)", ""]
+    lines[2] += " that prints it, with placeholders in braces."
     found = messages()
     for room in dict.fromkeys(message.room for message in found):
-        lines += ["", f"### {room}", "", "| message | remedy |", "| --- | --- |"]
+        lines += ["", f"## {room}", "", "| message | remedy |", "| --- | --- |"]
         for message in found:
             if message.room == room:
                 wrong, cure = (part.replace("|", "\\|").replace("<", "&lt;") for part in message.parts)
                 lines.append(f"| {wrong} | {cure} |")
-    return "\n".join(lines).strip()
+    return "\n".join(lines) + "\n"
 
 
 def _text(node: ast.expr) -> str:

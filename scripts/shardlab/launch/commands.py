@@ -1,22 +1,18 @@
-"""Shell lines that start a program at a site: srun, apptainer exec and torchrun, as far as each is needed."""
+"""Shell lines that start a program at a site: launcher, image and torchrun, as far as each is needed."""
 
 import shlex
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from shardlab.launch import container, forks
+from shardlab.launch import container, forks, launchers
 from shardlab.launch.signals import STOP
 from shardlab.launch.stages import Scope
-from shardlab.settings.sites import SiteRuntime, Srun
+from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run
 
 RANKS = "fork_torchrun.py"
 """Program that starts the ranks of a node; it is next to the others."""
-RENDEZVOUS = "RENDEZVOUS"
-"""Environment variable with the address and port where the nodes of a job meet."""
-
-
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 """NCCL's flight recorder: the last collectives of each rank, which a hang leaves in the run's folder (train.py)."""
 
@@ -25,7 +21,7 @@ class Command(NamedTuple):
     """Command that starts a program at a site."""
 
     lines: str
-    """Bash lines; they work on a Slurm job's first node, or on this machine for a site without srun."""
+    """Bash lines; they work on a job's first node, or on this machine for a site without a launcher."""
     program: list[str] | None
     """Python's arguments in these lines, if a fork of this process can run the program directly."""
 
@@ -36,7 +32,8 @@ def command(run: Run, program: list[str], image: Path | None, scope: Scope) -> C
     A fork of a server runs it directly on this machine's CPU, if no shell has to do anything first.
     """
     site = run.site
-    needs_shell = image or site.srun or site.setup_commands or site.environment_node
+    here = launchers.for_site(site).runs_here
+    needs_shell = image or not here or site.setup_commands or site.environment_node
     forked = None
     if site.device == "cpu" and not needs_shell and forks.is_fork(environment(site)):
         forked = shlex.split(" ".join(_words(run, program, scope)))
@@ -46,7 +43,7 @@ def command(run: Run, program: list[str], image: Path | None, scope: Scope) -> C
 def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str:
     """Return Bash lines that run ``program`` (a script and its arguments).
 
-    They work on a Slurm job's first node, or on this machine for a site without srun, and can be run by hand.
+    They work on a job's first node, or on this machine for a site without a launcher, and can be run by hand.
     """
     site = run.site
     nodes, per_node = scope.size(run)
@@ -58,25 +55,8 @@ def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str
     on_node = list(site.setup_commands)
     on_node += [f'export {key}="{value}"' for key, value in site.environment_node.items()]
     on_node += ["exec " + " ".join(words)]
-    if site.srun is None:
-        return "\n".join(lines + on_node)
-    if nodes > 1:
-        port = f"$(({site.srun.port_first} + SLURM_JOB_ID % {site.srun.ports}))"
-        lines.append(f'export {RENDEZVOUS}="{address(site.srun)}:{port}"')
-    # Nothing is inherited from the job: each number is given explicitly.
-    srun = ["exec", "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    srun += [f"--cpus-per-task={per_node * site.cpus_per_rank}", "--kill-on-bad-exit=1", "--export=ALL"]
-    srun += [shlex.quote(flag) for flag in site.srun.flags]
-    return "\n".join([*lines, " ".join([*srun, "bash", "-c", shlex.quote("\n".join(on_node))])])
-
-
-def address(srun: Srun) -> str:
-    """Return a shell expression for the address of the node that evaluates it, by the site's rule."""
-    if srun.interface:
-        return f'$(ip -4 -br address show dev {srun.interface} | grep -m 1 -oE "[0-9.]+/" | tr -d /)'
-    if srun.suffix or srun.domain:
-        return f"$(hostname -s){srun.suffix}" + (f".{srun.domain}" if srun.domain else "")
-    return "$(hostname)"
+    lines += launchers.for_site(site).lines(on_node, nodes, per_node * site.cpus_per_rank)
+    return "\n".join(lines)
 
 
 def environment(site: SiteRuntime) -> dict[str, str]:
@@ -120,15 +100,4 @@ def _torchrun(run: Run, program: Path) -> list[str]:
     if run.nodes == 1:
         # A c10d rendezvous on a free port of this machine, so that concurrent runs do not meet.
         return [*words, "--standalone"]
-    if site.srun is None:
-        raise ValueError("resolve refuses several nodes at a site without srun")
-    return [
-        *words,
-        f"--nnodes={run.nodes}",
-        "--rdzv-backend=c10d",
-        '--rdzv-id="$SLURM_JOB_ID"',
-        f'--rdzv-endpoint="${RENDEZVOUS}"',
-        # torchrun's detection of the first node does not work with every host name (pytorch issue 73656).
-        '--rdzv-conf="is_host=$((SLURM_NODEID == 0))"',
-        f'--local-addr="{address(site.srun)}"',
-    ]
+    return [*words, f"--nnodes={run.nodes}", *launchers.for_site(site).rendezvous()]

@@ -11,12 +11,11 @@ from pathlib import Path
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import ROOT, lock
-from shardlab.launch import commands, container, signals, slurm
+from shardlab.launch import commands, container, launchers, signals, slurm
 from shardlab.launch.attempts import AttemptLog
 from shardlab.launch.images import read_image
 from shardlab.launch.managed_process import Child
 from shardlab.launch.stages import STAGES, scope
-from shardlab.records import plan
 from shardlab.settings.types import Run, read_run
 
 
@@ -57,6 +56,11 @@ def main(description: str | None) -> int:
     fingerprint = store.verify(args.data, run.data) if args.data else ""
     if args.stage != "train":
         return Child(run, what).run(command)
+    if run.recipe.activation_checkpointing == "auto":
+        raise UserError(
+            f"{args.settings} leaves activation_checkpointing to a plan; recreate it with: snakemake --force "
+            f"{args.settings}."
+        )
     folder = args.settings.parent
     patience = run.site.stop_seconds + 5
     try:
@@ -119,7 +123,7 @@ def train(
     story.forget_done(done, checkpoints=restart and not any(word.startswith("--resume") for word in program))
     child = Child(run, name, descriptor, story.folder)
     with story.attempt() as attempt:
-        words = [*program, f"--attempt={attempt.number}", *recomputation(run, story.folder)] + ["--restart"] * restart
+        words = [*program, f"--attempt={attempt.number}"] + ["--restart"] * restart
         command = commands.command(run, words, image, scope("train", run))
         print(f"{command.lines}\n\nattempt {attempt.number}; its output is in {story.log(attempt)}", flush=True)
         status = child.run(command, story.log(attempt))
@@ -142,23 +146,6 @@ def train(
     )
 
 
-def recomputation(run: Run, folder: Path) -> list[str]:
-    """Return train.py's option for recomputation if the recipe leaves it to the run's plan.
-
-    Raises:
-        UserError: this run has no plan.
-    """
-    if run.recipe.activation_checkpointing != "auto":
-        return []
-    again = f"make it with: snakemake -f {folder / plan.FILE}"
-    made = plan.Plan.read(folder / plan.FILE, again)
-    if not made.is_of(run):
-        raise UserError(f"{folder / plan.FILE} is the plan of another run; {again}.")
-    if made.fits is None:
-        print("Nothing is recomputed: the site's hardware.device_memory_gib is not set.", flush=True)
-    return [f"--recompute={made.activation_checkpointing or 'none'}"]
-
-
 def image_of(run: Run, report: Path | None, *, dry_run: bool) -> Path | None:
     """Return the image to run in, or None for a site without one; in a dry run it may not exist yet.
 
@@ -178,13 +165,9 @@ def check_place(run: Run, image: Path | None) -> None:
     """Check that this machine can start what the site starts.
 
     Raises:
-        UserError: srun without a Slurm job, or a program that is not on the PATH.
+        UserError: the launcher cannot start programs here, or a program is not on the PATH.
     """
-    if run.site.srun and slurm.job_id() is None:
-        raise UserError(
-            f"site {run.site_name} starts ranks with srun, inside a Slurm job, and this is not one; "
-            "run snakemake with --profile slurm, or choose site local."
-        )
+    launchers.for_site(run.site).require(run.site_name)
     if run.site.container and image:
         container.require(run.site.container.command)
 

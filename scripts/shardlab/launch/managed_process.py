@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from shardlab.errors import UserError
-from shardlab.launch import commands, forks, signals, slurm
+from shardlab.launch import commands, forks, launchers, signals, slurm
 from shardlab.launch.commands import Command
 from shardlab.settings.types import Run
 
@@ -23,8 +23,7 @@ class Child:
         """``descriptor`` is an open lock that lives as long as the command, ``folder`` that of a training."""
         self.site, self.what, self.descriptor = run.site, what, descriptor
         self.request = folder / signals.REQUEST if folder else None
-        # srun kills its tasks on SIGTERM, and forwards SIGUSR1 to them.
-        self.signal = signal.SIGUSR1 if run.site.srun else signal.SIGTERM
+        self.signal = launchers.for_site(run.site).stop_signal
         self.stop_signal = ""
         """Reason of the request to stop; empty without one."""
 

@@ -47,11 +47,7 @@ class Lines(logging.Handler):
         self.console, self.estimate = console, Estimate(recorded)
         self.filters = list(before.filters) if before else []
         self.jobs: dict[Any, logging.LogRecord] = {}
-        columns = [
-            BarColumn(None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
-        ]
+        columns = [BarColumn(None), MofNCompleteColumn(), TextColumn("{task.fields[left]}")]
         self.bar = Progress(*columns, console=console, transient=True)
         self.stopped = False
         self.task = self.bar.add_task("", total=None, left="")

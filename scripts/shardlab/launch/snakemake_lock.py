@@ -70,7 +70,10 @@ def note_done(folder: Path, runs: Iterable[Run]) -> None:
 
 
 def _repair_settings(run: Run, path: Path) -> None:
-    """Rewrite a damaged run.json, keeping its old time, so that nothing becomes outdated because of it."""
+    """Rewrite a damaged run.json, keeping its old time, so that nothing becomes outdated because of it.
+
+    One that depends on the run's plan is removed, so that its rule writes it again.
+    """
     try:
         json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -78,6 +81,9 @@ def _repair_settings(run: Run, path: Path) -> None:
     except IsADirectoryError:
         raise UserError(f"{path} is a folder; remove it, then run the same command again.") from None
     except ValueError:
+        if run.recipe.activation_checkpointing == "auto":
+            path.unlink()
+            return
         times = path.stat().st_atime_ns, path.stat().st_mtime_ns
         write_json(path, run.model_dump(mode="json"))
         os.utime(path, ns=times)

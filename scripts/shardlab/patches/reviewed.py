@@ -33,11 +33,7 @@ PATCHES = [
     Patch(
         "snakemake_slurm.install",
         *SLURM_PLUGIN,
-        (
-            "snakemake/snakemake#4084",
-            "snakemake/snakemake#3438",
-            "snakemake/snakemake-executor-plugin-slurm#109",
-        ),
+        ("snakemake/snakemake#4084", "snakemake/snakemake#3438", "snakemake/snakemake-executor-plugin-slurm#109"),
         "a second call starts jobs again that still run for a first one that died, and waits forever for lost ones",
         "the plugin attaches to the jobs of an earlier call, and ends jobs that Slurm forgot or preempted for good",
     ),

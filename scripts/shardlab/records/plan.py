@@ -10,18 +10,20 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from shardlab.errors import UserError
 from shardlab.records.reports import Report, TensorBytes, Traffic
 from shardlab.settings import run_identity
 from shardlab.settings.mesh import axes_in, split_by
 from shardlab.settings.sites import Hardware
 from shardlab.settings.types import Run
 
-FILE = "plan.json"
+FILE, TOGETHER = "plan.json", "plans"
+"""File of a plan in the folder of its run; folder of results/ with such folders, for runs planned together."""
 RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
 """Recomputation, least first: how often the matrix products are computed, of which a forward pass is a third."""
 
 
-SAME = ("seed", "sources", "strategy", "workload")
+SAME = ("seed", "sources", "strategy", "workload", "recomputation_planned")
 """Settings of a run that do not affect its cost."""
 SAME_RECIPE = ("lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best", *run_identity.WHEN)
 SAME_OPTIMIZER = ("learning_rate", "weight_decay", "betas")
@@ -72,6 +74,41 @@ class Plan(Report):
     def is_of(self, run: Run) -> bool:
         """Return whether it is the plan of this run."""
         return self.run == run_identity.identity_of(run, "").run
+
+    @property
+    def recomputation(self) -> str:
+        """What activation_checkpointing: auto resolves to: none if the site does not specify device memory."""
+        return self.activation_checkpointing or "none"
+
+
+def read(path: Path, run: Run) -> Plan:
+    """Return the plan of a run.
+
+    Raises:
+        UserError: it is missing or damaged, or the plan of another run.
+    """
+    again = f"make it with: snakemake -f {path}"
+    made = Plan.read(path, again)
+    if not made.is_of(run):
+        raise UserError(f"{path} is the plan of another run; {again}.")
+    return made
+
+
+def find(run: Run, *paths: Path) -> Plan | None:
+    """Return the first plan of a run in these files; None without one."""
+    for path in paths:
+        try:
+            return read(path, run)
+        except UserError:
+            continue
+    return None
+
+
+def places(results: Path, run: Run) -> tuple[Path, Path]:
+    """Return where a call puts the plan of a run: together with others, and alone."""
+    folders = (results / TOGETHER, results)
+    together, alone = (folder / run.strategy / run.workload / FILE for folder in folders)
+    return together, alone
 
 
 def make(
@@ -147,12 +184,9 @@ def _inside_a_node(run: Run, axis: str) -> bool:
     return run.mesh.stride(axes[0]) * run.mesh.degree(axes[0]) <= run.ranks_per_node
 
 
-def misfit(run: Run, hardware: Hardware, path: Path) -> str | None:
+def misfit(run: Run, hardware: Hardware, made: Plan | None) -> str | None:
     """Return why a run will not fit into the site's devices, according to its plan, if it has one."""
-    if not path.exists():
-        return None
-    made = Plan.read(path, "plan again")
-    if made.fits is None or not made.is_of(run):
+    if made is None or made.fits is None:
         return None
     mode = run.recipe.activation_checkpointing
     if made.fits and mode in (made.activation_checkpointing, "auto"):

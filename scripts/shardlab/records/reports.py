@@ -1,10 +1,5 @@
 """Reports of the stages (train.json, test.json, ...), one definition each."""
 
-import platform
-import statistics
-from collections.abc import Sequence
-from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -14,7 +9,7 @@ from shardlab.errors import UserError
 from shardlab.files import read_json, write_json
 from shardlab.schema import Strict, check
 from shardlab.settings.run_identity import Identity, digest
-from shardlab.settings.types import WARMUP_STEPS, Run
+from shardlab.settings.types import WARMUP_STEPS
 
 FIRST_STEPS = 4
 """Number of steps whose losses are compared: few enough that rounding has not grown."""
@@ -247,7 +242,7 @@ class Twin(Strict):
 
 
 class NoiseFloorReport(Report):
-    """Rounding noise of a workload's training: twins/WORKLOAD.json."""
+    """Rounding noise of a workload's training: noise_floor/WORKLOAD.json."""
 
     schema_version: Literal[1] = Field(1, description="Version of this format.")
     identity: Identity = Field(description="Run of `single` that they are twins of.")
@@ -255,92 +250,3 @@ class NoiseFloorReport(Report):
     workload: str = Field(description="Workload.")
     scale: float = Field(description="Relative size of the perturbation: each weight times 1 + scale N(0, 1).")
     twins: list[Twin] = Field(description="One per draw.")
-
-
-def train_report(
-    run: Run, records: list[dict[str, Any]], measured: dict[str, Any], attempts: Sequence[Attempt] = ()
-) -> TrainReport:
-    """Build the report of a run from its settings, its metrics records, its attempts and other measurements."""
-    reported = [record for record in records if record["kind"] == "attempt"]
-    started = reported[-1]["step"] if reported else 0
-    attempts = [attempt.model_copy() for attempt in attempts]
-    if attempts:
-        attempts[-1].why, attempts[-1].from_step, attempts[-1].reached = "finished", started, records[-1]["step"] + 1
-        attempts[-1].first_step_at = reported[-1]["time"]
-    steps = [record for record in records if record["kind"] == "train"]
-    sent = measured["traffic"]
-    return TrainReport.model_validate(
-        {
-            "settings": run.model_dump(mode="json"),
-            "strategy": run.strategy,
-            "workload": run.workload,
-            "mesh": run.mesh.root,
-            "world_size": run.world_size,
-            "nodes": run.nodes,
-            "steps": len(steps),
-            "samples": sum(record["samples"] for record in steps),
-            "targets": sum(record["targets"] for record in steps),
-            "bytes_per_step": None if sent is None else sum(entry["bytes"] for entry in sent),
-            "first_steps": [{key: record[key] for key in FirstStep.model_fields} for record in steps[:FIRST_STEPS]],
-            "learned_nothing": _learned_nothing(steps),
-            "train_loss": next(record["loss"] for record in reversed(steps) if record["loss"] is not None),
-            "validation_loss": [record["loss"] for record in records if record["kind"] == "validation"][-1],
-        }
-        | {"idle_theory": _bubble(run)}
-        | (times := _step_statistics(steps[WARMUP_STEPS:]))
-        | {"mfu": _utilization(run, measured, times["step_seconds_median"])}
-        | _provenance()
-        | measured
-        | {
-            "wall_seconds": measured["wall_seconds"] + sum(each["seconds"] for each in steps if each["step"] < started),
-            "attempts": attempts,
-            "lost_steps": _lost(attempts),
-        }
-    )
-
-
-def _learned_nothing(steps: list[dict[str, Any]]) -> str | None:
-    """Return why the run learned nothing: two such runs have equal losses, whatever their strategies do."""
-    norms, losses = ({record[key] for record in steps} - {None} for key in ("grad_norm", "loss"))
-    if norms == {0.0}:
-        return "its gradient norm is always 0"
-    if len(losses) == 1 and len(steps) > 1:
-        return "its loss never changes"
-    return None
-
-
-def _utilization(run: Run, measured: dict[str, Any], seconds: float | None) -> float | None:
-    """Model FLOPs utilization (Chowdhery et al., 2022, arXiv:2204.02311, appendix B)."""
-    peak = measured["device_peak_flops"]
-    if peak is None or seconds is None or measured["flops_per_step"] is None:
-        return None
-    return float(measured["flops_per_step"] / seconds / (peak * run.world_size * run.devices_per_rank))
-
-
-def _lost(attempts: Sequence[Attempt]) -> int:
-    """Return the number of repeated steps."""
-    known = [attempt for attempt in attempts if attempt.from_step is not None]
-    return sum(max(0, (before.reached or 0) - (after.from_step or 0)) for before, after in pairwise(known))
-
-
-def _bubble(run: Run) -> float | None:
-    """Pipeline bubble (Huang et al., 2019, arXiv:1811.06965); v stages per rank divide it by v (arXiv:2104.04473)."""
-    return run.options.pipeline.bubble(run.mesh.stages, run.options.n_microbatches) if run.mesh.pipelined else None
-
-
-def _step_statistics(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return median and 95th percentile step time and the throughput; null without steps."""
-    if not steps:
-        return {"step_seconds_median": None, "step_seconds_p95": None, "samples_per_second": None}
-    seconds = sorted(record["seconds"] for record in steps)
-    return {
-        "step_seconds_median": statistics.median(seconds),
-        "step_seconds_p95": seconds[round(0.95 * (len(seconds) - 1))],
-        "samples_per_second": sum(record["samples"] for record in steps) / sum(seconds),
-    }
-
-
-def _provenance() -> dict[str, Any]:
-    """Return the software versions of this process."""
-    packages = ("torch", "deepspeed", "numpy", "safetensors")
-    return {"versions": {"python": platform.python_version()} | {name: version(name) for name in packages}}

@@ -6,8 +6,7 @@ from typing import Any
 import pandas as pd
 
 from shardlab.errors import UserError
-from shardlab.records import done, manifest
-from shardlab.records.plan import FILE, Plan
+from shardlab.records import done, manifest, plan
 from shardlab.records.reports import Kind, NoiseFloorReport, TestReport, TrainReport
 from shardlab.report import verdict
 from shardlab.settings import resolve, run_identity
@@ -131,7 +130,7 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
         "tensor_bytes": train.held(),
         **{f"{kind}_bytes": train.held(kind) for kind in MEMORY_KINDS},
         "peak_memory_bytes": max(train.peak_memory_bytes) if train.peak_memory_bytes else None,
-        **_foreseen(run, folder, train),
+        **_foreseen(run, folder.parents[1], train),
         "bytes_per_step": train.bytes_per_step,
     }
     if test:
@@ -167,18 +166,14 @@ def compare_first_steps(run: Run, train: TrainReport, single: TrainReport) -> di
     }
 
 
-def _foreseen(run: Run, folder: Path, train: TrainReport) -> dict[str, Any]:
+def _foreseen(run: Run, results: Path, train: TrainReport) -> dict[str, Any]:
     """Return the planned memory of this run, and the plan's relative error."""
-    try:
-        plan = Plan.read(folder / FILE, "plan again")
-    except UserError:
-        return {}
-    if not plan.is_of(run):
+    if (made := plan.find(run, *plan.places(results, run))) is None:
         return {}
     measured = train.held()
     return {
-        "predicted_memory_bytes": plan.predicted_memory_bytes,
-        "memory_error": plan.predicted_memory_bytes / measured - 1 if measured else None,
+        "predicted_memory_bytes": made.predicted_memory_bytes,
+        "memory_error": made.predicted_memory_bytes / measured - 1 if measured else None,
     }
 
 

@@ -71,7 +71,7 @@ class Config(Strict):
     on_memory_overflow: Literal["warn", "refuse"] = Field(
         "warn",
         description="Reaction to a run that does not fit into the site's devices, according to its plan "
-        "(results/STRATEGY/WORKLOAD/plan.json, if it exists).",
+        "(results/plans, or plan.json in the run's folder, if it exists).",
     )
     restart: bool = Field(
         False,

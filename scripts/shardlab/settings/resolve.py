@@ -12,9 +12,6 @@ from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run, Size, Strategy, StrategyOptions, Workload
 
-SHARED = "init"
-"""Name in place of a strategy for what all runs of a workload share: the initial weights and what follows from them."""
-
 
 def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     """Return the complete settings of one run.
@@ -23,10 +20,6 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         Unsupported: the strategy does not apply to this workload.
         UserError: settings do not fit together; the message names the key and what would work.
     """
-    if strategy_name == SHARED:
-        shared = run(config, "single", workload_name)
-        sources_of_all = {path: value for path, value in shared.sources.items() if "/strategies/" not in path}
-        return shared.model_copy(update={"strategy": SHARED, "sources": sources_of_all})
     strategy = load.variant_of_strategy(strategy_name)
     workload_base, values = variants.of_side(workload_name, "workload")
     # The data keep the configuration's seed: variants differ in weights and order, but not in their test split.
@@ -73,6 +66,15 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         site_name=config.site,
     )
     return found.model_copy(update={"sources": code_fingerprint.of_run(found)})
+
+
+def initialization(single: Run) -> Run:
+    """Return the settings of the job that draws a workload's initial weights, from those of its ``single``.
+
+    They leave out the code of the strategies: all of them start from these weights.
+    """
+    sources = {path: digest for path, digest in single.sources.items() if "/strategies/" not in path}
+    return single.model_copy(update={"sources": sources})
 
 
 def weights_of(workload_name: str) -> str:
@@ -171,7 +173,7 @@ def _ranks(config: Config, strategy: Strategy, name: str, site: SiteRuntime) -> 
             f"{name}: {config.nodes} nodes are requested, but a run at site {config.site} can have at most "
             f"{site.nodes_max}; set nodes to at most {site.nodes_max}, or choose another site."
         )
-    if config.nodes > 1 and site.srun is None:
+    if config.nodes > 1 and site.launcher == "local":
         raise UserError(
             f"{name}: {config.nodes} nodes are requested, but site {config.site} has no `srun:`, which starts ranks on "
             "several; set nodes to 1, or add srun to the site's file."

@@ -28,8 +28,8 @@ class Identity(Strict):
 
 
 def identity_of(run: Run, fingerprint: str) -> Identity:
-    """Return the identity of a run over a prepared data set."""
-    settings = run.model_dump(mode="json")
+    """Return the identity of a run over a prepared data set. It does not depend on what the run's plan says."""
+    settings = run.configured.model_dump(mode="json")
     numbers = {key: value for key, value in settings.items() if key not in PLACE}
     numbers["recipe"] = {key: value for key, value in settings["recipe"].items() if key not in WHEN}
     # DeepSpeed's settings also contain a size: the samples per rank, which follow from the others.

@@ -1,7 +1,7 @@
 """Sites: settings of a machine or cluster, how to request nodes there, and how ranks start. Data, no code per site."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, field_validator, model_validator
 
@@ -60,10 +60,10 @@ class Slurm(Strict):
         return self.model_copy(update=values | ({"gpus": None} if over.gpus == "none" else {}))
 
 
-class Srun(Strict):
-    """Start of a job's ranks by srun, and the address where its nodes meet."""
+class LauncherSettings(Strict):
+    """Start of a job's ranks by a command such as srun, and the address where the job's nodes meet."""
 
-    flags: list[str] = Field(default=[], description="Additional srun flags, such as --cpu-bind=none.")
+    flags: list[str] = Field(default=[], description="Additional flags of the command, such as --cpu-bind=none.")
     suffix: Host = Field("", description="Appended to a node's short host name to form its address (JURECA: i).")
     domain: Host = Field("", description="Appended to name and suffix, after a dot, to form the address.")
     interface: Host | None = Field(
@@ -173,8 +173,30 @@ class SiteRuntime(Strict):
     warning: int = Field(
         120, ge=10, description="Checkpoint and exit this many seconds before the time limit of the Slurm job."
     )
-    srun: Srun | None = Field(None, description="Start ranks with srun, inside a Slurm job (null: on this machine).")
+    srun: LauncherSettings | None = Field(
+        None, description="Start ranks with srun, inside a Slurm job (null: on this machine)."
+    )
     container: ContainerExec | None = Field(None, description="Command that runs inside the image (null: no image).")
+
+    @model_validator(mode="after")
+    def _one_launcher(self) -> Self:
+        if len(chosen := [name for name, value in self if isinstance(value, LauncherSettings)]) > 1:
+            raise ValueError(f"{' and '.join(chosen)} both start ranks; remove all but one")
+        return self
+
+    @property
+    def launcher(self) -> str:
+        """Name of the launcher: a file in scripts/shardlab/launch/launchers."""
+        return next((name for name, value in self if isinstance(value, LauncherSettings)), "local")
+
+
+LAUNCHERS: dict[str, type[LauncherSettings]] = {
+    name: kind
+    for name, field in SiteRuntime.model_fields.items()
+    for kind in get_args(field.annotation)
+    if isinstance(kind, type) and issubclass(kind, LauncherSettings)
+}
+"""Keys of a site that choose a launcher, and the settings of each."""
 
 
 class Hardware(Strict):

@@ -19,6 +19,7 @@ from shardlab.settings.sites import SiteRuntime
 RESERVED = (
     "init",
     "noise_floor",
+    "plans",
     "logs",
     "benchmarks",
     "charts",
@@ -95,10 +96,7 @@ class Workload(Strict):
         description="Task: a file in scripts/shardlab/training/tasks (batches, loss and metric) and one in "
         "scripts/shardlab/data/encoders (prepared arrays).",
     )
-    blocks: list[str] = Field(
-        default=[],
-        description="Submodules that FSDP shards separately, as patterns (layers.*).",
-    )
+    blocks: list[str] = Field(default=[], description="Submodules that FSDP shards separately, as patterns (layers.*).")
     tensor: dict[str, Literal["column", "column_gather", "row", "vocab", "norm", "norm_whole", "dropout"]] = Field(
         default={},
         description="Tensor-parallel plan, submodule pattern: how it is split. column, row: Linear "
@@ -235,6 +233,11 @@ class Run(Strict):
     model: Model = Field(description="Model.")
     data: DataSet = Field(description="Data set.")
     recipe: Recipe = Field(description="Training recipe.")
+    recomputation_planned: bool = Field(
+        False,
+        description="True if the configuration says activation_checkpointing: auto, and the recipe here has what the "
+        "run's plan resolved it to.",
+    )
     site: SiteRuntime = Field(description="Site settings.")
     site_name: str = Field(description="Name of the site.")
     sources: dict[str, str] = Field(default={}, description="Files that train it: digests of their code.")
@@ -247,6 +250,19 @@ class Run(Strict):
                 "resolve it again"
             )
         return self
+
+    @property
+    def configured(self) -> "Run":
+        """The run as configured, with `auto` where its plan decides: the same whatever the plan says."""
+        return self._with_recomputation("auto", planned=False) if self.recomputation_planned else self
+
+    def planned(self, mode: str) -> "Run":
+        """Return this run, configured with `auto`, with what its plan resolved that to."""
+        return self._with_recomputation(mode, planned=True)
+
+    def _with_recomputation(self, mode: str, *, planned: bool) -> "Run":
+        recipe = self.recipe.model_copy(update={"activation_checkpointing": mode})
+        return self.model_copy(update={"recipe": recipe, "recomputation_planned": planned})
 
     @property
     def world_size(self) -> int:

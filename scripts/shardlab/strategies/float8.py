@@ -1,9 +1,12 @@
 """Matrix products in float8 (Micikevicius et al., 2022, arXiv:2209.05433) with per-tensor scaling, by torchao."""
 
+import logging
 import os
 
 import torch
 from torch import nn
+
+log = logging.getLogger(__name__)
 
 MULTIPLE = 16
 """cuBLAS's float8 products need matrix sides that are a multiple of this."""
@@ -19,6 +22,7 @@ def apply(blocks: list[nn.Module], device: torch.device) -> None:
     config = Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
     for block in blocks:
         convert_to_float8_training(block, module_filter_fn=_fits, config=config)
+    log.info("Applied float8 to the linear layers of %d blocks%s", len(blocks), ", emulated" if config.emulate else "")
 
 
 def _fits(module: nn.Module, _: str) -> bool:

@@ -1,11 +1,16 @@
 """Fully sharded data parallel (Zhao et al., 2023, arXiv:2304.11277; ``fully_shard``), HSDP on a 2-D mesh."""
 
+import logging
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from shardlab.settings.types import StrategyOptions
+from shardlab.training.distributed import text_of_mesh
+
+log = logging.getLogger(__name__)
 
 
 def apply(
@@ -37,6 +42,14 @@ def apply(
         blocks = _large(model, options.wrap_parameters)
     for module, precision in (*((block, inside) for block in blocks), (model, outside)):
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+    log.info(
+        "Applied %s to %d blocks and the root, mesh %s%s%s",
+        "HSDP" if mesh.ndim > 1 else "FSDP",
+        len(blocks),
+        text_of_mesh(mesh),
+        f", computing in {low}" if low else "",
+        ", states in CPU memory" if options.cpu_offload else "",
+    )
 
 
 def _large(model: nn.Module, parameters: int) -> list[nn.Module]:

@@ -1,6 +1,7 @@
 """Naive model parallelism: consecutive layers on the devices of one process, of which one computes at a time."""
 
 import copy
+import logging
 import time
 from typing import Any, cast
 
@@ -12,6 +13,8 @@ from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.strategies.native import NativeEngine
 from shardlab.training.device import wait
 from shardlab.training.tasks import MicroBatch
+
+log = logging.getLogger(__name__)
 
 
 class ModelParallelEngine(NativeEngine):
@@ -29,6 +32,7 @@ class ModelParallelEngine(NativeEngine):
         parts = [copy.deepcopy(cast(Chain, model)) for _ in where]
         for part, segments in zip(parts, where, strict=True):
             part.cut(*segments)
+        log.info("Applied model parallelism: %d parts on %s", len(parts), ", ".join(map(str, self.devices())))
         return list(parts)
 
     def devices(self) -> list[torch.device]:

@@ -1,5 +1,6 @@
 """Transformations of a model, or a part of one, before training: in this order, as the run's settings say."""
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -18,6 +19,8 @@ from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Run
 from shardlab.training.device import has_capability, name
 from shardlab.training.distributed import World
+
+log = logging.getLogger(__name__)
 
 
 def apply(run: Run, model: nn.Module, world: World) -> None:
@@ -53,6 +56,7 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
     if low and not run.mesh.sharded:
         # Around forward, because a pipeline calls its stages by itself.
         around_forward(model, torch.autocast(world.device.type, low))
+        log.info("Applied %s autocast to the forward pass", precision.dtype)
     compile_forward(model, run.model.blocks, recipe)
     if (mesh := world.shard_mesh) is not None:
         from shardlab.strategies import fsdp
@@ -85,7 +89,7 @@ def synchronized(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
 
 def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
     """Apply activation checkpointing (Chen et al., 2016, arXiv:1604.06174) to each block, in place."""
-    if mode in ("none", "auto"):  # launch.py resolves auto for trainings; nothing else has a backward pass
+    if mode in ("none", "auto"):  # a run.json of a training has what auto resolves to; nothing else needs it
         return
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -96,15 +100,21 @@ def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
     def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
         return lambda block, *args, **keywords: checkpoint(forward, block, *args, **options, **keywords)
 
-    for block in _blocks(model, patterns):
+    blocks = _blocks(model, patterns)
+    for block in blocks:
         around_forward(block, recomputed)
+    log.info("Applied %s activation checkpointing to %d blocks", mode, len(blocks))
 
 
 def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> None:
     """Compile the forward of the blocks, or of the model, in place, as the recipe says (torch.compile)."""
-    for module in {"none": [], "blocks": _blocks(model, patterns), "model": [model]}[recipe.compile]:
+    modules = {"none": [], "blocks": _blocks(model, patterns), "model": [model]}[recipe.compile]
+    for module in modules:
         # Only the forward method: hooks of FSDP and tensor parallelism stay outside the graph.
         module.forward = torch.compile(module.forward, backend=recipe.compile_backend)  # type: ignore[method-assign]
+    if modules:
+        count = "the model" if recipe.compile == "model" else f"{len(modules)} blocks"
+        log.info("Applied torch.compile to %s, backend %s", count, recipe.compile_backend)
 
 
 def _blocks(model: nn.Module, patterns: list[str]) -> list[nn.Module]:

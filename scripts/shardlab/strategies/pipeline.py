@@ -1,6 +1,7 @@
 """Pipeline parallelism (``torch.distributed.pipelining``): stages of consecutive layers, batches in micro-batches."""
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.strategies.native import NativeEngine, plain
 from shardlab.training.device import wait
 from shardlab.training.tasks import MicroBatch
+
+log = logging.getLogger(__name__)
 
 
 class Stopwatch:
@@ -138,6 +141,13 @@ class PipelineEngine(NativeEngine):
         parts = [copy.deepcopy(chain) for _ in self.stages]
         for part, stage in zip(parts, self.stages, strict=True):
             part.cut(*where[stage])
+        log.info(
+            "Applied pipeline parallelism (%s), stages %s of %d on this rank, mesh pp=%d",
+            self.plan.torch_class,
+            self.stages,
+            len(where),
+            self.ranks,
+        )
         return list(parts)
 
     def loss(self, micro: MicroBatch) -> Tensor:

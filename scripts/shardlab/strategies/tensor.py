@@ -4,6 +4,7 @@ With sequence parallelism (Korthikanti et al., 2022, arXiv:2205.05198) the activ
 split along the sequence.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -15,6 +16,9 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from shardlab.models import matching
+from shardlab.training.distributed import text_of_mesh
+
+log = logging.getLogger(__name__)
 
 SEQUENCE = Shard(1)
 
@@ -63,6 +67,13 @@ def apply(
         for pattern in blocks:
             for block in matching(model, pattern):
                 block.register_forward_pre_hook(partial(_split_first, mesh))
+    log.info(
+        "Applied tensor parallelism to %d modules, mesh %s%s%s",
+        sum(len(matching(model, pattern)) for pattern in found),
+        text_of_mesh(mesh),
+        ", sequence parallel" if sequence_parallel else "",
+        ", loss parallel" if loss_parallel else "",
+    )
 
 
 def _styles(*, sequence_parallel: bool, loss_parallel: bool) -> dict[str, Callable[[], ParallelStyle]]:

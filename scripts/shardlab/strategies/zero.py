@@ -1,5 +1,6 @@
 """DeepSpeed ZeRO, stages 1 to 3 (Rajbhandari et al., 2020, arXiv:1910.02054)."""
 
+import logging
 import math
 import os
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ from deepspeed.utils import (
     safe_set_local_fp32_param,
     safe_set_local_optimizer_state,
 )
+
+log = logging.getLogger(__name__)
 
 SCALER = {"cur_scale": float, "cur_iter": int, "last_overflow_iter": int, "cur_hysteresis": int}
 """Attributes of DeepSpeed's loss scalers that change during training; not every scaler has all of them."""
@@ -105,6 +108,7 @@ class ZeroEngine:
             optimizer=optimizers.build(run.recipe.optimizer, self.plain.parameters()),
             config=dict(self.config),
         )
+        log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
         if not self.precision.is_full:
             # DeepSpeed casts its master weights from the low-precision ones; training must start from the file's.
             with open_weights(weights) as file:

@@ -3,8 +3,9 @@
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,8 +17,8 @@ from shardlab.measure import expected_traffic, flops
 from shardlab.measure.step_profiler import Meter
 from shardlab.records import metrics
 from shardlab.records.manifest import Manifest
-from shardlab.records.reports import train_report
 from shardlab.records.timeline import Timeline
+from shardlab.records.train_report import train_report
 from shardlab.settings.devices import peak
 from shardlab.settings.types import WARMUP_STEPS, Run
 from shardlab.training import device, distributed, tasks
@@ -35,13 +36,39 @@ from shardlab.training.step import ControlFlags, Observer, train_step
 from shardlab.training.tasks import Task
 
 
-class MonitoringOptions(NamedTuple):
-    """Monitoring options of a training; they do not affect its result."""
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to start and watch a training; none of it affects what a step computes."""
 
+    resume: Path | None = None
+    """Checkpoint to resume from, written under any strategy on any number of ranks; None: the newest valid one in the
+    output folder."""
+    restart: bool = False
+    """Start at the first step and delete the output folder's checkpoints."""
     usage_seconds: float | None = None
     """Interval between samples of resource use, in seconds; None: no samples."""
     tensorboard: bool = False
     """Write TensorBoard event files."""
+    on_start: Callable[[], None] | None = None
+    """Called before the first step."""
+    on_gradients: Observer | None = None
+    """Called in each step between the backward pass and the update."""
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """What a training consists of on this rank."""
+
+    run: Run
+    task: Task
+    world: World
+    engine: Engine
+    steps: Steps
+    start: Manifest
+    """Where this process starts: the first step, or the checkpoint that it resumed from."""
+    checkpointer: Checkpointer
+    log: MetricsLog
+    output: Path
 
 
 def train(
@@ -50,103 +77,78 @@ def train(
     weights: Path,
     output: Path,
     origin: Mapping[str, Any],
-    observe: Observer | None = None,
-    resume: Path | None = None,
-    *,
-    restart: bool = False,
-    monitoring: MonitoringOptions = MonitoringOptions(),  # noqa: B008
-    ready: Callable[[], None] | None = None,
-    recompute: str | None = None,
+    options: TrainOptions = TrainOptions(),
 ) -> bool:
     """Train ``run`` on this rank, write its files to ``output`` (rank 0) and return whether it finished.
 
-    If ``output`` has checkpoints of this run, training resumes from the newest valid one, unless ``restart``.
-    ``resume`` names another checkpoint, written under any strategy on any number of ranks. ``origin`` describes the
-    code and the image for the report. ``ready`` is called before the first step. ``recompute`` is the mode that
-    activation_checkpointing: auto resolved to; it does not affect the result. Training ends early on a request to stop
-    (see launch/signals.py).
+    ``data`` is the prepared data set, ``weights`` the initial weights; ``origin`` describes the code and the image for
+    the report. Training ends early, with a checkpoint, on a request to stop (see launch/signals.py).
 
     Raises:
         UserError: the loss or the gradient norm is not finite, or a file cannot be read or written.
     """
+    state = set_up(run, data, weights, output, origin, options)
+    operations = count_operations(state) if state.world.is_rank0 else {}  # rank 0 logs and reports
+    if options.on_start:
+        options.on_start()
+    finished = take_steps(state, options)
+    if finished is None:
+        return False
+    meter, audit = finished
+    measured = audit.check(state.task, state.world)
+    measured |= {"weights": state.checkpointer.save("model.safetensors")}
+    measured |= operations | collect_measurements(state, meter)
+    drawn = meter.drawn()  # a collective, like those above
+    if state.world.is_rank0:
+        write_reports(state, measured, drawn if meter.measures else None, origin)
+    return True
+
+
+def set_up(
+    run: Run, data: Path, weights: Path, output: Path, origin: Mapping[str, Any], options: TrainOptions
+) -> TrainState:
+    """Build the model under the run's strategy and load the checkpoint to resume from, if there is one."""
     if run.recipe.deterministic:
         device.deterministic()
     world = distributed.world(run)
     task = tasks.of_run(run, data, world.device)
     initial_digest = world.gather(sha256(weights) if world.is_rank0 else "")[0]
     start = initial_manifest(run, task, world, initial_digest)
-    resume = resume or latest_checkpoint(output, start, world, restart=restart)
+    resume = options.resume or latest_checkpoint(output, start, world, restart=options.restart)
     if resume is None and world.is_rank0:
         shutil.rmtree(output / "checkpoints", ignore_errors=True)
-    requested = run
-    if recompute:
-        run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"activation_checkpointing": recompute})})
     engine = strategies.build(run, task, world, weights)
     distributed.limit_groups(run.site.hang_seconds)
     steps = Steps(task, engine, run.recipe, run.seed, world)
     start = restore(start, engine, steps, resume, world, output)
     checkpointer = Checkpointer(run, task, engine, world, output, start)
-    log = MetricsLog(output / metrics.NAME if world.is_rank0 else None, start.step, tensorboard=monitoring.tensorboard)
+    log = MetricsLog(output / metrics.NAME if world.is_rank0 else None, start.step, tensorboard=options.tensorboard)
     log.attempt(start.step, steps.count, resume, world, origin)
-    operations = _operations(run, task, steps, start.step, log) if world.is_rank0 else {}  # rank 0 logs and reports
-    if ready:
-        ready()
-    state = TrainState(run, task, world, engine, steps, start, checkpointer, log)
-    pending = _take_steps(state, output, monitoring, observe)
-    if pending is None:
-        return False
-    meter, audit = pending
-    measured = audit.check(task, world)
-    measured |= {"identity": start.identity, "initial_weights": initial_digest}
-    measured |= {"weights": checkpointer.save("model.safetensors")}
-    measured |= operations | _figures(state, meter) | {"recomputed": run.recipe.activation_checkpointing}
-    drawn = meter.drawn()
-    if world.is_rank0:
-        (output / "timeline.json").unlink(missing_ok=True)
-        if meter.measures:
-            Timeline(identity=start.identity, **drawn).write(output / "timeline.json")
-        measured |= {key: value for key, value in origin.items() if key != "attempt"}
-        lines = metrics.read(output / metrics.NAME)
-        train_report(requested, lines, measured, history(output)).write(output / "train.json")
-    return True
+    return TrainState(run, task, world, engine, steps, start, checkpointer, log, output)
 
 
-class TrainState(NamedTuple):
-    """The components of a training."""
-
-    run: Run
-    task: Task
-    world: World
-    engine: Engine
-    steps: Steps
-    start: Manifest
-    checkpointer: Checkpointer
-    log: MetricsLog
-
-
-def _take_steps(
-    state: TrainState, output: Path, monitoring: MonitoringOptions, observe: Observer | None
-) -> tuple[Meter, SampleAudit] | None:
+def take_steps(state: TrainState, options: TrainOptions) -> tuple[Meter, SampleAudit] | None:
     """Take the remaining steps; return measurements and sample counts, or None if stopped early (with a checkpoint)."""
-    run, _, world, engine, steps, start, checkpointer, log = state
-    requests = signals.Requests(output / signals.REQUEST if world.is_rank0 else None)
+    run, world, engine, steps, first = state.run, state.world, state.engine, state.steps, state.start.step
+    log, checkpointer = state.log, state.checkpointer
+    requests = signals.Requests(state.output / signals.REQUEST if world.is_rank0 else None)
     audit = SampleAudit()
     with (
-        Meter(engine, world, start.step, steps.count) as meter,
+        Meter(engine, world, first, steps.count) as meter,
         Heartbeat(world, run.site.hang_seconds) as heartbeat,
-        Usage(world, log, monitoring.usage_seconds, lambda: heartbeat.step),
+        Usage(world, log, options.usage_seconds, lambda: heartbeat.step),
         closing(log),
         PrefetchLoader(steps, world.device) as batches,
     ):
-        look = _look(meter, observe)
+        observe = _observe_gradients(meter, options.on_gradients)
         deferred = DeferredMetrics(log, checkpointer, skip=run.recipe.on_nonfinite == "skip")
-        for number in range(start.step, steps.count):
+        for number in range(first, steps.count):
             heartbeat.step = number
             with meter.step():
                 step = batches[number]
                 flags = ControlFlags(requests.requested() is not None, checkpointer.interval_elapsed())
                 with meter.count(number):
-                    pending = train_step(engine, step, world, look, flags, skip=deferred.skip)
+                    pending = train_step(engine, step, world, observe, flags, skip=deferred.skip)
                 deferred.wait()
             audit.add(step)
             deferred.add(pending, meter.seconds)
@@ -167,43 +169,62 @@ def _take_steps(
     return meter, audit
 
 
-def _operations(run: Run, task: Task, steps: Steps, first: int, log: MetricsLog) -> dict[str, Any]:
+def count_operations(state: TrainState) -> dict[str, Any]:
     """Return the operations of a step, from the shapes of the counted one, and the peak FLOP/s of the devices."""
-    indices = steps.order.batch(min(first + WARMUP_STEPS, steps.count) - 1)
+    run, task, steps, log = state.run, state.task, state.steps, state.log
+    indices = steps.order.batch(min(state.start.step + WARMUP_STEPS, steps.count) - 1)
     # Only shapes are needed: don't copy a whole global batch to the device.
     on_cpu = tasks.of_run(run, task.folder, torch.device("cpu"))
     counted = flops.of_step(run, task, on_cpu.micro_batch("train", indices))
-    of_device = peak(device.name(task.device), run.recipe.arithmetic)
+    device_peak = peak(device.name(task.device), run.recipe.arithmetic)
     if counted:
         log.flops_per_sample = counted.step / len(indices)
-        log.peak_flops = (of_device or 0.0) * run.world_size * run.devices_per_rank
+        log.peak_flops = (device_peak or 0.0) * run.world_size * run.devices_per_rank
     return {
         "flops_per_step": counted and counted.step,
         "flops_per_step_causal": counted and counted.causal,
         "flops_formula": flops.FORMULA,
-        "device_peak_flops": of_device,
+        "device_peak_flops": device_peak,
     }
 
 
-def _look(meter: Meter, observe: Observer | None) -> Observer:
+def collect_measurements(state: TrainState, meter: Meter) -> dict[str, Any]:
+    """Return what was measured and counted; a collective."""
+    counted = min(meter.counted, state.steps.count - 1)
+    theory = expected_traffic.bytes_per_step(state.run, state.task, state.steps[counted].micro_batches)
+    return meter.figures() | {
+        "identity": state.start.identity,
+        "initial_weights": state.start.training["initial_weights"],
+        "recomputed": state.run.recipe.activation_checkpointing,
+        "parameters": state.engine.parameter_count,
+        "checkpoints": state.checkpointer.written,
+        "skipped_steps": state.checkpointer.skipped,
+        "bytes_per_step_theory": state.world.mean(theory),
+    }
+
+
+def write_reports(
+    state: TrainState,
+    measured: dict[str, Any],
+    drawn: dict[str, Any] | None,
+    origin: Mapping[str, Any],
+) -> None:
+    """Write train.json and, if a step was profiled, timeline.json."""
+    output = state.output
+    (output / "timeline.json").unlink(missing_ok=True)
+    if drawn is not None:
+        Timeline(identity=state.start.identity, **drawn).write(output / "timeline.json")
+    measured = measured | {key: value for key, value in origin.items() if key != "attempt"}
+    lines = metrics.read(output / metrics.NAME)
+    train_report(state.run.configured, lines, measured, history(output)).write(output / "train.json")
+
+
+def _observe_gradients(meter: Meter, observe: Observer | None) -> Observer:
     """Return the observer to call between the backward pass and the update."""
 
-    def look(number: int, engine: Engine) -> None:
+    def observed(number: int, engine: Engine) -> None:
         meter.look(number)
         if observe:
             observe(number, engine)
 
-    return look
-
-
-def _figures(state: TrainState, meter: Meter) -> dict[str, Any]:
-    """Return what was measured and counted; a collective."""
-    run, task, world, engine, steps, _, checkpointer, _ = state
-    counted = min(meter.counted, steps.count - 1)
-    theory = expected_traffic.bytes_per_step(run, task, steps[counted].micro_batches)
-    return meter.figures() | {
-        "parameters": engine.parameter_count,
-        "checkpoints": checkpointer.written,
-        "skipped_steps": checkpointer.skipped,
-        "bytes_per_step_theory": world.mean(theory),
-    }
+    return observed

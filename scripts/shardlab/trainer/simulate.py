@@ -259,10 +259,7 @@ def _zero(run: Run, plain: dict[str, Any]) -> dict[str, Any]:
         zero = (run.engine_config or {}).get("zero_optimization", {})
         for key, kinds in (("offload_param", ["weights"]), ("offload_optimizer", ["master_weights", "optimizer"])):
             _leave_out(figures, kinds if zero.get(key, {}).get("device") == "cpu" else [])
-    return plain | {
-        "tensor_bytes": [figures],
-        "traffic": sent if ranks > 1 else [],
-    }
+    return plain | {"tensor_bytes": [figures], "traffic": sent if ranks > 1 else []}
 
 
 def _zero_bytes(run: Run, weights: int, parameters: int) -> float:

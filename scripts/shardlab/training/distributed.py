@@ -175,6 +175,11 @@ def is_of_another(error: BaseException) -> bool:
     return any(phrase.lower() in str(error).lower() for phrase in OF_ANOTHER)
 
 
+def text_of_mesh(mesh: DeviceMesh) -> str:
+    """Return the axes and degrees of a mesh as text: dp_shard=2, tp=2."""
+    return ", ".join(f"{name}={size}" for name, size in zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
+
+
 def is_main() -> bool:
     """Return whether this is the rank that prints and saves."""
     return not dist.is_initialized() or dist.get_rank() == 0

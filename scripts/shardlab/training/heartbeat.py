@@ -1,5 +1,6 @@
 """Progress of each rank, so that a hang is attributed to the right one: PyTorch blames the rank that waited."""
 
+import json
 import math
 import sys
 import threading
@@ -75,7 +76,8 @@ class Heartbeat:
     def _explain(self, error: BaseException | None = None) -> str:
         frames = traceback.extract_tb(error.__traceback__) if error else []
         names = [frame.name for frame in frames if frame.filename.endswith(COLLECTIVES)]
-        waited = f"rank {self.world.rank} timed out in step {self.step} ({names[-1] if names else 'a collective'})"
+        what = _last_collective() or (names[-1] if names else "a collective")
+        waited = f"rank {self.world.rank} timed out in step {self.step} ({what})"
         if error is None:
             waited = (
                 f"rank {self.world.rank} has been in step {self.step} for {WARNED * self.seconds:.0f} s; collectives "
@@ -102,3 +104,21 @@ class Heartbeat:
             return str(self._store.get(key).decode()) if self._store.check([key]) else ""
         except (RuntimeError, ValueError):
             return ""
+
+
+def _last_collective() -> str:
+    """Return the collective that this rank entered last, from PyTorch's flight recorder; "" if it recorded none.
+
+    gloo records, too (pytorch pull request 189363); NCCL's watchdog dumps its own records.
+    """
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+
+    entries = json.loads(_dump_fr_trace_json(True, False)).get("entries", [])
+    if not entries:
+        return ""
+    last = max(entries, key=lambda entry: entry["record_id"])
+    sizes = ", ".join("x".join(map(str, size)) or "a scalar" for size in last["input_sizes"])
+    dtypes = ", ".join(sorted({dtype.lower() for dtype in last["input_dtypes"]}))
+    group = last["process_group"][-1]
+    number = last["p2p_seq_id"] if last["is_p2p"] else last["collective_seq_id"]
+    return f"{last['profiling_name']} {number} of group {group}: {sizes} {dtypes}"

@@ -51,7 +51,7 @@ def initial_manifest(run: Run, task: Task, world: World, initial: str) -> Manife
         step=0,
         best=None,
         identity=identity_of(run, fingerprint),
-        settings=run.model_dump(mode="json"),
+        settings=run.configured.model_dump(mode="json"),
         training={
             **{"workload": run.workload, "seed": run.seed, "data": fingerprint, "initial_weights": initial},
             "recipe": recipe,

@@ -1,6 +1,6 @@
 """The charts of the report, one file each: its title and caption, its table, and its drawing.
 
-To add a chart, add a file named in PER_WORKLOAD, PER_STRATEGY, SWEEP, OVERALL or BENCHMARKS. Imports no torch.
+To add a chart, add a file named in PER_WORKLOAD, PER_STRATEGY, SWEEP or OVERALL. Imports no torch.
 """
 
 from importlib import import_module
@@ -32,8 +32,6 @@ COMPARISON = "speed_and_memory"
 PER_STRATEGY = ("memory_per_rank", "step", "schedule")
 SWEEP = ("sweep",)
 OVERALL = ("jobs", "collectives")
-BENCHMARKS = ("peers", "starting", "checkpoints", "scaling", "sweep_cost")
-"""Charts of what `make bench` left in results/benchmarks."""
 
 
 class Chart(Protocol):

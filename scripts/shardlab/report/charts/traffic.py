@@ -16,12 +16,7 @@ CAPTION = (
 def table(run_data: RunData) -> pd.DataFrame:
     """strategy, collective, bytes (counted), theory (sum, the same in every row of a strategy)."""
     rows = [
-        (
-            run.train.strategy,
-            f"{entry.collective} ({entry.axis})",
-            entry.bytes,
-            run.train.bytes_per_step_theory,
-        )
+        (run.train.strategy, f"{entry.collective} ({entry.axis})", entry.bytes, run.train.bytes_per_step_theory)
         for run in run_data.runs
         for entry in run.train.traffic or []
     ]

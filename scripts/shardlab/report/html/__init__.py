@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from shardlab.records.reports import TrainReport
 from shardlab.report import summary_markdown, sweep
-from shardlab.report.charts import ANCHORS, BENCHMARKS, COMPARISON, OVERALL, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
+from shardlab.report.charts import ANCHORS, COMPARISON, OVERALL, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
 from shardlab.report.families import FAMILIES
 from shardlab.report.recommendation import advice
 from shardlab.report.run_data import RunData, Shown
@@ -47,7 +47,7 @@ def charts(run_data: RunData, workloads: list[str]) -> Drawn:
     scopes += [(name, run_data.under(name), PER_STRATEGY) for name in strategies(run_data)]
     parts = [(name, f"{name}.{scope}", part) for scope, part, names in scopes for name in names]
     drawn: Drawn = {}
-    for name, key, part in parts + [(name, name, run_data) for name in (*SWEEP, *OVERALL, *BENCHMARKS)]:
+    for name, key, part in parts + [(name, name, run_data) for name in (*SWEEP, *OVERALL)]:
         chart = load(name)
         table = chart.table(part)
         if len(table):
@@ -71,7 +71,7 @@ def html(
     """Render the page. ``accounting``: Slurm's record of each job."""
     good, sentence = verdict(run_data.table)
     strategies_shown, workloads = summary_markdown.axes(run_data.table, config, left_out)
-    workloads = order_workloads(workloads, config, run_data)
+    workloads = order_workloads(workloads, config, run_data, left_out)
     matrix, notes = _matrix(run_data.table, strategies_shown, workloads, left_out)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = _code
@@ -90,7 +90,6 @@ def html(
         pages=PAGES,
         strategies=[_strategy(run_data.under(name), name, drawn) for name in strategies(run_data)],
         overall=[_shown(name, name) for name in OVERALL if name in drawn],
-        benchmarks=[_shown(name, name) for name in BENCHMARKS if name in drawn],
         faults=_faults(run_data),
         results="results",
         made=f"Shardlab with Altair {version('altair')}",
