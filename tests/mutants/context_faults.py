@@ -101,8 +101,8 @@ FAULTS = [
     Fault(
         "a ring leaves out later keys of attention that is not causal",
         RING,
-        "if not causal or source == split.rank:",
-        "if source == split.rank:",
+        "return _Block(every, every, causal)",
+        "return _Block(every, every, causal or source > split.rank)",
         attention("ring"),
     ),
     Fault(
