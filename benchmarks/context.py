@@ -62,12 +62,13 @@ def on_rank(rank: int, ranks: int, length: int, repeats: int, name: str, head_ta
     split = SequenceSplit(ranks, rank, head_tail=head_tail)
     torch.manual_seed(rank)
     shapes = [(1, heads, length // ranks, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    attend: Any = ALGORITHMS[name]
     parts: list[Any] = [torch.randn(shape, requires_grad=True) for shape in shapes]
     seconds = []
     for _ in range(repeats + 1):
         dist.barrier()
         started = time.process_time()
-        ALGORITHMS[name](*parts, None, causal=True, split=split, group=dist.group.WORLD).sum().backward()
+        attend(*parts, None, causal=True, split=split, group=dist.group.WORLD).sum().backward()
         seconds.append(time.process_time() - started)
     Path(folder, str(rank)).write_text(str(statistics.median(seconds[1:])))
     dist.destroy_process_group()
