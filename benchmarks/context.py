@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
@@ -47,7 +47,7 @@ def measured(ranks: int, length: int, repeats: int) -> Iterator[dict[str, Any]]:
     for name in ALGORITHMS:
         for head_tail in (False,) if name == "ulysses" else (False, True):
             with tempfile.TemporaryDirectory() as folder:
-                mp.spawn(on_rank, (ranks, length, repeats, name, head_tail, folder), ranks)
+                spawn(on_rank, (ranks, length, repeats, name, head_tail, folder), ranks)  # type: ignore[no-untyped-call]
                 seconds = [float((Path(folder) / str(rank)).read_text()) for rank in range(ranks)]
             most, mean = max(seconds), statistics.mean(seconds)
             split = "head and tail" if head_tail else "plain"
