@@ -112,7 +112,7 @@ def inside(place: Path) -> None:
     resumed = time.perf_counter() - began
     if world.is_rank0:
         step = statistics.median(seconds)
-        # The steps behind each second checkpoint, which is written beside them.
+        # The steps after every second checkpoint, which is written in the background.
         after = range(2 * EVERY, STEPS - EVERY, 2 * EVERY)
         slowed = [sum(seconds[i : i + EVERY]) - step * EVERY for i in after]
         reported = {

@@ -56,7 +56,7 @@ def one_gradient_halved(engine: Engine) -> None:
 
 
 def not_reduced(engine: Engine) -> None:
-    """Update rank 0 with the gradient of its own half of the samples."""
+    """Update rank 0 with the gradient of only its half of the samples."""
     _with_part(engine, lambda micro, number: (micro.count // 2, 2.0))
 
 

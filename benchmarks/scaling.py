@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def trained(place: Path, strategy: str, ranks: int, size: str) -> dict[str, Any] | None:
-    """A row; None for a strategy that does not go with so many ranks."""
+    """Return a row; None if the strategy does not support this number of ranks."""
     recipe = {"global_batch_size": 8, "eval_batch_size": 8}
     try:
         run = prepare(place, strategy, size, STEPS, recipe, ranks_per_node=ranks)

@@ -1,4 +1,4 @@
-"""`single` equals a plain PyTorch loop that is not the project's: what all strategies share is held by nothing else."""
+"""`single` equals a plain PyTorch loop, the only test of what all strategies share."""
 
 import pytest
 import reference

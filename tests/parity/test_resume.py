@@ -32,7 +32,7 @@ PAIRS = [
     ("zero2", "zero3", "vit", 2),
     ("zero3", "single", "vit", 2),
 ]
-"""Strategy that stops, strategy that goes on, workload, ranks a node of the first."""
+"""Strategy that stops, strategy that resumes, workload, ranks per node of the first."""
 LOW = ("zero1", "zero2", "zero3")
 """Strategies that are stopped and resumed in bf16: their float32 master weights are part of a checkpoint."""
 

@@ -102,7 +102,7 @@ class Reads(TorchDispatchMode):
 
 @contextmanager
 def counted(reads):
-    """Count what the host reads, but for the numbers of its own generator (strategies/tensor.py)."""
+    """Count what the host reads, except for numbers of the host's generator (strategies/tensor.py)."""
     draw = tensor.drawn
 
     def drawn():

@@ -1,4 +1,4 @@
-"""What a first GPU run would meet, as far as a machine without one can see it (tests/accelerator, docs/gpu.md)."""
+"""Behavior on GPUs, as far as a machine without one can test it (tests/accelerator, docs/gpu.md)."""
 
 import ast
 import math
@@ -42,7 +42,7 @@ def simulated(*command, **values):
 
 
 def test_the_simulated_accelerator_refuses_what_a_gpu_would_compute_wrongly_or_wait_for():
-    """And what the project asks of a device is right there."""
+    """And it accepts what the project does with devices."""
     options = ["-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null"]
     done = simulated("-m", "pytest", *options, *(ROOT / "tests/accelerator" / f"{n}.py" for n in ("refusals", "uses")))
     assert done.returncode == 0, done.stdout[-3000:]
@@ -50,7 +50,7 @@ def test_the_simulated_accelerator_refuses_what_a_gpu_would_compute_wrongly_or_w
 
 @pytest.mark.parametrize("path", sorted((ROOT / "scripts").rglob("*.py")), ids=lambda path: path.name)
 def test_what_only_cuda_has_is_in_one_file(path):
-    """And nobody asks for the current device, which in a new thread is device 0."""
+    """And no code uses the current device, which in a new thread is device 0."""
     tree = ast.parse(path.read_text())
     names = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     assert path == OF_CUDA or not [name for name in names if name.startswith(("torch.cuda", "torch.backends"))]
@@ -81,7 +81,7 @@ class Store(dict):
 
 
 def test_a_hang_is_named_before_nccl_ends_the_process(capfd):
-    """Two ranks wait for a third, which says nothing more: both lay it at its door, and neither at the other's."""
+    """Two ranks wait for a silent third: both name it, and neither names the other."""
     store, hearts = Store(), []
     for rank in range(3):
         with mock.patch.object(heartbeat.dist.distributed_c10d, "_get_default_store", return_value=store):

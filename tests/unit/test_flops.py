@@ -1,4 +1,4 @@
-"""Floating-point operations of a step, held to the published formula; peaks of devices."""
+"""Floating-point operations of a step, compared with the published formula; peaks of devices."""
 
 import numpy as np
 import pytest

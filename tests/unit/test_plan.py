@@ -1,4 +1,4 @@
-"""Plans: the time from the site's figures, what fits, what to take; the sentences about what is not known."""
+"""Plans: time from the site's figures, what fits, the recommendation; messages about what is unknown."""
 
 import json
 import subprocess

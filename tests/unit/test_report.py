@@ -1,4 +1,4 @@
-"""The report's page and charts, from files that no training wrote."""
+"""The report's page and charts, from synthetic files."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The tasks: losses are sums over real targets, so no padding and no split of the batch can change them."""
+"""Tasks: losses are sums over real targets, independent of padding and of how a batch is split."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a user types, in a fresh copy of the project."""
+"""Calls of Snakemake in a fresh copy of the project."""
 
 import fcntl
 import re
