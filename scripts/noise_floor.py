@@ -10,8 +10,9 @@ from pathlib import Path
 from shardlab.data import store
 from shardlab.errors import run_program
 from shardlab.files import sha256
-from shardlab.records.reports import ROUNDING_SIZE, NoiseFloorReport, TrainReport, Twin
+from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin
 from shardlab.settings import run_identity
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run, read_run
 from shardlab.trainer.evaluation import evaluate_sharded
 from shardlab.trainer.loop import train
@@ -36,7 +37,7 @@ def main() -> None:
         identity=run_identity.identity_of(run, fingerprint),
         initial_weights=sha256(args.weights),
         workload=run.workload,
-        scale=ROUNDING_SIZE,
+        scale=PRECISIONS[run.recipe.dtype].rounding,
         twins=twins,
     )
     report.write(args.output)

@@ -118,8 +118,8 @@ FAULTS = [
     Fault(
         "twins a hundred roundings apart",
         f"{S}trainer/perturbed.py",
-        "(1 + ROUNDING_SIZE * noise)",
-        "(1 + 100 * ROUNDING_SIZE * noise)",
+        "(1 + rounding * noise)",
+        "(1 + 100 * rounding * noise)",
         at("unit/test_noise_floor", "test_a_twin_s_weights_are_one_rounding_apart"),
     ),
     # Plans, and what follows from figures.

@@ -56,8 +56,8 @@ FAULTS = [
     Fault(
         "FSDP sums bf16 gradients in bf16",
         f"{S}strategies/fsdp.py",
-        "inside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype)",
-        "inside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.bfloat16)",
+        "inside = MixedPrecisionPolicy(low, reduce_dtype=dtype)",
+        "inside = MixedPrecisionPolicy(low, reduce_dtype=low)",
         at(
             "parity/test_parity",
             "test_low_precision_trains_and_is_near_full_precision[fsdp-vit-precision=bf16-float32]",

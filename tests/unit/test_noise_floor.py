@@ -5,11 +5,15 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.common import save_initial, tiny_run
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.trainer import perturbed
 
 
-def test_a_twin_s_weights_are_one_rounding_apart(tmp_path):
+def test_a_twin_s_weights_are_one_rounding_apart(tmp_path, monkeypatch):
     """2^-24 of each, as one of the normal distribution; another number, another twin."""
+    # float32's distance in float64, which shows it.
+    fine = PRECISIONS["float64"]._replace(rounding=PRECISIONS["float32"].rounding)
+    monkeypatch.setitem(PRECISIONS, "float64", fine)
     run = tiny_run("llama2", dtype="float64")
     save_initial(run, tmp_path / "initial")
     moved = []

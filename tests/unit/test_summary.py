@@ -7,17 +7,18 @@ import pytest
 
 from helpers.common import tiny_run
 from helpers.reports import STEP, finished
-from shardlab.records.reports import ROUNDING_SIZE, NoiseFloorReport, TrainReport, Twin
+from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin
 from shardlab.report import summary, summary_markdown
-from shardlab.report.verdict import FIRST_TOLERANCES, TOLERANCES, judge, verdict
+from shardlab.report.verdict import judge, verdict
 from shardlab.settings import load, run_identity
+from shardlab.settings.precisions import PRECISIONS
 
 ALL = "All {} runs are equal to single: first steps, validation loss and test loss."
 
 
 def table(noise_floor=None, validation=None, first=None, dtype="float32", idle=(), tolerance=None, **losses):
     """One row per strategy on mlp; a loss of None: not finished. ``validation``: losses there, 1.0 if not named;
-    ``first``: differences of the first steps; ``dtype`` of all rows, None: low precision; ``idle``: learned nothing.
+    ``first``: differences of the first steps; ``dtype``: precision of all rows; ``idle``: learned nothing.
     """
     rows = [
         {
@@ -28,8 +29,8 @@ def table(noise_floor=None, validation=None, first=None, dtype="float32", idle=(
             "validation_loss": None if loss is None else (validation or {}).get(name, 1.0),
             "noise_floor": None if name == "single" else noise_floor,
             "first_rel_diff": (first or {}).get(name, 0.0),
-            "first_tolerance": FIRST_TOLERANCES.get(dtype),
-            "tolerance": TOLERANCES.get(dtype),
+            "first_tolerance": PRECISIONS[dtype].first_tolerance,
+            "tolerance": PRECISIONS[dtype].tolerance,
             "learned_nothing": "its loss never changes" if name in idle else None,
         }
         for name, loss in losses.items()
@@ -176,7 +177,7 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
             "identity": run_identity.identity_of(run, "d"),
             "initial_weights": "i",
             "workload": "mlp",
-            "scale": ROUNDING_SIZE,
+            "scale": PRECISIONS["float32"].rounding,
         }
         NoiseFloorReport(**made | changed, twins=twins).write(tmp_path / "noise_floor/mlp.json")
         return summary.collect([single, ddp], tmp_path, count).noise_floor[1]

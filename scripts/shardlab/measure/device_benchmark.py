@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shardlab.settings.devices import Arithmetic
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.training.device import memory, wait
 
 SIZE, SIZE_ON_CPU = 8192, 512
@@ -16,7 +16,8 @@ BYTES, BYTES_ON_CPU = 2**30, 2**26
 """Bytes of the tensor that is copied: much larger than any cache."""
 SECONDS = 0.2
 """Duration of each measurement."""
-KINDS: dict[Arithmetic, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16}
+MEASURED = ("float32", "bf16")
+"""Precisions of the products."""
 
 
 def figures(device: torch.device) -> dict[str, Any]:
@@ -26,8 +27,8 @@ def figures(device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {"matrix_tflops": {}}
     on_cpu = device.type == "cpu"
     size = SIZE_ON_CPU if on_cpu else SIZE
-    for kind, dtype in KINDS.items():
-        left = torch.ones(size, size, dtype=dtype, device=device)
+    for kind in MEASURED:
+        left = torch.ones(size, size, dtype=getattr(torch, PRECISIONS[kind].dtype), device=device)
         seconds = _repeated(partial(torch.mm, left, left), device)
         found["matrix_tflops"][kind] = 2 * size**3 / seconds / 1e12
     source = torch.ones(BYTES_ON_CPU if on_cpu else BYTES, dtype=torch.uint8, device=device)

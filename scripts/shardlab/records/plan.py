@@ -114,8 +114,8 @@ def step_time(
     run: Run, hardware: Hardware, estimate: dict[str, Any], recomputation: str
 ) -> tuple[float | None, list[str]]:
     """Return the predicted seconds of a step, and the missing figures."""
-    arithmetic = run.recipe.dtype if run.recipe.precision == "full" else run.recipe.precision
-    matrix, memory = hardware.matrix_tflops.get(arithmetic), hardware.memory_gb_per_second  # type: ignore[call-overload]
+    arithmetic = run.recipe.arithmetic
+    matrix, memory = hardware.matrix_tflops.get(arithmetic), hardware.memory_gb_per_second
     missing = [] if matrix else [f"matrix_tflops.{arithmetic}"]
     missing += [] if memory else ["memory_gb_per_second"]
     overlapped = waiting = 0.0

@@ -18,8 +18,6 @@ from shardlab.settings.types import WARMUP_STEPS, Run
 
 FIRST_STEPS = 4
 """Number of steps whose losses are compared: few enough that rounding has not grown."""
-ROUNDING_SIZE = 6e-8
-"""Half the distance of 1 to the next float32 (2^-24): the relative error of one rounding."""
 LATER = f"excluding the first {WARMUP_STEPS} steps"
 
 

@@ -1,6 +1,7 @@
 """Expected memory of a model's state on a rank, from the strategy alone."""
 
 from shardlab.records.reports import TrainReport
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import OPTIMIZERS
 from shardlab.settings.types import Run
 
@@ -13,13 +14,15 @@ def held(train: TrainReport) -> dict[str, float]:
     divide everything.
     """
     run = Run.model_validate(train.settings)
-    of_value = 8 if run.recipe.dtype == "float64" else 4
+    of_value = PRECISIONS[run.recipe.dtype].bytes
     whole = float(train.parameters * of_value)
     states = whole * OPTIMIZERS[run.recipe.optimizer.name].states(run.recipe.optimizer)
     if run.zero_stage is not None:
-        low = run.recipe.precision != "full"
-        kept = float(train.parameters * (2 if low else of_value))
-        masters = whole if low or run.zero_stage < 3 else 0.0  # stage 3 updates float32 weights in place
+        precision = PRECISIONS[run.recipe.arithmetic]
+        kept = float(train.parameters * precision.bytes)
+        masters = (
+            whole if not precision.is_full or run.zero_stage < 3 else 0.0
+        )  # stage 3 updates float32 weights in place
         sizes = {"weights": (kept, 3), "master_weights": (masters, 1), "gradients": (kept, 2), "optimizer": (states, 1)}
         ranks = run.world_size
         return {kind: size / (ranks if run.zero_stage >= stage else 1) for kind, (size, stage) in sizes.items()}

@@ -8,10 +8,11 @@ import pandas as pd
 from shardlab.errors import UserError
 from shardlab.records import done, manifest
 from shardlab.records.plan import FILE, Plan
-from shardlab.records.reports import ROUNDING_SIZE, Kind, NoiseFloorReport, TestReport, TrainReport
+from shardlab.records.reports import Kind, NoiseFloorReport, TestReport, TrainReport
 from shardlab.report import verdict
 from shardlab.settings import resolve, run_identity
 from shardlab.settings.config import Config
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
 
 MEMORY_KINDS: tuple[Kind, ...] = ("weights", "master_weights", "gradients", "optimizer", "activations")
@@ -158,11 +159,11 @@ def compare_first_steps(run: Run, train: TrainReport, single: TrainReport) -> di
     pairs = [(own.loss, other.loss) for own, other in steps]
     pairs += [(own.grad_norm, other.grad_norm) for own, other in steps[:1]]
     differences = [verdict.relative(own, other) for own, other in pairs if own is not None and other is not None]
-    full = run.recipe.precision == "full"
+    precision = PRECISIONS[run.recipe.arithmetic]
     return {
         "first_rel_diff": max(differences, default=None),
-        "first_tolerance": verdict.FIRST_TOLERANCES[run.recipe.dtype] if full else None,
-        "tolerance": verdict.TOLERANCES[run.recipe.dtype] if full else None,
+        "first_tolerance": precision.first_tolerance,
+        "tolerance": precision.tolerance,
     }
 
 
@@ -212,7 +213,8 @@ def _noise_floor(
         return {}
     found = (report.identity.numbers, report.identity.data, report.initial_weights, report.workload, report.scale)
     planned = (single.identity.numbers, single.identity.data, single.initial_weights, single.workload)
-    if found != (*planned, ROUNDING_SIZE) or not len(report.twins) == noise_floor_runs > 0:
+    rounding = PRECISIONS[Run.model_validate(single.settings).recipe.dtype].rounding
+    if found != (*planned, rounding) or not len(report.twins) == noise_floor_runs > 0:
         return {}
     pairs = [
         pair

@@ -6,10 +6,6 @@ import pandas as pd
 
 from shardlab.records.reports import FIRST_STEPS
 
-TOLERANCES = {"float32": 1e-4, "float64": 1e-10}
-"""Arithmetic: maximum relative difference of a test or validation loss to that of ``single``."""
-FIRST_TOLERANCES = {"float32": 3e-5, "float64": 1e-11}
-"""Arithmetic: maximum relative difference of the first losses and the first gradient norm (docs/equality.md)."""
 MULTIPLE = 10.0
 """Maximum distance from ``single``, as a multiple of its farthest twin's (see docs/equality.md for the reason)."""
 NAMED = 40
@@ -30,7 +26,7 @@ def judge(table: pd.DataFrame, tolerance: float | None = None) -> pd.DataFrame:
     ``tolerance`` replaces that of every row that has one.
 
     reported: low precision, which has no tolerance. suspicious: the run learned nothing, so equality is meaningless.
-    unequal: the first steps are not within FIRST_TOLERANCES, or the end is neither equal nor rounding. equal: test and
+    unequal: the first steps are not within their tolerance, or the end is neither equal nor rounding. equal: test and
     validation loss are within the row's tolerance, or within MULTIPLE times the twins' spread if the twins are within
     the tolerance. rounding: the twins themselves end farther apart than the tolerance, and the run is within MULTIPLE
     times that.

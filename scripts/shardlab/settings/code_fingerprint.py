@@ -12,10 +12,13 @@ from pathlib import Path
 
 from shardlab.errors import UserError
 from shardlab.files import ROOT
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
 
 PACKAGE = ROOT / "scripts/shardlab"
-COMPUTES = tuple(f"settings/{name}.py" for name in ("learning_rate", "mesh", "pipeline_schedules", "recipe"))
+COMPUTES = tuple(
+    f"settings/{name}.py" for name in ("learning_rate", "mesh", "pipeline_schedules", "precisions", "recipe")
+)
 TRAINING = ("models/", "patches/", "trainer/", "training/", "strategies/", "data/order.py", "data/store.py", *COMPUTES)
 """Where code decides what a training computes; the rest checks, starts, measures and reports."""
 DATA = ("data/",)
@@ -39,8 +42,8 @@ def of_run(run: Run) -> dict[str, str]:
         uses += run.mesh.techniques
     if run.options.single_process == "dp":
         uses.append("data_parallel")
-    if run.recipe.precision == "float8":
-        uses.append("float8")
+    if technique := PRECISIONS[run.recipe.arithmetic].technique:
+        uses.append(technique)
     files = (f"strategies/{name}.py" for name in uses)
     return _digests(("trainer/loop.py", f"training/tasks/{run.task}.py", *files), TRAINING)
 

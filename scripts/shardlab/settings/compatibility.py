@@ -9,6 +9,7 @@ from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices
 from shardlab.settings.mesh import ParallelDims, divisors
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Strategy, Workload
 
@@ -91,20 +92,16 @@ def check_pipeline(
 
 def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str, mesh: ParallelDims) -> None:
     """Check that the strategy supports the recipe's settings."""
-    if strategy.engine == "deepspeed" and recipe.dtype == "float64":
-        raise Unsupported(f"{name}: DeepSpeed does not support float64; set recipe.dtype to float32.")
+    for key, precision, instead in (("dtype", recipe.dtype, "float32"), ("precision", recipe.arithmetic, "bf16")):
+        for part in (strategy.engine, device, *sorted(strategy.splits)):
+            if reason := PRECISIONS[precision].unsupported.get(part):
+                raise Unsupported(f"{name} cannot train in {precision}: {reason}; set recipe.{key} to {instead}.")
     if strategy.engine == "deepspeed" and recipe.on_nonfinite == "skip":
         raise Unsupported(f"{name}: DeepSpeed cannot skip steps; set recipe.on_nonfinite to stop.")
-    if strategy.engine != "deepspeed" and recipe.precision == "fp16":
-        raise Unsupported(f"{name}: fp16 needs DeepSpeed's loss scaling; set recipe.precision to bf16.")
-    if recipe.precision == "float8" and (strategy.engine == "deepspeed" or mesh.tensor_parallel):
-        raise Unsupported(f"{name}: float8 supports neither DeepSpeed nor tp; set recipe.precision to bf16.")
     if recipe.compile != "none" and strategy.single_process == "dp":
         raise Unsupported(
             f"{name}: DataParallel does not support torch.compile; use ddp, or set recipe.compile to none."
         )
-    if recipe.precision == "fp16" and device == "cpu":
-        raise Unsupported(f"{name}: DeepSpeed does not support fp16 on CPUs; set recipe.precision to bf16.")
     if mesh.tensor_parallel and recipe.compile == "model":
         raise Unsupported(f"{name}: torch.compile cannot trace a split embedding; set recipe.compile to blocks.")
     if strategy.pipeline.splits_backward and (recipe.compile != "none" or recipe.activation_checkpointing != "none"):

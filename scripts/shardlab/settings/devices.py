@@ -1,9 +1,5 @@
 """Peaks of known devices: dense FLOP/s by arithmetic, from their makers' data sheets."""
 
-from typing import Literal
-
-Arithmetic = Literal["float64", "float32", "bf16", "fp16", "float8"]
-
 H100 = {"float64": 33.5e12, "float32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12, "float8": 1978.9e12}
 H100_NVL = {"float64": 30e12, "float32": 60e12, "bf16": 835.5e12, "fp16": 835.5e12, "float8": 1670.5e12}
 A100 = {"float64": 9.7e12, "float32": 19.5e12, "bf16": 312e12, "fp16": 312e12}
@@ -26,7 +22,6 @@ without sparsity.
 """
 
 
-def peak(device: str, dtype: str, precision: str) -> float | None:
-    """Return the peak FLOP/s of the named device in a recipe's ``dtype`` and ``precision``; None if unknown."""
-    arithmetic = dtype if precision == "full" else precision
+def peak(device: str, arithmetic: str) -> float | None:
+    """Return the peak FLOP/s of the named device in a precision; None if unknown."""
     return next((peaks.get(arithmetic) for name, peaks in PEAKS.items() if name in device), None)

@@ -6,6 +6,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from shardlab.schema import Strict, one_of
 from shardlab.settings.learning_rate import Schedule
+from shardlab.settings.precisions import FULL, LOW, PRECISIONS
 
 
 class OptimizerClass(NamedTuple):
@@ -75,7 +76,7 @@ class Recipe(Strict):
     max_grad_norm: float | None = Field(
         None, gt=0, le=LARGEST, description="Maximum global L2 gradient norm (null: no clipping)."
     )
-    dtype: Literal["float32", "float64"] = Field("float32", description="Data type of weights and arithmetic.")
+    dtype: Annotated[str, *one_of(FULL)] = Field("float32", description="Data type of weights and arithmetic.")
     gradient_accumulation_steps: PositiveInt = Field(
         1, description="Micro-batches per step: each rank's share of the global batch is split into this many."
     )
@@ -99,11 +100,11 @@ class Recipe(Strict):
         "none", description="Apply torch.compile to each of the workload's blocks, or to the whole model."
     )
     compile_backend: str = Field("inductor", description="Backend of torch.compile (aot_eager needs no compiler).")
-    precision: Literal["full", "bf16", "fp16", "float8"] = Field(
+    precision: Annotated[str, *one_of(("full", *LOW))] = Field(
         "full",
-        description="Arithmetic: full is dtype; bf16: weights stay in dtype (autocast, or the mixed precision of FSDP "
-        "and DeepSpeed); fp16: DeepSpeed only; float8: bf16, with the blocks' matrix products in float8 (torchao; "
-        "Hopper and newer). Only full is checked against a tolerance.",
+        description="Arithmetic: full is dtype; "
+        + "; ".join(f"{name}: {PRECISIONS[name].description}" for name in LOW)
+        + ". Only full is checked against a tolerance.",
     )
     deterministic: bool = Field(
         False,
@@ -131,6 +132,11 @@ class Recipe(Strict):
     keep_best: bool = Field(
         False, description="Also save best.safetensors, the weights with the lowest validation loss."
     )
+
+    @property
+    def arithmetic(self) -> str:
+        """Name in PRECISIONS of what layers compute in."""
+        return self.dtype if self.precision == "full" else self.precision
 
     @property
     def keeps_checkpoints(self) -> bool:

@@ -7,6 +7,7 @@ from shardlab.schema import check
 from shardlab.settings import code_fingerprint, compatibility, deepspeed, load, model_and_data, sweep, variants
 from shardlab.settings.config import Config
 from shardlab.settings.mesh import ParallelDims, multiply_out
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run, Size, Strategy, StrategyOptions, Workload
@@ -148,7 +149,7 @@ def twinned(config: Config, runs: list[Run]) -> list[str]:
         for run in runs
         if run.strategy == "single"
         and config.noise_floor_runs
-        and run.recipe.dtype == "float32"
+        and PRECISIONS[run.recipe.dtype].rounding
         and not run.evaluated_sharded
     ]
 

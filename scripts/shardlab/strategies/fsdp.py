@@ -20,20 +20,21 @@ def apply(
     options: StrategyOptions,
     dtype: torch.dtype,
     *,
-    bf16: bool,
+    low: torch.dtype | None,
     pipelined: bool,
 ) -> None:
     """Shard in place: each block separately, then the remaining parameters together.
 
     ``blocks`` are the workload's; with ``wrap_parameters`` they are instead the submodules with at least that many
-    parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard), ``dtype`` that of the weights.
+    parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard), ``dtype`` that of the weights,
+    and ``low`` that of the layers' arithmetic, if it is a lower precision.
     """
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if options.cpu_offload else OffloadPolicy()
     inside = outside = MixedPrecisionPolicy()
-    if bf16:
-        # Reduce gradients in the weights' own dtype: the part of bf16 that costs accuracy most.
-        inside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype)
-        outside = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=dtype, output_dtype=dtype)
+    if low:
+        # Reduce gradients in the weights' own dtype: the part of low precision that costs accuracy most.
+        inside = MixedPrecisionPolicy(low, reduce_dtype=dtype)
+        outside = MixedPrecisionPolicy(low, reduce_dtype=dtype, output_dtype=dtype)
     reshard = options.reshard_after_forward
     if reshard is None and pipelined:
         reshard = False  # else each micro-batch would gather the weights again
@@ -46,7 +47,7 @@ def apply(
         "HSDP" if mesh.ndim > 1 else "FSDP",
         len(blocks),
         text_of_mesh(mesh),
-        ", computing in bfloat16" if bf16 else "",
+        f", computing in {str(low).removeprefix('torch.')}" if low else "",
         ", states in CPU memory" if options.cpu_offload else "",
     )
 

@@ -4,28 +4,38 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardlab.errors import UserError
 from shardlab.models import matching
 from shardlab.patches.torch_modules import around_forward
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Run
+from shardlab.training.device import has_capability, name
 from shardlab.training.distributed import World
 
 log = logging.getLogger(__name__)
 
 
 def apply(run: Run, model: nn.Module, world: World) -> None:
-    """Transform a model without weights (on the meta device) in place: split, recompute, compile, shard."""
-    recipe, options = run.recipe, run.options
-    if recipe.precision == "float8":
-        from shardlab.strategies import float8
+    """Transform a model without weights (on the meta device) in place: split, recompute, compile, shard.
 
-        float8.apply(_blocks(model, run.model.blocks), world.device)
+    Raises:
+        UserError: the device does not have the recipe's precision.
+    """
+    recipe, options = run.recipe, run.options
+    precision = PRECISIONS[recipe.arithmetic]
+    if not has_capability(world.device, precision.capability):
+        raise UserError(f"recipe.precision: {name(world.device)} has no {recipe.precision}; set it to bf16.")
+    if precision.technique:
+        technique = import_module(f"shardlab.strategies.{precision.technique}")
+        technique.apply(_blocks(model, run.model.blocks), world.device)
     if (mesh := world.tensor_mesh) is not None:
         from shardlab.strategies import tensor
 
@@ -37,18 +47,18 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
             sequence_parallel=options.sequence_parallel,
             loss_parallel=options.loss_parallel,
         )
-    bf16 = recipe.precision in ("bf16", "float8")
+    low = None if precision.is_full else getattr(torch, precision.dtype)
     recompute(model, run.model.blocks, recipe.activation_checkpointing)
-    if bf16 and not run.mesh.sharded:
+    if low and not run.mesh.sharded:
         # Around forward, because a pipeline calls its stages by itself.
-        around_forward(model, torch.autocast(world.device.type, torch.bfloat16))
-        log.info("Applied bfloat16 autocast to the forward pass")
+        around_forward(model, torch.autocast(world.device.type, low))
+        log.info("Applied %s autocast to the forward pass", precision.dtype)
     compile_forward(model, run.model.blocks, recipe)
     if (mesh := world.shard_mesh) is not None:
         from shardlab.strategies import fsdp
 
         blocks, dtype = _blocks(model, run.model.blocks), getattr(torch, recipe.dtype)
-        fsdp.apply(model, blocks, mesh, options, dtype, bf16=bf16, pipelined=run.mesh.pipelined)
+        fsdp.apply(model, blocks, mesh, options, dtype, low=low, pipelined=run.mesh.pipelined)
 
 
 def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:

@@ -15,6 +15,7 @@ from shardlab import models
 from shardlab.models.weights import check_weights, materialize, open_weights
 from shardlab.patches import deepspeed_startup
 from shardlab.settings.deepspeed import sized
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
 from shardlab.strategies import parallelize
 from shardlab.training import optimizers
@@ -40,9 +41,6 @@ from deepspeed.utils import (
 )
 
 log = logging.getLogger(__name__)
-
-PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 SCALER = {"cur_scale": float, "cur_iter": int, "last_overflow_iter": int, "cur_hysteresis": int}
 """Attributes of DeepSpeed's loss scalers that change during training; not every scaler has all of them."""
@@ -91,7 +89,8 @@ class ZeroEngine:
         deepspeed_startup.without_shared_memory()
         deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
         self.run, self.task, self.world = run, task, world
-        self.scales_loss = run.recipe.precision == "fp16"
+        self.precision = PRECISIONS[run.recipe.arithmetic]
+        self.scales_loss = self.precision.scales_loss
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
         self.meta_state_dict = {
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
@@ -110,7 +109,7 @@ class ZeroEngine:
             config=dict(self.config),
         )
         log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
-        if run.recipe.precision in PRECISIONS:
+        if not self.precision.is_full:
             # DeepSpeed casts its master weights from the low-precision ones; training must start from the file's.
             with open_weights(weights) as file:
                 for name, parameter in self.plain.named_parameters():
@@ -135,7 +134,8 @@ class ZeroEngine:
     def outputs(self, micro: MicroBatch) -> Tensor:
         """Return the model's outputs for a micro-batch."""
         positional, keywords = self.task.inputs(micro.batch)
-        if low := PRECISIONS.get(self.run.recipe.precision):
+        if not self.precision.is_full:
+            low = getattr(torch, self.precision.dtype)
             positional = tuple(value.to(low) if value.is_floating_point() else value for value in positional)
         outputs: Tensor = self.model(*positional, **keywords)
         return outputs

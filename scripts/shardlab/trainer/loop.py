@@ -181,7 +181,7 @@ def count_operations(state: TrainState) -> dict[str, Any]:
     # Only shapes are needed: don't copy a whole global batch to the device.
     on_cpu = tasks.of_run(run, task.folder, torch.device("cpu"))
     counted = flops.of_step(run, task, on_cpu.micro_batch("train", indices))
-    device_peak = peak(device.name(task.device), run.recipe.dtype, run.recipe.precision)
+    device_peak = peak(device.name(task.device), run.recipe.arithmetic)
     if counted:
         log.flops_per_sample = counted.step / len(indices)
         log.peak_flops = (device_peak or 0.0) * run.world_size * run.devices_per_rank

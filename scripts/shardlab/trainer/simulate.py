@@ -30,6 +30,7 @@ from shardlab.measure.traffic import Traffic, fraction_sent
 from shardlab.models.weights import allocate
 from shardlab.patches import torch_dtensor, torch_pipelining
 from shardlab.settings.deepspeed import sized
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
 from shardlab.trainer import fake_ranks, representatives, single_process
 from shardlab.trainer.representatives import COUNTED
@@ -75,7 +76,7 @@ def _parts(run: Run, data: Path | None) -> dict[int, int]:
 
 def _together(run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str]) -> dict[str, Any] | str:
     """Combine the results of a run's simulated ranks; ``weights``: {rank: number of ranks it represents}."""
-    if run.zero_stage and run.recipe.precision != "full":
+    if run.zero_stage and not PRECISIONS[run.recipe.arithmetic].is_full:
         return f"DeepSpeed's memory and traffic in {run.recipe.precision} cannot be computed; measure a run instead"
     estimate = [each for each in seen if not isinstance(each, str)]
     if len(estimate) < len(seen):
@@ -167,13 +168,12 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
 def _kernels(run: Run) -> AbstractContextManager[Any]:
     """Select the attention kernel that a GPU would use, where a CPU uses another one and therefore keeps less.
 
-    No fused kernel supports float64; in float32 flash is unsupported, and memory-efficient needs as many key heads as
-    heads (PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+    Memory-efficient attention needs as many key heads as heads (PyTorch 2.13, sdp_utils.cpp).
     """
-    arithmetic = run.recipe.dtype if run.recipe.precision == "full" else run.recipe.precision
+    kernels = PRECISIONS[run.recipe.arithmetic].attention
     args = run.model.args
     grouped = args.get("kv_heads", args.get("heads")) != args.get("heads")
-    fused = arithmetic != "float64" and not (arithmetic == "float32" and grouped)
+    fused = "flash" in kernels or ("efficient" in kernels and not grouped)
     return nullcontext() if fused or run.site.device == "cpu" else sdpa_kernel(SDPBackend.MATH)
 
 

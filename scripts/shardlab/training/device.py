@@ -113,11 +113,11 @@ def name(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else str(torch.get_device_module(device).get_device_name(device))
 
 
-def has_float8(device: torch.device) -> bool:
-    """Return whether it multiplies float8 matrices: NVIDIA from compute capability 8.9 on; a CPU emulates it."""
+def has_capability(device: torch.device, least: tuple[int, int]) -> bool:
+    """Return whether a GPU of NVIDIA has this compute capability; True for other devices."""
     if device.type != "cuda" or torch.version.hip is not None:
         return True
-    return torch.cuda.get_device_capability(device) >= (8, 9)
+    return torch.cuda.get_device_capability(device) >= least
 
 
 def memory(device: torch.device) -> int | None:

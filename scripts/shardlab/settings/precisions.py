@@ -1,0 +1,88 @@
+"""Precisions: the types of numbers that a training computes with, and all that follows from each.
+
+To add a precision, add an entry to ``PRECISIONS``. A full precision can be ``recipe.dtype``, the type of weights,
+gradients, optimizer and their reduction. A low one can be ``recipe.precision``: layers compute in it, and PyTorch's
+engines keep everything else in ``recipe.dtype`` (autocast, or the mixed precision of FSDP); DeepSpeed keeps weights and
+gradients in it too, with master weights in float32.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+Kernel = Literal["flash", "efficient"]
+"""Fused attention kernels on a GPU: flash attention, and memory-efficient attention."""
+
+
+class Precision(NamedTuple):
+    """Properties of a precision."""
+
+    dtype: str
+    """PyTorch's name of the type that layers compute in."""
+    bytes: int
+    """Bytes of a value of that type."""
+    description: str = ""
+    """Text for the documentation of ``recipe.precision``."""
+    tolerance: float | None = None
+    """Maximum relative difference of a test or validation loss to that of ``single``; None: a low precision, whose
+    difference is only reported.
+    """
+    first_tolerance: float | None = None
+    """The same for the first losses and the first gradient norm (docs/equality.md)."""
+    rounding: float = 0.0
+    """Relative error of one rounding, by which the weights of the runs that measure the noise floor are moved; 0: none
+    are trained, as rounding is far below the tolerance.
+    """
+    attention: tuple[Kernel, ...] = ("flash", "efficient")
+    """Fused kernels that support it (PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    scales_loss: bool = False
+    """True if small gradients become 0 unless the loss is scaled up."""
+    technique: str | None = None
+    """File in strategies/ that replaces the layers that compute in it."""
+    capability: tuple[int, int] = (0, 0)
+    """Lowest compute capability of NVIDIA GPUs that have it."""
+    unsupported: Mapping[str, str] = MappingProxyType({})
+    """Engine, device, or what a mesh axis splits: why a run with it cannot have this precision."""
+
+    @property
+    def is_full(self) -> bool:
+        """True if results are compared with ``single`` within a tolerance."""
+        return self.tolerance is not None
+
+
+PRECISIONS = {
+    # One rounding: half the distance of 1 to the next value, 2^-24.
+    "float32": Precision("float32", 4, tolerance=1e-4, first_tolerance=3e-5, rounding=6e-8, attention=("efficient",)),
+    "float64": Precision(
+        "float64",
+        8,
+        tolerance=1e-10,
+        first_tolerance=1e-11,
+        attention=(),
+        unsupported={"deepspeed": "DeepSpeed does not support float64"},
+    ),
+    "bf16": Precision("bfloat16", 2, "weights stay in dtype (autocast, or the mixed precision of FSDP and DeepSpeed)"),
+    "fp16": Precision(
+        "float16",
+        2,
+        "DeepSpeed only",
+        scales_loss=True,
+        unsupported={
+            "torch": "fp16 needs DeepSpeed's loss scaling",
+            "cpu": "DeepSpeed does not support fp16 on CPUs",
+        },
+    ),
+    "float8": Precision(
+        "bfloat16",
+        2,
+        "bf16, with the blocks' matrix products in float8 (torchao; Hopper and newer)",
+        technique="float8",
+        capability=(8, 9),
+        unsupported=dict.fromkeys(("deepspeed", "tensors"), "float8 supports neither DeepSpeed nor tp"),
+    ),
+}
+"""Name: precision."""
+FULL = tuple(name for name, precision in PRECISIONS.items() if precision.is_full)
+"""Values of ``recipe.dtype``."""
+LOW = tuple(name for name in PRECISIONS if name not in FULL)
+"""Values of ``recipe.precision``, besides full."""
