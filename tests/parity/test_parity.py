@@ -91,6 +91,7 @@ def compared(strategy, workload, recipe=()):
 MATRIX = [compared(s, w) for s in STRATEGIES for w in TINY]
 HARD = [compared(s, "llama2", ACCUMULATED) for s in STRATEGIES]
 SELECTIVE = [compared(s, "vit", {"activation_checkpointing": "selective"}) for s in ("single", "fsdp", "tp", "pp")]
+SELECTIVE += [compared("fsdp_tp", "llama2", {"activation_checkpointing": "alternate"})]
 SGD = [
     compared(s, "xsum", PLAIN_SGD)
     for s in ("dp", "ddp", "fsdp", "hsdp", "mp", "pp", "tp_sp", "fsdp_tp", "zero1", "zero2", "zero3")
@@ -109,6 +110,7 @@ HALF = [
 HALF += [
     Case(s, "vit", (("precision", "float8"),), dtype="float32") for s in ("single", "ddp", "fsdp", "pp", "fsdp_pp")
 ]
+ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp", "pp")]
 CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
 LONG = [*MORE]
 LONG += [c for c in (*HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
@@ -123,7 +125,7 @@ def parametrized(cases):
 
 def requested(items, *, long):
     """The cases of the tests that were chosen; all of them if one is that looks at several."""
-    every = [case for case in (*CASES, *FAULTY, TRAP, *HALF) if long or case not in LONG]
+    every = [case for case in (*CASES, *FAULTY, TRAP, *HALF, *ROUNDED) if long or case not in LONG]
     of_items = [getattr(item, "callspec", None) for item in items if "results" in item.fixturenames]
     chosen = [spec.params if spec else {} for spec in of_items]
     if not all("case" in params or "fault" in params for params in chosen):
@@ -320,6 +322,18 @@ def test_compiled_blocks_behind_a_split_embedding_need_its_protection(results):
     found = differences(results, TRAP)
     assert found["gradient"] > 0.1
     assert found["loss"] < 0.1, "the loss alone would hardly show it"
+
+
+@parametrized(ROUNDED)
+def test_weights_and_states_in_bfloat16_train_alike_under_every_strategy(results, case, record_property):
+    """Within a few of its roundings, 2^-9 each."""
+    found = differences(results, case)
+    record_property("differences", found)
+    assert 0 < found["gradient"] < 0.1
+    assert found["loss"] < 5e-3
+    assert found["test"] < 5e-3
+    weights = load_file(results / case.name / "model.safetensors")
+    assert {str(value.dtype) for value in weights.values()} == {"torch.bfloat16"}
 
 
 @parametrized(HALF)

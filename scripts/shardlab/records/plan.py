@@ -17,7 +17,7 @@ from shardlab.settings.sites import Hardware
 from shardlab.settings.types import Run
 
 FILE = "plan.json"
-RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
+RECOMPUTED = {"none": 1.0, "selective": 1.0, "alternate": 7 / 6, "full": 4 / 3}
 """Recomputation, least first: how often the matrix products are computed, of which a forward pass is a third."""
 
 
