@@ -78,6 +78,7 @@ def compared(strategy, workload, recipe=()):
 MATRIX = [compared(s, w) for s in STRATEGIES for w in TINY]
 HARD = [compared(s, "llama2", ACCUMULATED) for s in STRATEGIES]
 SELECTIVE = [compared(s, "vit", {"activation_checkpointing": "selective"}) for s in ("single", "fsdp", "tp", "pp")]
+SELECTIVE += [compared("fsdp_tp", "llama2", {"activation_checkpointing": "alternate"})]
 SGD = [
     compared(s, "xsum", PLAIN_SGD)
     for s in ("dp", "ddp", "fsdp", "hsdp", "mp", "pp", "tp_sp", "fsdp_tp", "fsdp_cp", "zero1", "zero2", "zero3")
@@ -101,6 +102,7 @@ HALF = [
 HALF += [
     Case(s, "vit", (("precision", "float8"),), dtype="float32") for s in ("single", "ddp", "fsdp", "pp", "fsdp_pp")
 ]
+ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp", "pp")]
 CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
 LONG = [*MORE]
 LONG += [c for c in (*HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
@@ -116,7 +118,7 @@ def parametrized(cases):
 
 def requested(items, *, long):
     """The cases of the tests that were chosen; all of them if one is that looks at several."""
-    every = [case for case in (*CASES, *FAULTY, TRAP, *HALF) if long or case not in LONG]
+    every = [case for case in (*CASES, *FAULTY, TRAP, *HALF, *ROUNDED) if long or case not in LONG]
     of_items = [getattr(item, "callspec", None) for item in items if "results" in item.fixturenames]
     chosen = [spec.params if spec else {} for spec in of_items]
     if not all("case" in params or "fault" in params for params in chosen):

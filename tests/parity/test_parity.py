@@ -18,6 +18,7 @@ from cases import (
     HARD,
     MATRIX,
     MORE,
+    ROUNDED,
     SELECTIVE,
     TRAP,
     Case,
@@ -210,6 +211,18 @@ def test_compiled_blocks_behind_a_split_embedding_need_its_protection(results):
     found = differences(results, TRAP)
     assert found["gradient"] > 0.1
     assert found["loss"] < 0.1, "the loss alone would hardly show it"
+
+
+@parametrized(ROUNDED)
+def test_weights_and_states_in_bfloat16_train_alike_under_every_strategy(results, case, record_property):
+    """Within a few of its roundings, 2^-9 each."""
+    found = differences(results, case)
+    record_property("differences", found)
+    assert 0 < found["gradient"] < 0.1
+    assert found["loss"] < 5e-3
+    assert found["test"] < 5e-3
+    weights = load_file(results / case.name / "model.safetensors")
+    assert {str(value.dtype) for value in weights.values()} == {"torch.bfloat16"}
 
 
 @parametrized(HALF)

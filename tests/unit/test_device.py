@@ -185,6 +185,17 @@ def test_selective_recomputation_keeps_products_of_float8():
     assert products.count == 3
 
 
+def test_alternate_recomputation_computes_every_other_product_again():
+    """Forward four, backward eight; the second one again, and not the fourth, whose result nothing needs."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(4))))
+        x = torch.empty(5, 8, requires_grad=True)
+    parallelize.recompute(model, ["0"], "alternate")
+    with Counted("mm") as products:
+        model(x).sum().backward()
+    assert products.count == 4 + 8 + 1
+
+
 def test_rotary_angles_are_computed_once_for_all_layers_and_steps():
     model = with_weights(tiny_run("llama2"))
     tokens = torch.zeros(2, 8, dtype=torch.int64)

@@ -225,7 +225,7 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
     """Return the squared L2 norm of the gradients, a scalar; one reduction per mesh axis over which a group is sharded.
 
     On a CPU rows are summed in float64: a float32 norm of a million values is off in the fifth digit there. GPUs reduce
-    in trees, and their float64 is slow: there, the gradients' own dtype is used.
+    in trees, and their float64 is slow: there, it is at least float32.
     """
     total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
     for (_, mesh, placements), parameters in groups.items():
@@ -235,7 +235,9 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
         if gradients[0].device.type == "cpu":
             norms = torch.cat([_row_norms(gradient) for gradient in gradients]).double()
         else:
-            norms = torch.stack(torch._foreach_norm(gradients, 2))
+            norms = torch.stack(
+                torch._foreach_norm(gradients, 2, torch.promote_types(gradients[0].dtype, torch.float32))
+            )
         square = norms.square().sum().to(device)  # offloaded gradients are on the CPU, which NCCL does not support
         for axis, placement in enumerate(placements):
             if not placement.is_replicate():
@@ -247,5 +249,6 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
 def _row_norms(gradient: Tensor) -> Tensor:
     """Return norms along the first dimension, or of the whole tensor in float64 if rows are long: (parts,) or (1,)."""
     if gradient.dim() > 1 and 0 < gradient.numel() <= LONGEST_ROW * gradient.shape[0]:
-        return torch.linalg.vector_norm(gradient, dim=tuple(range(1, gradient.dim())))
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        return torch.linalg.vector_norm(gradient, dim=tuple(range(1, gradient.dim())), dtype=dtype)
     return torch.linalg.vector_norm(gradient, dtype=torch.float64).reshape(1)

@@ -209,7 +209,7 @@ class PipelineEngine(NativeEngine):
                 schedule.step(*first, target=rows, losses=losses, return_outputs=False, **keywords)
             else:
                 schedule.eval(*first, target=rows, losses=losses, **keywords)
-        total = torch.zeros((), dtype=self.task.dtype, device=self.world.device)
+        total = torch.zeros((), dtype=torch.promote_types(self.task.dtype, torch.float32), device=self.world.device)
         return total + sum(plain(loss.detach()) for loss in losses) / scale
 
     def _schedule(self, backward: bool, *inputs: Tensor) -> Any:

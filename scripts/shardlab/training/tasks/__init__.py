@@ -213,7 +213,15 @@ def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     if outputs.dim() == 1:
         return outputs.sum()
-    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    rounds = outputs.dtype == torch.bfloat16  # a sum in it has three digits, and float32 logits take twice the memory
+    reduction = "none" if rounds else "sum"
+    losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction=reduction)
+    return losses.float().sum() if rounds else losses
+
+
+def for_sum(values: Tensor) -> Tensor:
+    """Return the values in a type that is accurate enough for a sum: float32 or wider."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def of_run(run: Run, folder: Path, device: torch.device) -> Task:
