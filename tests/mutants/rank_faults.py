@@ -73,8 +73,8 @@ FAULTS = [
     Fault(
         "gradients summed over the ranks, not averaged",
         STEP,
-        "world.data_size / step.targets",
-        "world.data_size**2 / step.targets",
+        "world.dims.loss_parts / step.targets",
+        "world.dims.loss_parts**2 / step.targets",
         parity("ddp-mlp-float64"),
     ),
     Fault(
@@ -214,8 +214,7 @@ FAULTS = [
 
     def data_rank(self, place: Mapping[str, int]) -> int:
         \"\"\"Return the index of the group of ranks that reads what the rank with these coordinates reads.\"\"\"
-        rank = 0
-        for axis in self.axes("samples"):
+        return self._index("samples", place)
 """,
         """return 1
 
@@ -224,8 +223,7 @@ FAULTS = [
         return self.size // self.stages
 
     def data_rank(self, place: Mapping[str, int]) -> int:
-        rank = 0
-        for axis in ():
+        return 0
 """,
         at("parity/test_parity", "test_the_ranks_divide_the_work[ddp-mlp-float64]"),
     ),

@@ -80,12 +80,17 @@ HARD = [compared(s, "llama2", ACCUMULATED) for s in STRATEGIES]
 SELECTIVE = [compared(s, "vit", {"activation_checkpointing": "selective"}) for s in ("single", "fsdp", "tp", "pp")]
 SGD = [
     compared(s, "xsum", PLAIN_SGD)
-    for s in ("dp", "ddp", "fsdp", "hsdp", "mp", "pp", "tp_sp", "fsdp_tp", "zero1", "zero2", "zero3")
+    for s in ("dp", "ddp", "fsdp", "hsdp", "mp", "pp", "tp_sp", "fsdp_tp", "fsdp_cp", "zero1", "zero2", "zero3")
 ]
 MORE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
 MORE += [Case(s, "llama2", ranks=4) for s in ("ddp", "fsdp", "pp", "pp_gpipe")]
 MORE += [Case(s, "xsum", ranks=4) for s in ("pp", "tp", "tp_sp")]
-COMPILE = [compared(s, "llama2", COMPILED) for s in ("single", "ddp", "fsdp", "tp_sp", "fsdp_tp", "pp", "zero2")]
+# Fewer key heads than ranks; documents of which some ranks have only padding.
+MORE += [Case(s, w, ranks=4) for s in ("cp", "cp_ulysses", "cp_ring") for w in ("llama2", "xsum")]
+COMPILE = [
+    compared(s, "llama2", COMPILED)
+    for s in ("single", "ddp", "fsdp", "tp_sp", "fsdp_tp", "pp", "cp", "cp_ulysses", "cp_ring", "zero2")
+]
 COMPILE += [Case("ddp", "llama2", (("compile", "model"), ("compile_backend", "aot_eager")))]
 FAULTY = [Case("ddp", "llama2", fault=fault) for fault in ("summed", "unreduced_norm", "dropped_embedding")]
 TRAP = Case("fsdp_tp", "llama2", tuple(COMPILED.items()), fault="unprotected_embedding")

@@ -99,7 +99,9 @@ def test_evaluation_under_the_own_strategy_equals_one_device(results, case):
     assert (report["samples"], report["targets"]) == (whole.samples, whole.targets)
     assert report["metric_value"] is None or report["metric_value"] == pytest.approx(whole.metric_value, rel=1e-5)
     size = sum(value.nbytes for value in load_file(results / case.reference.name / "model.safetensors").values())
-    splits = {"dp_shard", "pp", "tp"} if case.native else {"dp_shard"} if case.strategy.startswith("zero3") else set()
+    splits = (
+        {"dp_shard", "cp", "pp", "tp"} if case.native else {"dp_shard"} if case.strategy.startswith("zero3") else set()
+    )
     parts = math.prod(degree for axis, degree in case.run().mesh.root.items() if axis in splits)
     assert len(report["held"]) == case.run().world_size
     assert sum(report["held"]) / len(report["held"]) < 1.3 * size / parts + 4096
@@ -111,8 +113,9 @@ def test_the_ranks_divide_the_work(results, case):
     """Each sample and each target once; ranks of a tensor-parallel group share theirs, and of a pipeline one counts."""
     report = json.loads((results / case.name / "train.json").read_text())
     whole = steps(results / case.reference.name)
-    copies = report["mesh"].get("tp", 1)
-    for per_rank, total in (("samples_per_rank", "samples"), ("targets_per_rank", "targets")):
+    tp = report["mesh"].get("tp", 1)
+    cp = report["mesh"].get("cp", 1)
+    for per_rank, total, copies in (("samples_per_rank", "samples", tp * cp), ("targets_per_rank", "targets", tp)):
         expected = sum(step[total] for step in whole)
         assert sum(report[per_rank]) == copies * expected
         assert report[total] == expected

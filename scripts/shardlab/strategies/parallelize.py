@@ -47,6 +47,10 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
             sequence_parallel=options.sequence_parallel,
             loss_parallel=options.loss_parallel,
         )
+    if (mesh := world.context_mesh) is not None and mesh.size() > 1:
+        from shardlab.strategies import context
+
+        context.apply(model, options.context, world.sequence, mesh.get_group())
     low = None if precision.is_full else getattr(torch, precision.dtype)
     recompute(model, run.model.blocks, recipe.activation_checkpointing)
     if low and not run.mesh.sharded:

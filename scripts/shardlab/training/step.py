@@ -84,8 +84,8 @@ def train_step(
     """Hand a step to the device. With ``skip``, wait for its metrics and do not update if one of them is not finite."""
     device.seed(world.device, step.seed)
     losses = [
-        # Engines average over the data-parallel ranks; the loss is a sum over all of them.
-        engine.forward_backward(micro, world.data_size / step.targets, last=number == len(step.micro_batches))
+        # Engines average over the ranks with other samples or parts of sequences; the loss is a sum over all of them.
+        engine.forward_backward(micro, world.dims.loss_parts / step.targets, last=number == len(step.micro_batches))
         for number, micro in enumerate(step.micro_batches, 1)
     ]
     local_loss = torch.stack(losses).sum()

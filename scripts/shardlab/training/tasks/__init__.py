@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,11 +20,13 @@ from shardlab.data.order import Indices
 from shardlab.errors import UserError
 from shardlab.models._chain import Chain
 from shardlab.models._losses import TARGETS
+from shardlab.models._sequence import SequenceSplit
 from shardlab.settings import registry
 from shardlab.settings.types import Run
 
 IGNORE = -100
 """Label of positions that are not targets (PyTorch's default)."""
+WHOLE = SequenceSplit()
 Batch = dict[str, Tensor]
 Inputs = tuple[tuple[Tensor, ...], Batch]
 """The model's positional and keyword arguments."""
@@ -52,6 +54,12 @@ class Task(ABC):
     metric_name = ""
     of_tokens = False
     """True if the loss is over tokens, so that a model can return it instead of logits (see ``token_loss``)."""
+    sequences: ClassVar[dict[str, int]] = {}
+    """Tensors of a batch (batch, length) that context parallelism splits, and the value of what fills up their length:
+    tokens that no real token attends to, targets that do not count. Empty: not supported.
+    """
+    whole_sequences: ClassVar[dict[str, bool]] = {}
+    """The same of those that are filled up, but not split: which keys count, for all ranks' keys."""
     scores = True
     """True if the metric needs ``score``, and not only the loss."""
 
@@ -117,15 +125,26 @@ class Task(ABC):
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the loss summed over the targets, a scalar. Outputs can be losses per sample (see ``token_loss``)."""
 
-    def micro_batch(self, split: str, indices: Indices, rows: int | None = None) -> MicroBatch:
-        """Return these samples, padded to ``rows`` with samples that do not count.
+    def micro_batch(
+        self, split: str, indices: Indices, rows: int | None = None, sequence: SequenceSplit = WHOLE
+    ) -> MicroBatch:
+        """Return these samples, or a part of each one's sequence, padded to ``rows`` with samples that do not count.
 
         There is always at least one sample: a rank without work still has to call the model, since the others wait for
         it in the collectives.
         """
         count = len(indices)
         filled = np.resize(indices if count else np.zeros(1, dtype=np.int64), rows or max(count, 1))
-        return MicroBatch(self.batch(split, filled), count, len(filled))
+        return MicroBatch(self._part(self.batch(split, filled), sequence), count, len(filled))
+
+    def _part(self, batch: Batch, sequence: SequenceSplit) -> Batch:
+        """Return a part of each sequence, whose length is first filled up to a multiple of the number of pieces."""
+        part = dict(batch)
+        for name, fill in (self.sequences | self.whole_sequences).items() if sequence.ranks > 1 else ():
+            part[name] = F.pad(batch[name], (0, -batch[name].shape[1] % sequence.count), value=fill)
+            if name in self.sequences:
+                part[name] = sequence.part(part[name], 1)
+        return part
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the model's outputs for a batch."""
