@@ -1,6 +1,7 @@
 """Decoder with a mixture of experts in each block (Mixtral, arXiv:2401.04088; DeepSeek-V3, arXiv:2412.19437)."""
 
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,10 @@ from shardlab.models._losses import TARGETS, sample_losses
 class Block(nn.Module):
     """Pre-norm block: causal attention with rotary positions, then the experts that a router chooses."""
 
-    def __init__(self, attention: Attention, rotary: Rotary, router: Router, experts: Experts, shared: Experts) -> None:
+    def __init__(
+        self, dim: int, attention: Attention, rotary: Rotary, router: Router, experts: Experts, shared: Experts
+    ) -> None:
         super().__init__()
-        dim = router.weight.shape[1]
         self.attention_norm = nn.RMSNorm(dim, eps=1e-5)
         self.attention = attention
         self.mlp_norm = nn.RMSNorm(dim, eps=1e-5)
@@ -74,6 +76,7 @@ class Model(Chain):
         rotary = Rotary(dim // heads)
         self.layers = nn.ModuleList(
             Block(
+                dim,
                 Attention(dim, heads, kv_heads, bias=False),
                 rotary,
                 Router(dim, experts, top_k, scores=scores, normalize=normalize, scale=scale, biased=bool(bias_rate)),
@@ -97,7 +100,7 @@ class Model(Chain):
         """Move the routers' biases by the load of a step over all ranks, (layers, experts)."""
         for layer, tokens in zip(self.layers, load, strict=True):
             if layer is not None:  # on another pipeline stage
-                layer.router.balance(tokens, self.bias_rate)
+                cast(Block, layer).router.balance(tokens, self.bias_rate)
 
     def _layer(
         self, layer: nn.Module, x: Tensor, load: Tensor | None = None, auxiliary: Tensor | None = None
