@@ -84,12 +84,13 @@ def compared(strategy, workload, recipe=()):
         return Case(strategy, workload, tuple(dict(recipe).items()))
     # AdamW's first steps make a whole update of the sign of a gradient that is nothing but rounding. In float32 at
     # llama2's rate that alone moves a later norm by 9e-6 on some processors (AMD EPYC), by 2e-6 on others.
-    slower = {"optimizer": {"learning_rate": 3e-4}} if workload == "llama2" else {}
+    slower = {"optimizer": {"learning_rate": 3e-4}} if workload in ("llama2", "moe") else {}
     return Case(strategy, workload, tuple((slower | dict(recipe)).items()), dtype="float32")
 
 
 MATRIX = [compared(s, w) for s in STRATEGIES for w in TINY]
 HARD = [compared(s, "llama2", ACCUMULATED) for s in STRATEGIES]
+HARD += [compared(s, "moe", ACCUMULATED) for s in ("ddp", "fsdp", "hsdp", "mp", "pp", "tp_loss", "fsdp_tp", "zero2")]
 SELECTIVE = [compared(s, "vit", {"activation_checkpointing": "selective"}) for s in ("single", "fsdp", "tp", "pp")]
 SGD = [
     compared(s, "xsum", PLAIN_SGD)
@@ -99,6 +100,7 @@ MORE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
 MORE += [Case(s, "llama2", ranks=4) for s in ("ddp", "fsdp", "pp", "pp_gpipe")]
 MORE += [Case(s, "xsum", ranks=4) for s in ("pp", "tp", "tp_sp")]
 COMPILE = [compared(s, "llama2", COMPILED) for s in ("single", "ddp", "fsdp", "tp_sp", "fsdp_tp", "pp", "zero2")]
+COMPILE += [compared(s, "moe", COMPILED) for s in ("single", "fsdp_tp", "zero2")]
 COMPILE += [Case("ddp", "llama2", (("compile", "model"), ("compile_backend", "aot_eager")))]
 FAULTY = [Case("ddp", "llama2", fault=fault) for fault in ("summed", "unreduced_norm", "dropped_embedding")]
 TRAP = Case("fsdp_tp", "llama2", tuple(COMPILED.items()), fault="unprotected_embedding")
@@ -170,11 +172,15 @@ def test_equals_one_device(results, case, record_property):
 
 @parametrized([case for case in (*MATRIX, *HARD, *SELECTIVE, *MORE) if case.native])
 def test_no_rank_reads_from_its_device_in_a_step(results, case):
-    """The host would wait for the device there, and the device then for the host."""
+    """The host would wait for the device there, and the device then for the host.
+
+    But for the loop over experts, which needs their numbers of tokens; on a GPU one product takes its place.
+    """
     if case not in CASES:
         pytest.skip("not a run")
     reads = [json.loads(path.read_text()) for path in (results / case.name).glob("reads-*.json")]
-    assert reads == [{}] * case.run().world_size
+    assert len(reads) == case.run().world_size
+    assert {name for read in reads for name in read} <= ({"tolist"} if case.workload == "moe" else set())
 
 
 @parametrized(MATRIX)
@@ -229,7 +235,7 @@ def test_the_ranks_divide_the_work(results, case):
             assert max(working) < expected
 
 
-PLANNED = [case for case in MATRIX if case.workload == "llama2"]
+PLANNED = [case for case in MATRIX if case.workload in ("llama2", "moe")]
 # Its samples differ in length, so the ranks' parts of a batch differ in shape.
 PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_tp", "xsum")]
 

@@ -56,6 +56,7 @@ class Model(Chain):
         layers: int,
         heads: int,
         kv_heads: int,
+        head_dim: int | None = None,
         hidden: int,
         experts: int,
         top_k: int,
@@ -73,11 +74,11 @@ class Model(Chain):
         self.bias_rate, self.auxiliary = bias_rate, auxiliary
         self.load_shape = layers, experts
         self.embedding = nn.Embedding(vocab_size, dim)
-        rotary = Rotary(dim // heads)
+        rotary = Rotary(head_dim or dim // heads)
         self.layers = nn.ModuleList(
             Block(
                 dim,
-                Attention(dim, heads, kv_heads, bias=False),
+                Attention(dim, heads, kv_heads, head_dim=head_dim, bias=False),
                 rotary,
                 Router(dim, experts, top_k, scores=scores, normalize=normalize, scale=scale, biased=bool(bias_rate)),
                 Experts(dim, hidden, experts),
