@@ -25,6 +25,7 @@ PAIRS = [
     ("pp", "ddp", "mnist", 2),
     ("fsdp_offload", "ddp", "mlp", 2),
     ("pp_zbv", "fsdp", "vit", 2),
+    ("pp", "fsdp", "moe", 2),
     ("zero1", "fsdp", "vit", 2),
     ("fsdp", "zero2", "vit", 2),
     ("zero2", "zero3", "vit", 2),
