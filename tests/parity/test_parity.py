@@ -73,9 +73,13 @@ def test_equals_one_device(results, case, record_property):
 
 @parametrized([case for case in (*MATRIX, *HARD, *SELECTIVE, *MORE) if case.native])
 def test_no_rank_reads_from_its_device_in_a_step(results, case):
-    """The host would wait for the device there, and the device then for the host."""
+    """The host would wait for the device there, and the device then for the host.
+
+    But for the loop over experts, which needs their numbers of tokens; on a GPU one product takes its place.
+    """
     reads = [json.loads(path.read_text()) for path in (results / case.name).glob("reads-*.json")]
-    assert reads == [{}] * case.run().world_size
+    assert len(reads) == case.run().world_size
+    assert {name for read in reads for name in read} <= ({"tolist"} if case.workload == "moe" else set())
 
 
 @parametrized(MATRIX)
@@ -129,7 +133,7 @@ def test_the_ranks_divide_the_work(results, case):
             assert max(working) < expected
 
 
-PLANNED = [case for case in MATRIX if case.workload == "llama2"]
+PLANNED = [case for case in MATRIX if case.workload in ("llama2", "moe")]
 # Its samples differ in length, so the ranks' parts of a batch differ in shape.
 PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_tp", "xsum")]
 

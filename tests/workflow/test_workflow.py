@@ -52,7 +52,10 @@ def test_graphs_are_drawn(tree, graph):
         (["--config", "strategies=[single,single]", "--", "all"], "single appears twice; name it once"),
         (["--config", "nodes=2", "--", "all"], "can have at most 1; set nodes to at most 1"),
         (["results/ddp/mlp/tset.json"], "no rule makes results/ddp/mlp/tset.json; did you mean results/ddp/mlp/test."),
-        (["results/export/ddp/mlp"], "model mlp has no counterpart in transformers; models that have one: llama, vit"),
+        (
+            ["results/export/ddp/mlp"],
+            "model mlp has no counterpart in transformers; models that have one: llama, moe, vit",
+        ),
         (
             ["--config", "ranks_per_node=8", "recipe={global_batch_size: 4}", "--", "all"],
             "global_batch_size 4 has fewer samples",

@@ -17,7 +17,7 @@ from shardlab.strategies import parallelize
 from shardlab.training import optimizers
 from shardlab.training.device import wait
 from shardlab.training.distributed import World
-from shardlab.training.tasks import MicroBatch, Task
+from shardlab.training.tasks import MicroBatch, Outputs, Task
 
 LONGEST_ROW = 2**16
 """Number of values whose float32 norm is accurate to seven digits."""
@@ -48,6 +48,8 @@ class NativeEngine:
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }
         self.parameter_count = models.parameter_count(whole)
+        self.parameter_names = [name for name, value in models.state(whole).items() if isinstance(value, nn.Parameter)]
+        self.load_shape = getattr(whole, "load_shape", None)
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
             parallelize.apply(run, part, world)
@@ -85,7 +87,7 @@ class NativeEngine:
         for model in self.models:
             model.train(mode)
 
-    def outputs(self, micro: MicroBatch) -> Tensor:
+    def outputs(self, micro: MicroBatch) -> Outputs:
         """Return the model's outputs for a micro-batch."""
         return self.task.outputs(self.models[0], micro.batch)
 
@@ -117,6 +119,13 @@ class NativeEngine:
         self.optimizer.zero_grad()
         return norm
 
+    def expert_load(self) -> Tensor | None:
+        return self.task.counted_load(self.load_shape)
+
+    def balance(self, load: Tensor) -> None:
+        for part in self.parts:
+            cast(Any, part).balance(load)
+
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
@@ -127,12 +136,12 @@ class NativeEngine:
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         self._reduce_partial_gradients()
         parameters = self.parameters()
-        return self._collected(
-            {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in parameters.items()}
-        )
+        gradients = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in parameters.items()}
+        return self._collected(self.parameter_names, gradients)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self._collected({name: value for part in self.parts for name, value in models.state(part).items()})
+        own = {name: value for part in self.parts for name, value in models.state(part).items()}
+        return self._collected([*self.meta_state_dict], own)
 
     def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         return {name: value.detach() for part in self.parts for name, value in models.state(part).items()}
@@ -171,8 +180,8 @@ class NativeEngine:
             cast(Tensor, value).to(self.world.device)
         )  # offloaded shards are on the CPU, from which NCCL cannot send
 
-    def _collected(self, values: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        for number, name in enumerate(self.meta_state_dict):
+    def _collected(self, names: list[str], values: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for number, name in enumerate(names):
             whole = self.whole(name, values.get(name))  # a collective: every rank takes part
             if number % TOGETHER == 0:
                 wait(self.world.device)
