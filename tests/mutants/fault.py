@@ -12,8 +12,8 @@ EVALUATION, RECIPE, MODELS = f"{S}training/evaluation.py", f"{S}settings/recipe.
 STEP, SUMMARY, VERDICT = f"{S}training/step.py", f"{S}report/summary.py", f"{S}report/verdict.py"
 
 ACCUMULATED = (
-    "gradient_accumulation_steps=2_length_buckets=True_loss_chunks=3_activation_checkpointing=full_clip_norm=0.01"
-    "_schedule=-name-constant-warmup_steps-3-"
+    "gradient_accumulation_steps=2_length_buckets=True_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"
+    "_lr_schedule=-name-constant-warmup_steps-3-"
 )
 """The recipe with accumulation and clipping in the parity suite's names."""
 
