@@ -16,12 +16,12 @@ class Config(Strict):
     """The configuration: config/config.yaml."""
 
     workloads: list[str] = Field(
-        default=["mlp", "mnist", "xsum", "vit", "llama2"],
+        default=["mlp", "mnist", "xsum", "vit", "llama2", "moe"],
         min_length=1,
         description="Workloads of the target `all`, from config/workloads.",
     )
     strategies: list[str] = Field(
-        default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "zero1", "zero2", "zero3"],
+        default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp_cp", "zero1", "zero2", "zero3"],
         min_length=1,
         description="Strategies of the target `all`, from config/strategies.yaml; [all]: all of them.",
     )
