@@ -25,7 +25,7 @@ DROPOUT = "parity/test_dropout"
 SPLIT_MASKS = at(
     DROPOUT, "test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_own_of_split_ones"
 )
-SEEDS = at(DROPOUT, "test_ranks_that_share_samples_draw_the_same_and_all_others_their_own")
+SEEDS = at(DROPOUT, "test_ranks_with_the_same_activations_draw_the_same_and_all_others_their_own")
 RESUMED_MASKS = at(DROPOUT, "test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop")
 
 FAULTS = [
@@ -80,8 +80,8 @@ FAULTS = [
     Fault(
         "gradients summed over the ranks, not averaged",
         STEP,
-        "world.data_size / step.targets",
-        "world.data_size**2 / step.targets",
+        "world.dims.loss_parts / step.targets",
+        "world.dims.loss_parts**2 / step.targets",
         parity("ddp-mlp-float64"),
     ),
     Fault(
@@ -134,7 +134,7 @@ FAULTS = [
     Fault(
         "other dropout masks on each rank of a tensor-parallel group",
         BATCHES,
-        "number, self.world.data_rank,",
+        "number, self.world.loss_part,",
         "number, self.world.rank,",
         SPLIT_MASKS,
     ),
@@ -148,7 +148,7 @@ FAULTS = [
     Fault(
         "the same dropout masks on all data-parallel ranks",
         BATCHES,
-        "self.world.data_rank, self.world.stage)",
+        "self.world.loss_part, self.world.stage)",
         "0, self.world.stage)",
         SEEDS,
     ),
@@ -209,8 +209,7 @@ FAULTS = [
 
     def data_rank(self, place: Mapping[str, int]) -> int:
         \"\"\"Return the index of the group of ranks that reads what the rank with these coordinates reads.\"\"\"
-        rank = 0
-        for axis in self.axes("samples"):
+        return self._index(place, "samples")
 """,
         """return 1
 
@@ -219,8 +218,7 @@ FAULTS = [
         return self.size // self.stages
 
     def data_rank(self, place: Mapping[str, int]) -> int:
-        rank = 0
-        for axis in ():
+        return 0
 """,
         at("parity/test_parity", "test_the_ranks_divide_the_work[ddp-mlp-float64]"),
     ),

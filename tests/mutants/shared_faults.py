@@ -37,8 +37,8 @@ FAULTS = [
     Fault(
         "language models predict the token that they see",
         f"{TASKS}/language_modelling.py",
-        'token_loss(outputs, batch["tokens"][:, 1:])',
-        'token_loss(outputs, batch["tokens"][:, :-1])',
+        '"targets": tokens[:, 1:]}',
+        '"targets": tokens[:, :-1]}',
         reference("llama2"),
     ),
     Fault(
@@ -73,7 +73,7 @@ FAULTS = [
     Fault(
         "micro-batches averaged, whatever their size",
         STEP,
-        "engine.forward_backward(micro, world.data_size / step.targets, last",
+        "engine.forward_backward(micro, world.dims.loss_parts / step.targets, last",
         "engine.forward_backward(micro, step.samples / step.targets / len(step.micro_batches) / micro.count, last",
         reference("mlp"),
     ),

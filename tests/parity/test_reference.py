@@ -32,6 +32,10 @@ RECIPES = {
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "betas": [0.7, 0.9], "weight_decay": 0.5},
         "lr_schedule": {"name": "linear", "warmup_steps": 1},
     },
+    "moe": {
+        "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": 0.2},
+        "activation_checkpointing": "full",
+    },
 }
 
 

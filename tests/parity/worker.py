@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import attention
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
@@ -32,8 +33,12 @@ from shardlab.training import distributed, evaluation, tasks
 
 def main(cases):
     if cases:
-        distributed.start(cases[0]["run"]["site"]["device"], timeout_seconds=60)
+        device = cases[0]["run"]["site"]["device"] if "run" in cases[0] else "cpu"
+        distributed.start(device, timeout_seconds=60)
     for case in cases:
+        if "attention" in case:
+            attention.of_rank(case)
+            continue
         run = Run.model_validate(case["run"])
         output = Path(case["output"])
         gc.collect()  # the model before this one, whose parts point to each other, does not count as this one's memory

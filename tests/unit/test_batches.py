@@ -44,7 +44,7 @@ class OfLengths:
     def lengths(self, split, indices):
         return np.array([7, 1, 9, 2, 8, 3])[indices]
 
-    def micro_batch(self, split, indices, rows):
+    def micro_batch(self, split, indices, rows, sequence):
         return indices.tolist()
 
 
@@ -91,7 +91,7 @@ def test_a_token_file_larger_than_the_memory_is_read_where_it_is_asked_for(tmp_p
     assert path.stat().st_size > 49e9
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     steps = steps_of("llama2", tmp_path)
-    batch = steps[steps.count - 1].micro_batches[0].batch["tokens"]
-    assert batch.shape == (5, LENGTH)
-    assert steps.task.batch("train", np.array([WINDOWS - 1]))["tokens"][0, -1] == 77
+    batch = steps[steps.count - 1].micro_batches[0].batch["targets"]
+    assert batch.shape == (5, LENGTH - 1)
+    assert steps.task.batch("train", np.array([WINDOWS - 1]))["targets"][0, -1] == 77
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024  # KiB

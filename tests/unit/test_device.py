@@ -127,12 +127,10 @@ def test_float32_is_float32():
 
 def test_a_weight_that_is_gathered_waits_for_those_before():
     """NCCL counts a collective's time from when it is enqueued: not thousands of them at once."""
-    engine = SimpleNamespace(
-        meta_state_dict=dict.fromkeys(map(str, range(100))), world=World(0, 1, torch.device("cpu"))
-    )
+    engine = SimpleNamespace(world=World(0, 1, torch.device("cpu")))
     engine.whole = lambda name, value: torch.zeros(1)
     with mock.patch.object(native, "wait") as waited:
-        assert len([*native.NativeEngine._collected(engine, {})]) == 100
+        assert len([*native.NativeEngine._collected(engine, [*map(str, range(100))], {})]) == 100
     assert waited.call_count >= 100 // native.TOGETHER
 
 
@@ -183,6 +181,17 @@ def test_selective_recomputation_keeps_products_of_float8():
     with Counted("_scaled_mm") as products:
         model(x).sum().backward()
     assert products.count == 3
+
+
+def test_alternate_recomputation_computes_every_other_product_again():
+    """Forward four, backward eight; the second one again, and not the fourth, whose result nothing needs."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(4))))
+        x = torch.empty(5, 8, requires_grad=True)
+    parallelize.recompute(model, ["0"], "alternate")
+    with Counted("mm") as products:
+        model(x).sum().backward()
+    assert products.count == 4 + 8 + 1
 
 
 def test_rotary_angles_are_computed_once_for_all_layers_and_steps():

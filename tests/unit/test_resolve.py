@@ -35,7 +35,10 @@ def test_every_strategy_and_workload_is_a_run_or_a_reason():
         == "mlp can be split into 2 segments, and pp_zbv needs 4; use fewer ranks, or more layers."
     )
     assert "no sequence to split" in left_out["tp_sp", "mnist"]
-    assert all(strategy in {"pp_interleaved", "pp_zbv", "tp_sp", "tp_loss", "fsdp_tp_sp"} for strategy, _ in left_out)
+    limited = {"pp_interleaved", "pp_zbv", "tp_sp", "tp_loss", "fsdp_tp_sp"}
+    limited |= {"cp", "cp_ulysses", "cp_ring", "fsdp_cp", "fsdp_tp_cp", "fsdp_pp_cp"}
+    assert {strategy for strategy, _ in left_out} <= limited
+    assert {workload for strategy, workload in left_out if strategy == "cp"} == {"mlp", "mnist", "vit"}
 
 
 @pytest.mark.parametrize(
@@ -101,6 +104,14 @@ def test_deepspeed_json_may_not_say_what_the_recipe_says(strategy, tmp_path, mon
 def test_deepspeed_has_no_float64():
     with pytest.raises(Unsupported, match="float32"):
         resolved("zero1", recipe={"dtype": "float64"})
+
+
+def test_bfloat16_has_the_products_of_bf16_and_deepspeed_refuses_it():
+    recipe = resolved("fsdp", recipe={"dtype": "bfloat16"}).recipe
+    assert (recipe.dtype, recipe.arithmetic) == ("bfloat16", "bf16")
+    text = "zero1 cannot train in bfloat16: DeepSpeed keeps its optimizer in float32; set recipe.dtype to float32"
+    with pytest.raises(UserError, match=text):
+        resolved("zero1", recipe={"dtype": "bfloat16"})
 
 
 def test_head_count_that_does_not_divide(monkeypatch):

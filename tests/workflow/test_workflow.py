@@ -51,7 +51,10 @@ def test_graphs_are_drawn(tree, graph):
         (["results/ddp/my-mlp.done"], "there is no workload 'my-mlp'"),
         (["--config", "nodes=2", "--", "all"], "can have at most 1; set nodes to at most 1"),
         (["results/ddp/mlp/tset.json"], "no rule makes results/ddp/mlp/tset.json; did you mean results/ddp/mlp/test."),
-        (["results/export/ddp/mlp"], "model mlp has no counterpart in transformers; models that have one: llama, vit"),
+        (
+            ["results/export/ddp/mlp"],
+            "model mlp has no counterpart in transformers; models that have one: llama, moe, vit",
+        ),
     ],
 )
 def test_mistakes_end_the_call_before_any_job(tree, arguments, words):

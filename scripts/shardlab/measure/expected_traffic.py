@@ -2,10 +2,12 @@
 
 Formulas: DDP 2 (n - 1) / n P and FSDP 3 (n - 1) / n P as in Rajbhandari et al., 2020 (arXiv:1910.02054, section 7),
 adjusted for implementation details (padding, what is gathered once); tensor parallelism and sequence parallelism as in
-Korthikanti et al., 2022 (arXiv:2205.05198, section 4); a pipeline sends each boundary's state and its gradient. All are
-bytes sent per rank, the mean over the ranks, with ring algorithms (see traffic.fraction_sent).
+Korthikanti et al., 2022 (arXiv:2205.05198, section 4); a pipeline sends each boundary's state and its gradient; context
+parallelism: see ``_of_attention``. All are bytes sent per rank, the mean over the ranks, with ring algorithms (see
+traffic.fraction_sent).
 """
 
+import math
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from shardlab import models
 from shardlab.measure.traffic import fraction_sent
 from shardlab.models import matching
+from shardlab.models._layers import Attention
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.types import Run
 from shardlab.training.tasks import MicroBatch, Task
@@ -40,7 +43,7 @@ def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> flo
     if run.zero_stage is not None:
         return _zero(run.zero_stage, run.world_size, model, recipe.gradient_accumulation_steps)
     total = of_replicas(run, model, recipe.gradient_accumulation_steps)
-    if run.mesh.pipelined or run.mesh.tensor_parallel:
+    if run.mesh.axes("layers", "tensors", "sequence"):
         for micro in micro_batches:
             total += _activations(run, task, model, micro)
     return total
@@ -94,13 +97,15 @@ def _tensor_dimension(plan: dict[str, str], name: str) -> str | None:
     style = next((style for pattern, style in plan.items() if fnmatchcase(module, pattern)), None)
     if style in ("column", "column_gather", "vocab"):
         return "rows"
-    return "columns" if style == "row" and leaf == "weight" else None
+    return "columns" if style == "experts" or (style == "row" and leaf == "weight") else None
 
 
 def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> float:
-    """Return what tensor-parallel groups and neighboring stages exchange, from a forward pass over shapes alone."""
+    """Return what tensor-parallel groups, context-parallel groups and neighboring stages exchange, from a forward pass
+    over shapes alone.
+    """
     tp, stages = run.mesh.tensor_parts, run.mesh.stages
-    total = 0.0
+    attended = _attend_to_shapes(model)
     sequence = run.options.sequence_parallel
     seen: Seen = []
     hooks = [
@@ -115,23 +120,59 @@ def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> f
     boundaries = _run_pieces(run, task, model, batch, seen)
     for hook in hooks:
         hook.remove()
+    total = sum(_of_attention(run, *sizes) for sizes in attended)
     if run.mesh.tensor_parallel:
         whole, one_way = fraction_sent("all_reduce", tp), fraction_sent("all_gather", tp)
         for style, module, inputs, output in seen:
-            if style in ("row", "norm", "norm_whole") and sequence:
+            if style == "experts" and len(inputs) > 1:
+                total += whole * inputs[1].nbytes  # the gradient of the routing weights
+            if style in ("row", "experts", "norm", "norm_whole") and sequence:
                 # One pass gathers, the other one scatters, which is free where the gradient is whole.
                 total += (1 if style == "norm_whole" else 2) * one_way * _padded(output, tp)
-                total += sum(whole * p.nbytes for p in module.parameters()) if style != "row" else 0
+                total += sum(whole * p.nbytes for p in module.parameters()) if "norm" in style else 0
             elif style == "block":
                 total += one_way * _padded(inputs[0], tp)  # the gradient of the whole input of the first block
-            elif style in ("row", "vocab", "norm"):
+            elif style in ("row", "experts", "vocab", "norm"):
                 total += whole * output.nbytes
             elif style == "column_gather":
                 total += one_way * output.nbytes
             elif style == "column" and not _behind_norm(inputs[0], seen):
                 total += whole * inputs[0].nbytes if inputs[0].requires_grad else 0
     # Each rank sends to one neighbor, except at the ends: in total, every boundary's state and its gradient.
-    return total / stages + 2 * boundaries / stages
+    return total / stages + boundaries / stages
+
+
+def _attend_to_shapes(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Replace the model's attention by nothing; return a list to which each call appends its query and its key."""
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool) -> Tensor:
+        calls.append((query, key))
+        return query
+
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attend = attend
+    return calls
+
+
+def _of_attention(run: Run, query: Tensor, key: Tensor) -> float:
+    """Return what a rank sends for one attention, forward and backward; values have the size of the keys.
+
+    Gathered keys and values: an all-gather, and a reduce-scatter of their gradients. Ulysses: queries, keys and values
+    (repeated if there are fewer heads than ranks) and outputs by all-to-all, and their gradients. Ring: keys and values
+    to all others in both passes, and their gradients once more, which also return to their owner.
+    """
+    cp, tp = run.mesh.parts("sequence"), run.mesh.tensor_parts
+    if cp == 1:
+        return 0.0
+    pair = 2 * key.nbytes / tp
+    if run.options.context == "ring":
+        return (3 * cp - 2) * pair
+    if run.options.context == "gather":
+        return (fraction_sent("all_gather", cp) + fraction_sent("reduce_scatter", cp)) * cp * pair
+    repeats = cp // math.gcd(cp, key.shape[1] // tp)
+    return 2 * fraction_sent("all_to_all", cp) * (2 * query.nbytes / tp + repeats * pair)
 
 
 def _see(seen: Seen, style: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -149,7 +190,7 @@ def _behind_norm(value: Tensor, seen: Seen) -> bool:
 
 
 def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen: Seen) -> float:
-    """Run the model over shapes; return the bytes of the state at the boundaries of its stages."""
+    """Run the model over shapes; return the bytes of the states and their gradients between stages."""
     state, keywords = task.inputs(batch)
     if not run.mesh.pipelined:
         model(*state, **keywords)
@@ -159,7 +200,9 @@ def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen
     for stage, (values, parts) in enumerate(_states(run, model, state, keywords, seen)[:-1]):
         # In a V, the two middle stages are on one rank.
         if schedule.rank_of(ranks, stage) != schedule.rank_of(ranks, stage + 1):
-            total += sum(value.nbytes for value in values) / parts
+            # A single value per micro-batch is not counted, nor where traffic is measured.
+            sent = [value for value in values if value.numel() > run.options.n_microbatches]
+            total += sum((1 + value.is_floating_point()) * value.nbytes for value in sent) / parts
     return total
 
 
@@ -170,6 +213,7 @@ def boundary_states(run: Run, task: Task, batch: dict[str, Tensor]) -> list[tupl
     for pattern, style in run.model.tensor.items():
         for module in matching(model, pattern):
             module.register_forward_hook(partial(_see, seen, style))
+    _attend_to_shapes(model)
     state, keywords = task.inputs(batch)
     return [
         tuple(value[..., : value.shape[-1] // parts] for value in values)

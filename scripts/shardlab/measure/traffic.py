@@ -90,8 +90,9 @@ class Traffic(TorchDispatchMode):
         self.timeline = timeline
         self.axes: dict[tuple[int, ...], str] = {tuple(range(world.size)): "world"}
         mesh = world.mesh
-        for axis in mesh.mesh_dim_names or () if mesh is not None else ():
-            ranks = dist.get_process_group_ranks(mesh.get_group(axis))  # type: ignore[union-attr]
+        names = [*world.dims.root, *([world.dims.shard_axis] if world.dims.sharded else [])]
+        for axis, part in ((axis, mesh[axis]) for axis in names) if mesh else ():
+            ranks = dist.get_process_group_ranks(part.get_group())
             if len(ranks) > 1:
                 self.axes[tuple(ranks)] = axis
 

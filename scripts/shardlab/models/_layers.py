@@ -6,27 +6,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardlab.models._sequence import SequenceSplit
+
 LENGTHS_KEPT = 16
 """Number of lengths whose rotary angles are cached: batches of length buckets have a few each."""
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
+    """Return scaled dot-product attention, grouped queries if there are fewer key heads.
+
+    Shapes: query (batch, heads, length, head_dim), key and value (batch, kv_heads, memory length, head_dim), mask
+    (batch, 1, 1, memory length) with True for keys that count.
+    """
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
+    )
 
 
 class Attention(nn.Module):
     """Multi-head attention (Vaswani et al., 2017, arXiv:1706.03762), grouped queries if kv_heads < heads.
 
     The projections are separate Linear layers, and the number of heads is inferred from their outputs, so that a
-    tensor-parallel plan can give each rank some of the heads without changes to this module.
+    tensor-parallel plan can give each rank some of the heads without changes to this module. ``attend`` is replaced
+    where sequences are split (see strategies/context.py).
     """
 
-    def __init__(self, dim: int, heads: int, kv_heads: int | None = None, *, bias: bool = True) -> None:
+    def __init__(
+        self, dim: int, heads: int, kv_heads: int | None = None, *, head_dim: int | None = None, bias: bool = True
+    ) -> None:
+        """``head_dim``: width of a head; None: dim / heads."""
         super().__init__()
-        if dim % heads:
+        if head_dim is None and dim % heads:
             raise ValueError(f"heads {heads} does not divide dim {dim}")
-        self.head_dim = dim // heads
+        self.head_dim = head_dim or dim // heads
         kv_dim = self.head_dim * (kv_heads or heads)
-        self.query = nn.Linear(dim, dim, bias=bias)
+        self.query = nn.Linear(dim, self.head_dim * heads, bias=bias)
         self.key = nn.Linear(dim, kv_dim, bias=bias)
         self.value = nn.Linear(dim, kv_dim, bias=bias)
-        self.output = nn.Linear(dim, dim, bias=bias)
+        self.output = nn.Linear(self.head_dim * heads, dim, bias=bias)
+        self.attend: Callable[..., Tensor] = attend
 
     def forward(
         self,
@@ -49,9 +67,7 @@ class Attention(nn.Module):
         )
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
-        )
+        mixed = self.attend(query, key, value, mask, causal=causal)
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
 
@@ -73,13 +89,16 @@ class EncoderBlock(nn.Module):
         return x + self.down(self.activation(self.up(self.mlp_norm(x))))
 
 
-class Rotary:
+class Rotary(nn.Module):
     """Angles of the rotary embedding (Su et al., 2021, arXiv:2104.09864), computed once for all layers and steps.
 
-    On a GPU they take a dozen small kernels, which every layer would launch again.
+    On a GPU they take a dozen small kernels, which every layer would launch again. ``sequence``: the part of every
+    sequence that a rank has (see strategies/context.py).
     """
 
     def __init__(self, head_dim: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        self.sequence = SequenceSplit()
         self.head_dim, self.base = head_dim, base
         self._known: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
@@ -96,8 +115,8 @@ class Rotary:
 
     def _computed(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         exponents = torch.arange(0, self.head_dim, 2, device=like.device, dtype=torch.float64) / self.head_dim
-        positions = torch.arange(length, device=like.device, dtype=torch.float64)
-        angles = torch.outer(positions, self.base**-exponents)
+        positions = self.sequence.positions(length, like.device)
+        angles = torch.outer(positions.double(), self.base**-exponents)
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 

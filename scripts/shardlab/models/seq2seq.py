@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from shardlab.models._chain import Chain, Segment
 from shardlab.models._layers import Attention, EncoderBlock, initialize
 from shardlab.models._losses import TARGETS, sample_losses
+from shardlab.models._sequence import SequenceSplit
 
 MASK = ("mask",)
 """Arguments, besides its state, of a piece that attends to the document."""
@@ -39,7 +40,8 @@ class Model(Chain):
 
     Maps token ids document (batch, d) and summary (batch, s), mask (batch, d) with True where a document has a token,
     to logits (batch, s, vocab_size), or with ``targets`` (see ``sample_losses``) to the loss of each sample, (batch,).
-    The state between the pieces is (document side, summary side).
+    The state between the pieces is (document side, summary side). ``sequence``: the part of both that a rank has (see
+    strategies/context.py).
     """
 
     initialize = staticmethod(initialize)
@@ -56,6 +58,7 @@ class Model(Chain):
         hidden: int,
     ) -> None:
         super().__init__()
+        self.sequence = SequenceSplit()
         self.embedding = nn.Embedding(vocab_size, dim)
         self.document_positions = nn.Parameter(torch.empty(document_tokens, dim))
         self.summary_positions = nn.Parameter(torch.empty(summary_tokens, dim))
@@ -89,8 +92,8 @@ class Model(Chain):
     def _embed(self, document: Tensor, summary: Tensor) -> tuple[Tensor, Tensor]:
         # Embed both sides here, so that the embedding belongs to one piece.
         return (
-            self.embedding(document) + self.document_positions[: document.shape[1]],
-            self.embedding(summary) + self.summary_positions[: summary.shape[1]],
+            self.embedding(document) + self.sequence.rows(self.document_positions, document.shape[1]),
+            self.embedding(summary) + self.sequence.rows(self.summary_positions, summary.shape[1]),
         )
 
     def _encode(self, block: nn.Module, last: bool, memory: Tensor, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

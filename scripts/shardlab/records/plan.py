@@ -13,13 +13,13 @@ from pydantic import Field
 from shardlab.errors import UserError
 from shardlab.records.reports import Report, TensorBytes, Traffic
 from shardlab.settings import run_identity
-from shardlab.settings.mesh import AXES
+from shardlab.settings.mesh import axes_in, split_by
 from shardlab.settings.sites import Hardware
 from shardlab.settings.types import Run
 
 FILE, TOGETHER = "plan.json", "plans"
 """File of a plan in the folder of its run; folder of results/ with such folders, for runs planned together."""
-RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
+RECOMPUTED = {"none": 1.0, "selective": 1.0, "alternate": 7 / 6, "full": 4 / 3}
 """Recomputation, least first: how often the matrix products are computed, of which a forward pass is a third."""
 
 
@@ -161,7 +161,7 @@ def step_time(
         if (bandwidth := getattr(hardware, key)) is None:
             missing.append(key)
             continue
-        if entry["axis"] in run.mesh.axes("samples"):
+        if "samples" in split_by(axes_in(entry["axis"])):
             overlapped += entry["bytes"] / bandwidth / 1e9
         else:
             waiting += entry["bytes"] / bandwidth / 1e9
@@ -179,9 +179,9 @@ def step_time(
 
 def _inside_a_node(run: Run, axis: str) -> bool:
     """Return whether the ranks of an axis are on one node: outer axes stride over the inner ones."""
-    if axis not in AXES:
+    if not (axes := axes_in(axis)):
         return run.nodes == 1
-    return run.mesh.stride(axis) * run.mesh.degree(axis) <= run.ranks_per_node
+    return run.mesh.stride(axes[0]) * run.mesh.degree(axes[0]) <= run.ranks_per_node
 
 
 def misfit(run: Run, hardware: Hardware, made: Plan | None) -> str | None:

@@ -64,6 +64,32 @@ def check_tensor(
         )
 
 
+def check_context(
+    strategy: Strategy, mesh: ParallelDims, workload: Workload, name: str, args: dict[str, Any], data: dict[str, Any]
+) -> None:
+    """Check that the model's sequences, and for Ulysses its heads, can be split."""
+    cp, tp = mesh.parts("sequence"), mesh.tensor_parts
+    if not mesh.axes("sequence"):
+        return
+    if workload.context_sizes is None:
+        raise Unsupported(
+            f"workload {name} does not support cp; if its model attends through models/_layers.py and its task names "
+            f"its `sequences`, set `context_sizes:` in config/workloads/{name}.yaml."
+        )
+    pieces = cp * (2 if strategy.splits_head_and_tail and cp > 1 else 1)
+    for key in workload.context_sizes:
+        if data[key] % pieces:
+            raise Unsupported(
+                f"{key} {data[key]} of workload {name} cannot be split into {pieces} pieces, "
+                f"{pieces // cp} for each of cp {cp}; make it a multiple of {pieces}."
+            )
+    if strategy.context == "ulysses" and args["heads"] % (cp * tp):
+        raise Unsupported(
+            f"context: ulysses splits heads, but cp {cp} x tp {tp} does not divide heads {args['heads']} of workload "
+            f"{name}; cp x tp can be {divisors(args['heads'])}, or set context to gather or ring."
+        )
+
+
 def check_pipeline(
     strategy: Strategy, name: str, mesh: ParallelDims, workload: str, segments: int, devices: int
 ) -> None:

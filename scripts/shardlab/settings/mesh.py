@@ -27,23 +27,26 @@ class Axis(NamedTuple):
 
     splits: tuple[Split, ...] = ()
     """What its ranks divide; they have the same of everything else."""
-    technique: str | None = None
-    """File in strategies/ that applies it to a model."""
+    techniques: tuple[str, ...] = ()
+    """Files in strategies/ that apply it to a model."""
 
 
 class Degrees(Strict):
     """Degrees of the mesh axes, outermost first: tensor-parallel groups are neighboring ranks of one node."""
 
-    dp_replicate: Annotated[int | None, Axis(splits=("samples",), technique="ddp")] = Field(
+    dp_replicate: Annotated[int | None, Axis(splits=("samples",), techniques=("ddp",))] = Field(
         None, description="Degree of replication: DDP, or HSDP with dp_shard."
     )
-    pp: Annotated[int | None, Axis(splits=("layers",), technique="pipeline")] = Field(
+    pp: Annotated[int | None, Axis(splits=("layers",), techniques=("pipeline",))] = Field(
         None, description="Degree of pipeline parallelism."
     )
-    dp_shard: Annotated[int | None, Axis(splits=("samples", "states"), technique="fsdp")] = Field(
+    dp_shard: Annotated[int | None, Axis(splits=("samples", "states"), techniques=("fsdp",))] = Field(
         None, description="Degree of sharding: FSDP (fully_shard)."
     )
-    tp: Annotated[int | None, Axis(splits=("tensors",), technique="tensor")] = Field(
+    cp: Annotated[int | None, Axis(splits=("sequence", "states"), techniques=("context", "fsdp"))] = Field(
+        None, description="Degree of context parallelism; states are sharded over dp_shard x cp."
+    )
+    tp: Annotated[int | None, Axis(splits=("tensors",), techniques=("tensor",))] = Field(
         None, description="Degree of tensor parallelism; stays within a node."
     )
 
@@ -63,6 +66,15 @@ AXES: dict[str, Axis] = {
     for name, field in Degrees.model_fields.items()
 }
 """Name: axis, outermost first."""
+
+
+TIMES = " x "
+"""Between the axes in the name of a mesh that is their product."""
+
+
+def axes_in(name: str) -> list[str]:
+    """Return the axes, outermost first, whose product has this name; none if it does not name axes."""
+    return [axis for axis in name.split(TIMES) if axis in AXES]
 
 
 def split_by(axes: Iterable[str]) -> set[Split]:
@@ -119,10 +131,15 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
         return tuple(axis for axis in self.axes("samples", "sequence") if axis not in sharding)
 
     @property
+    def shard_axis(self) -> str:
+        """Name of the axes that states are sharded over, as one (see ``axes_in``)."""
+        return TIMES.join(self.axes("states"))
+
+    @property
     def techniques(self) -> tuple[str, ...]:
         """Files in strategies/ that apply the axes; FSDP also replicates its shards (HSDP), so without DDP."""
         axes = [axis for axis in self.root if not (self.sharded and axis in self.replica_axes)]
-        return tuple(technique for axis in axes if (technique := AXES[axis].technique))
+        return tuple(dict.fromkeys(technique for axis in axes for technique in AXES[axis].techniques))
 
     @property
     def replicated(self) -> bool:
@@ -165,6 +182,11 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
         return self.parts("tensors")
 
     @property
+    def loss_parts(self) -> int:
+        """Number of parts that the loss is summed over: ranks that have other samples or other parts of sequences."""
+        return self.parts("samples", "sequence")
+
+    @property
     def data_size(self) -> int:
         """Number of groups of ranks that read different samples."""
         return self.parts("samples")
@@ -176,8 +198,19 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
 
     def data_rank(self, place: Mapping[str, int]) -> int:
         """Return the index of the group of ranks that reads what the rank with these coordinates reads."""
+        return self._index(place, "samples")
+
+    def sequence_rank(self, place: Mapping[str, int]) -> int:
+        """Return the index of the part of every sequence that the rank with these coordinates reads."""
+        return self._index(place, "sequence")
+
+    def loss_part(self, place: Mapping[str, int]) -> int:
+        """Return the index of the part of the loss that the rank with these coordinates computes."""
+        return self._index(place, "samples", "sequence")
+
+    def _index(self, place: Mapping[str, int], *splits: Split) -> int:
         rank = 0
-        for axis in self.axes("samples"):
+        for axis in self.axes(*splits):
             rank = rank * self.degree(axis) + place.get(axis, 0)
         return rank
 

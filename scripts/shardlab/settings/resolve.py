@@ -36,6 +36,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     nodes, ranks, devices = _ranks(config, strategy, strategy_name, site)
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
     compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
+    compatibility.check_context(strategy, mesh, workload, workload_base, args, data.options)
     segments = _segments(workload, workload_base, args)
     compatibility.check_pipeline(strategy, strategy_name, mesh, workload_base, segments, devices)
     if recipe.global_batch_size < mesh.data_size:

@@ -82,6 +82,10 @@ class Size(Strict):
     recipe: Recipe = Field(default=Recipe(), description="Training recipe.")
 
 
+TensorStyle = Literal["column", "column_gather", "row", "vocab", "norm", "norm_whole", "dropout", "router", "experts"]
+"""Ways to split a layer over tensor-parallel ranks."""
+
+
 class Workload(Strict):
     """Model, data and recipe: one file in config/workloads."""
 
@@ -97,14 +101,20 @@ class Workload(Strict):
         "scripts/shardlab/data/encoders (prepared arrays).",
     )
     blocks: list[str] = Field(default=[], description="Submodules that FSDP shards separately, as patterns (layers.*).")
-    tensor: dict[str, Literal["column", "column_gather", "row", "vocab", "norm", "norm_whole", "dropout"]] = Field(
+    tensor: dict[str, TensorStyle] = Field(
         default={},
         description="Tensor-parallel plan, submodule pattern: how it is split. column, row: Linear "
         "by output (stays split; column_gather: gathered again), by input; vocab: Embedding by rows; norm: a norm "
         "before column layers (norm_whole: before other layers), split along the sequence with sequence_parallel; "
-        "dropout: a Dropout between column and row. Empty: tp is not supported.",
+        "dropout: a Dropout between column and row; router, experts: a mixture of experts, by the hidden size of "
+        "each. Empty: tp is not supported.",
     )
     tensor_sizes: list[str] = Field(default=[], description="Model arguments that tp must divide (heads, hidden, ...).")
+    context_sizes: list[str] | None = Field(
+        None,
+        description="Data options that cp must divide (sequence_length); empty: sequences are filled up. null: cp is "
+        "not supported.",
+    )
     segments: list[PositiveInt | str] = Field(
         default=[],
         description="Segments of the model's chain, between which pipelines split it: numbers and model arguments, "
@@ -138,10 +148,25 @@ class StrategyOptions(Strict):
     )
     sequence_parallel: bool = Field(False, description="tp: split activations between the layers along the sequence.")
     loss_parallel: bool = Field(False, description="tp: compute the loss on split logits.")
+    context: Literal["gather", "ulysses", "ring"] = Field(
+        "gather",
+        description="cp: attention over split sequences. gather: to all keys, gathered; ulysses: over whole sequences "
+        "with some of the heads; ring: to one rank's keys at a time.",
+    )
+    head_tail: bool = Field(
+        True,
+        description="cp, gather and ring: give each rank a piece from the head and one from the tail of every "
+        "sequence, so that causal attention takes equally long on all of them.",
+    )
     pipeline_schedule: Annotated[str, *one_of(SCHEDULES)] = Field(
         "1F1B", description="pp: schedule of torch.distributed.pipelining."
     )
     n_microbatches: PositiveInt = Field(4, description="pp: micro-batches per batch in the pipeline.")
+
+    @property
+    def splits_head_and_tail(self) -> bool:
+        """True if a rank's part of a sequence is two pieces; with Ulysses, all ranks have equally much to do anyway."""
+        return self.head_tail and self.context != "ulysses"
 
     @property
     def pipeline(self) -> Schedule:

@@ -35,6 +35,8 @@ NEEDS: dict[str, Split] = {
     "cpu_offload": "states",
     "reshard_after_forward": "states",
     "wrap_parameters": "states",
+    "context": "sequence",
+    "head_tail": "sequence",
     "sequence_parallel": "tensors",
     "loss_parallel": "tensors",
     "pipeline_schedule": "layers",

@@ -64,12 +64,12 @@ class Steps:
         return Step(-1, 0, 0, 1, 0.0, self._mine(none), 0, validates=False)
 
     def _seed(self, number: int) -> int:
-        """Derive the seed from (seed, step, data rank, stage), so that a resumed run draws the same masks.
+        """Derive the seed from (seed, step, part of the loss, stage), so that a resumed run draws the same masks.
 
-        Ranks that share samples draw the same masks, as tensor parallelism needs where tensors are whole (for split
-        tensors, see strategies/tensor.py); stages hold different layers, which draw different ones.
+        Ranks with the same activations draw the same masks, as tensor parallelism needs where tensors are whole (for
+        split tensors, see strategies/tensor.py); stages hold different layers, which draw different ones.
         """
-        entropy = (self.order.seed, number, self.world.data_rank, self.world.stage)
+        entropy = (self.order.seed, number, self.world.loss_part, self.world.stage)
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
     def _mine(self, batch: order.Indices) -> list[MicroBatch]:
@@ -131,7 +131,8 @@ def micro_batches(
     *,
     by_length: bool = False,
 ) -> list[MicroBatch]:
-    """Split this rank's share of a global batch of at most ``largest`` samples into ``count`` micro-batches.
+    """Split this rank's share of a global batch of at most ``largest`` samples into ``count`` micro-batches, of whose
+    sequences each has this rank's part.
 
     ``by_length``: group samples of similar length, if the task's samples differ in length.
     """
@@ -141,4 +142,4 @@ def micro_batches(
     local = order.samples_of(batch, world.data_rank, world.data_size)
     if by_length and (lengths := task.lengths(split, local)) is not None:
         local = local[np.argsort(lengths, kind="stable")]
-    return [task.micro_batch(split, indices, rows) for indices in order.parts(local, count)]
+    return [task.micro_batch(split, indices, rows, world.sequence) for indices in order.parts(local, count)]

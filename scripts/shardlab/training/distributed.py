@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardlab.errors import UserError
+from shardlab.models._sequence import SequenceSplit
 from shardlab.patches import torch_distributed
 from shardlab.settings.mesh import ParallelDims
 from shardlab.settings.types import Run
@@ -33,6 +34,8 @@ class World:
     dims: ParallelDims = field(default_factory=lambda: ParallelDims({}))
     mesh: DeviceMesh | None = None
     """Mesh with the axes of ``dims``; None without a process group."""
+    head_tail: bool = False
+    """See StrategyOptions."""
     others: tuple[torch.device, ...] = ()
     """Additional devices that this rank drives alone (dp and mp)."""
 
@@ -55,6 +58,17 @@ class World:
     def data_rank(self) -> int:
         """Index of this rank's group among them."""
         return self.dims.data_rank(self.place)
+
+    @property
+    def loss_part(self) -> int:
+        """Index of the part of the loss that this rank computes: of the samples, and of their sequences."""
+        return self.dims.loss_part(self.place)
+
+    @property
+    def sequence(self) -> SequenceSplit:
+        """This rank's part of every sequence."""
+        parts, rank = self.dims.parts("sequence"), self.dims.sequence_rank(self.place)
+        return SequenceSplit(parts, rank, head_tail=self.head_tail) if parts > 1 else SequenceSplit()
 
     @property
     def stage(self) -> int:
@@ -84,7 +98,12 @@ class World:
     @property
     def shard_mesh(self) -> DeviceMesh | None:
         """Mesh that weights are sharded over, 2-D if shards are replicated; None if they are not sharded."""
-        return self._submesh((*self.dims.replica_axes, *self.dims.axes("states"))) if self.dims.sharded else None
+        return self._submesh((*self.dims.replica_axes, self.dims.shard_axis)) if self.dims.sharded else None
+
+    @property
+    def context_mesh(self) -> DeviceMesh | None:
+        """This rank's 1-D mesh of context parallelism; None as for ``replicate_mesh``."""
+        return self._submesh(self.dims.axes("sequence"))
 
     def _submesh(self, axes: tuple[str, ...]) -> DeviceMesh | None:
         if self.mesh is None or not axes:
@@ -200,4 +219,6 @@ def world(run: Run, site_device: str | None = None) -> World:
     if not dims or not dist.is_initialized():
         return World(rank, size, own, dims, others=tuple(others))
     mesh = init_device_mesh(own.type, tuple(dims.root.values()), mesh_dim_names=tuple(dims.root))
-    return World(rank, size, own, dims, mesh)
+    if len(sharding := dims.axes("states")) > 1:
+        mesh[sharding]._flatten(dims.shard_axis)
+    return World(rank, size, own, dims, mesh, head_tail=run.options.splits_head_and_tail)

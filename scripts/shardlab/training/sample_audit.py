@@ -22,14 +22,16 @@ class SampleAudit:
     def check(self, task: Task, world: World) -> dict[str, Any]:
         """Return the samples and targets of each rank, under the names of TrainReport; a collective.
 
-        Pipeline ranks without the model's output count nothing, ranks of a tensor-parallel group all count the same.
+        Pipeline ranks without the model's output count nothing, ranks of a tensor-parallel group all count the same,
+        and those of a context-parallel group the same samples.
 
         Raises:
             UserError: the ranks together did not train on each sample and target once.
         """
         ranks = world.gather((task.trained_samples, int(task.trained_targets)))
         samples, targets = zip(*ranks, strict=True)
-        done = (sum(samples) / world.dims.copies, sum(targets) / world.dims.copies)
+        copies = world.dims.copies
+        done = (sum(samples) / (copies * world.sequence.ranks), sum(targets) / copies)
         if done != (self.samples, self.targets):
             raise UserError(
                 f"the ranks trained on {done[0]:g} samples and {done[1]:g} targets, but the batches had "

@@ -1,13 +1,14 @@
 """Language modeling (next token): cross-entropy, perplexity."""
 
 import math
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from shardlab.data.order import Indices
 from shardlab.training import tasks
-from shardlab.training.tasks import Batch, Inputs, token_loss
+from shardlab.training.tasks import IGNORE, Batch, Inputs, token_loss
 
 
 class Task(tasks.Task):
@@ -15,22 +16,24 @@ class Task(tasks.Task):
 
     metric_name = "perplexity"
     of_tokens = True
+    sequences: ClassVar = {"inputs": 0, "targets": IGNORE}
     scores = False
 
     def targets(self, split: str, indices: Indices) -> int:
         return len(indices) * (self.arrays(split)["tokens"].shape[1] - 1)
 
     def batch(self, split: str, indices: Indices) -> Batch:
-        return {"tokens": self.to_device(self.arrays(split)["tokens"][indices].astype(np.int64))}
+        tokens = self.to_device(self.arrays(split)["tokens"][indices].astype(np.int64))
+        return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
 
     def inputs(self, batch: Batch) -> Inputs:
-        return (batch["tokens"][:, :-1],), self.chunks(batch["tokens"][:, 1:])
+        return (batch["inputs"],), self.chunks(batch["targets"])
 
     def targets_in(self, batch: Batch) -> int:
-        return batch["tokens"][:, 1:].numel()
+        return batch["targets"].numel()
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return token_loss(outputs, batch["tokens"][:, 1:])
+        return token_loss(outputs, batch["targets"])
 
     def metric(self, loss: float, score: float, samples: int) -> float:
         return math.exp(min(loss, 700.0))

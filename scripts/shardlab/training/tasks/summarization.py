@@ -1,7 +1,7 @@
 """Summarization of documents: cross-entropy over the summary's real tokens, ROUGE-L of greedy decoding."""
 
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ class Task(tasks.Task):
 
     metric_name = "rougeL"
     of_tokens = True
+    sequences: ClassVar = {"document": 0, "inputs": 0, "targets": IGNORE}
+    whole_sequences: ClassVar = {"mask": False}
 
     def samples(self, split: str) -> int:
         return len(self.arrays(split)["summary_offsets"]) - 1
