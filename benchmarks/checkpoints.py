@@ -118,11 +118,11 @@ def inside(place: Path) -> None:
         reported = {
             "step ms": 1000 * step,
             "checkpoint MiB": size / 2**20,
-            "waits ms, at once": 1000 * statistics.median(stalls[True]),
-            "waits ms, beside": 1000 * statistics.median(stalls[False]),
-            "later steps ms, beside": 1000 * statistics.median(slowed),
-            "at once, in steps": statistics.median(stalls[True]) / step,
-            "beside, in steps": (statistics.median(stalls[False]) + max(0.0, statistics.median(slowed))) / step,
+            "synchronous ms": 1000 * statistics.median(stalls[True]),
+            "asynchronous ms": 1000 * statistics.median(stalls[False]),
+            "later steps ms": 1000 * statistics.median(slowed),
+            "synchronous, in steps": statistics.median(stalls[True]) / step,
+            "asynchronous, in steps": (statistics.median(stalls[False]) + max(0.0, statistics.median(slowed))) / step,
             "resume s": resumed,
         }
         write_json(place / "reported.json", reported)

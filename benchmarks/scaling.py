@@ -60,8 +60,8 @@ def trained(place: Path, strategy: str, ranks: int, size: str) -> dict[str, Any]
     return {
         "strategy": strategy,
         "ranks": ranks,
-        "tensors MiB a rank": max(rank["peak"] for rank in report["tensor_bytes"]) / 2**20,
-        "sent MiB a rank and step": report["bytes_per_step"] / 2**20,
+        "tensor MiB per rank": max(rank["peak"] for rank in report["tensor_bytes"]) / 2**20,
+        "sent MiB per rank and step": report["bytes_per_step"] / 2**20,
         "step ms": 1000 * report["step_seconds_median"],
     }
 

@@ -35,7 +35,7 @@ class Routing(NamedTuple):
 class Router(nn.Module):
     """Scores of the experts for each token, of which the ``top_k`` largest are chosen.
 
-    With ``biased``, experts are chosen by scores plus a bias, which is no parameter: ``balance`` moves it. Scores are
+    With ``biased``, experts are chosen by scores plus a bias, which is not trained: ``balance`` adjusts it. Scores are
     computed in float32 at least, as rounding would flip the choice.
     """
 
