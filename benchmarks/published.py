@@ -162,7 +162,10 @@ def planned(rows: list[Row], cores: int) -> list[dict[str, Any]]:
 
     runs = [run_of(row) for row in rows]
     distinct = {plan.cost(run): run for run in runs}
-    estimates = dict(zip(distinct, simulate([(run, None) for run in distinct.values()], cores), strict=True))
+    estimates = {}
+    for cost, estimate in zip(distinct, simulate([(run, None) for run in distinct.values()], cores), strict=True):
+        estimates[cost] = estimate
+        print(f"{len(estimates)} of {len(distinct)}", file=sys.stderr, flush=True)
     found = [estimates[plan.cost(run)] for run in runs]
     assert not any(isinstance(each, str) for each in found), found
     return found  # type: ignore[return-value]
