@@ -101,7 +101,7 @@ FAULTS = [
         at("unit/test_experts", "test_experts_that_cannot_be"),
     ),
     Fault(
-        "an order of rows in which equal experts swap",
+        "rows return to other tokens",
         EXPERTS,
         "order, torch.arange(len(order), device=order.device)",
         "order, torch.arange(len(order), device=order.device).flip(0)",
