@@ -123,7 +123,7 @@ def test_a_rank_that_just_ends(tmp_path, code):
 def test_a_loss_that_is_no_number(tmp_path, code):
     """The run stops, keeps nothing from that step on and gives up; or skips and counts the step."""
     mistake(
-        code, "training/step.py", "reduced = world.sum", "reduced = reduced * (math.nan if step.number == 7 else 1)"
+        code, "training/step.py", "reduced, tokens = whole", "reduced = reduced * (math.nan if step.number == 7 else 1)"
     )
     trial = Trial(tmp_path / "stop", "single", scripts=code / "scripts")
     for _ in range(3):
