@@ -116,6 +116,7 @@ bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py
 	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 60 --repeats 0 --output results/benchmarks/ranks
 	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/starting.py
 	$(BIN)/python benchmarks/checkpoints.py
 	$(BIN)/python benchmarks/scaling.py

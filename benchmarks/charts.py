@@ -20,8 +20,8 @@ from shardlab.files import write_text
 from shardlab.report.charts import svg
 from shardlab.report.charts.helpers import HEIGHT, LEGEND, ROW, WIDTH, over_ranks
 
-WRITTEN = {"at once, in steps": "synchronous", "beside, in steps": "asynchronous"}
-PANELS = ("tensors MiB a rank", "sent MiB a rank and step", "step ms")
+WRITTEN = {"synchronous, in steps": "synchronous", "asynchronous, in steps": "asynchronous"}
+PANELS = ("tensor MiB per rank", "sent MiB per rank and step", "step ms")
 SWEEP = {
     "dry run s": "dry run",
     "bare s": "bare Snakefile",

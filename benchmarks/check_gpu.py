@@ -180,7 +180,7 @@ def train(server: Any, place: Path, found: list[Case], kind: str) -> None:
 
 
 def compared(place: Path, found: list[Case]) -> list[dict[str, Any]]:
-    """Rows of the table: how far each training is from the one that it is held to."""
+    """Return the rows of the table: the differences of each training from its reference."""
     return [row(case, place / case.local, place / case.other, place / "data") for case in found]
 
 

@@ -112,17 +112,17 @@ def inside(place: Path) -> None:
     resumed = time.perf_counter() - began
     if world.is_rank0:
         step = statistics.median(seconds)
-        # The steps behind each second checkpoint, which is written beside them.
+        # The steps after every second checkpoint, which is written in the background.
         after = range(2 * EVERY, STEPS - EVERY, 2 * EVERY)
         slowed = [sum(seconds[i : i + EVERY]) - step * EVERY for i in after]
         reported = {
             "step ms": 1000 * step,
             "checkpoint MiB": size / 2**20,
-            "waits ms, at once": 1000 * statistics.median(stalls[True]),
-            "waits ms, beside": 1000 * statistics.median(stalls[False]),
-            "later steps ms, beside": 1000 * statistics.median(slowed),
-            "at once, in steps": statistics.median(stalls[True]) / step,
-            "beside, in steps": (statistics.median(stalls[False]) + max(0.0, statistics.median(slowed))) / step,
+            "synchronous ms": 1000 * statistics.median(stalls[True]),
+            "asynchronous ms": 1000 * statistics.median(stalls[False]),
+            "later steps ms": 1000 * statistics.median(slowed),
+            "synchronous, in steps": statistics.median(stalls[True]) / step,
+            "asynchronous, in steps": (statistics.median(stalls[False]) + max(0.0, statistics.median(slowed))) / step,
             "resume s": resumed,
         }
         write_json(place / "reported.json", reported)

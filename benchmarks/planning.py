@@ -78,12 +78,12 @@ def planned(size: str, strategy: str, nodes: int, devices: int, chunks: int = 1)
         "strategy": strategy,
         "ranks": ranks,
         "loss chunks": chunks,
-        "GiB a rank": plan["predicted_memory_bytes"] / 2**30,
+        "GiB per rank": plan["predicted_memory_bytes"] / 2**30,
         f"fits {DEVICE_GIB} GiB": "yes" if plan["fits"] else "no",
-        "GiB sent a step": sent / 2**30,
-        "PFLOP a step": plan["flops_per_step"] / 1e15,
-        "planned in s": seconds,
-        "with MiB": int(done.stdout.split()[-1]) / 1024,
+        "sent GiB per step": sent / 2**30,
+        "PFLOP per step": plan["flops_per_step"] / 1e15,
+        "planning s": seconds,
+        "planning MiB": int(done.stdout.split()[-1]) / 1024,
     }
 
 

@@ -29,7 +29,7 @@ from shardlab.files import write_text
 from shardlab.records.reports import FIRST_STEPS
 from shardlab.report.verdict import DIFFERENCES, EQUAL, judge
 from shardlab.settings import load, resolve
-from shardlab.settings.precisions import FULL
+from shardlab.settings.precisions import STATES
 from shardlab.settings.types import Run
 
 Engine = Any
@@ -56,7 +56,7 @@ def one_gradient_halved(engine: Engine) -> None:
 
 
 def not_reduced(engine: Engine) -> None:
-    """Update rank 0 with the gradient of its own half of the samples."""
+    """Update rank 0 with the gradient of only its half of the samples."""
     _with_part(engine, lambda micro, number: (micro.count // 2, 2.0))
 
 
@@ -204,7 +204,7 @@ def main() -> None:
     """Train, judge, print and write the table; fail if a training without a fault is not equal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", default=["mlp", "mnist", "xsum", "vit", "llama2"])
-    parser.add_argument("--dtypes", nargs="+", choices=FULL, default=list(FULL), metavar="DTYPE")
+    parser.add_argument("--dtypes", nargs="+", choices=STATES, default=["float32", "float64"], metavar="DTYPE")
     parser.add_argument("--output", type=Path, default=Path("results/power.csv"), help="CSV file of every training")
     args = parser.parse_args()
     from shardlab.training import distributed

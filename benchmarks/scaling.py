@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def trained(place: Path, strategy: str, ranks: int, size: str) -> dict[str, Any] | None:
-    """A row; None for a strategy that does not go with so many ranks."""
+    """Return a row; None if the strategy does not support this number of ranks."""
     recipe = {"global_batch_size": 8, "eval_batch_size": 8}
     try:
         run = prepare(place, strategy, size, STEPS, recipe, ranks_per_node=ranks)
@@ -60,8 +60,8 @@ def trained(place: Path, strategy: str, ranks: int, size: str) -> dict[str, Any]
     return {
         "strategy": strategy,
         "ranks": ranks,
-        "tensors MiB a rank": max(rank["peak"] for rank in report["tensor_bytes"]) / 2**20,
-        "sent MiB a rank and step": report["bytes_per_step"] / 2**20,
+        "tensor MiB per rank": max(rank["peak"] for rank in report["tensor_bytes"]) / 2**20,
+        "sent MiB per rank and step": report["bytes_per_step"] / 2**20,
         "step ms": 1000 * report["step_seconds_median"],
     }
 

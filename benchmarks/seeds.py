@@ -26,7 +26,7 @@ from shardlab.files import write_text
 from shardlab.report.verdict import DIFFERENCES, EQUAL, ROUNDING, UNEQUAL, judge
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
-from shardlab.settings.precisions import FULL
+from shardlab.settings.precisions import STATES
 from shardlab.settings.types import Run
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["mlp", "mnist", "xsum", "vit", "llama2"])
     parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp", "tp", "pp", "zero2"], help="of two ranks")
     parser.add_argument("--twins", type=int, default=Config().noise_floor_runs, help="twins of each single")
-    parser.add_argument("--dtype", choices=FULL, default="float32")
+    parser.add_argument("--dtype", choices=STATES, default="float32")
     parser.add_argument("--output", type=Path, default=Path("results/seeds.csv"), help="CSV file of every training")
     args = parser.parse_args()
     from group import Server  # type: ignore[import-not-found]

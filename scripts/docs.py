@@ -23,7 +23,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {"config": config.Config, "workload": type
 """Schemas of the files that people edit, for their editors."""
 SHOWN_WORKLOAD = "llama2"
 """Workload whose results are in docs/strategies."""
-README_LOSSES = ("single", "ddp", "fsdp_tp", "zero3")
+README_LOSSES = ("single", "ddp", "fsdp_tp", "fsdp_cp", "zero3")
 README_MEMORY = ("single", "ddp", "fsdp", "zero1")
 """Strategies of README.md's two tables, which repeat rows of docs/matrix.md and of docs/strategies."""
 TWINS = "rounding alone (twins)"

@@ -1,4 +1,4 @@
-"""What the simulated accelerator refuses, each beside what is right. Run where it is loaded: see test_device.py."""
+"""What the simulated accelerator refuses, and the correct form of each. Run by test_device.py, where it is loaded."""
 
 import threading
 

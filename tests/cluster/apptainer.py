@@ -1,4 +1,4 @@
-"""Apptainer for a Debian that has no package of it: unstable's, in a folder of its own."""
+"""Apptainer for a Debian without its package: unstable's, in a separate folder."""
 
 import shutil
 import subprocess
@@ -18,8 +18,8 @@ LINK = Path("/usr/local/bin/apptainer")
 def install() -> None:
     """Put ``apptainer`` on the PATH, unless one is there.
 
-    Unstable's package is built against a newer C library. That library is unpacked beside the programs
-    and named in their headers, so the system's own stays as it is.
+    Unstable's package is built against a newer C library. That library is unpacked next to the programs
+    and named in their headers, so the system's stays unchanged.
     """
     if shutil.which("apptainer"):
         return

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A Slurm cluster in a box, on one Debian machine, as root: real daemons, nodes without a way out.
+"""A Slurm cluster on one Debian machine, as root: real daemons, nodes without external network.
 
-Each node is a slurmd in a network and host-name namespace of its own, on a bridge that leads to the
-login node (this machine) and the other nodes only. Its GPUs are fake: Slurm schedules them.
+Each node is a slurmd in its own network and host-name namespace, on a bridge that connects only
+the login node (this machine) and the other nodes. Its GPUs are fake: Slurm schedules them.
 """
 
 import argparse
@@ -35,7 +35,7 @@ BROWSER = ["chromium", "chromium-driver"]
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the action of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["prepare", "up", "down", "shell"], help="prepare: for tests")
     parser.add_argument("--nodes", type=int, default=2, help="nodes (2)")
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def incompatibility() -> str | None:
-    """Why this machine cannot hold the cluster, or None."""
+    """Return why this machine cannot run the cluster, or None."""
     if not Path("/etc/debian_version").exists():
         return "its packages are Debian's, and this is another system"
     if os.geteuid() != 0:
@@ -89,7 +89,7 @@ def up(nodes: int, gpus: int, cpus: int) -> None:
 
 
 def prepare() -> None:
-    """Say what the tests will change on this machine, and install their packages."""
+    """Print what the tests change on this machine, and install their packages."""
     if reason := incompatibility():
         print(f"No cluster here, so its tests will be skipped: {reason}.")
         return
@@ -223,7 +223,7 @@ def network(nodes: int) -> None:
 
 
 def munge_files() -> list[str]:
-    """Where munged keeps what it writes: not where a munged of the system would."""
+    """Options for munged's files, which are separate from those of a system's munged."""
     files = {"socket": "run/munge.socket", "pid-file": "run/munged.pid", "seed-file": "run/munge.seed"}
     return [f"--{option}={HOME}/{path}" for option, path in (files | {"log-file": "log/munged.log"}).items()] + [
         "--force"
@@ -231,7 +231,7 @@ def munge_files() -> list[str]:
 
 
 def database() -> None:
-    """A MariaDB of our own, without a network, for slurmdbd."""
+    """A separate MariaDB without a network, for slurmdbd."""
     data, sock = f"--datadir={HOME}/mysql", f"--socket={HOME}/run/mysql.sock"
     run("mariadb-install-db", "--no-defaults", data, "--user=mysql", "--skip-test-db", stdout=subprocess.DEVNULL)
     options = ["--no-defaults", data, sock, "--skip-networking", f"--pid-file={HOME}/run/mariadbd.pid"]

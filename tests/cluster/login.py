@@ -66,7 +66,7 @@ class Learner:
 def snakemake(*targets, config=(), flags=(), profile="slurm"):
     """The words of a snakemake call on the test site; a key that comes again in ``config`` wins.
 
-    Trainings are short, unless ``config`` has a recipe of its own.
+    Trainings are short, unless ``config`` has a recipe.
     """
     soon = ["--slurm-init-seconds-before-status-checks=4"] if profile == "slurm" else []
     short = [] if any(word.startswith("recipe=") for word in config) else [RECIPE]
@@ -74,7 +74,7 @@ def snakemake(*targets, config=(), flags=(), profile="slurm"):
 
 
 def end_all():
-    """End what the user started and did not wait for, because a test failed or was interrupted."""
+    """Kill processes that a failed or interrupted test left running."""
     for process in STARTED:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -82,7 +82,7 @@ def end_all():
 
 
 def home():
-    """Folder that the tests work in, beside whatever the user has."""
+    """Folder in the user's home that the tests work in."""
     return Path(pwd.getpwnam(cluster.USER).pw_dir) / "shardlab-tests"
 
 
@@ -92,7 +92,7 @@ def clone():
 
 
 def here(call):
-    """A call of the README, on this cluster; asking for its jobs sooner than for those of a large one."""
+    """A call of the README on this cluster, with the first status check sooner."""
     soon = "--profile slurm --slurm-init-seconds-before-status-checks=4"
     return call.replace("--profile slurm", soon).replace("site=engaging", "site=test")
 
@@ -119,7 +119,7 @@ def sacct(*fields, since):
 
 
 def gpus(since):
-    """How many GPUs each job asked for, by its id; 0 for none."""
+    """Number of GPUs requested by each job, by its id."""
     rows = sacct("JobID", "AllocTRES", since=since)
     found = {row["JobID"]: re.search(r"gres/gpu=(\d+)", row["AllocTRES"]) for row in rows}
     return {job: int(number[1]) if number else 0 for job, number in found.items()}
@@ -132,7 +132,7 @@ def queue(job):
 
 
 def now():
-    """This second, as sacct's --starttime wants it."""
+    """The current second, in the format of sacct's --starttime."""
     return time.strftime("%Y-%m-%dT%H:%M:%S")
 
 
@@ -157,6 +157,6 @@ def training_job(learner, run, driver):
 
 
 def steps(learner, run):
-    """Training steps that a run has behind it."""
+    """Number of training steps that a run has completed."""
     records = read(learner.path / "results" / run / "metrics.jsonl")
     return max((record["step"] + 1 for record in records if record["kind"] == "train"), default=0)

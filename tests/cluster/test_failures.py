@@ -1,4 +1,4 @@
-"""What goes wrong on a cluster: one clear sentence, a status that is not 0, and nothing lost."""
+"""Errors on a cluster: one clear sentence, a nonzero status, and nothing lost."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_a_site_without_slurm(trained):
 
 
 def test_time_limit(too_long):
-    """Not the first in this file: the job has its two minutes meanwhile. Those after it have both cores."""
+    """Not the first test in this file, so that the job's two minutes pass meanwhile."""
     learner, driver = too_long
     story = learner.path / "results/ddp/mlp/attempts.json"
 
@@ -110,7 +110,7 @@ def test_polling_goes_on_without_slurmdbd(trained):
 
 
 def test_scancel_of_one_run_by_hand(learner):
-    """The next call goes on from the newest checkpoint."""
+    """The next call resumes from the newest checkpoint."""
     config = ["strategies=[single, ddp, fsdp]", "workloads=[llama2]", "noise_floor_runs=0"]
     config += ["recipe={epochs: 100, max_steps: 400, checkpoint_interval_steps: 10}"]
     driver = learner.start(*snakemake("all", flags=["--retries=0", "--preemptible-retries=0"], config=config))

@@ -1,4 +1,4 @@
-"""One run through what a cluster does to it: each time it goes on where it was."""
+"""One run through a cluster's interruptions: each time it resumes where it was."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def words_of(place):
 
 
 def goes_on(learner, number, seconds=120):
-    """Wait until the attempt of that number takes steps that are new."""
+    """Wait until the attempt of that number takes new steps."""
     before = attempts(learner)[number - 2]
     until("the next attempt", lambda: len(attempts(learner)) >= number, seconds)
     until("its steps", lambda: steps(learner, RUN) > (attempts(learner)[number - 2]["reached"] or 0) + 5, seconds)
@@ -96,7 +96,7 @@ def test_preemption(struck):
 
 
 def test_a_node_is_lost_while_two_new_calls_follow(struck):
-    """The first driver is dead since long. All processes of one node end; both calls bring the run to its end."""
+    """The first driver died long ago. All processes of one node end; both calls see the run finish."""
     learner, _, job, since = struck
     calls = [learner.start(*snakemake(TARGET, config=CONFIG, flags=["--nolock"])) for _ in range(2)]
     logs = learner.path / ".snakemake/log"
@@ -115,7 +115,7 @@ def test_a_node_is_lost_while_two_new_calls_follow(struck):
 
 
 def test_ends_equal(struck):
-    """To the bit as the same run that nothing happens to."""
+    """Bitwise equal to the same run without interruptions."""
     learner, *_ = struck
     report = learner.json(f"results/{RUN}/train.json")
     learner.snakemake(TARGET, config=CONFIG, flags=["--force"])

@@ -20,6 +20,7 @@ TINY = {
     "xsum": {"rows": 16},
     "vit": {"rows": 16},
     "llama2": {"characters": 2_000, "sequence_length": 32},
+    "moe": {"characters": 2_000, "sequence_length": 32},
 }
 """Data options that leave 12 training samples or a little more, so that small cases take milliseconds."""
 

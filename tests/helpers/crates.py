@@ -1,4 +1,4 @@
-"""The RO-Crate validator, in an environment of its own: it needs other versions of what we use. Without a network."""
+"""The RO-Crate validator, in a separate environment because it needs other versions of packages; without a network."""
 
 import os
 import re
@@ -36,7 +36,7 @@ with the names that version 1.1 has for Bioschemas."""
 
 
 def complaints(crate, folder):
-    """What the validator says against a crate, of what the profile requires; installs it into ``folder``."""
+    """Violations of the profile that the validator finds in a crate; installs it into ``folder``."""
     python = folder / "bin/python"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", ROOT / "envs/validator.txt"], check=True)

@@ -1,4 +1,4 @@
-"""What the fault tests saw, for the table in docs/reliability.md: ``pytest --record-faults`` writes it."""
+"""Results of the fault tests for the table in docs/reliability.md, written by ``pytest --record-faults``."""
 
 import json
 from datetime import datetime
@@ -9,11 +9,9 @@ SEEN = []
 
 
 def cost(attempts, number=0):
-    """What it cost that an attempt was struck: steps that were taken again, and seconds until there were new ones.
+    """Cost of a fault during an attempt: repeated steps, and seconds from its end to the next new step.
 
-    Those are counted from its end, or from the start of the next one where it could not note its end. ``attempts`` are
-    the run's (report.records.Attempt, as dictionaries); some may have come to no step. Nothing, where it was struck
-    behind its last step.
+    ``attempts``: the run's (records.reports.Attempt, as dictionaries). (0, 0) if the fault came after the last step.
     """
     struck, after = attempts[number], next((each for each in attempts[number + 1 :] if each["first_step_at"]), None)
     if after is None:
@@ -23,13 +21,13 @@ def cost(attempts, number=0):
 
 
 def survived(fault, injected, lost, seconds, *, layer, equal="bitwise"):
-    """Note a fault that a run survived, and what it cost."""
+    """Record a fault that a run survived, and its cost."""
     row = {"fault": fault, "injected": injected, "layer": layer, "lost_steps": lost, "seconds": seconds}
     SEEN.append(row | {"equal": equal})
 
 
 def write():
-    """Write what was seen, each fault once, beside what other layers saw before."""
+    """Write the recorded faults, each once, and keep those of other test layers."""
     known = json.loads(FILE.read_text()) if FILE.exists() else []
     seen = {each["fault"] for each in SEEN}
     rows = [each for each in known if each["fault"] not in seen] + SEEN

@@ -1,4 +1,4 @@
-"""A training that is killed again and again: who is killed, when and how follow from a seed."""
+"""A training whose processes are killed repeatedly; a seed chooses the process, the time and the signal."""
 
 import json
 import os
@@ -25,13 +25,13 @@ from shardlab.launch.attempts import history
 MARK = "SHARDLAB_TRIAL"
 """Environment variable by which all processes of a trial are found, whoever their parent is by now."""
 ROLES = ("launch", "torchrun", "rank 0", "rank 1", "job", "monitor")
-"""The last two where launch.py hands itself over to a fork server: its fork, and the process that waits for that."""
+"""The last two exist with a fork server: the fork of launch.py, and the process that waits for it."""
 TORCHRUN = "pt_elastic"
 """What torchrun names itself."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 STEPS = 60
 GIVEN = 40
-"""Seconds: torchrun gives a rank 30 that waits where it hears of no signal. That none trains on is held to 2 s."""
+"""Seconds: torchrun gives 30 to a rank that cannot handle its signal. No rank may train for more than 2 s, though."""
 STRATEGIES = ("fsdp", "zero2")
 
 
@@ -53,7 +53,7 @@ class Kill:
 
 
 class Trial:
-    """One run on two ranks in a folder of its own."""
+    """One run on two ranks in a separate folder."""
 
     def __init__(self, folder, strategy, scripts=ROOT / "scripts", hang_seconds=60, stop_seconds=10, **recipe):
         self.folder, self.strategy, self.scripts = folder / "results" / strategy / "llama2", strategy, scripts
@@ -134,20 +134,20 @@ class Trial:
         return steps[-1]["step"] if steps else -1
 
     def ended_within(self, seconds):
-        """Whether no process of the trial lives after so long."""
+        """Return whether all processes of the trial end within this time."""
         end = time.monotonic() + seconds
         while self.processes() and time.monotonic() < end:
             time.sleep(0.05)
         return not self.processes()
 
     def end(self):
-        """End whatever lives."""
+        """Kill all remaining processes."""
         for number in self.processes().values():
             os.kill(number, signal.SIGKILL)
 
 
 def kill_once(trial, chance):
-    """Start the run, kill one of its processes; returns what was done, None if it ended before that."""
+    """Start the run and kill one of its processes; return the kill, or None if the run ended before."""
     role, number = chance.choice(ROLES), chance.choice(SIGNALS)
     before = trial.last()
     step = chance.randrange(max(before, 0), STEPS) if chance.random() < 0.75 else None
@@ -174,7 +174,7 @@ def kill_once(trial, chance):
 
 
 def soak(folder, kills, seed, report=print):
-    """Kill runs until there were so many kills; returns them. Each run must end as one that was left alone."""
+    """Kill runs until there were ``kills`` kills; return them. Each run must end equal to an undisturbed one."""
     chance, done = random.Random(seed), []
     expected = {}
     for strategy in STRATEGIES:
@@ -201,7 +201,7 @@ def soak(folder, kills, seed, report=print):
 
 
 def end_well(trial, expected):
-    """The same call brings the run to its end, and it is the one that was not killed, to the bit."""
+    """The same call finishes the run, with weights bitwise equal to those of an undisturbed one."""
     for _ in range(3):  # three failures in a row without a checkpoint are given up, in one call
         if trial.start().wait() == 0:
             break

@@ -1,4 +1,4 @@
-"""Small transformers models that the tests make: T5, Llama, GPT-2 and ViT, with a tokenizer of their own."""
+"""Small transformers models for tests: T5, Llama, GPT-2 and ViT, with a tokenizer."""
 
 import torch
 import transformers

@@ -1,9 +1,7 @@
-"""Commands as the documents have them, tried without doing what they do: Snakemake's by a dry run, programs by their
-own parser of arguments.
+"""Commands of the documents, checked without running them: Snakemake's by a dry run, programs by their argument parser.
 
-Run as a program, in a copy of the project: its argument is the words of each as JSON, its
-last line what went wrong with each.
-Each is tried in a fork of a process that has imported what is slow to import.
+Run as a program in a copy of the project: its argument is a JSON list of commands, its last output line the error of
+each. Each is checked in a fork of a process that has imported the slow modules.
 """
 
 import argparse
@@ -30,7 +28,7 @@ ELIDED = "..."
 
 
 def commands(text):
-    """The commands of a document: the lines of its console blocks, and inline code; placeholders as they stand."""
+    """The commands of a document: lines of its console blocks and inline code, with placeholders unchanged."""
     lines = []
     for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         lines += block.replace("\\\n", " ").splitlines()
@@ -65,7 +63,7 @@ def words_of(command):
 
 
 def _tried(words):
-    """What went wrong with a command; None if nothing did."""
+    """Return the error of a command, or None."""
     with tempfile.TemporaryFile("w+") as said:
         for number in (1, 2):
             os.dup2(said.fileno(), number)
@@ -93,7 +91,7 @@ def _dry_run(words):
 
 
 def _parse(words):
-    """Parse a program's arguments as it does; with some left out, those that are there."""
+    """Parse arguments with a program's own parser; after ... the required ones may be missing."""
     parse = argparse.ArgumentParser.parse_known_args
     depth = []
 

@@ -13,7 +13,7 @@ GIVEN_UP = at("unit/test_attempt_history", "test_a_run_is_given_up_where_attempt
 ROOM = at("unit/test_attempt_history", "test_the_room_that_a_run_needs")
 
 FAULTS = [
-    # What a training goes on with.
+    # What a training resumes with.
     Fault("no best weights after a resume", RESUMING, "link(folder / BEST, output / BEST)", "pass", RESUMED),
     Fault("no best loss after a resume", RESUMING, '"best": found.best', '"best": start.best', RESUMED),
     Fault("no skipped steps after a resume", RESUMING, '"skipped": found.skipped', '"skipped": start.skipped', RESUMED),

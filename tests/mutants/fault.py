@@ -45,14 +45,14 @@ class Fault:
     right: str
     wrong: str
     tests: tuple[str, ...]
-    """What pytest is asked to run: as few tests as catch it."""
+    """Arguments of pytest: the fewest tests that catch it."""
     error: str = ""
-    """Regular expression of the error that catches it, where that is no failed assertion and no sentence of the
-    program: PyTorch's, the simulated accelerator's, a time limit's.
+    """Regular expression of the error that catches it, if neither a failed assertion nor the program's message does:
+    PyTorch's, the simulated accelerator's, a time limit's.
     """
 
     def put_into(self, text: str) -> str:
-        """The text of the file with the fault in it; without its place there, or where it is no code, the end."""
+        """Return the text of the file with the fault in it; exit if it does not apply or is not valid code."""
         if (count := text.count(self.right)) != 1:
             raise SystemExit(f"{self.name}: {self.file} has its text {count} times; write it as the code is now.")
         changed = text.replace(self.right, self.wrong)

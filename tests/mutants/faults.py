@@ -2,10 +2,19 @@
 
 import checkpoint_faults
 import context_faults
+import expert_faults
 import gpu_faults
 import measure_faults
 import rank_faults
 import shared_faults
 
-MODULES = (rank_faults, context_faults, shared_faults, checkpoint_faults, measure_faults, gpu_faults)
+MODULES = (
+    rank_faults,
+    context_faults,
+    expert_faults,
+    shared_faults,
+    checkpoint_faults,
+    measure_faults,
+    gpu_faults,
+)
 FAULTS = [fault for module in MODULES for fault in module.FAULTS]

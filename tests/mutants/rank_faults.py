@@ -21,6 +21,13 @@ from fault import (
     reference,
 )
 
+DROPOUT = "parity/test_dropout"
+SPLIT_MASKS = at(
+    DROPOUT, "test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_own_of_split_ones"
+)
+SEEDS = at(DROPOUT, "test_ranks_with_the_same_activations_draw_the_same_and_all_others_their_own")
+RESUMED_MASKS = at(DROPOUT, "test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop")
+
 FAULTS = [
     # What ranks do to each other's gradients.
     Fault(
@@ -122,49 +129,37 @@ FAULTS = [
         TENSOR,
         "torch.manual_seed(common + rank)",
         "torch.manual_seed(common)",
-        at(
-            "parity/test_dropout",
-            "test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_own_of_split_ones",
-        ),
+        SPLIT_MASKS,
     ),
     Fault(
         "other dropout masks on each rank of a tensor-parallel group",
         BATCHES,
         "number, self.world.loss_part,",
         "number, self.world.rank,",
-        at(
-            "parity/test_dropout",
-            "test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_own_of_split_ones",
-        ),
+        SPLIT_MASKS,
     ),
     Fault(
         "dropout masks that do not depend on the step",
         BATCHES,
         "(self.order.seed, number, self",
         "(self.order.seed, 0, self",
-        at("parity/test_dropout", "test_ranks_with_the_same_activations_draw_the_same_and_all_others_their_own"),
+        SEEDS,
     ),
     Fault(
         "the same dropout masks on all data-parallel ranks",
         BATCHES,
         "self.world.loss_part, self.world.stage)",
         "0, self.world.stage)",
-        at("parity/test_dropout", "test_ranks_with_the_same_activations_draw_the_same_and_all_others_their_own"),
+        SEEDS,
     ),
     Fault(
         "dropout masks not seeded by the step, so that a run that goes on repeats them",
         STEP,
         "device.seed(world.device, step.seed)",
         "pass",
-        at("parity/test_dropout", "test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop"),
+        RESUMED_MASKS,
     ),
-    Fault(
-        "validation in training mode",
-        EVALUATION,
-        "engine.train(False)",
-        "pass",
-        at("parity/test_dropout", "test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop"),
-    ),
+    Fault("validation in training mode", EVALUATION, "engine.train(False)", "pass", RESUMED_MASKS),
     # What is cut into stages.
     Fault(
         "rows that fill a pipeline's batch counted as samples",

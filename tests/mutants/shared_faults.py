@@ -21,6 +21,10 @@ from fault import (
     reference,
 )
 
+SENTENCE = at("unit/test_summary", "test_the_verdict_is_one_sentence")
+ROWS = at("unit/test_summary", "test_a_row_belongs_to_its_run")
+CONTINUED = at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[single-fsdp-llama2-2]")
+
 FAULTS = [
     # What the loss is.
     Fault(
@@ -144,14 +148,10 @@ FAULTS = [
         RESUMING,
         '        _load(folder, "optimizer", tensors, world)\n',
         "",
-        at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[single-fsdp-llama2-2]"),
+        CONTINUED,
     ),
     Fault(
-        "a run goes on one step too late",
-        CHECKPOINT,
-        '{"step": step, "best"',
-        '{"step": step + 1, "best"',
-        at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[single-fsdp-llama2-2]"),
+        "a run goes on one step too late", CHECKPOINT, '{"step": step, "best"', '{"step": step + 1, "best"', CONTINUED
     ),
     Fault(
         "the content of a checkpoint's files is not looked at",
@@ -208,34 +208,34 @@ FAULTS = [
         SUMMARY,
         "single = table.workload.map(singles[loss])",
         "single = table[loss]",
-        at("unit/test_summary", "test_the_verdict_is_one_sentence"),
+        SENTENCE,
     ),
     Fault(
         "the table does not look at the run's settings",
         SUMMARY,
         "if key := run_identity.difference(run.model_dump",
         "if False and run_identity.difference(run.model_dump",
-        at("unit/test_summary", "test_a_row_belongs_to_its_run"),
+        ROWS,
     ),
     Fault(
         "the table does not look at which weights were evaluated",
         SUMMARY,
         "if test and test.weights != train.weights:",
         "if False:",
-        at("unit/test_summary", "test_a_row_belongs_to_its_run"),
+        ROWS,
     ),
     Fault(
         "the verdict does not look at the validation loss",
         VERDICT,
         '("rel_diff", "validation_rel_diff")',
         '("rel_diff",)',
-        at("unit/test_summary", "test_the_verdict_is_one_sentence"),
+        SENTENCE,
     ),
     Fault(
         "whatever differs is rounding",
         VERDICT,
         "if away <= MULTIPLE * apart:",
         "if away <= MULTIPLE * apart or apart > 0:",
-        at("unit/test_summary", "test_the_verdict_is_one_sentence"),
+        SENTENCE,
     ),
 ]

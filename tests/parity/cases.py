@@ -71,13 +71,15 @@ def compared(strategy, workload, recipe=()):
         return Case(strategy, workload, tuple(dict(recipe).items()))
     # AdamW's first steps make a whole update of the sign of a gradient that is nothing but rounding. In float32 at
     # llama2's rate that alone moves a later norm by 9e-6 on some processors (AMD EPYC), by 2e-6 on others.
-    slower = {"optimizer": {"learning_rate": 3e-4}} if workload == "llama2" else {}
+    slower = {"optimizer": {"learning_rate": 3e-4}} if workload in ("llama2", "moe") else {}
     return Case(strategy, workload, tuple((slower | dict(recipe)).items()), dtype="float32")
 
 
 MATRIX = [compared(s, w) for s in STRATEGIES for w in TINY]
 HARD = [compared(s, "llama2", ACCUMULATED) for s in STRATEGIES]
+HARD += [compared(s, "moe", ACCUMULATED) for s in ("ddp", "fsdp", "hsdp", "mp", "pp", "tp_loss", "fsdp_tp", "zero2")]
 SELECTIVE = [compared(s, "vit", {"activation_checkpointing": "selective"}) for s in ("single", "fsdp", "tp", "pp")]
+SELECTIVE += [compared("fsdp_tp", "llama2", {"activation_checkpointing": "alternate"})]
 SGD = [
     compared(s, "xsum", PLAIN_SGD)
     for s in ("dp", "ddp", "fsdp", "hsdp", "mp", "pp", "tp_sp", "fsdp_tp", "fsdp_cp", "zero1", "zero2", "zero3")
@@ -91,6 +93,7 @@ COMPILE = [
     compared(s, "llama2", COMPILED)
     for s in ("single", "ddp", "fsdp", "tp_sp", "fsdp_tp", "pp", "cp", "cp_ulysses", "cp_ring", "zero2")
 ]
+COMPILE += [compared(s, "moe", COMPILED) for s in ("single", "fsdp_tp", "zero2")]
 COMPILE += [Case("ddp", "llama2", (("compile", "model"), ("compile_backend", "aot_eager")))]
 FAULTY = [Case("ddp", "llama2", fault=fault) for fault in ("summed", "unreduced_norm", "dropped_embedding")]
 TRAP = Case("fsdp_tp", "llama2", tuple(COMPILED.items()), fault="unprotected_embedding")
@@ -101,6 +104,7 @@ HALF = [
 HALF += [
     Case(s, "vit", (("precision", "float8"),), dtype="float32") for s in ("single", "ddp", "fsdp", "pp", "fsdp_pp")
 ]
+ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp", "pp")]
 CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
 LONG = [*MORE]
 LONG += [c for c in (*HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
@@ -116,7 +120,7 @@ def parametrized(cases):
 
 def requested(items, *, long):
     """The cases of the tests that were chosen; all of them if one is that looks at several."""
-    every = [case for case in (*CASES, *FAULTY, TRAP, *HALF) if long or case not in LONG]
+    every = [case for case in (*CASES, *FAULTY, TRAP, *HALF, *ROUNDED) if long or case not in LONG]
     of_items = [getattr(item, "callspec", None) for item in items if "results" in item.fixturenames]
     chosen = [spec.params if spec else {} for spec in of_items]
     if not all("case" in params or "fault" in params for params in chosen):

@@ -1,4 +1,4 @@
-"""Many small trainings in one set of ranks, since starting a rank takes seconds."""
+"""Many small trainings in one set of ranks, because starting a rank takes seconds."""
 
 import json
 import os
@@ -28,7 +28,7 @@ class Group:
     jobs: list = field(default_factory=list)
 
     def add(self, name, run, fault="", resume=None, evaluate=None):
-        """A training; with ``resume`` one that goes on; with ``evaluate`` the evaluation of another's weights."""
+        """Add a training; with ``resume`` one that resumes; with ``evaluate`` the evaluation of another's weights."""
         if any(job["output"] == str(self.folder / name) for job in self.jobs):
             return
         weights = self.folder / f"{run.workload}-{run.recipe.dtype}.safetensors"
@@ -84,9 +84,9 @@ class Server:
         self.process = start(environment or {})
 
     def work_off(self, jobs, folder, ranks, group=False, fresh=False):
-        """Work off jobs on that many ranks, with files in a folder. ``group``: in a process group, also one rank.
+        """Run jobs on that many ranks, with files in a folder. ``group``: in a process group, also for one rank.
 
-        ``fresh``: in processes started anew, as CUDA needs them, instead of forks.
+        ``fresh``: in new processes, as CUDA requires, instead of forks.
         """
         (folder / "jobs.json").write_text(json.dumps(jobs))
         log = folder / f"{ranks}.log"
@@ -104,7 +104,7 @@ class Server:
         return self.process.wait()
 
     def stop(self):
-        """End the process and, if it was interrupted at work, its ranks."""
+        """End the process and, if it was interrupted, its ranks."""
         self.process.terminate()
         self.process.wait()
 
@@ -143,7 +143,7 @@ def of_gradients(gradients, expected):
 
 
 def worst(values):
-    """The largest absolute value; nan if one is, which max() may lose."""
+    """The largest absolute value; nan if any value is nan, which max() may miss."""
     return float(np.abs([*values]).max())
 
 

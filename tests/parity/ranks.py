@@ -80,7 +80,7 @@ def rank(jobs, environment, log):
 
 
 def fresh_rank(*args):
-    """A rank in a process started anew, left like a fork: without Python's finalization (see distributed.finish)."""
+    """A rank in a new process that exits like a fork: without Python's finalization (see distributed.finish)."""
     gc.collect()
     gc.freeze()
     status = 1

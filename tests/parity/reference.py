@@ -26,6 +26,8 @@ def train(settings, folder, initial):
     per_epoch = math.ceil(count / recipe["global_batch_size"])
     total = min(recipe["epochs"] * per_epoch, recipe["max_steps"] or math.inf)
     steps, validations, best = [], [], math.nan
+    loads = []
+    network.register_forward_hook(lambda *call: loads.append(call[2][1]) if isinstance(call[2], tuple) else None)
     for number in range(total):
         epoch, place = divmod(number, per_epoch)
         order = np.random.default_rng((settings["seed"], epoch)).permutation(count)
@@ -38,6 +40,8 @@ def train(settings, folder, initial):
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
+        if loads:
+            move_biases(network, loads.pop(), model["args"]["bias_rate"])
         steps.append({"loss": loss.item() / targets, "grad_norm": float(norm), "learning_rate": rate})
         steps[-1] |= {"samples": len(batch), "targets": targets, "epoch": epoch}
         if place == per_epoch - 1 or number == total - 1:
@@ -50,9 +54,17 @@ def train(settings, folder, initial):
 
 def mean_loss(network, loss_of, split, length, dtype):
     """Loss per target over a split, one sample at a time."""
+    network.eval()
     with torch.no_grad():
         each = [loss_of(network, split, np.array([index]), dtype) for index in range(length(split))]
+    network.train()
     return sum(float(loss) for loss, _ in each) / sum(targets for _, targets in each)
+
+
+def move_biases(network, load, rate):
+    """Experts with more tokens than the mean are chosen less often from now on (DeepSeek-V3)."""
+    for layer, tokens in zip(network.layers, load.double().sum(0), strict=True):
+        layer.router.bias -= rate * torch.sign(tokens - tokens.mean())
 
 
 def make_optimizer(settings, parameters):
@@ -94,8 +106,10 @@ def classification(network, split, batch, dtype):
 
 def language_modelling(network, split, batch, dtype):
     tokens = split["tokens"][batch].long()
-    chances = network(tokens[:, :-1]).log_softmax(-1)
-    return -chances.gather(-1, tokens[:, 1:, None]).sum(), tokens[:, 1:].numel()
+    outputs = network(tokens[:, :-1])
+    logits, _, auxiliary = outputs if isinstance(outputs, tuple) else (outputs, None, torch.zeros(1))
+    loss = -logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).sum()
+    return loss + auxiliary.sum(), tokens[:, 1:].numel()
 
 
 def summarization(network, split, batch, dtype):

@@ -1,7 +1,7 @@
-"""Every PyTorch-native strategy on simulated accelerators (tests/accelerator), beside one CPU: the whole program, with
-its streams, pinned copies, prefetched batches, checkpoints and the thread that asks for what is used.
+"""Every PyTorch-native strategy on simulated accelerators (tests/accelerator), compared with one CPU: the whole program
+with streams, pinned copies, prefetched batches, checkpoints and the resource monitor.
 
-What a GPU would compute wrongly, or wait for in a step, is an error there.
+What a GPU would compute wrongly, or wait for within a step, is an error there.
 """
 
 import json

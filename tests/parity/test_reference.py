@@ -1,4 +1,4 @@
-"""`single` equals a plain PyTorch loop that is not the project's: what all strategies share is held by nothing else."""
+"""`single` equals a plain PyTorch loop, the only test of what all strategies share."""
 
 import pytest
 import reference
@@ -31,6 +31,10 @@ RECIPES = {
     "llama2": {
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "betas": [0.7, 0.9], "weight_decay": 0.5},
         "lr_schedule": {"name": "linear", "warmup_steps": 1},
+    },
+    "moe": {
+        "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": 0.2},
+        "activation_checkpointing": "full",
     },
 }
 

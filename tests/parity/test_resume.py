@@ -27,12 +27,13 @@ PAIRS = [
     ("pp_zbv", "fsdp", "vit", 2),
     ("fsdp_cp", "single", "xsum", 4),
     ("fsdp_tp", "cp_ring", "llama2", 2),
+    ("pp", "fsdp", "moe", 2),
     ("zero1", "fsdp", "vit", 2),
     ("fsdp", "zero2", "vit", 2),
     ("zero2", "zero3", "vit", 2),
     ("zero3", "single", "vit", 2),
 ]
-"""Strategy that stops, strategy that goes on, workload, ranks a node of the first."""
+"""Strategy that stops, strategy that resumes, workload, ranks per node of the first."""
 LOW = ("zero1", "zero2", "zero3")
 """Strategies that are stopped and resumed in bf16: their float32 master weights are part of a checkpoint."""
 

@@ -1,4 +1,4 @@
-"""Whatever is written into a configuration or a file of results: taken, or one sentence; never a traceback."""
+"""Any content of a configuration or results file is accepted or ends with one sentence, never a traceback."""
 
 import json
 import tempfile

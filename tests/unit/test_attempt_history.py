@@ -66,7 +66,7 @@ def test_an_attempt_notes_how_far_it_came(story):
 
 
 def test_the_room_that_a_run_needs(story, monkeypatch):
-    """Weights of 1000 bytes and two moments: 3000 a checkpoint, two of which stay beside a third; then the weights."""
+    """Weights of 1000 bytes and two moments: 3000 per checkpoint, of which three exist at once; then the weights."""
     recipe = {"checkpoint_interval_steps": 2, "keep_last_checkpoints": 2, "optimizer": {"name": "adamw"}}
     story.run = tiny_run("mlp", **recipe)
     story.folder.mkdir()

@@ -1,4 +1,4 @@
-"""What people write by mistake: one sentence that names the key or file and what would work."""
+"""Mistakes in configuration files and data: one sentence that names the key or file and what would work."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from shardlab.training import step
 
 
 def sentence(call, *arguments):
-    """What is said of it, in one line."""
+    """Return the error message, which must be one line."""
     with pytest.raises(UserError) as error:
         call(*arguments)
     assert "\n" not in str(error.value)

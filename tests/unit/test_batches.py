@@ -1,4 +1,4 @@
-"""Batches: prepared beside the training as they are without, and read from files larger than the memory."""
+"""Batches: equal with and without prefetching, and read from files larger than memory."""
 
 import json
 import resource
@@ -33,7 +33,7 @@ def steps_of(workload, folder):
 def test_a_step_that_was_prepared_ahead_is_the_same(tiny_data):
     steps = steps_of("xsum", tiny_data / "xsum")
     with PrefetchLoader(steps, CPU, prepare=True) as ahead, PrefetchLoader(steps, CPU) as plain:
-        for number in (0, 1, 3, 2):  # a training that goes on begins anywhere
+        for number in (0, 1, 3, 2):  # a resumed training starts at any step
             for ours, reference in zip(ahead[number].micro_batches, plain[number].micro_batches, strict=True):
                 assert all(torch.equal(ours.batch[name], reference.batch[name]) for name in reference.batch)
 

@@ -1,4 +1,4 @@
-"""Files that would run code where they are read carelessly: nothing that is read runs any."""
+"""Files with embedded code: no reader runs it."""
 
 import pickle
 
@@ -43,7 +43,7 @@ def open_tokenizer(path):
 
 @pytest.mark.parametrize("name", READERS)
 def test_nothing_that_is_read_runs_code(tmp_path, capsys, name):
-    """A pickle in the place of each kind of file; YAML with a tag that would call a function."""
+    """A pickle in place of each kind of file; YAML with a tag that would call a function."""
     content = pickle.dumps(Bomb(), protocol=0) if name != "site.yaml" else b"!!python/object/apply:print [code ran]"
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as error:

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there, and never a wrong number, whatever became of their files."""
+"""Checkpoints on disk: complete or absent, and damage to a file is always detected."""
 
 import filecmp
 import shutil
@@ -28,7 +28,7 @@ RECIPE = {"max_steps": 6, "checkpoint_interval_steps": 2, "keep_last_checkpoints
 
 @pytest.fixture(scope="module")
 def trained(tiny_data, tmp_path_factory):
-    """Run, prepared data, initial weights, and the folder of a run that was left alone, with three checkpoints."""
+    """Run, prepared data, initial weights, and the folder of an undisturbed run with three checkpoints."""
     folder = tmp_path_factory.mktemp("trained")
     run = tiny_run("mlp", **RECIPE)
     save_initial(run, folder / "initial")
@@ -119,7 +119,7 @@ def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained,
 
 
 def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(trained, tmp_path):
-    """With a best loss that is never reached again the best weights stay those of the checkpoint."""
+    """With a best loss that is never reached again, the checkpoint's best weights are kept."""
     run, data, initial, whole = trained
     folder = shutil.copytree(manifest.place(whole, 2), tmp_path / "before")
     found = manifest.read(folder)

@@ -1,4 +1,4 @@
-"""What is asked of a collective can fail; its figures by hand; what each sends is counted, or refused."""
+"""Collectives: wrong results are detected, bandwidths are correct, and sent bytes are counted or refused."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ REFUSED = {"c10d.gather_", "c10d.scatter_", "_c10d_functional.batch_p2p_ops"}
 
 @pytest.fixture
 def counted():
-    """Function that counts what a call sends, as one of four ranks of a group whose collectives do nothing."""
+    """Function that counts what a call sends, as one of four ranks of a fake group."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
 
     def count(call):
@@ -73,7 +73,7 @@ def test_bandwidths_are_of_the_slowest_rank(monkeypatch):
 
 
 def test_every_operator_that_communicates_is_counted_silent_or_refused():
-    """Those of this PyTorch; a new one is to be put into its table."""
+    """In this version of PyTorch; add a new one to its table."""
     every = {name.partition(".")[0].replace("::", ".") for name in torch._C._dispatch_get_all_op_names()}
     known = set(traffic.OPERATORS) | traffic.SENDS_NOTHING | REFUSED
     assert known <= every

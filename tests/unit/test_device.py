@@ -1,4 +1,4 @@
-"""What a first GPU run would meet, as far as a machine without one can see it (tests/accelerator, docs/gpu.md)."""
+"""Behavior on GPUs, as far as a machine without one can test it (tests/accelerator, docs/gpu.md)."""
 
 import ast
 import math
@@ -42,7 +42,7 @@ def simulated(*command, **values):
 
 
 def test_the_simulated_accelerator_refuses_what_a_gpu_would_compute_wrongly_or_wait_for():
-    """And what the project asks of a device is right there."""
+    """And it accepts what the project does with devices."""
     options = ["-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null"]
     done = simulated("-m", "pytest", *options, *(ROOT / "tests/accelerator" / f"{n}.py" for n in ("refusals", "uses")))
     assert done.returncode == 0, done.stdout[-3000:]
@@ -50,7 +50,7 @@ def test_the_simulated_accelerator_refuses_what_a_gpu_would_compute_wrongly_or_w
 
 @pytest.mark.parametrize("path", sorted((ROOT / "scripts").rglob("*.py")), ids=lambda path: path.name)
 def test_what_only_cuda_has_is_in_one_file(path):
-    """And nobody asks for the current device, which in a new thread is device 0."""
+    """And no code uses the current device, which in a new thread is device 0."""
     tree = ast.parse(path.read_text())
     names = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     assert path == OF_CUDA or not [name for name in names if name.startswith(("torch.cuda", "torch.backends"))]
@@ -81,7 +81,7 @@ class Store(dict):
 
 
 def test_a_hang_is_named_before_nccl_ends_the_process(capfd):
-    """Two ranks wait for a third, which says nothing more: both lay it at its door, and neither at the other's."""
+    """Two ranks wait for a silent third: both name it, and neither names the other."""
     store, hearts = Store(), []
     for rank in range(3):
         with mock.patch.object(heartbeat.dist.distributed_c10d, "_get_default_store", return_value=store):
@@ -127,12 +127,10 @@ def test_float32_is_float32():
 
 def test_a_weight_that_is_gathered_waits_for_those_before():
     """NCCL counts a collective's time from when it is enqueued: not thousands of them at once."""
-    engine = SimpleNamespace(
-        meta_state_dict=dict.fromkeys(map(str, range(100))), world=World(0, 1, torch.device("cpu"))
-    )
+    engine = SimpleNamespace(world=World(0, 1, torch.device("cpu")))
     engine.whole = lambda name, value: torch.zeros(1)
     with mock.patch.object(native, "wait") as waited:
-        assert len([*native.NativeEngine._collected(engine, {})]) == 100
+        assert len([*native.NativeEngine._collected(engine, [*map(str, range(100))], {})]) == 100
     assert waited.call_count >= 100 // native.TOGETHER
 
 
@@ -183,6 +181,17 @@ def test_selective_recomputation_keeps_products_of_float8():
     with Counted("_scaled_mm") as products:
         model(x).sum().backward()
     assert products.count == 3
+
+
+def test_alternate_recomputation_computes_every_other_product_again():
+    """Forward four, backward eight; the second one again, and not the fourth, whose result nothing needs."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(4))))
+        x = torch.empty(5, 8, requires_grad=True)
+    parallelize.recompute(model, ["0"], "alternate")
+    with Counted("mm") as products:
+        model(x).sum().backward()
+    assert products.count == 4 + 8 + 1
 
 
 def test_rotary_angles_are_computed_once_for_all_layers_and_steps():

@@ -1,4 +1,4 @@
-"""What a device reaches: figures as a site's file takes them."""
+"""Measured throughput of a device, in the keys of a site's file."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""How the parity suite compares: nothing that is not a number is lost, and small gradients count for themselves."""
+"""How the parity suite compares: NaN is never lost, and small gradients have their own scale."""
 
 import math
 
@@ -18,7 +18,7 @@ def gradients(**values):
 
 
 def test_each_parameter_is_compared_relative_to_its_own_gradients():
-    """One that is lost, a millionth of another's, and one that is rounding alone."""
+    """A lost gradient, a millionth of another's, and one that is only rounding."""
     expected = gradients(large=[1.0, -1.0], small=[4e-6, 0.0], nothing=[1e-8, -1e-8])
     found = of_gradients(gradients(large=[1.0, -1.0], small=[0.0, 0.0], nothing=[-1e-8, 1e-8]), expected)
     assert found["gradient"] == pytest.approx(4e-6), "within the tolerance of float32"

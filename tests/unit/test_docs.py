@@ -1,4 +1,4 @@
-"""What docs say of the strategies: each has its page, with figures, and every link leads somewhere."""
+"""Documents: each strategy has a page with figures, and every link and path exists."""
 
 import re
 from pathlib import Path

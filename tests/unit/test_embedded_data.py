@@ -1,4 +1,4 @@
-"""The embedded data is the same wherever the lock file's packages are: its fingerprints stand in the repository.
+"""The embedded data is the same wherever the lock file's packages are installed: fingerprints.json has its digests.
 
     APPROVE=1 pytest tests/unit/test_embedded_data.py
 

@@ -1,9 +1,8 @@
-"""Wording of the hand-written documents: phrases that read as translated, and better ones.
+"""Wording of the hand-written documents and of docstrings: phrases that read as translated, and better ones."""
 
-``findings`` takes any prose, so docstrings can be checked the same way once they are rewritten.
-"""
-
+import ast
 import re
+import subprocess
 
 import pytest
 
@@ -67,6 +66,34 @@ def findings(name, text):
             line = text.count("\n", 0, match.start()) + 1
             found.append(f"{name}:{line}: '{' '.join(match[0].split())}' reads as translated; better: {better}.")
     return found
+
+
+LISTED = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+FOLDERS = sorted({path.rpartition("/")[0] for path in LISTED.split()})
+
+
+def docstrings(text):
+    """Docstrings of Python code, also of attributes, without code; every line keeps its number."""
+    lines = [""] * text.count("\n")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines[node.lineno - 1 : node.end_lineno] = node.value.value.split("\n")
+    return prose("\n".join(lines))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_docstrings_read_as_written_in_english(folder):
+    paths = sorted((ROOT / folder).glob("*.py"))
+    found = [each for path in paths for each in findings(path.relative_to(ROOT), docstrings(path.read_text()))]
+    assert not found, "\n".join(found)
+
+
+def test_a_phrase_is_found_in_a_docstring_alone():
+    code = 'def afresh():\n    """Train\n    afresh."""\n    return "afresh"\n\n\nx = 1\n"""Go on."""\n'
+    assert [each.partition(" reads")[0] for each in findings("a.py", docstrings(code))] == [
+        "a.py:3: 'afresh'",
+        "a.py:8: 'Go on'",
+    ]
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,4 +1,4 @@
-"""Files are whole or not there; damaged ones are named."""
+"""Files are complete or absent; damaged ones are named."""
 
 import errno
 import fcntl
@@ -157,7 +157,7 @@ def test_data_set_prepared_with_other_settings(prepared):
 
 @pytest.fixture
 def written(monkeypatch, tmp_path):
-    """What was brought to the disk or renamed, in order, by its path below the test's folder."""
+    """Paths that were synced or renamed, in order, relative to the test's folder."""
     seen = []
     fsync, replace, rename = os.fsync, Path.replace, Path.rename
 

@@ -1,4 +1,4 @@
-"""Floating-point operations of a step, held to the published formula; peaks of devices."""
+"""Floating-point operations of a step, compared with the published formula; peaks of devices."""
 
 import numpy as np
 import pytest
@@ -26,6 +26,18 @@ def test_a_decoder_computes_what_the_formula_of_palm_says(tiny_data):
     assert found.step == tokens * (6 * matrices + attention)
     # Of length^2 pairs of positions, those above the diagonal are masked.
     assert found.step - found.causal == tokens * attention * (length - 1) / (2 * length)
+
+
+def test_experts_compute_what_their_active_parameters_do(tiny_data):
+    """As above, with top_k of the experts in N."""
+    run, found = counted("moe", tiny_data)
+    args, length = run.model.args, 32
+    active = sum(
+        p.numel() * (args["top_k"] / args["experts"] if ".experts." in name else 1)
+        for name, p in build(run).named_parameters()
+        if p.dim() > 1 and "embedding" not in name
+    )
+    assert found.step == 3 * length * (6 * active + 12 * args["layers"] * args["dim"] * length)
 
 
 def test_linear_layers_compute_six_times_their_weights_a_sample(tiny_data):

@@ -1,4 +1,4 @@
-"""The fork server: jobs are what they would be as processes of their own, whoever of them is killed."""
+"""The fork server: its jobs behave like separate processes, whichever process is killed."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def server(tmp_path):
 
 @pytest.fixture
 def write(tmp_path):
-    """Function that writes a program with that body of its ``main``; where it is its own job it says so."""
+    """Function that writes a program whose ``main`` has this body."""
 
     def written(body):
         path = tmp_path / "program.py"
@@ -189,7 +189,7 @@ def test_a_job_outlives_the_server_and_the_next_one_is_a_new_process(server, wri
 
 
 def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server, write, monkeypatch):
-    """Here the client is a child of something that is called like it."""
+    """Here the client is a child of a process with Snakemake's name."""
     program = write("print(forks.served is None, flush=True)\ntime.sleep(0.5 if forks.served else 0)")
     snakemake = program.with_name("snakemake")
     snakemake.write_text(f"import subprocess\nsubprocess.run([{sys.executable!r}, {str(program)!r}], check=True)\n")

@@ -1,4 +1,4 @@
-"""Sentences about GPUs that are missing, split, in use or have an old driver: with an nvidia-smi made for the test."""
+"""Messages about GPUs that are missing, split, in use or have an old driver, with a fake nvidia-smi."""
 
 import pytest
 

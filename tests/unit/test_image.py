@@ -1,4 +1,4 @@
-"""Image and wheelhouse: what goes wrong is one sentence, and nothing half-built is left."""
+"""Image and wheelhouse: an error is one sentence and leaves nothing half-built."""
 
 import argparse
 import json
@@ -192,7 +192,7 @@ def test_what_each_base_starts_from(monkeypatch, tmp_path, container, bootstrap,
 
 
 def test_the_definition_uses_every_argument_and_no_other(tmp_path):
-    """Apptainer refuses both, and it fills nothing in behind a # of the same line."""
+    """Apptainer refuses both, and does not replace anything after a # in the same line."""
     lines = [line for line in DEFINITION.splitlines() if "{{" in line]
     assert {name for line in lines for name in re.findall(r"\{\{ (\w+) \}\}", line)} == set(arguments(tmp_path))
     assert not [line for line in lines if re.search(r"#.*\{\{", line)]

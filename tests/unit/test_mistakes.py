@@ -1,4 +1,4 @@
-"""What people write by mistake into the settings: one sentence that names the key and what would work."""
+"""Mistakes in settings: one sentence that names the key and what would work."""
 
 import pytest
 

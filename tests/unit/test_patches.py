@@ -25,7 +25,7 @@ SETTINGS = {
     "tempfile.tempdir",
     "sys.argv",
 }
-"""Attributes of other projects' modules that are there to be set."""
+"""Attributes of other projects' modules that are meant to be set."""
 
 
 def pinned():
@@ -60,7 +60,7 @@ def test_each_patch_has_its_function_and_each_file_its_patches():
 
 
 def patched(tree):
-    """What a file changes in modules that are not ours: assignments to their attributes, mocks, classes of objects."""
+    """Yield what a file changes in other projects: assignments to attributes of modules, mocks, classes of objects."""
     foreign = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""The programs alone: help, dry run, lock, and what they import."""
+"""Single programs: help, dry run, lock, imports."""
 
 import fcntl
 import json
@@ -123,7 +123,7 @@ def test_one_rank_needs_no_torchrun(launch):
 
 
 def test_without_imports_ranks_are_processes_that_end_with_torchrun(tmp_path):
-    """As on a GPU: torchrun asks CUDA for its devices before it starts ranks, and CUDA does not survive a fork."""
+    """As on a GPU: torchrun queries CUDA before it starts ranks, and CUDA does not survive a fork."""
     (tmp_path / "rank.py").write_text(
         "import multiprocessing, os, signal, sys, time\n"
         "from shardlab.launch import signals\n"
@@ -172,7 +172,7 @@ def test_missing_weights_fail_in_one_sentence_and_leave_no_done(launch):
 
 
 def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_path):
-    """Also ranks that do not heed the request: after stop_seconds they get a signal."""
+    """Also ranks that ignore the request: after stop_seconds they get a signal."""
     arguments, folder = launch("ddp")
     run = read_json(folder / "run.json", "", "")
     write_json(folder / "run.json", run | {"site": run["site"] | {"stop_seconds": 1}})

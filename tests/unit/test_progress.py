@@ -1,4 +1,4 @@
-"""What a call says on a terminal, event by event; on a real one: tests/workflow/test_terminal.py."""
+"""Output of a call on a terminal, event by event; on a real one: tests/workflow/test_terminal.py."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""What the parity suite counts as a read by the host, which on a GPU would wait for the device."""
+"""Reads by the host, which on a GPU would wait for the device, as the parity suite counts them."""
 
 from collections import Counter
 

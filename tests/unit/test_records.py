@@ -70,8 +70,8 @@ def test_the_bubble_of_a_pipeline(name, ranks, pieces, bubble):
 
 
 def test_a_report_counts_the_steps_of_all_attempts():
-    """The first attempt ended 4 steps behind its checkpoint of step 3, the second came to none, the third was stopped
-    at its checkpoint."""
+    """The first attempt ended 4 steps after its checkpoint of step 3, the second before any step, the third at its
+    checkpoint."""
     attempts = [attempt(1, from_step=0, reached=7), attempt(2, reached=99), attempt(3, from_step=3, reached=8)]
     found = report(tiny_run("mlp"), [*attempts, attempt(4, from_step=8)], started=8)
     assert found.lost_steps == 4
@@ -81,7 +81,7 @@ def test_a_report_counts_the_steps_of_all_attempts():
 
 
 def test_a_pipeline_s_rank_waits_until_the_slowest_is_done(monkeypatch):
-    """It computed 1 s of its own 2; the longest took 4."""
+    """It computed for 1 s of its 2; the slowest rank took 4."""
     from shardlab.strategies import pipeline
 
     engine = SimpleNamespace(watch=SimpleNamespace(take=lambda: (1.0, 2.0)), group=None)

@@ -1,4 +1,4 @@
-"""The report's page and charts, from files that no training wrote."""
+"""The report's page and charts, from synthetic files."""
 
 import json
 import re
@@ -246,8 +246,8 @@ def test_names_of_strategies_never_overlap_in_a_picture():
 MEASURED = {
     "peers": "strategy,size,trainer,to bare,standard error\nsingle,tiny,bare,1,0\nsingle,tiny,shardlab,1.1,.1\n",
     "starting": "ranks,started,seconds\n1,forked,4\n8,forked,5\n",
-    "checkpoints": 'strategy,size,checkpoint MiB,resume s,"at once, in steps","beside, in steps"\nfsdp,tiny,1,2,3,4\n',
-    "scaling": "strategy,ranks,tensors MiB a rank,sent MiB a rank and step,step ms\nddp,1,1,0,1\nddp,2,1,1,1\n",
+    "checkpoints": 'strategy,size,"synchronous, in steps","asynchronous, in steps"\nfsdp,tiny,3,4\n',
+    "scaling": "strategy,ranks,tensor MiB per rank,sent MiB per rank and step,step ms\nddp,1,1,0,1\nddp,2,1,1,1\n",
     "sweeps": "runs,jobs,dry run s,bare s,one job reads s,resolve one s,summarize s\n10,38,3,2,2,1,1\n",
 }
 """What `make bench` leaves: file, its first columns and rows."""

@@ -106,6 +106,14 @@ def test_deepspeed_has_no_float64():
         resolved("zero1", recipe={"dtype": "float64"})
 
 
+def test_bfloat16_has_the_products_of_bf16_and_deepspeed_refuses_it():
+    recipe = resolved("fsdp", recipe={"dtype": "bfloat16"}).recipe
+    assert (recipe.dtype, recipe.arithmetic) == ("bfloat16", "bf16")
+    text = "zero1 cannot train in bfloat16: DeepSpeed keeps its optimizer in float32; set recipe.dtype to float32"
+    with pytest.raises(UserError, match=text):
+        resolved("zero1", recipe={"dtype": "bfloat16"})
+
+
 def test_head_count_that_does_not_divide(monkeypatch):
     good = load.workload("llama2")
     small = good.sizes["small"]
@@ -180,7 +188,7 @@ def test_names_of_files_that_do_not_exist_are_said_before_anything_runs(monkeypa
 @pytest.mark.parametrize("data", ["embedded", "hub"])
 def test_the_matrix_resolves_with_every_size_and_data(size, data):
     planned, _ = resolve.matrix(load.config({"size": size, "data": data}))
-    assert len(planned) == 40
+    assert len(planned) == 50
 
 
 def test_sizes_of_the_sources_resolve():

@@ -1,4 +1,4 @@
-"""What a cluster's limits and preemption mean for a training, from what Slurm shows of them."""
+"""Consequences of a cluster's limits and preemption for a training."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a call of Snakemake does with the locks of another one, and what it checks before it makes anything."""
+"""Locks of earlier calls of Snakemake, and checks before a call starts jobs."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""status.py says what is there of a run, and changes nothing."""
+"""status.py describes the state of a run, and changes nothing."""
 
 import fcntl
 import shutil

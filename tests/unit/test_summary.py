@@ -1,4 +1,4 @@
-"""Rows that belong to their run, the verdict, the call, and cells that have nothing to be compared with."""
+"""Rows that belong to their run, the verdict, the call, and cells without a reference."""
 
 import json
 

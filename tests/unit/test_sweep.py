@@ -116,7 +116,7 @@ def test_mean_deviation_and_the_best(tmp_path):
     for number, run in enumerate(runs[:-1]):
         finished(tmp_path, run, loss=2.0 + number)
     table = summary.judged(config, tmp_path)[0].astype({"validation_loss": "Float64"})
-    # Every report says 3.0 of the validation split; the first strategy's are given values of their own.
+    # Every report has validation loss 3.0; the first strategy's are replaced.
     table.loc[table.strategy == "single", "validation_loss"] = [3.0, 4.0, 5.0, 2.0, 3.0, 2.5]
     found = sweep.table(table)
     assert sweep.keys(found) == ["learning_rate"]

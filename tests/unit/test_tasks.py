@@ -1,4 +1,4 @@
-"""The tasks: losses are sums over real targets, so no padding and no split of the batch can change them."""
+"""Tasks: losses are sums over real targets, independent of padding and of how a batch is split."""
 
 import numpy as np
 import pytest
@@ -19,8 +19,8 @@ def loaded(workload, tiny_data, dtype=torch.float64):
 
 
 def loss_sum(task, model, indices):
-    batch = task.batch("train", indices)
-    return float(task.loss(task.outputs(model, batch), batch).detach())
+    micro = task.micro_batch("train", indices)
+    return float(task.counted_loss(task.outputs(model, micro.batch), micro).detach())
 
 
 @pytest.mark.parametrize("workload", TINY)

@@ -21,7 +21,7 @@ BEGUN = {"kind": "attempt", "step": 0, "steps": 9}
 
 
 def under_way(results, *whys, steps=3):
-    """A run that attempts ended in for these reasons, None for one that goes on; returns its folder."""
+    """Write a run whose attempts ended for these reasons (None: still running); return its folder."""
     folder = results / "ddp/mlp"
     records = [BEGUN, *(STEP | {"step": step, "seconds": 2.0} for step in range(steps))]
     made = [

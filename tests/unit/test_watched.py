@@ -1,4 +1,4 @@
-"""What a training says of itself while it runs: its line per step, TensorBoard's events, what its ranks use."""
+"""Monitoring of a training: its line per step, TensorBoard events, resource use of its ranks."""
 
 import re
 import threading

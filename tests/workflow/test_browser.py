@@ -26,7 +26,7 @@ STAYS = """(() => {{
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """The page of a thousand runs, each with a loss curve of its own."""
+    """The page of a thousand runs, each with a different loss curve."""
     folder = tmp_path_factory.mktemp("many")
     run = tiny_run("mlp", "ddp")
     runs = [run.model_copy(update={"strategy": f"ddp_{number}"}) for number in range(RUNS - 1)]

@@ -1,4 +1,4 @@
-"""Documents that a reader works through: the course's commands, and the site that they are built into."""
+"""The course's commands, and the documentation site."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from helpers.documents import follow
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_course_can_be_worked_through(make_tree, tmp_path):
-    """Every command in its order; and what the answers say of figures."""
+    """Every command in order, and the figures in the answers."""
     tree = make_tree(tmp_path / "course")
     for command in follow((ROOT / "docs/course.md").read_text(), tree):
         tree.run("bash", "-c", command, timeout=900)

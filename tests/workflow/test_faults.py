@@ -1,4 +1,4 @@
-"""Faults on one machine: kills, hangs, mistakes on one rank. A run goes on where it was, or says why it does not."""
+"""Faults on one machine: kills, hangs, errors on one rank. A run resumes where it was, or explains why not."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def log(trial):
 
 
 def mistake(code, name, where, what):
-    """Put a line into a file of the copy, behind a line of it and as far in."""
+    """Insert a line into a file of the copy, after a line and with its indentation."""
     lines = (ROOT / "scripts/shardlab" / name).read_text().splitlines()
     (number,) = [number for number, line in enumerate(lines) if line.strip().startswith(where)]
     indent = lines[number][: -len(lines[number].lstrip())]
@@ -57,7 +57,7 @@ def test_processes_killed_at_random(tmp_path):
 
 
 def test_a_rank_that_stands_still_is_named(tmp_path, request):
-    """In the short form it is killed as soon as it was named: torchrun would give it 30 s."""
+    """The short form kills it once it was named; torchrun would wait 30 s."""
     trial = Trial(tmp_path, "fsdp", hang_seconds=4, stop_seconds=2)
     child = trial.start()
     try:
@@ -80,7 +80,7 @@ def test_a_rank_that_stands_still_is_named(tmp_path, request):
 
 
 def test_a_rank_that_dies_in_start_up_is_not_waited_for(tmp_path):
-    """The other one waits for it where Python hears of no signal: SIGTERM ends it, before there is a step to save."""
+    """The other rank waits where Python handles no signal: SIGTERM ends it, before there is a step to save."""
     trial = Trial(tmp_path, "fsdp")
     child = trial.start()
     try:
@@ -95,7 +95,7 @@ def test_a_rank_that_dies_in_start_up_is_not_waited_for(tmp_path):
 
 
 def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code):
-    """An exception on one of two ranks; the same call gives up, the next one tries again and goes on."""
+    """An exception on one of two ranks: the same call gives up, the next one retries and resumes."""
     mistake(code, "trainer/loop.py", "audit.add(step)", "if number == 17 and world.rank: raise ValueError('boom')")
     trial = Trial(tmp_path, "fsdp", scripts=code / "scripts")
     for attempt in (1, 2, 3):
@@ -121,9 +121,9 @@ def test_a_rank_that_just_ends(tmp_path, code):
 
 
 def test_a_loss_that_is_no_number(tmp_path, code):
-    """Stops, keeps nothing from it on, and is not tried a third time; or is left out and counted."""
+    """The run stops, keeps nothing from that step on and gives up; or skips and counts the step."""
     mistake(
-        code, "training/step.py", "reduced = world.sum", "reduced = reduced * (math.nan if step.number == 7 else 1)"
+        code, "training/step.py", "reduced, tokens = whole", "reduced = reduced * (math.nan if step.number == 7 else 1)"
     )
     trial = Trial(tmp_path / "stop", "single", scripts=code / "scripts")
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_a_loss_that_is_no_number(tmp_path, code):
 
 
 def test_the_driver_is_killed(tree):
-    """By Ctrl-C in its terminal, then Snakemake alone by SIGKILL. The same call goes on, with no further flag."""
+    """By Ctrl-C in its terminal, then Snakemake alone by SIGKILL. The same call resumes without another flag."""
     call = ["snakemake", "--profile", "workflow/profiles/local", "results/fsdp/llama2.done"]
     call += ["--config", "recipe={max_steps: 100, checkpoint_interval_steps: 5}"]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -166,7 +166,7 @@ def test_the_driver_is_killed(tree):
 
 
 def test_the_fork_server_is_killed(tree):
-    """Alone: jobs under way end as they would, later ones are new processes. With all its forks: they start again."""
+    """Alone: running jobs finish, later ones are new processes. With all its forks: they start again."""
     call = ["snakemake", "--profile", "workflow/profiles/local"]
     call += ["--config", "recipe={epochs: 1000, max_steps: 3000, checkpoint_interval_steps: 5}"]
     made = ["--", "results/single/mlp.done", "results/single/mlp/test.json"]
@@ -221,12 +221,12 @@ def test_a_finished_run_whose_driver_died_is_taken_as_it_is(tmp_path):
 
 
 def hears():
-    """What starts in the background ignores Ctrl-C, and so would all that it starts."""
+    """Restore Ctrl-C, which background processes and their children ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(trial):
-    """Bring a run to its end; returns its attempts."""
+    """Finish a run; return its attempts."""
     whole = Trial(trial.folder.parents[2] / "whole", trial.strategy)
     assert whole.start().wait() == 0
     end_well(trial, weights(whole))
@@ -244,7 +244,7 @@ def taken(folder):
 
 
 def steady(path):
-    """Whether a file stays as it is for two seconds."""
+    """Return whether a file does not grow for two seconds."""
     before = path.stat().st_size
     time.sleep(2)
     return path.stat().st_size == before

@@ -1,4 +1,4 @@
-"""The hub path, with the real client against a small hub on loopback."""
+"""Data and models of the hub, with the real client and a small hub on loopback."""
 
 import os
 import random

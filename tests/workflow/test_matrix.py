@@ -1,4 +1,4 @@
-"""From the README's first command to the opened report; then what a user does next with it."""
+"""From the README's first command to the opened report, and later calls."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees of a call, and what Ctrl-C says. (`script`, of util-linux, makes the terminal.)"""
+"""Output of a call on a terminal, and of Ctrl-C. (`script`, of util-linux, makes the terminal.)"""
 
 import re
 import shlex
@@ -14,12 +14,12 @@ from helpers.common import Tree
 
 pytestmark = pytest.mark.skipif(shutil.which("script") is None, reason="util-linux's script is not here")
 TRY = ["make", "--old-file=.venv/run", f"BIN={Path(sys.executable).parent}", "try"]
-"""The README's trial, without the environment of its own that it would install."""
+"""The README's trial, without installing an environment."""
 CALL = ["snakemake", "--profile", "workflow/profiles/local", "--config", "noise_floor_runs=0", "workloads=[mlp]"]
 
 
 def on_terminal(tree: Tree, *call, **environment):
-    """Start a call on a terminal of its own; returns the process, whose input is the keyboard."""
+    """Start a call on a new terminal; return the process, whose input is the keyboard."""
     words = ["script", "--quiet", "--return", "--command", shlex.join(call), "/dev/null"]
     environment = tree.environment() | {"TERM": "xterm-256color"} | environment
     return subprocess.Popen(

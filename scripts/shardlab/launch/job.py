@@ -106,7 +106,7 @@ def train(
     """Train a run to its end, from its current state; may be called any number of times.
 
     Raises:
-        Stopped: it was told to stop.
+        Stopped: it received a stop signal.
         UserError: it failed, further attempts are pointless, or there is no space for the run's files.
     """
     name = f"{run.strategy} x {run.workload}"

@@ -97,7 +97,7 @@ def _tensor_dimension(plan: dict[str, str], name: str) -> str | None:
     style = next((style for pattern, style in plan.items() if fnmatchcase(module, pattern)), None)
     if style in ("column", "column_gather", "vocab"):
         return "rows"
-    return "columns" if style == "row" and leaf == "weight" else None
+    return "columns" if style == "experts" or (style == "row" and leaf == "weight") else None
 
 
 def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> float:
@@ -124,20 +124,22 @@ def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> f
     if run.mesh.tensor_parallel:
         whole, one_way = fraction_sent("all_reduce", tp), fraction_sent("all_gather", tp)
         for style, module, inputs, output in seen:
-            if style in ("row", "norm", "norm_whole") and sequence:
+            if style == "experts" and len(inputs) > 1:
+                total += whole * inputs[1].nbytes  # the gradient of the routing weights
+            if style in ("row", "experts", "norm", "norm_whole") and sequence:
                 # One pass gathers, the other one scatters, which is free where the gradient is whole.
                 total += (1 if style == "norm_whole" else 2) * one_way * _padded(output, tp)
-                total += sum(whole * p.nbytes for p in module.parameters()) if style != "row" else 0
+                total += sum(whole * p.nbytes for p in module.parameters()) if "norm" in style else 0
             elif style == "block":
                 total += one_way * _padded(inputs[0], tp)  # the gradient of the whole input of the first block
-            elif style in ("row", "vocab", "norm"):
+            elif style in ("row", "experts", "vocab", "norm"):
                 total += whole * output.nbytes
             elif style == "column_gather":
                 total += one_way * output.nbytes
             elif style == "column" and not _behind_norm(inputs[0], seen):
                 total += whole * inputs[0].nbytes if inputs[0].requires_grad else 0
     # Each rank sends to one neighbor, except at the ends: in total, every boundary's state and its gradient.
-    return total / stages + 2 * boundaries / stages
+    return total / stages + boundaries / stages
 
 
 def _attend_to_shapes(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
@@ -188,7 +190,7 @@ def _behind_norm(value: Tensor, seen: Seen) -> bool:
 
 
 def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen: Seen) -> float:
-    """Run the model over shapes; return the bytes of the state at the boundaries of its stages."""
+    """Run the model over shapes; return the bytes of the states and their gradients between stages."""
     state, keywords = task.inputs(batch)
     if not run.mesh.pipelined:
         model(*state, **keywords)
@@ -198,7 +200,9 @@ def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen
     for stage, (values, parts) in enumerate(_states(run, model, state, keywords, seen)[:-1]):
         # In a V, the two middle stages are on one rank.
         if schedule.rank_of(ranks, stage) != schedule.rank_of(ranks, stage + 1):
-            total += sum(value.nbytes for value in values) / parts
+            # A single value per micro-batch is not counted, nor where traffic is measured.
+            sent = [value for value in values if value.numel() > run.options.n_microbatches]
+            total += sum((1 + value.is_floating_point()) * value.nbytes for value in sent) / parts
     return total
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from shardlab.errors import UserError, choices
 from shardlab.models._chain import Chain
+from shardlab.models._experts import Experts, Router
 from shardlab.patches.torch_modules import parameters_on_meta
 from shardlab.settings import registry, types
 
@@ -100,7 +101,7 @@ def create(name: str, args: dict[str, Any]) -> nn.Module:
 
 
 LAYERS: dict[str, type[nn.Module]] = {"column": nn.Linear, "column_gather": nn.Linear, "row": nn.Linear}
-LAYERS |= {"vocab": nn.Embedding, "dropout": nn.Dropout}
+LAYERS |= {"vocab": nn.Embedding, "dropout": nn.Dropout, "router": Router, "experts": Experts}
 """Key of a tensor-parallel plan: the layers that it splits."""
 
 

@@ -31,16 +31,19 @@ class Attention(nn.Module):
     where sequences are split (see strategies/context.py).
     """
 
-    def __init__(self, dim: int, heads: int, kv_heads: int | None = None, *, bias: bool = True) -> None:
+    def __init__(
+        self, dim: int, heads: int, kv_heads: int | None = None, *, head_dim: int | None = None, bias: bool = True
+    ) -> None:
+        """``head_dim``: width of a head; None: dim / heads."""
         super().__init__()
-        if dim % heads:
+        if head_dim is None and dim % heads:
             raise ValueError(f"heads {heads} does not divide dim {dim}")
-        self.head_dim = dim // heads
+        self.head_dim = head_dim or dim // heads
         kv_dim = self.head_dim * (kv_heads or heads)
-        self.query = nn.Linear(dim, dim, bias=bias)
+        self.query = nn.Linear(dim, self.head_dim * heads, bias=bias)
         self.key = nn.Linear(dim, kv_dim, bias=bias)
         self.value = nn.Linear(dim, kv_dim, bias=bias)
-        self.output = nn.Linear(dim, dim, bias=bias)
+        self.output = nn.Linear(self.head_dim * heads, dim, bias=bias)
         self.attend: Callable[..., Tensor] = attend
 
     def forward(

@@ -3,13 +3,14 @@
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
 
 from shardlab.files import write_atomic
+from shardlab.models import _moe_export
 from shardlab.settings import pretrained
 from shardlab.settings.types import Run
 
@@ -39,7 +40,12 @@ VIT = {
     r"head\.": "classifier.",
 }
 """Pattern of our names: those of the library's class; each name matches from its beginning."""
-OURS: dict[str, dict[str, str]] = {"llama": LLAMA, "vit": VIT}
+OURS: dict[str, Callable[[Mapping[str, Any]], dict[str, str]]] = {
+    "llama": lambda _: LLAMA,
+    "vit": lambda _: VIT,
+    "moe": lambda args: LLAMA | _moe_export.names(args),
+}
+"""Model: its names by its arguments."""
 
 
 def write(run: Run, weights: Path, data: Path, folder: Path) -> None:
@@ -62,7 +68,12 @@ def write(run: Run, weights: Path, data: Path, folder: Path) -> None:
 
         models.construct(run.model, run.task).config.save_pretrained(folder)  # type: ignore[union-attr, operator]
     else:
-        values = {renamed(name, OURS[run.model.name]): value for name, value in values.items()}
+        names = OURS[run.model.name](run.model.args)
+        values = {
+            key: part
+            for name, value in values.items()
+            for key, part in _moe_export.taken_apart(renamed(name, names), value)
+        }
         CONFIGS[run.model.name](run).save_pretrained(folder)
         if (data / "tokenizer.json").exists():
             shutil.copy(data / "tokenizer.json", folder)
@@ -117,4 +128,4 @@ def _vit(run: Run) -> Any:
     )
 
 
-CONFIGS = {"llama": _llama, "vit": _vit}
+CONFIGS = {"llama": _llama, "vit": _vit, "moe": _moe_export.config}

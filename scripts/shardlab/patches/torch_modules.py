@@ -23,7 +23,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def around_forward(module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Wrap a module's forward in a class of its own: on the object, DataParallel's replicas would share it, bound to
+    """Wrap a module's forward in a new class: on the object, DataParallel's replicas would share it, bound to
     the first device's weights. The weights keep their names.
     """
     kind = type(module)

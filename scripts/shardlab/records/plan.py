@@ -19,7 +19,7 @@ from shardlab.settings.types import Run
 
 FILE, TOGETHER = "plan.json", "plans"
 """File of a plan in the folder of its run; folder of results/ with such folders, for runs planned together."""
-RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
+RECOMPUTED = {"none": 1.0, "selective": 1.0, "alternate": 7 / 6, "full": 4 / 3}
 """Recomputation, least first: how often the matrix products are computed, of which a forward pass is a third."""
 
 

@@ -1,4 +1,4 @@
-"""The table of all runs: one row per run, each held to the run that was asked for."""
+"""The table of all runs: one row per run, whose files must belong to the requested run."""
 
 from pathlib import Path
 from typing import Any

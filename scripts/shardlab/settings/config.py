@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, WithJsonSchema, field_validator
 
 from shardlab.schema import Strict, one_of
-from shardlab.settings.precisions import FULL
+from shardlab.settings.precisions import STATES
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 """A count of at least 1; not yes or true, which YAML and Python accept as 1."""
@@ -16,12 +16,12 @@ class Config(Strict):
     """The configuration: config/config.yaml."""
 
     workloads: list[str] = Field(
-        default=["mlp", "mnist", "xsum", "vit", "llama2"],
+        default=["mlp", "mnist", "xsum", "vit", "llama2", "moe"],
         min_length=1,
         description="Workloads of the target `all`, from config/workloads.",
     )
     strategies: list[str] = Field(
-        default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "zero1", "zero2", "zero3"],
+        default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp_cp", "zero1", "zero2", "zero3"],
         min_length=1,
         description="Strategies of the target `all`, from config/strategies.yaml; [all]: all of them.",
     )
@@ -40,7 +40,7 @@ class Config(Strict):
     ranks_per_node: Count = Field(2, description="Ranks per node of a parallel run.")
     seed: int = Field(1, ge=0, lt=2**63, strict=True, description="Seed of weights, batch order and data splits.")
     recipe: dict[str, Any] = Field(default={}, description="Overrides for every workload's recipe, such as max_steps.")
-    dtype: Annotated[str, *one_of(FULL)] | None = Field(
+    dtype: Annotated[str, *one_of(STATES)] | None = Field(
         None,
         description="Shorthand for recipe.dtype (null: as in the recipes). float64 tells rounding from mistakes: "
         "native strategies then agree to 1e-10.",

@@ -73,7 +73,7 @@ TIMES = " x "
 
 
 def axes_in(name: str) -> list[str]:
-    """Return the axes, outermost first, whose product has this name; none for ranks that are no axis."""
+    """Return the axes, outermost first, whose product has this name; none if it does not name axes."""
     return [axis for axis in name.split(TIMES) if axis in AXES]
 
 

@@ -1,9 +1,9 @@
 """Precisions: the types of numbers that a training computes with, and all that follows from each.
 
-To add a precision, add an entry to ``PRECISIONS``. A full precision can be ``recipe.dtype``, the type of weights,
-gradients, optimizer and their reduction. A low one can be ``recipe.precision``: layers compute in it, and PyTorch's
-engines keep everything else in ``recipe.dtype`` (autocast, or the mixed precision of FSDP); DeepSpeed keeps weights and
-gradients in it too, with master weights in float32.
+To add a precision, add an entry to ``PRECISIONS``. One of states can be ``recipe.dtype``, the type of weights,
+gradients, optimizer and their reduction. Any other can be ``recipe.precision``: layers compute in it, and PyTorch's
+engines keep everything else in ``recipe.dtype`` (autocast, or the mixed precision of FSDP); DeepSpeed keeps weights
+and gradients in it too, with master weights in float32.
 """
 
 from collections.abc import Mapping
@@ -33,6 +33,10 @@ class Precision(NamedTuple):
     """Relative error of one rounding, by which the weights of the runs that measure the noise floor are moved; 0: none
     are trained, as rounding is far below the tolerance.
     """
+    states: bool = False
+    """True if weights, gradients and optimizer can have it."""
+    arithmetic: str = ""
+    """Precision with the same products, whose peaks and kernels apply; empty: its own."""
     attention: tuple[Kernel, ...] = ("flash", "efficient")
     """Fused kernels that support it (PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
     scales_loss: bool = False
@@ -52,14 +56,24 @@ class Precision(NamedTuple):
 
 PRECISIONS = {
     # One rounding: half the distance of 1 to the next value, 2^-24.
-    "float32": Precision("float32", 4, tolerance=1e-4, first_tolerance=3e-5, rounding=6e-8, attention=("efficient",)),
+    "float32": Precision(
+        "float32", 4, tolerance=1e-4, first_tolerance=3e-5, rounding=6e-8, states=True, attention=("efficient",)
+    ),
     "float64": Precision(
         "float64",
         8,
         tolerance=1e-10,
         first_tolerance=1e-11,
+        states=True,
         attention=(),
         unsupported={"deepspeed": "DeepSpeed does not support float64"},
+    ),
+    "bfloat16": Precision(
+        "bfloat16",
+        2,
+        states=True,
+        arithmetic="bf16",
+        unsupported={"deepspeed": "DeepSpeed keeps its optimizer in float32"},
     ),
     "bf16": Precision("bfloat16", 2, "weights stay in dtype (autocast, or the mixed precision of FSDP and DeepSpeed)"),
     "fp16": Precision(
@@ -82,7 +96,9 @@ PRECISIONS = {
     ),
 }
 """Name: precision."""
-FULL = tuple(name for name, precision in PRECISIONS.items() if precision.is_full)
+STATES = tuple(name for name, precision in PRECISIONS.items() if precision.states)
 """Values of ``recipe.dtype``."""
-LOW = tuple(name for name in PRECISIONS if name not in FULL)
+LOW = tuple(name for name in PRECISIONS if name not in STATES)
 """Values of ``recipe.precision``, besides full."""
+ARITHMETIC = tuple(name for name, precision in PRECISIONS.items() if not precision.arithmetic)
+"""What layers compute in."""

@@ -1,7 +1,9 @@
 """Transformers models of the user, ``hf:<repository or folder>``: their folder and special tokens."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from shardlab.errors import UserError, choices
 from shardlab.files import read_json
@@ -10,7 +12,7 @@ from shardlab.settings.types import Model
 MODELS = Path("data/models")
 TEXT_TASKS = ("language_modelling", "summarization")
 """Tasks whose data is encoded by the model's own tokenizer."""
-EXPORTED = ("llama", "vit")
+EXPORTED = ("llama", "vit", "moe")
 """The project's models that have a counterpart in transformers."""
 
 
@@ -64,6 +66,21 @@ def check_export(model: Model) -> None:
         raise UserError(
             f"model {model.name} has no counterpart in transformers; models that have one: {choices(EXPORTED)}, hf:."
         )
+    if model.name == "moe" and moe_class(model.args) is None:
+        raise UserError(
+            "model moe with these arguments has no counterpart in transformers; export needs softmax scores with "
+            "normalized weights, no shared experts, no bias_rate and no scale (Mixtral), or sigmoid scores with shared "
+            "experts (GLM-4.5)."
+        )
+
+
+def moe_class(args: Mapping[str, Any]) -> str | None:
+    """Return the transformers class (without ForCausalLM) of a mixture of experts with these arguments, if any."""
+    sigmoid, shared = args.get("scores") == "sigmoid", args.get("shared", 0)
+    if sigmoid:
+        return "Glm4Moe" if shared else None
+    plain = args.get("normalize", True) and args.get("scale", 1.0) == 1.0
+    return "Mixtral" if plain and not shared and not args.get("bias_rate") else None
 
 
 def special_tokens(folder: Path) -> dict[str, int]:

@@ -6,7 +6,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from shardlab.schema import Strict, one_of
 from shardlab.settings.learning_rate import Schedule
-from shardlab.settings.precisions import FULL, LOW, PRECISIONS
+from shardlab.settings.precisions import LOW, PRECISIONS, STATES
 
 
 class OptimizerClass(NamedTuple):
@@ -76,7 +76,11 @@ class Recipe(Strict):
     max_grad_norm: float | None = Field(
         None, gt=0, le=LARGEST, description="Maximum global L2 gradient norm (null: no clipping)."
     )
-    dtype: Annotated[str, *one_of(FULL)] = Field("float32", description="Data type of weights and arithmetic.")
+    dtype: Annotated[str, *one_of(STATES)] = Field(
+        "float32",
+        description="Data type of weights, gradients, optimizer and arithmetic. bfloat16 halves their memory, but "
+        "small updates are lost in rounding; it is not compared with a tolerance.",
+    )
     gradient_accumulation_steps: PositiveInt = Field(
         1, description="Micro-batches per step: each rank's share of the global batch is split into this many."
     )
@@ -90,11 +94,12 @@ class Recipe(Strict):
         description="Parts of the sequence for which logits and loss of text are computed one after the other, and "
         "again in the backward pass, so that the whole logits are never in memory (large vocabularies).",
     )
-    activation_checkpointing: Literal["none", "selective", "full", "auto"] = Field(
+    activation_checkpointing: Literal["none", "selective", "alternate", "full", "auto"] = Field(
         "none",
-        description="Recompute the workload's blocks in the backward pass: full, or selective (keep the results of "
-        "matrix products and attention); auto: the least recomputation with which the run's plan fits into the "
-        "site's devices (hardware.device_memory_gib; none if that is unknown).",
+        description="Recompute the workload's blocks in the backward pass: full; selective (keep the results of "
+        "matrix products and attention); alternate (keep those of attention and every other product, as torchtitan "
+        "does); auto: the least recomputation with which the run's plan fits into the site's devices "
+        "(hardware.device_memory_gib; none if that is unknown).",
     )
     compile: Literal["none", "blocks", "model"] = Field(
         "none", description="Apply torch.compile to each of the workload's blocks, or to the whole model."
@@ -136,7 +141,8 @@ class Recipe(Strict):
     @property
     def arithmetic(self) -> str:
         """Name in PRECISIONS of what layers compute in."""
-        return self.dtype if self.precision == "full" else self.precision
+        name = self.dtype if self.precision == "full" else self.precision
+        return PRECISIONS[name].arithmetic or name
 
     @property
     def keeps_checkpoints(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, field_validator, model_validator
 
 from shardlab.schema import Strict, one_of
-from shardlab.settings.precisions import PRECISIONS
+from shardlab.settings.precisions import ARITHMETIC
 
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 """Name of an environment variable: letters, digits and _, not beginning with a digit."""
@@ -211,9 +211,9 @@ class Hardware(Strict):
         description="Device memory that plans do not count (GiB): the CUDA context, NCCL's buffers, fragmentation. A "
         "run fits if it needs at most device_memory_gib minus this.",
     )
-    matrix_tflops: dict[Annotated[str, *one_of(PRECISIONS)], PositiveFloat] = Field(
+    matrix_tflops: dict[Annotated[str, *one_of(ARITHMETIC)], PositiveFloat] = Field(
         default={},
-        description=f"Measured TFLOP/s of a device in matrix products, by arithmetic: {', '.join(PRECISIONS)}.",
+        description=f"Measured TFLOP/s of a device in matrix products, by arithmetic: {', '.join(ARITHMETIC)}.",
     )
     memory_gb_per_second: float | None = Field(None, gt=0, description="Memory bandwidth of a device (GB/s).")
     node_gb_per_second: float | None = Field(

@@ -82,6 +82,10 @@ class Size(Strict):
     recipe: Recipe = Field(default=Recipe(), description="Training recipe.")
 
 
+TensorStyle = Literal["column", "column_gather", "row", "vocab", "norm", "norm_whole", "dropout", "router", "experts"]
+"""Ways to split a layer over tensor-parallel ranks."""
+
+
 class Workload(Strict):
     """Model, data and recipe: one file in config/workloads."""
 
@@ -97,12 +101,13 @@ class Workload(Strict):
         "scripts/shardlab/data/encoders (prepared arrays).",
     )
     blocks: list[str] = Field(default=[], description="Submodules that FSDP shards separately, as patterns (layers.*).")
-    tensor: dict[str, Literal["column", "column_gather", "row", "vocab", "norm", "norm_whole", "dropout"]] = Field(
+    tensor: dict[str, TensorStyle] = Field(
         default={},
         description="Tensor-parallel plan, submodule pattern: how it is split. column, row: Linear "
         "by output (stays split; column_gather: gathered again), by input; vocab: Embedding by rows; norm: a norm "
         "before column layers (norm_whole: before other layers), split along the sequence with sequence_parallel; "
-        "dropout: a Dropout between column and row. Empty: tp is not supported.",
+        "dropout: a Dropout between column and row; router, experts: a mixture of experts, by the hidden size of "
+        "each. Empty: tp is not supported.",
     )
     tensor_sizes: list[str] = Field(default=[], description="Model arguments that tp must divide (heads, hidden, ...).")
     context_sizes: list[str] | None = Field(

@@ -1,4 +1,4 @@
-"""Variants: a strategy or a workload with values of its own, which stand in its name.
+"""Variants: a strategy or a workload with overrides, which are part of its name.
 
 ``llama2@learning_rate=0.003@seed=2`` is the workload llama2 with two overrides of its recipe and the configuration,
 ``pp@n_microbatches=8`` the strategy pp with one. The name alone defines the variant: each run is resolved without any
@@ -243,7 +243,7 @@ def over(values: Values, kind: Literal["recipe", "strategy"]) -> dict[str, Any]:
 
 
 def of_config(config: Config, values: Values) -> Config:
-    """Return the configuration with the overrides of its own keys and of the recipe."""
+    """Return the configuration with the overrides of its keys and of the recipe."""
     plain = {name: value for name, value in values.items() if len(keys()[name].path) == 1}
     if "dtype" in values:
         plain["dtype"] = values["dtype"]

@@ -47,7 +47,7 @@ def apply(
         "HSDP" if mesh.ndim > 1 else "FSDP",
         len(blocks),
         text_of_mesh(mesh),
-        f", computing in {low}" if low else "",
+        f", computing in {str(low).removeprefix('torch.')}" if low else "",
         ", states in CPU memory" if options.cpu_offload else "",
     )
 

@@ -12,7 +12,7 @@ from shardlab.models._chain import Chain
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.strategies.native import NativeEngine
 from shardlab.training.device import wait
-from shardlab.training.tasks import MicroBatch
+from shardlab.training.tasks import MicroBatch, Outputs
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class ModelParallelEngine(NativeEngine):
     def devices(self) -> list[torch.device]:
         return self.world.devices
 
-    def outputs(self, micro: MicroBatch) -> Tensor:
+    def outputs(self, micro: MicroBatch) -> Outputs:
         state, keywords = self.task.inputs(micro.batch)
         for number, (model, device) in enumerate(zip(self.models, self.devices(), strict=True)):
             started = self._now(device)
@@ -50,7 +50,8 @@ class ModelParallelEngine(NativeEngine):
                     # This part's backward pass begins when its last output gradient arrives.
                     value.register_hook(lambda _, number=number, device=device: self._mark(number, device))
             self.forward[number] = started, self._now(device)
-        return self.moved(state[-1], 0)
+        outputs = tuple(self.moved(value, 0) for value in state)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def moved(self, value: Tensor, number: int) -> Tensor:
         """Copy a tensor to the device of part ``number``."""

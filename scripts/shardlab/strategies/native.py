@@ -17,7 +17,7 @@ from shardlab.strategies import parallelize
 from shardlab.training import optimizers
 from shardlab.training.device import wait
 from shardlab.training.distributed import World
-from shardlab.training.tasks import MicroBatch, Task
+from shardlab.training.tasks import MicroBatch, Outputs, Task
 
 LONGEST_ROW = 2**16
 """Number of values whose float32 norm is accurate to seven digits."""
@@ -48,6 +48,8 @@ class NativeEngine:
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }
         self.parameter_count = models.parameter_count(whole)
+        self.parameter_names = [name for name, value in models.state(whole).items() if isinstance(value, nn.Parameter)]
+        self.load_shape = getattr(whole, "load_shape", None)
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
             parallelize.apply(run, part, world)
@@ -85,7 +87,7 @@ class NativeEngine:
         for model in self.models:
             model.train(mode)
 
-    def outputs(self, micro: MicroBatch) -> Tensor:
+    def outputs(self, micro: MicroBatch) -> Outputs:
         """Return the model's outputs for a micro-batch."""
         return self.task.outputs(self.models[0], micro.batch)
 
@@ -117,6 +119,13 @@ class NativeEngine:
         self.optimizer.zero_grad()
         return norm
 
+    def expert_load(self) -> Tensor | None:
+        return self.task.counted_load(self.load_shape)
+
+    def balance(self, load: Tensor) -> None:
+        for part in self.parts:
+            cast(Any, part).balance(load)
+
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
@@ -127,12 +136,12 @@ class NativeEngine:
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         self._reduce_partial_gradients()
         parameters = self.parameters()
-        return self._collected(
-            {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in parameters.items()}
-        )
+        gradients = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in parameters.items()}
+        return self._collected(self.parameter_names, gradients)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self._collected({name: value for part in self.parts for name, value in models.state(part).items()})
+        own = {name: value for part in self.parts for name, value in models.state(part).items()}
+        return self._collected([*self.meta_state_dict], own)
 
     def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         return {name: value.detach() for part in self.parts for name, value in models.state(part).items()}
@@ -171,8 +180,8 @@ class NativeEngine:
             cast(Tensor, value).to(self.world.device)
         )  # offloaded shards are on the CPU, from which NCCL cannot send
 
-    def _collected(self, values: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        for number, name in enumerate(self.meta_state_dict):
+    def _collected(self, names: list[str], values: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for number, name in enumerate(names):
             whole = self.whole(name, values.get(name))  # a collective: every rank takes part
             if number % TOGETHER == 0:
                 wait(self.world.device)
@@ -225,7 +234,7 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
     """Return the squared L2 norm of the gradients, a scalar; one reduction per mesh axis over which a group is sharded.
 
     On a CPU rows are summed in float64: a float32 norm of a million values is off in the fifth digit there. GPUs reduce
-    in trees, and their float64 is slow: there, the gradients' own dtype is used.
+    in trees, and their float64 is slow: there, it is at least float32.
     """
     total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
     for (_, mesh, placements), parameters in groups.items():
@@ -235,7 +244,9 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
         if gradients[0].device.type == "cpu":
             norms = torch.cat([_row_norms(gradient) for gradient in gradients]).double()
         else:
-            norms = torch.stack(torch._foreach_norm(gradients, 2))
+            norms = torch.stack(
+                torch._foreach_norm(gradients, 2, torch.promote_types(gradients[0].dtype, torch.float32))
+            )
         square = norms.square().sum().to(device)  # offloaded gradients are on the CPU, which NCCL does not support
         for axis, placement in enumerate(placements):
             if not placement.is_replicate():
@@ -247,5 +258,6 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
 def _row_norms(gradient: Tensor) -> Tensor:
     """Return norms along the first dimension, or of the whole tensor in float64 if rows are long: (parts,) or (1,)."""
     if gradient.dim() > 1 and 0 < gradient.numel() <= LONGEST_ROW * gradient.shape[0]:
-        return torch.linalg.vector_norm(gradient, dim=tuple(range(1, gradient.dim())))
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        return torch.linalg.vector_norm(gradient, dim=tuple(range(1, gradient.dim())), dtype=dtype)
     return torch.linalg.vector_norm(gradient, dtype=torch.float64).reshape(1)

@@ -1,6 +1,7 @@
 """Transformations of a model, or a part of one, before training: in this order, as the run's settings say."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -51,7 +52,7 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
         from shardlab.strategies import context
 
         context.apply(model, options.context, world.sequence, mesh.get_group())
-    low = None if precision.is_full else getattr(torch, precision.dtype)
+    low = None if recipe.precision == "full" else getattr(torch, precision.dtype)
     recompute(model, run.model.blocks, recipe.activation_checkpointing)
     if low and not run.mesh.sharded:
         # Around forward, because a pipeline calls its stages by itself.
@@ -91,11 +92,11 @@ def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
     """Apply activation checkpointing (Chen et al., 2016, arXiv:1604.06174) to each block, in place."""
     if mode in ("none", "auto"):  # a run.json of a training has what auto resolves to; nothing else needs it
         return
-    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+    from torch.utils.checkpoint import checkpoint
 
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
-    if mode == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_products())
+    if mode != "full":
+        options["context_fn"] = partial(_keep_products, every=2 if mode == "alternate" else 1)
 
     def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
         return lambda block, *args, **keywords: checkpoint(forward, block, *args, **options, **keywords)
@@ -121,17 +122,34 @@ def _blocks(model: nn.Module, patterns: list[str]) -> list[nn.Module]:
     return [module for pattern in patterns for module in matching(model, pattern)]
 
 
-def _keep_products() -> list[Any]:
-    """Operators whose outputs selective checkpointing keeps: those that are expensive to recompute."""
+def _keep_products(every: int) -> Any:
+    """Return the contexts of one call of a selectively recomputed block, which keeps the results of attention and of
+    the first of ``every`` products.
+    """
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
     aten = torch.ops.aten
-    return [
+    products = [
         aten.mm.default,
         aten.addmm.default,
         aten.bmm.default,
         aten.convolution.default,
+        aten._scaled_mm.default,  # float8 in compiled blocks; elsewhere its products are dispatched as mm
+    ]
+    attention = [
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
-        aten._scaled_mm.default,  # float8 in compiled blocks; elsewhere its products are dispatched as mm
     ]
+    if every == 1:
+        return create_selective_checkpoint_contexts(products + attention)
+    seen: Counter[bool] = Counter()
+
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if operator in products:
+            seen[context.is_recompute] += 1
+        kept = operator in attention or (operator in products and seen[context.is_recompute] % every == 1)
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)

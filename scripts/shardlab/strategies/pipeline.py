@@ -17,7 +17,7 @@ from shardlab.patches import torch_pipelining
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.strategies.native import NativeEngine, plain
 from shardlab.training.device import wait
-from shardlab.training.tasks import MicroBatch
+from shardlab.training.tasks import MicroBatch, Outputs
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class PipelineEngine(NativeEngine):
         super().__init__(run, task, world, weights)
         self.watch = Stopwatch(world.device)
         self.schedules: dict[Any, Any] = {}
-        self.loss_of: Callable[[Tensor, Tensor], Tensor]
+        self.loss_of: Callable[[Outputs, Tensor], Tensor]
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         chain = cast(Chain, model)
@@ -189,7 +189,7 @@ class PipelineEngine(NativeEngine):
         schedule = self._schedule(backward, *positional, *keywords.values())
         rows = torch.arange(micro.rows, device=self.world.device)
 
-        def loss_of(outputs: Tensor, rows: Tensor) -> Tensor:
+        def loss_of(outputs: Outputs, rows: Tensor) -> Tensor:
             # The first value in `rows` identifies these rows without reading them from the device; the samples that
             # do not
             # count are the last ones.
@@ -209,7 +209,7 @@ class PipelineEngine(NativeEngine):
                 schedule.step(*first, target=rows, losses=losses, return_outputs=False, **keywords)
             else:
                 schedule.eval(*first, target=rows, losses=losses, **keywords)
-        total = torch.zeros((), dtype=self.task.dtype, device=self.world.device)
+        total = torch.zeros((), dtype=torch.promote_types(self.task.dtype, torch.float32), device=self.world.device)
         return total + sum(plain(loss.detach()) for loss in losses) / scale
 
     def _schedule(self, backward: bool, *inputs: Tensor) -> Any:

@@ -12,10 +12,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from shardlab.models import matching
+from shardlab.models._experts import Experts
 from shardlab.training.distributed import text_of_mesh
 
 log = logging.getLogger(__name__)
@@ -81,7 +90,8 @@ def _styles(*, sequence_parallel: bool, loss_parallel: bool) -> dict[str, Callab
 
     A ``column`` layer's output stays split for the ``row`` layer that follows it; ``column_gather`` gathers it again,
     except under loss parallelism; ``vocab`` is an Embedding whose rows are split; ``norm`` precedes column layers,
-    ``norm_whole`` a layer that is not split; ``dropout`` is a Dropout between column and row.
+    ``norm_whole`` a layer that is not split; ``dropout`` is a Dropout between column and row; ``router`` and
+    ``experts`` are a mixture of experts.
     """
     between: Placement = SEQUENCE if sequence_parallel else Replicate()
     return {
@@ -94,6 +104,8 @@ def _styles(*, sequence_parallel: bool, loss_parallel: bool) -> dict[str, Callab
         "dropout": _Dropout,
         "norm": partial(_Normalize, between, local_output=False),
         "norm_whole": partial(_Normalize, between, local_output=True),
+        "router": _Router,
+        "experts": partial(_Experts, between, local_output=not sequence_parallel),
     }
 
 
@@ -132,6 +144,54 @@ class _Dropout(ParallelStyle):
 
         module.forward = own_masks
         return module
+
+
+class _Router(ParallelStyle):
+    """A Router: whole on every rank, as every rank has all tokens and all experts, each in part."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module.register_forward_pre_hook(lambda _, inputs: (cast(DTensor, inputs[0]).to_local(), *inputs[1:]))
+        return module
+
+
+class _Experts(ParallelStyle):
+    """Experts whose hidden dimension is split: each rank computes a part of each sum over it."""
+
+    def __init__(self, layout: Placement, *, local_output: bool) -> None:
+        super().__init__()
+        self.layout, self.local_output = layout, local_output
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        split = cast(Experts, module)
+        if not split.experts:
+            return module
+        split.matrices = lambda: tuple(  # type: ignore[method-assign, return-value, assignment]
+            cast(DTensor, matrix).to_local() for matrix in (split.gate, split.up, split.down)
+        )
+        # The functions' types lack the mesh.
+        return distribute_module(module, device_mesh, self._split, self._inputs, self._output)  # type: ignore[arg-type]
+
+    def _split(self, _: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for name, parameter in [*module._parameters.items()]:
+            assert parameter is not None
+            split = distribute_tensor(parameter, mesh, [Shard(2 if name == "down" else 1)], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(split))
+
+    def _inputs(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+        # The same on every rank, but the gradient is a sum over the ranks' parts: of the tokens and of the weights,
+        # without which each rank's router would learn from its own part only.
+        x, *routing = inputs
+        partial_gradient = [Partial()]
+        tokens = cast(DTensor, x).to_local(grad_placements=partial_gradient)
+        if not routing:
+            return (tokens,)
+        weights, ids = routing
+        whole = DTensor.from_local(weights, mesh, [Replicate()], run_check=False)
+        return tokens, whole.to_local(grad_placements=partial_gradient), ids
+
+    def _output(self, _: nn.Module, output: Tensor, mesh: DeviceMesh) -> Tensor:
+        whole = DTensor.from_local(output, mesh, [Partial()], run_check=False).redistribute(mesh, [self.layout])
+        return whole.to_local() if self.local_output else whole
 
 
 def drawn() -> int:

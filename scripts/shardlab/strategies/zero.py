@@ -20,7 +20,7 @@ from shardlab.settings.types import Run
 from shardlab.strategies import parallelize
 from shardlab.training import optimizers
 from shardlab.training.distributed import World
-from shardlab.training.tasks import MicroBatch, Task
+from shardlab.training.tasks import MicroBatch, Outputs, Task
 
 if not (dist.is_initialized() and dist.get_backend() == "nccl"):
     # On a machine with GPUs DeepSpeed would use one, whatever the site says.
@@ -96,6 +96,7 @@ class ZeroEngine:
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }
         self.parameter_count = models.parameter_count(whole)
+        self.load_shape = getattr(whole, "load_shape", None)
         self.config = sized(run.engine_config or {}, self.parameter_count)
         self.plain = self._sharded(weights) if run.zero_stage == 3 else whole
         if run.zero_stage != 3:
@@ -131,13 +132,13 @@ class ZeroEngine:
     def train(self, mode: bool) -> None:
         self.model.train(mode)
 
-    def outputs(self, micro: MicroBatch) -> Tensor:
+    def outputs(self, micro: MicroBatch) -> Outputs:
         """Return the model's outputs for a micro-batch."""
         positional, keywords = self.task.inputs(micro.batch)
         if not self.precision.is_full:
             low = getattr(torch, self.precision.dtype)
             positional = tuple(value.to(low) if value.is_floating_point() else value for value in positional)
-        outputs: Tensor = self.model(*positional, **keywords)
+        outputs: Outputs = self.model(*positional, **keywords)
         return outputs
 
     def loss(self, micro: MicroBatch) -> Tensor:
@@ -161,6 +162,12 @@ class ZeroEngine:
         # DeepSpeed has waited for the device here, and knows the result.
         norm = self.model.get_global_grad_norm() if self.model.was_step_applied() else math.inf
         return torch.as_tensor(norm, device=self.world.device)
+
+    def expert_load(self) -> Tensor | None:
+        return self.task.counted_load(self.load_shape)
+
+    def balance(self, load: Tensor) -> None:
+        self.plain.balance(load)  # type: ignore[operator]
 
     def zero_grad(self) -> None:
         """See Engine; training under DeepSpeed stops instead (see compatibility.py)."""

@@ -39,6 +39,15 @@ class Engine(Protocol):
         not finite.
         """
 
+    def expert_load(self) -> Tensor | None:
+        """Return the tokens per layer and expert that this rank counted since the last call: (layers, experts).
+
+        None if the model has no experts; 0 on a rank that does not have the model's output.
+        """
+
+    def balance(self, load: Tensor) -> None:
+        """Balance the experts by a step's load over all ranks (see ``expert_load``)."""
+
     def zero_grad(self) -> None:
         """Clear the gradients without an update."""
 

@@ -1,10 +1,11 @@
 """Loss and metric of weights over a whole split, each sample once: on one device, or divided among a run's ranks."""
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.data import order
@@ -51,7 +52,7 @@ def evaluate_model(run: Run, task: Task, model: nn.Module) -> Evaluated:
     targets = 0
     for indices in order.in_order(task.samples("test"), run.recipe.eval_batch_size):
         batch = task.batch("test", indices)
-        outputs = task.outputs(model, batch)
+        outputs = cast(Tensor, task.outputs(model, batch))  # in evaluation mode
         loss += float(task.loss(outputs, batch))
         score += task.score(model, outputs, batch)
         targets += task.targets("test", indices)

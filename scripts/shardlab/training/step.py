@@ -36,6 +36,8 @@ class StepMetrics(NamedTuple):
     """Global L2 norm of the gradient before clipping."""
     flags: ControlFlags
     """Requests of any of the ranks."""
+    expert_load: list[list[int]] | None = None
+    """Tokens per layer and expert; None for a model without experts."""
 
     @property
     def finite(self) -> bool:
@@ -46,11 +48,12 @@ class StepMetrics(NamedTuple):
 class PendingStep:
     """A step handed to the device, which may still be computing it; its metrics are being copied to the host."""
 
-    def __init__(self, step: Step, values: Tensor, *, scaled: bool = False) -> None:
-        """``values``: (4,) loss summed over the global batch, number of ranks with each request, gradient norm;
-        ``scaled``: a non-finite norm means that the loss scaler skipped the step.
+    def __init__(self, step: Step, values: Tensor, *, experts: int = 0, scaled: bool = False) -> None:
+        """``values``: loss summed over the global batch, number of ranks with each request, gradient norm, then each
+        layer's tokens per expert, ``experts`` of them; ``scaled``: a non-finite norm means that the loss scaler skipped
+        the step.
         """
-        self.scaled = scaled
+        self.scaled, self._experts = scaled, experts
         self.step, self._values = replace(step, micro_batches=[]), device.Arriving(values)  # free the batches
 
     def metrics(self, *, skip: bool = False) -> StepMetrics:
@@ -59,8 +62,12 @@ class PendingStep:
         Raises:
             UserError: loss or gradient norm is not finite, so the weights are invalid from this step on.
         """
-        loss, *flags, norm = self._values.tolist()
-        metrics = StepMetrics(loss / self.step.targets, norm, ControlFlags(*(ranks > 0 for ranks in flags)))
+        loss, stop, checkpoint, norm, *tokens = self._values.tolist()
+        metrics = StepMetrics(loss / self.step.targets, norm, ControlFlags(stop > 0, checkpoint > 0))
+        if self._experts:
+            layers = range(0, len(tokens), self._experts)
+            load = [[round(count) for count in tokens[first : first + self._experts]] for first in layers]
+            metrics = metrics._replace(expert_load=load)
         if not skip:
             # Every rank has the same values, so all of them stop.
             _stop_unless_finite("loss", metrics.loss, self.step.number)
@@ -89,7 +96,12 @@ def train_step(
         for number, micro in enumerate(step.micro_batches, 1)
     ]
     local_loss = torch.stack(losses).sum()
-    reduced = world.sum(torch.stack([local_loss, *(local_loss.new_full((), float(value)) for value in flags)]))
+    values = torch.stack([local_loss, *(local_loss.new_full((), float(value)) for value in flags)])
+    load = engine.expert_load()
+    if load is None:
+        load = values.new_zeros(0, 0)
+    whole = world.sum(torch.cat([values, load.flatten().to(values.dtype)]))
+    reduced, tokens = whole.split([len(values), load.numel()])
     if observe:
         observe(step.number, engine)
     if skip and not math.isfinite(float(reduced[0])):
@@ -97,7 +109,10 @@ def train_step(
         norm = reduced.new_full((), math.nan)
     else:
         norm = engine.step(step.learning_rate)
-    return PendingStep(step, torch.cat([reduced, norm.reshape(1)]), scaled=engine.scales_loss)
+    if load.numel() and not (skip and not math.isfinite(float(norm))):
+        engine.balance(tokens.view_as(load))
+    values = torch.cat([reduced, norm.reshape(1), tokens])
+    return PendingStep(step, values, experts=load.shape[1], scaled=engine.scales_loss)
 
 
 def _stop_unless_finite(what: str, value: float, step: int) -> None:

@@ -100,7 +100,7 @@ def byte_ticks(low: float, high: float) -> list[float]:
 
 
 def in_unit(table: pd.DataFrame, *columns: str) -> tuple[pd.DataFrame, str]:
-    """The table with these columns of bytes in one unit, which is named, and NAME_text: each with a unit of its own."""
+    """The table with these columns of bytes in one unit, the unit, and columns NAME_text with readable sizes."""
     unit, size = byte_unit(float(table[[*columns]].max().max()))
     text = {f"{column}_text": table[column].map(readable_bytes, na_action="ignore") for column in columns}
     return table.assign(**{column: table[column] / size for column in columns}, **text), unit

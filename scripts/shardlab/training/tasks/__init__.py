@@ -30,6 +30,10 @@ WHOLE = SequenceSplit()
 Batch = dict[str, Tensor]
 Inputs = tuple[tuple[Tensor, ...], Batch]
 """The model's positional and keyword arguments."""
+Outputs = Tensor | tuple[Tensor, ...]
+"""Logits or losses; in training a mixture of experts adds its load and, if it has one, its auxiliary loss (see
+models/moe.py).
+"""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class Task(ABC):
         """Number of samples for which this rank computed a training loss from its model's outputs."""
         self.trained_targets: Tensor | int = 0
         """Number of targets in these samples."""
+        self._load: Tensor | int = 0
 
     def arrays(self, split: str) -> Arrays:
         """Return the prepared arrays of a split, memory-mapped: only indexed rows are read from the file."""
@@ -146,24 +151,41 @@ class Task(ABC):
                 part[name] = sequence.part(part[name], 1)
         return part
 
-    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+    def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
         """Return the model's outputs for a batch."""
         positional, keywords = self.inputs(batch)
-        outputs: Tensor = model(*positional, **keywords)
+        outputs: Outputs = model(*positional, **keywords)
         return outputs
 
-    def counted_loss(self, outputs: Tensor, micro: MicroBatch) -> Tensor:
+    def counted_loss(self, outputs: Outputs, micro: MicroBatch) -> Tensor:
         """Return the loss summed over the targets of the samples that count: a scalar, 0 with a gradient of 0 if none
         does.
         """
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         if micro.count < micro.rows:  # without this, slicing costs a copy in the backward pass
-            outputs = outputs[: micro.count]
-        return self.loss(outputs.to(self.dtype), micro.counted)
+            outputs = tuple(value[: micro.count] for value in outputs)
+        loss = self.loss(outputs[0].to(self.dtype), micro.counted)
+        if len(outputs) < 3:
+            return loss
+        whole: Tensor = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+        auxiliary = outputs[2].to(self.dtype)
+        # The gradient of a plain sum has strides of 0, which a pipeline cannot receive.
+        return whole + auxiliary.dot(torch.ones_like(auxiliary))
 
-    def count(self, outputs: Tensor, micro: MicroBatch) -> None:
-        """Count the samples and targets that this rank trains on, from the outputs of its model."""
-        self.trained_samples += min(len(outputs), micro.count)
+    def count(self, outputs: Outputs, micro: MicroBatch) -> None:
+        """Count the samples and targets that this rank trains on, and its experts' tokens, from its model's outputs."""
+        first, *more = outputs if isinstance(outputs, tuple) else (outputs,)
+        self.trained_samples += min(len(first), micro.count)
         self.trained_targets = self.trained_targets + self.targets_in(micro.counted)
+        if more:
+            self._load = self._load + more[0][: micro.count].sum(0)
+
+    def counted_load(self, shape: tuple[int, int] | None) -> Tensor | None:
+        """Return the tokens per layer and expert since the last call, of this shape; None without a shape."""
+        if shape is None:
+            return None
+        load, self._load = self._load, 0
+        return load if isinstance(load, Tensor) else torch.zeros(shape, dtype=torch.int64, device=self.device)
 
     def chunks(self, targets: Tensor) -> Batch:
         """Return the keyword arguments that make a model return losses, not logits: ``targets`` (batch, length) in
@@ -213,7 +235,15 @@ def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     if outputs.dim() == 1:
         return outputs.sum()
-    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    rounds = outputs.dtype == torch.bfloat16  # a sum in it has three digits, and float32 logits take twice the memory
+    reduction = "none" if rounds else "sum"
+    losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction=reduction)
+    return losses.float().sum() if rounds else losses
+
+
+def for_sum(values: Tensor) -> Tensor:
+    """Return the values in a type that is accurate enough for a sum: float32 or wider."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def of_run(run: Run, folder: Path, device: torch.device) -> Task:

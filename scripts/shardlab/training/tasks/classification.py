@@ -30,7 +30,7 @@ class Task(tasks.Task):
         return len(batch["labels"])
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return F.cross_entropy(outputs, batch["labels"], reduction="sum")
+        return F.cross_entropy(tasks.for_sum(outputs), batch["labels"], reduction="sum")
 
     def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
         return float((outputs.argmax(-1) == batch["labels"]).sum())

@@ -1,0 +1,219 @@
+"""A mixture of experts against transformers' classes and against plain formulas; load, balance, idle experts."""
+
+import json
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import save_file
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from helpers.common import tiny_run
+from shardlab import models
+from shardlab.errors import UserError
+from shardlab.models import _experts, export
+from shardlab.models._experts import Experts, Router, dispatch, tokens_per_expert
+from shardlab.settings import pretrained
+
+MIXTRAL = {"scores": "softmax", "shared": 0, "scale": 1.0, "bias_rate": 0.0, "auxiliary": 0.0}
+GLM = {"scores": "sigmoid", "shared": 2, "scale": 1.5, "bias_rate": 0.01, "auxiliary": 0.0}
+
+
+def made(**args):
+    """A run with these arguments of the model, and the model, in float64; its biases are not 0."""
+    run = tiny_run("moe", dtype="float64")
+    run = run.model_copy(update={"model": run.model.model_copy(update={"args": run.model.args | args})})
+    torch.manual_seed(0)
+    model = models.construct(run.model, run.task).double()
+    for name, buffer in model.named_buffers():
+        assert name.endswith("router.bias")
+        buffer.copy_(0.1 * torch.randn(len(buffer)))
+    return run, model
+
+
+@contextmanager
+def in_float64():
+    """The library computes norms, rotary angles and routers in float32, whatever the weights are."""
+    with (
+        mock.patch.object(torch, "float32", torch.float64),
+        mock.patch.object(torch, "float", torch.float64),
+        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("args", [MIXTRAL, GLM], ids=["Mixtral", "Glm4Moe"])
+def test_transformers_has_the_same_logits_loss_and_gradients(args, tmp_path):
+    run, ours = made(**args)
+    save_file(models.state(ours), tmp_path / "weights")
+    export.write(run, tmp_path / "weights", tmp_path, tmp_path / "exported")
+    tokens = torch.randint(0, 1024, (3, 17))
+    logits, load = ours(tokens[:, :-1])
+    loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    assert torch.all(load.sum(-1) == 2 * 16)
+    kind = pretrained.moe_class(run.model.args)
+    with in_float64():
+        library = getattr(transformers, f"{kind}ForCausalLM").from_pretrained(
+            tmp_path / "exported", dtype=torch.float64, experts_implementation="eager"
+        )
+        library.train()
+        found = library(tokens[:, :-1], use_cache=False).logits
+        other = F.cross_entropy(found.flatten(0, 1), tokens[:, 1:].flatten())
+        other.backward()
+    torch.testing.assert_close(found, logits, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(other, loss, rtol=1e-12, atol=0)
+    other_parameters = dict(library.named_parameters())
+    compared = set()
+    for number, layer in enumerate(ours.layers):
+        at = f"model.layers.{number}."
+        experts, attention = layer.experts, layer.attention
+        pairs = {
+            "mlp.experts.gate_up_proj": torch.cat([experts.gate.grad, experts.up.grad], dim=1),
+            "mlp.experts.down_proj": experts.down.grad,
+            "mlp.gate.weight": layer.router.weight.grad,
+            "self_attn.q_proj.weight": attention.query.weight.grad,
+            "self_attn.k_proj.weight": attention.key.weight.grad,
+            "self_attn.v_proj.weight": attention.value.weight.grad,
+            "self_attn.o_proj.weight": attention.output.weight.grad,
+            "input_layernorm.weight": layer.attention_norm.weight.grad,
+            "post_attention_layernorm.weight": layer.mlp_norm.weight.grad,
+        }
+        if args["shared"]:
+            shared = layer.shared
+            pairs |= {
+                "mlp.shared_experts.gate_proj.weight": shared.gate.grad.flatten(0, 1),
+                "mlp.shared_experts.up_proj.weight": shared.up.grad.flatten(0, 1),
+                "mlp.shared_experts.down_proj.weight": torch.cat([*shared.down.grad], dim=1),
+            }
+        for name, gradient in pairs.items():
+            torch.testing.assert_close(other_parameters[at + name].grad, gradient, rtol=1e-8, atol=1e-12, msg=at + name)
+            compared.add(at + name)
+    assert other_parameters.keys() - compared == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    torch.testing.assert_close(other_parameters["lm_head.weight"].grad, ours.output.weight.grad, rtol=1e-8, atol=1e-12)
+
+
+def test_the_auxiliary_loss_of_one_sequence_is_mixtral_s():
+    _, model = made(**MIXTRAL | {"auxiliary": 1.0}, layers=1)
+    tokens = torch.randint(0, 1024, (1, 16))
+    _, _, auxiliary = model(tokens)
+    layer = model.layers[0]
+    x = model.embedding(tokens)
+    x = x + layer.attention(layer.attention_norm(x), causal=True, rotary=layer.rotary.angles(16, like=x))
+    logits = F.linear(layer.mlp_norm(x), layer.router.weight).flatten(0, 1)
+    expected = load_balancing_loss_func((logits,), 8, 2)  # which sums over the choices, where ours is their mean
+    assert float(auxiliary.detach().sum() / 16) == pytest.approx(float(expected.detach()) / 2, rel=1e-6)
+
+
+def test_balance_losses_of_samples_do_not_depend_on_the_batch_and_reach_the_router():
+    _, model = made(auxiliary=1.0)
+    tokens = torch.randint(0, 1024, (4, 16))
+    whole = model(tokens)
+    for part in (slice(0, 1), slice(1, 4)):
+        for value, expected in zip(model(tokens[part]), whole, strict=True):
+            torch.testing.assert_close(value, expected[part])
+    (whole[2].sum() + 0 * whole[0].sum()).backward()
+    assert all(float(layer.router.weight.grad.abs().max()) > 0 for layer in model.layers)
+    assert model.eval()(tokens).shape == (4, 16, 1024)
+
+
+def test_every_token_reaches_its_experts_and_an_idle_expert_has_a_gradient_of_zero():
+    torch.manual_seed(0)
+    experts = Experts(8, 16, 4).double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+    ids = torch.tensor([0, 1, 3])[torch.rand(2, 5, 3).argsort(-1)][..., :2]  # never expert 2
+    weights = torch.rand(2, 5, 2, dtype=torch.float64, requires_grad=True)
+    found = experts(x, weights, ids)
+    expected = torch.zeros_like(x)
+    for sample, position, choice in torch.cartesian_prod(torch.arange(2), torch.arange(5), torch.arange(2)).tolist():
+        number, row = int(ids[sample, position, choice]), x[sample, position]
+        inner = F.silu(experts.gate[number] @ row) * (experts.up[number] @ row)
+        expected[sample, position] += weights[sample, position, choice] * (experts.down[number] @ inner)
+    torch.testing.assert_close(found, expected)
+    wanted = [x, weights, *experts.parameters()]
+    gradient = torch.randn_like(found)
+    actual = torch.autograd.grad(found, wanted, gradient, allow_unused=True, materialize_grads=True)
+    for one, other in zip(actual, torch.autograd.grad(expected, wanted, gradient), strict=True):
+        torch.testing.assert_close(one, other)
+    assert all(torch.all(each[2] == 0) for each in actual[2:])
+
+
+def test_the_grouped_product_equals_the_loop_also_for_idle_experts():
+    torch.manual_seed(0)
+    experts = Experts(16, 32, 4).bfloat16()
+    counts = torch.tensor([3, 0, 6, 0], dtype=torch.int32)
+    rows = torch.randn(9, 16, dtype=torch.bfloat16, requires_grad=True)
+    matrices = experts.matrices()
+    found, expected = _experts._grouped(rows, counts, *matrices), experts.compute(rows, counts)
+    torch.testing.assert_close(found, expected)
+    wanted, gradient = [rows, *matrices], torch.randn_like(found)
+    actual = torch.autograd.grad(found, wanted, gradient)
+    for one, other in zip(actual, torch.autograd.grad(expected, wanted, gradient), strict=True):
+        torch.testing.assert_close(one, other)
+    assert all(torch.all(each[1] == 0) and torch.all(each[3] == 0) for each in actual[1:])
+
+
+def test_the_bias_moves_towards_idle_experts_and_changes_the_choice_but_no_weight():
+    router = Router(4, 3, 2, scores="sigmoid", normalize=True, scale=1.0, biased=True)
+    router.balance(torch.tensor([9.0, 3.0, 0.0]), 0.5)
+    assert router.bias.tolist() == [-0.5, 0.5, 0.5]
+    router.balance(torch.tensor([4.0, 4.0, 4.0]), 0.5)
+    assert router.bias.tolist() == [-0.5, 0.5, 0.5]
+    x = torch.randn(1, 6, 4)
+    routing = router(x)
+    assert routing.load.tolist() == [[0, 6, 6]]
+    scores = F.linear(x, router.weight).sigmoid()[..., 1:]
+    ordered = routing.weights.gather(-1, routing.ids.argsort(-1))
+    torch.testing.assert_close(ordered, scores / scores.sum(-1, keepdim=True))
+
+
+def test_top_k_of_one_learns_only_without_normalized_weights():
+    router = Router(4, 3, 1, scores="softmax", normalize=False, scale=1.0, biased=False)
+    routing = router(torch.randn(1, 6, 4))
+    routing.weights.sum().backward()
+    assert float(router.weight.grad.abs().max()) > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ({"top_k": 9}, "top_k 9 is not between 1 and the number of experts, 8"),
+        ({"top_k": 1}, "with top_k 1 a normalized weight is always 1, and the router learns nothing"),
+        ({"scores": "tanh"}, "scores are softmax or sigmoid, not tanh"),
+    ],
+)
+def test_experts_that_cannot_be(args, sentence):
+    with pytest.raises(UserError, match=sentence):
+        made(**args)
+
+
+def test_what_has_no_counterpart_is_not_exported(tmp_path):
+    run, _ = made(**GLM | {"scores": "softmax"})
+    with pytest.raises(UserError, match="model moe with these arguments has no counterpart in transformers"):
+        export.write(run, tmp_path, tmp_path, tmp_path)
+
+
+def test_rows_are_spread_evenly_where_tensors_have_no_content():
+    experts = Experts(8, 16, 4).to("meta")
+    ids = torch.zeros(3, 5, 2, dtype=torch.int64, device="meta")
+    weights, x = torch.empty(3, 5, 2, device="meta"), torch.empty(3, 5, 8, device="meta")
+    seen = []
+
+    def compute(rows, counts):
+        seen.extend(_experts._sizes(counts, len(rows)))
+        return experts.compute(rows, counts)
+
+    assert dispatch(x, weights, ids, 4, compute).shape == x.shape
+    assert seen == [8, 8, 7, 7]
+    assert tokens_per_expert(torch.tensor([[0, 2], [2, 2]]), 3).tolist() == [[1, 0, 1], [0, 0, 2]]
+
+
+def test_the_exported_configuration_is_read_back(tmp_path):
+    run, model = made(**GLM)
+    save_file(models.state(model), tmp_path / "weights")
+    export.write(run, tmp_path / "weights", tmp_path, tmp_path / "exported")
+    config = json.loads((tmp_path / "exported/config.json").read_text())
+    assert (config["model_type"], config["routed_scaling_factor"]) == ("glm4_moe", 1.5)
