@@ -89,12 +89,13 @@ class Traffic(TorchDispatchMode):
         """(mesh axis, collective): bytes that this rank sends."""
         self.timeline = timeline
         self.axes: dict[tuple[int, ...], str] = {tuple(range(world.size)): "world"}
-        mesh = world.mesh
-        names = [*world.dims.root, *([world.dims.shard_axis] if world.dims.sharded else [])]
-        for axis, part in ((axis, mesh[axis]) for axis in names) if mesh else ():
-            ranks = dist.get_process_group_ranks(part.get_group())
-            if len(ranks) > 1:
-                self.axes[tuple(ranks)] = axis
+        self.exchanges: dict[tuple[int, ...], str] = {}
+        """Axes whose ranks may be those of another one, and send nothing but all-to-all."""
+        mesh, dims = world.mesh, world.dims
+        for axis in [*dims.factors, *([dims.shard_axis] if dims.sharded else [])] if mesh else ():
+            self._name(axis, mesh, self.axes)
+        for axis in dims.expert_axes if world.grouped else ():
+            self._name(axis, world.grouped, self.exchanges if axis in dims.root else self.axes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and count it if it is a collective.
@@ -123,6 +124,11 @@ class Traffic(TorchDispatchMode):
         means = {key: sum(counted.get(key, 0) for counted in ranks) / len(ranks) for key in keys}
         return [{"axis": axis, "collective": name, "bytes": mean} for (axis, name), mean in means.items()]
 
+    def _name(self, axis: str, mesh: Any, axes: dict[tuple[int, ...], str]) -> None:
+        ranks = dist.get_process_group_ranks(mesh[axis].get_group())
+        if len(ranks) > 1 and axes.get(tuple(ranks), "world") == "world":
+            axes[tuple(ranks)] = axis
+
     def _count(self, name: str, args: Any, began: float) -> None:
         collective, argument = OPERATORS[name]
         tensors = list(_tensors(args[argument]))
@@ -132,8 +138,14 @@ class Traffic(TorchDispatchMode):
         if collective == "all_gather" and name.startswith("_c10d_functional"):
             size *= ranks  # this is the input's size, elsewhere it is the output's
         if size:
-            axis = self.axes.get(tuple(dist.get_process_group_ranks(group)), "other")
+            members = tuple(dist.get_process_group_ranks(group))
+            axis = self.axes.get(members, "other")
             sent = fraction_sent(collective, ranks) * size
+            if collective == "all_to_all":
+                axis = self.exchanges.get(members, axis)
+            if collective == "all_to_all" and name.startswith("_c10d_functional"):
+                rows = args[2]  # to each rank, this one included
+                sent = size * (1 - rows[dist.get_rank(group)] / sum(rows))
             self.bytes[axis, collective] += sent
             self.timeline.send(began, axis, collective, sent)
 

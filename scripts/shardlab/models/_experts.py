@@ -132,7 +132,7 @@ class Experts(nn.Module):
         aligned = all(matrix.shape[-1] * dtype.itemsize % ALIGNMENT == 0 for matrix in matrices)
         if rows.device.type == "cuda" and dtype == torch.bfloat16 and aligned:
             return _grouped(rows.to(dtype), counts, *(matrix.to(dtype) for matrix in matrices))
-        parts = rows.split(_sizes(counts, len(rows)))
+        parts = rows.split(sizes(counts, len(rows)))
         # Also for experts without rows, whose gradient is then 0 and not None: the optimizer treats them like others.
         return torch.cat([_swiglu(part, *each) for part, each in zip(parts, self._unbound(), strict=True)])
 
@@ -194,7 +194,7 @@ class _Idle(torch.autograd.Function):
         return gradient.masked_fill((counts == 0)[:, None, None], 0), None
 
 
-def _sizes(counts: Tensor, rows: int) -> list[int]:
+def sizes(counts: Tensor, rows: int) -> list[int]:
     """Return the counts on the host; where tensors have no content, those of rows that are spread evenly."""
     if counts.is_meta or isinstance(counts, FakeTensor):
         return [rows // len(counts) + (number < rows % len(counts)) for number in range(len(counts))]
