@@ -93,9 +93,11 @@ class Traffic(TorchDispatchMode):
         """Axes whose ranks may be those of another one, and send nothing but all-to-all."""
         mesh, dims = world.mesh, world.dims
         for axis in [*dims.factors, *([dims.shard_axis] if dims.sharded else [])] if mesh else ():
-            self._name(axis, mesh, self.axes)
+            if len(ranks := _ranks(mesh, axis)) > 1:
+                self.axes[ranks] = axis
         for axis in dims.expert_axes if world.grouped else ():
-            self._name(axis, world.grouped, self.exchanges if axis in dims.root else self.axes)
+            if len(ranks := _ranks(world.grouped, axis)) > 1:
+                (self.exchanges if axis in dims.root else self.axes).setdefault(ranks, axis)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and count it if it is a collective.
@@ -124,11 +126,6 @@ class Traffic(TorchDispatchMode):
         means = {key: sum(counted.get(key, 0) for counted in ranks) / len(ranks) for key in keys}
         return [{"axis": axis, "collective": name, "bytes": mean} for (axis, name), mean in means.items()]
 
-    def _name(self, axis: str, mesh: Any, axes: dict[tuple[int, ...], str]) -> None:
-        ranks = dist.get_process_group_ranks(mesh[axis].get_group())
-        if len(ranks) > 1 and axes.get(tuple(ranks), "world") == "world":
-            axes[tuple(ranks)] = axis
-
     def _count(self, name: str, args: Any, began: float) -> None:
         collective, argument = OPERATORS[name]
         tensors = list(_tensors(args[argument]))
@@ -148,6 +145,10 @@ class Traffic(TorchDispatchMode):
                 sent = size * (1 - rows[dist.get_rank(group)] / sum(rows))
             self.bytes[axis, collective] += sent
             self.timeline.send(began, axis, collective, sent)
+
+
+def _ranks(mesh: Any, axis: str) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(mesh[axis].get_group()))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
