@@ -23,7 +23,7 @@ COMPILED = {"compile": "blocks", "compile_backend": "aot_eager"}
 SPREAD_ONLY = ("gradient_accumulation_steps", "length_buckets", "loss_chunks", "activation_checkpointing")
 SPREAD_ONLY += ("compile", "compile_backend", "precision")
 """Keys of a recipe that must change no number: the reference trains without them."""
-EXPERTS = ("ep", "fsdp_ep")
+EXPERTS = ("ep", "fsdp_ep", "fsdp_tp_ep", "pp_ep")
 STRATEGIES = [name for name in load.read_yaml(load.CONFIG / "strategies.yaml") if name != "single"]
 
 
@@ -96,6 +96,7 @@ COMPILE = [
     for s in ("single", "ddp", "fsdp", "tp_sp", "fsdp_tp", "pp", "cp", "cp_ulysses", "cp_ring", "zero2")
 ]
 MORE += [Case("ep", "moe", ranks=4)]  # a rank without tokens
+MORE += [Case("fsdp_tp_ep", "moe", ranks=8)]
 COMPILE += [compared(s, "moe", COMPILED) for s in ("single", "fsdp_tp", "ep", "zero2")]
 COMPILE += [Case("ddp", "llama2", (("compile", "model"), ("compile_backend", "aot_eager")))]
 FAULTY = [Case("ddp", "llama2", fault=fault) for fault in ("summed", "unreduced_norm", "dropped_embedding")]
