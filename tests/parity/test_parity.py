@@ -130,6 +130,22 @@ def test_the_ranks_divide_the_work(results, case):
             assert max(working) < expected
 
 
+@parametrized([case for case in CASES if case.workload == "moe" and case.native])
+def test_each_rank_counts_the_tokens_of_all(results, case):
+    """Each token once per layer and choice, padding and recomputation left out; the biases follow."""
+    whole, actual = steps(results / case.reference.name), steps(results / case.name)
+    loads = [[step["expert_load"] for step in each] for each in (whole, actual)]
+    assert loads[0] == loads[1]
+    top_k = case.run().model.args["top_k"]
+    assert all(sum(layer) == top_k * step["targets"] for step in actual for layer in step["expert_load"])
+    ours, expected = (load_file(results / each / "model.safetensors") for each in (case.name, case.reference.name))
+    biases = [name for name in ours if name.endswith("router.bias")]
+    assert len(biases) == case.run().model.args["layers"]
+    for name in biases:
+        assert float(ours[name].abs().max()) > 0
+        assert float((ours[name] - expected[name]).abs().max()) < 1e-12
+
+
 PLANNED = [case for case in MATRIX if case.workload in ("llama2", "moe")]
 # Its samples differ in length, so the ranks' parts of a batch differ in shape.
 PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_tp", "xsum")]

@@ -139,8 +139,9 @@ def of_rank(engine, world):
 @contextmanager
 def unread(engine, step):
     """A simulated device refuses to be waited for from the third step on; in the second DDP still sets things up."""
-    offloaded = engine.run.options.cpu_offload  # whose host does a part of the step
-    refuses = engine.world.device.type == "sim" and step > 1 and not offloaded
+    # The host does a part of an offloaded step, and a loop over experts needs their numbers of tokens.
+    reads = engine.run.options.cpu_offload or engine.run.workload == "moe"
+    refuses = engine.world.device.type == "sim" and step > 1 and not reads
     if refuses:
         torch.sim.forbid_host_reads(True)
     yield

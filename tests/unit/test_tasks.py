@@ -18,8 +18,8 @@ def loaded(workload, tiny_data, dtype=torch.float64):
 
 
 def loss_sum(task, model, indices):
-    batch = task.batch("train", indices)
-    return float(task.loss(task.outputs(model, batch), batch).detach())
+    micro = task.micro_batch("train", indices)
+    return float(task.counted_loss(task.outputs(model, micro.batch), micro).detach())
 
 
 @pytest.mark.parametrize("workload", TINY)

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from shardlab.measure.memory import Memory
 from shardlab.settings.types import Run
 from shardlab.training.distributed import World
+from shardlab.training.tasks import Outputs
 
 BUFFER = 10 * 2**20
 """Bytes of gradients that DataParallel sums at a time."""
@@ -120,15 +121,17 @@ class _FirstReplica(nn.Module):
         super().__init__()
         self.model, self.devices = model, devices
 
-    def forward(self, *inputs: Tensor, **keywords: Tensor) -> Tensor:
-        """Return the outputs of the whole batch, (rows, ...)."""
+    def forward(self, *inputs: Tensor, **keywords: Tensor) -> Outputs:
+        """Return the outputs of the whole batch, each (rows, ...)."""
         rows = len(inputs[0])
         part = -(-rows // self.devices)
         names, parameters = zip(*self.model.named_parameters(), strict=True)
         replica = dict(zip(names, _Broadcast.apply(*parameters), strict=True))  # type: ignore[no-untyped-call]
         first = {name: value[:part] for name, value in keywords.items()}
         outputs = functional_call(self.model, replica, tuple(value[:part] for value in inputs), first)
-        return cast(Tensor, _Gather.apply(outputs, rows))  # type: ignore[no-untyped-call]
+        each = outputs if isinstance(outputs, tuple) else (outputs,)
+        gathered = tuple(cast(Tensor, _Gather.apply(value, rows)) for value in each)  # type: ignore[no-untyped-call]
+        return gathered if len(gathered) > 1 else gathered[0]
 
 
 class _Broadcast(torch.autograd.Function):

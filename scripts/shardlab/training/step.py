@@ -49,7 +49,7 @@ class PendingStep:
     """A step handed to the device, which may still be computing it; its metrics are being copied to the host."""
 
     def __init__(self, step: Step, values: Tensor, *, experts: int = 0, scaled: bool = False) -> None:
-        """``values``: gradient norm, loss summed over the global batch, number of ranks with each request, and each
+        """``values``: loss summed over the global batch, number of ranks with each request, gradient norm, then each
         layer's tokens per expert, ``experts`` of them; ``scaled``: a non-finite norm means that the loss scaler skipped
         the step.
         """
@@ -62,10 +62,12 @@ class PendingStep:
         Raises:
             UserError: loss or gradient norm is not finite, so the weights are invalid from this step on.
         """
-        norm, loss, *counts = self._values.tolist()
-        flags, tokens = counts[: len(NO_FLAGS)], [round(count) for count in counts[len(NO_FLAGS) :]]
-        load = [tokens[first : first + self._experts] for first in range(0, len(tokens), self._experts or 1)] or None
-        metrics = StepMetrics(loss / self.step.targets, norm, ControlFlags(*(ranks > 0 for ranks in flags)), load)
+        loss, stop, checkpoint, norm, *tokens = self._values.tolist()
+        metrics = StepMetrics(loss / self.step.targets, norm, ControlFlags(stop > 0, checkpoint > 0))
+        if self._experts:
+            layers = range(0, len(tokens), self._experts)
+            load = [[round(count) for count in tokens[first : first + self._experts]] for first in layers]
+            metrics = metrics._replace(expert_load=load)
         if not skip:
             # Every rank has the same values, so all of them stop.
             _stop_unless_finite("loss", metrics.loss, self.step.number)
@@ -96,9 +98,10 @@ def train_step(
     local_loss = torch.stack(losses).sum()
     values = torch.stack([local_loss, *(local_loss.new_full((), float(value)) for value in flags)])
     load = engine.expert_load()
-    if load is not None:
-        values = torch.cat([values, load.flatten().to(values.dtype)])
-    reduced = world.sum(values)
+    if load is None:
+        load = values.new_zeros(0, 0)
+    whole = world.sum(torch.cat([values, load.flatten().to(values.dtype)]))
+    reduced, tokens = whole.split([len(values), load.numel()])
     if observe:
         observe(step.number, engine)
     if skip and not math.isfinite(float(reduced[0])):
@@ -106,10 +109,10 @@ def train_step(
         norm = reduced.new_full((), math.nan)
     else:
         norm = engine.step(step.learning_rate)
-    if load is not None and not (skip and not math.isfinite(float(norm))):
-        engine.balance(reduced[1 + len(flags) :].view_as(load))
-    experts = 0 if load is None else load.shape[1]
-    return PendingStep(step, torch.cat([norm.reshape(1), reduced]), experts=experts, scaled=engine.scales_loss)
+    if load.numel() and not (skip and not math.isfinite(float(norm))):
+        engine.balance(tokens.view_as(load))
+    values = torch.cat([reduced, norm.reshape(1), tokens])
+    return PendingStep(step, values, experts=load.shape[1], scaled=engine.scales_loss)
 
 
 def _stop_unless_finite(what: str, value: float, step: int) -> None:

@@ -1,0 +1,110 @@
+"""Mixtures of experts: silent faults of other projects, after which the loss is right and the gradient is wrong."""
+
+from fault import STEP, TASKS, TENSOR, Fault, S, at, parity, reference
+
+EXPERTS, MOE = f"{S}models/_experts.py", f"{S}models/moe.py"
+HARD = (
+    "gradient_accumulation_steps=2_length_buckets=True_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"
+    "_lr_schedule=-name-constant-warmup_steps-3--float64"
+)
+
+FAULTS = [
+    Fault(
+        "router's gradient from this rank's part of the experts (torchtitan #2387)",
+        TENSOR,
+        "return tokens, whole.to_local(grad_placements=partial_gradient), ids",
+        "return tokens, weights, ids",
+        parity("tp-moe-float64"),
+    ),
+    Fault(
+        "routing weights without a gradient (torchtitan #1805)",
+        EXPERTS,
+        "weights.flatten()[order, None]",
+        "weights.detach().flatten()[order, None]",
+        at("unit/test_experts", "test_every_token_reaches_its_experts_and_an_idle_expert_has_a_gradient_of_zero"),
+    ),
+    Fault(
+        "tokens' gradient from this rank's part of the experts",
+        TENSOR,
+        "tokens = cast(DTensor, x).to_local(grad_placements=partial_gradient)",
+        "tokens = cast(DTensor, x).to_local()",
+        parity("tp-moe-float64"),
+    ),
+    Fault(
+        "memory that nobody wrote is the gradient of an idle expert (pytorch #172439)",
+        EXPERTS,
+        "return gradient.masked_fill((counts == 0)[:, None, None], 0), None",
+        "return gradient.masked_fill((counts == 0)[:, None, None], 1), None",
+        at("unit/test_experts", "test_the_grouped_product_equals_the_loop_also_for_idle_experts"),
+    ),
+    Fault(
+        "auxiliary loss without its gradient (Automodel #1408)",
+        MOE,
+        "weighted = (self.auxiliary * length) * imbalance",
+        "weighted = (self.auxiliary * length) * imbalance.detach()",
+        at("unit/test_experts", "test_balance_losses_of_samples_do_not_depend_on_the_batch_and_reach_the_router"),
+    ),
+    Fault(
+        "auxiliary loss by the tokens of a micro-batch (Megatron #2217)",
+        EXPERTS,
+        "(relative * shares.mean(1)).sum(-1)",
+        "(relative.mean(0) * shares.mean((0, 1))).sum().expand(len(x))",
+        parity("ddp-moe-float64"),
+    ),
+    Fault(
+        "auxiliary loss of padding, too",
+        f"{TASKS}/__init__.py",
+        "outputs = tuple(value[: micro.count] for value in outputs)",
+        "outputs = (outputs[0][: micro.count], *outputs[1:])",
+        parity("pp-moe-float64"),
+    ),
+    Fault(
+        "load of padding, too",
+        f"{TASKS}/__init__.py",
+        "more[0][: micro.count].sum(0)",
+        "more[0].sum(0)",
+        at("parity/test_parity", "test_each_rank_counts_the_tokens_of_all[pp-moe-float64]"),
+    ),
+    Fault(
+        "load of the last micro-batch alone",
+        f"{TASKS}/__init__.py",
+        "self._load = self._load + more[0]",
+        "self._load = more[0]",
+        at("parity/test_parity", f"test_each_rank_counts_the_tokens_of_all[ddp-moe-{HARD}]"),
+    ),
+    Fault(
+        "bias by this rank's load",
+        STEP,
+        "engine.balance(tokens.view_as(load))",
+        "engine.balance(load)",
+        at("parity/test_parity", "test_each_rank_counts_the_tokens_of_all[ddp-moe-float64]"),
+    ),
+    Fault(
+        "bias of the first layer alone (torchtitan #1593)",
+        MOE,
+        "if layer is not None:  # on another pipeline stage",
+        "if layer is self.layers[0]:",
+        reference("moe"),
+    ),
+    Fault(
+        "bias moves towards the experts with most tokens",
+        EXPERTS,
+        "self.bias += rate * missing.sign()",
+        "self.bias -= rate * missing.sign()",
+        reference("moe"),
+    ),
+    Fault(
+        "top 1 with normalized weights, of which the router learns nothing (minimind #858)",
+        EXPERTS,
+        "if top_k == 1 and normalize:",
+        "if False:",
+        at("unit/test_experts", "test_experts_that_cannot_be"),
+    ),
+    Fault(
+        "rows return to other tokens",
+        EXPERTS,
+        "order, torch.arange(len(order), device=order.device)",
+        "order, torch.arange(len(order), device=order.device).flip(0)",
+        at("unit/test_experts", "test_every_token_reaches_its_experts_and_an_idle_expert_has_a_gradient_of_zero"),
+    ),
+]
