@@ -23,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -32,21 +32,15 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/parity"))
 
 from trainers import large  # type: ignore[import-not-found]
+from trainers.cases import TO_CPU, Case, cases  # type: ignore[import-not-found]
 from trainers.table import Table  # type: ignore[import-not-found]
 
 from shardlab.data import read, store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError, run_program
 from shardlab.settings import load
-from shardlab.settings.types import Run
 from shardlab.training import device
 
-KINDS: dict[str, dict[str, str]] = {
-    "float64": {"dtype": "float64"},
-    "float32": {"dtype": "float32"},
-    "bf16": {"dtype": "float32", "precision": "bf16"},
-}
-"""Arithmetic: its recipe."""
 BOUNDS = {
     "float64": dict.fromkeys(("gradient", "loss", "norm", "test"), 1e-10),
     "float32": dict.fromkeys(("gradient", "loss", "norm"), 5e-6) | {"test": 1e-4},
@@ -54,27 +48,9 @@ BOUNDS = {
 """Arithmetic: maximum relative differences to one device; bf16 has none."""
 FIGURES = {"gradient": "gradient of step 0", "loss": "training loss", "norm": "gradient norm", "test": "test loss"}
 """Column of the table: its name in a sentence."""
-SLOWER = {"llama2": {"optimizer": {"learning_rate": 3e-4}}}
-"""Recipe in float32, as in the parity suite: AdamW's first steps make a full update from the sign of a gradient that is
-only rounding noise, and at llama2's default rate that alone can move a later norm beyond the bound.
-"""
-BATCHES = (5, 7, 11)
-"""Samples per step: the first of these that exceeds the number of ranks and is not divisible by it."""
 MOST = 8
 """Maximum number of ranks."""
 WORKLOADS = ("mlp", "mnist", "xsum", "vit", "llama2")
-TO_CPU = "single (GPU to CPU)"
-
-
-class Case(NamedTuple):
-    """A training, the reference that it is compared with, and the folders of both."""
-
-    label: str
-    arithmetic: str
-    run: Run
-    reference: Run
-    local: str
-    other: str
 
 
 def main() -> None:
@@ -181,56 +157,11 @@ def equality(args: argparse.Namespace, ranks: int, apart: ProcessPoolExecutor) -
         server.stop()
 
 
-def cases(workload: str, strategies: list[str], kind: str, ranks: int) -> list[Case]:
-    """Return all trainings of a workload: each strategy in each arithmetic, on the most ranks that it supports.
-
-    Raises:
-        UserError: there are none.
-    """
-    alone = {name: run_of(workload, "single", name, kind, ranks, 1) for name in KINDS}
-    on_cpu = {name: run_of(workload, "single", name, "cpu", ranks, 1) for name in KINDS}
-    found = [Case(TO_CPU, name, alone[name], on_cpu[name], f"single-{name}", f"cpu-{name}") for name in KINDS]
-    if kind == "cpu":
-        found.clear()
-    for strategy in strategies:
-        for name in KINDS if strategy != "single" else ():
-            if run := most(workload, strategy, name, kind, ranks):
-                found.append(Case(strategy, name, run, alone[name], f"{strategy}-{name}", f"single-{name}"))
-    if not found:
-        raise UserError(f"none of the strategies {', '.join(strategies)} supports {workload} on {ranks} devices.")
-    return found
-
-
-def most(workload: str, strategy: str, arithmetic: str, kind: str, ranks: int) -> Run | None:
-    """Return the run on the most ranks that it supports, on two or more if available; None if it supports none."""
-    for count in range(ranks, min(ranks, 2) - 1, -1):
-        try:
-            run = run_of(workload, strategy, arithmetic, kind, ranks, count)
-        except UserError:
-            continue  # needs more or fewer ranks, or does not apply to this workload or arithmetic
-        if run.devices_per_node <= ranks:
-            return run
-    return None
-
-
-def run_of(workload: str, strategy: str, arithmetic: str, kind: str, ranks: int, count: int) -> Run:
-    """Return a tiny run on ``count`` of the ranks, with the same batches for all runs of its workload."""
-    from helpers.common import tiny_run  # type: ignore[import-not-found]
-
-    recipe: dict[str, Any] = {"global_batch_size": next(batch for batch in BATCHES if batch > ranks)} | KINDS[
-        arithmetic
-    ]
-    if recipe["dtype"] == "float32":
-        recipe |= SLOWER.get(workload, {})
-    run: Run = tiny_run(workload, strategy, count, **recipe)
-    return run.model_copy(update={"site": run.site.model_copy(update={"device": kind})})
-
-
 def train(server: Any, place: Path, found: list[Case], kind: str) -> None:
     """Train all runs of one workload, in groups with the same number of ranks."""
     from group import job
 
-    from helpers.common import save_initial
+    from helpers.common import save_initial  # type: ignore[import-not-found]
 
     runs = {case.other: case.reference for case in found} | {case.local: case.run for case in found}
     data = found[0].run.data

@@ -19,10 +19,11 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from trainers.places import SIZES, prepare  # type: ignore[import-not-found]
+from trainers.places import SIZES, prepare, torchrun  # type: ignore[import-not-found]
+from trainers.table import show  # type: ignore[import-not-found]
 
 from shardlab.errors import UserError, run_program
-from shardlab.files import read_json, write_json, write_text
+from shardlab.files import read_json, write_json
 from shardlab.settings.types import read_run
 
 EVERY, COUNT = 6, 5
@@ -49,18 +50,12 @@ def main() -> None:
                 run = prepare(place, strategy, size, STEPS)
                 rows.append({"strategy": strategy, "size": size} | started(place, run.world_size))
     table = pd.DataFrame(rows)
-    write_text(args.output / "checkpoints.csv", table.to_csv(index=False))
-    print(table.to_markdown(index=False, floatfmt=".3g"))
+    show(table, args.output / "checkpoints.csv", ".3g")
 
 
 def started(place: Path, ranks: int) -> Any:
     """Run this program on the ranks; return what rank 0 measured."""
-    launcher = (
-        ["-m", "torch.distributed.run", "--log-dir=/dev/null", "--standalone", f"--nproc-per-node={ranks}"]
-        if ranks > 1
-        else []
-    )
-    command = [sys.executable, *launcher, __file__, "--inside", str(place)]
+    command = [sys.executable, *torchrun(ranks), __file__, "--inside", str(place)]
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"the checkpoints of {place.name} failed; its end was:\n{(done.stdout + done.stderr)[-3000:]}")

@@ -20,8 +20,10 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
+from trainers.table import show  # type: ignore[import-not-found]
+
 from shardlab.errors import UserError, run_program
-from shardlab.files import ROOT, write_text
+from shardlab.files import ROOT
 
 SNAKEFILE = """
 rule all:
@@ -78,8 +80,7 @@ def main() -> None:
             rows.append(row)
             print(row, file=sys.stderr, flush=True)
     table = pd.DataFrame(rows)
-    write_text(args.output, table.to_csv(index=False))
-    print(table.to_markdown(index=False, floatfmt=".1f"))
+    show(table, args.output, ".1f")
 
 
 def seconds(jobs: int, how: str, scheduler: str, cores: int) -> tuple[float, float]:

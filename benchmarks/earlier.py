@@ -9,20 +9,19 @@ recipe was changed since.
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from shardlab.errors import UserError, run_program
-from shardlab.files import ROOT, write_text
+from trainers.clones import VENV, cloned, seconds  # type: ignore[import-not-found]
+from trainers.table import show  # type: ignore[import-not-found]
 
-VENV = ROOT / ".venv"
+from shardlab.errors import UserError, run_program
+
 EARLIER = "4fc0d46"
 """The last commit whose jobs each imported PyTorch."""
 
@@ -49,35 +48,9 @@ def main() -> None:
                 print(rows[-1], file=sys.stderr, flush=True)
         different = changed(Path(place) / "run-0-earlier", Path(place) / "run-0-now")
     table = pd.DataFrame(rows)
-    write_text(args.output, table.to_csv(index=False))
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end\n")
-    print(table.to_markdown(index=False, floatfmt=(".0f", ".0f", ".0f", ".2f")))
+    show(table, args.output, (".0f", ".0f", ".0f", ".2f"))
     print(f"\nTest losses that differ: {', '.join(different) or 'none'}.")
-
-
-def cloned(folder: Path, commit: str) -> Path:
-    """Clone a commit with this checkout's packages, which make then considers installed."""
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
-    subprocess.run(["git", "checkout", "--quiet", commit], cwd=folder, check=True)
-    for path in (folder / "envs").iterdir():
-        os.utime(path, (0, 0))
-    (folder / ".venv").symlink_to(VENV)
-    return folder
-
-
-def seconds(folder: Path, *command: str) -> float:
-    """Return the wall time of a command.
-
-    Raises:
-        UserError: it failed.
-    """
-    begin = time.perf_counter()
-    log = folder.with_name(f"{folder.name}.log")
-    with log.open("wb") as file:
-        status = subprocess.run(command, cwd=folder, stdout=file, stderr=file).returncode
-    if status:
-        raise UserError(f"{' '.join(command)} in {folder} failed: {log.read_text(errors='replace')[-1000:]}")
-    return time.perf_counter() - begin
 
 
 def changed(earlier: Path, now: Path) -> list[str]:

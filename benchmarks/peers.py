@@ -29,10 +29,11 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from trainers.places import SHAPES, SIZES, prepare  # type: ignore[import-not-found]
+from trainers.places import SHAPES, SIZES, prepare, torchrun  # type: ignore[import-not-found]
+from trainers.table import show  # type: ignore[import-not-found]
 
 from shardlab.errors import UserError, run_program
-from shardlab.files import write_json, write_text
+from shardlab.files import write_json
 from shardlab.settings.types import Run
 
 OTHERS = {
@@ -91,18 +92,13 @@ def main() -> None:
         ("peers_settings", of_all),
     ):
         if len(each):
-            write_text(args.output / f"{name}.csv", each.to_csv(index=False))
-            print(each.to_markdown(index=False, floatfmt=".4g"), end="\n\n")
+            show(each, args.output / f"{name}.csv", ".4g")
+            print()
 
 
 def started(place: Path, ranks: int, names: list[str], alone: str = "") -> Any:
     """Run this program on the ranks; return what rank 0 wrote."""
-    launcher = (
-        ["-m", "torch.distributed.run", "--log-dir=/dev/null", "--standalone", f"--nproc-per-node={ranks}"]
-        if ranks > 1
-        else []
-    )
-    command = [sys.executable, *launcher, __file__, "--inside", str(place), "--alone", alone]
+    command = [sys.executable, *torchrun(ranks), __file__, "--inside", str(place), "--alone", alone]
     write_json(place / "names.json", {"names": names})
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BEGUN": str(time.time())}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -18,8 +18,10 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
+from trainers.table import show  # type: ignore[import-not-found]
+
 from shardlab.errors import UserError, run_program
-from shardlab.files import ROOT, read_json, write_text
+from shardlab.files import ROOT, read_json
 
 CASES: list[tuple[str, str, int, int] | tuple[str, str, int, int, int]] = [
     ("7b", "fsdp", 1, 8),
@@ -44,8 +46,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     table = pd.DataFrame([planned(*case) for case in CASES if case[0] in args.sizes])
-    write_text(args.output, table.to_csv(index=False))
-    print(table.to_markdown(index=False, floatfmt=".4g"))
+    show(table, args.output, ".4g")
 
 
 def planned(size: str, strategy: str, nodes: int, devices: int, chunks: int = 1) -> dict[str, Any]:

@@ -17,9 +17,10 @@ import pandas as pd
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from trainers.places import SIZES, prepare, train  # type: ignore[import-not-found]
+from trainers.table import show  # type: ignore[import-not-found]
 
 from shardlab.errors import Unsupported, UserError, run_program
-from shardlab.files import read_json, write_text
+from shardlab.files import read_json
 
 STRATEGIES = ["ddp", "fsdp", "zero3", "tp", "pp@n_microbatches=8"]
 RANKS = [1, 2, 4, 8]
@@ -42,8 +43,7 @@ def main() -> None:
             if (row := trained(Path(place) / f"{strategy}-{ranks}", strategy, ranks, args.size))
         ]
     table = pd.DataFrame(rows)
-    write_text(args.output / "scaling.csv", table.to_csv(index=False))
-    print(table.to_markdown(index=False, floatfmt=".4g"))
+    show(table, args.output / "scaling.csv", ".4g")
 
 
 def trained(place: Path, strategy: str, ranks: int, size: str) -> dict[str, Any] | None:

@@ -22,9 +22,10 @@ import pandas as pd
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from trainers.places import prepare  # type: ignore[import-not-found]
+from trainers.table import show  # type: ignore[import-not-found]
 
 from shardlab.errors import UserError, run_program
-from shardlab.files import ROOT, sha256, write_text
+from shardlab.files import ROOT, sha256
 
 RANK = """
 import shardlab.trainer.loop, shardlab.strategies.native, torch._dynamo
@@ -74,10 +75,11 @@ def main() -> None:
     table = medians(rows, ["ranks", "started"])
     least = table[table.ranks == min(args.ranks)].set_index("started").seconds
     table["to the fewest"] = table.seconds / table.started.map(least)
-    show(table, args.output)
+    show(table, args.output, ".3g")
     if trained:
         print()
-        show(medians(trained, ["strategy", "ranks", "started"]), args.output.with_stem(f"{args.output.stem}_trainings"))
+        table = medians(trained, ["strategy", "ranks", "started"])
+        show(table, args.output.with_stem(f"{args.output.stem}_trainings"), ".3g")
 
 
 def ways(inside: list[str], engine: str) -> dict[str, list[str]]:
@@ -112,12 +114,6 @@ def trainings(place: Path, strategy: str, inside: list[str], repeats: int) -> li
 def medians(rows: list[dict[str, Any]], keys: list[str]) -> pd.DataFrame:
     """Return the median seconds of the rows with the same keys."""
     return pd.DataFrame(rows).groupby(keys, sort=False)[["seconds", "CPU s"]].median().reset_index()
-
-
-def show(table: pd.DataFrame, path: Path) -> None:
-    """Print a table and write it."""
-    write_text(path, table.to_csv(index=False))
-    print(table.to_markdown(index=False, floatfmt=".3g"))
 
 
 def started(words: list[str], ranks: int, *program: str) -> dict[str, float]:

@@ -22,8 +22,10 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
+from trainers.table import show  # type: ignore[import-not-found]
+
 from shardlab.errors import UserError, run_program
-from shardlab.files import ROOT, write_text
+from shardlab.files import ROOT
 from shardlab.records.reports import TestReport, TrainReport
 from shardlab.settings import load, resolve, run_identity
 
@@ -93,8 +95,7 @@ def main() -> None:
         os.chdir(clone)
         call(["all"], ONE | {"recipe": {"max_steps": 1}, "sweep": sweep(1)})
         table = pd.DataFrame([measured(count, clone, bare) for count in args.counts])
-    write_text(output, table.to_csv(index=False))
-    print(table.to_markdown(index=False, floatfmt=".3g"))
+    show(table, output, ".3g")
 
 
 def sweep(count: int) -> dict[str, Any]:

@@ -14,18 +14,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
+from trainers.clones import VENV, cloned, seconds  # type: ignore[import-not-found]
+from trainers.table import show  # type: ignore[import-not-found]
+
 from shardlab.errors import UserError, run_program
-from shardlab.files import ROOT, write_text
 from shardlab.report.snakemake_jobs import jobs
 
-VENV = ROOT / ".venv"
 LOCAL = [str(VENV / "bin/snakemake"), "--profile", "workflow/profiles/local"]
 ORDER = ["prepare", "resolve", "init", "plan", "train", "noise_floor", "evaluate", "summarize", "report"]
 """Rules whose lines the script runs."""
@@ -65,17 +65,8 @@ def main() -> None:
             found["make run, 40 runs"] = seconds(whole, "make", "run")
             print(rules(whole).to_markdown(index=False, floatfmt=".0f"), end="\n\n")
     table = pd.DataFrame({"what": list(found), "seconds": list(found.values())})
-    write_text(output, table.to_csv(index=False))
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end")
-    print(table.to_markdown(index=False, floatfmt=".1f"))
-
-
-def cloned(folder: Path) -> Path:
-    """Make a fresh clone with this checkout's packages."""
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
-    (folder / ".venv").symlink_to(VENV)
-    seconds(folder, "make", ".venv/run")
-    return folder
+    show(table, output, ".1f")
 
 
 def script(clone: Path, folder: Path, matrix: list[str]) -> str:
@@ -95,13 +86,6 @@ def script(clone: Path, folder: Path, matrix: list[str]) -> str:
 def median(folder: Path, repeats: int, *command: str) -> float:
     """Return the median wall time of a command."""
     return statistics.median(seconds(folder, *command) for _ in range(repeats))
-
-
-def seconds(folder: Path, *command: str) -> float:
-    """Return the wall time of a command that must succeed."""
-    begin = time.perf_counter()
-    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - begin
 
 
 def rules(folder: Path) -> pd.DataFrame:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from shardlab.data import store
 from shardlab.errors import UserError, run_program
 from shardlab.files import sha256, sync, sync_all, write_text
 from shardlab.models import _transformers, export
@@ -34,7 +33,6 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder to write; an existing one is replaced")
     args = parser.parse_args()
     run = read_run(args.settings)
-    store.verify(args.data, run.data)
     train = TrainReport.read(args.weights.with_name("train.json"), "train again")
     test = TestReport.read(args.weights.with_name("test.json"), "evaluate again")
     if not train.weights == test.weights == sha256(args.weights):

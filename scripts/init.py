@@ -12,7 +12,6 @@ import torch
 from shardlab import models
 from shardlab.data import store
 from shardlab.errors import run_program
-from shardlab.files import sha256
 from shardlab.models.weights import save
 from shardlab.records.reports import InitialReport
 from shardlab.settings import run_identity
@@ -36,14 +35,14 @@ def main() -> None:
     model = models.build(run.model, run.task, dtype)
     models.check_plan(run.model, model)
     tasks.check_loss(run, model)
-    save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
+    digest = save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
     parameters = models.parameter_count(model)
     print(f"{parameters:,} parameters, seed {run.seed}")
     if not args.report:
         return
     report = InitialReport(
         identity=run_identity.identity_of(run, store.fingerprint_of(args.data)),
-        weights=sha256(args.output),
+        weights=digest,
         parameters=parameters,
         loss=None if run.evaluated_sharded else evaluation.evaluate(run, args.data, args.output).loss,
     )

@@ -74,6 +74,12 @@ def train(place: Path, run: Run) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(["bash", "-c", lines], capture_output=True, text=True)
 
 
+def torchrun(ranks: int) -> list[str]:
+    """Return the options of Python that start a program on ``ranks`` ranks of this machine; none for one."""
+    words = ["-m", "torch.distributed.run", "--log-dir=/dev/null", "--standalone", f"--nproc-per-node={ranks}"]
+    return words if ranks > 1 else []
+
+
 def write(place: Path, run: Run, arrays: Callable[[int], dict[str, Any]]) -> None:
     """Write settings, splits with as many samples as the run needs, and its initial weights."""
     place.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Table that grows while a program measures."""
+"""Tables of results: as CSV files, and printed as Markdown."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -7,6 +7,12 @@ from typing import Any
 import pandas as pd
 
 from shardlab.files import write_text
+
+
+def show(table: pd.DataFrame, path: Path, digits: str | tuple[str, ...]) -> None:
+    """Write a table and print it; ``digits``: format of its figures."""
+    write_text(path, table.to_csv(index=False))
+    print(table.to_markdown(index=False, floatfmt=digits))
 
 
 class Table:

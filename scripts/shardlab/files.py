@@ -26,6 +26,11 @@ HELD = (errno.EWOULDBLOCK, errno.EACCES)
 """Errors of flock when another process holds the lock; NFS, which emulates flock, raises EACCES."""
 
 
+TICK = 2.0
+"""Seconds within which two writes can leave the same times: the coarsest resolution of a file system's times."""
+_digests: dict[tuple[int, ...], str] = {}
+
+
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     """Call ``write`` with a temporary path next to ``path``, sync it, rename it into place, and sync the folder.
 
@@ -205,6 +210,17 @@ def flock(file: IO[Any], patience: float = 0) -> bool:
 
 
 def sha256(path: Path) -> str:
-    """Return the hex SHA-256 of a file's content."""
+    """Return the hex SHA-256 of a file's content; a process reads a file once, unless it has changed.
+
+    A file with the same inode, size and times is unchanged. One that was just written is not remembered: another write
+    in the same tick of the clock would leave its times as they are (Git's index has the same problem, and solution).
+    """
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        found = os.fstat(file.fileno())
+        key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if key in _digests:
+            return _digests[key]
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if time.time() - found.st_ctime > TICK:
+        _digests[key] = digest
+    return digest

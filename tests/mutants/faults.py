@@ -1,11 +1,12 @@
 """Faults of this field, by hand, by what they are about."""
 
 import checkpoint_faults
+import context_faults
 import expert_faults
 import gpu_faults
 import measure_faults
 import rank_faults
 import shared_faults
 
-MODULES = (rank_faults, shared_faults, checkpoint_faults, measure_faults, gpu_faults, expert_faults)
+MODULES = (rank_faults, context_faults, expert_faults, shared_faults, checkpoint_faults, measure_faults, gpu_faults)
 FAULTS = [fault for module in MODULES for fault in module.FAULTS]

@@ -130,7 +130,7 @@ FAULTS = [
     Fault(
         "other dropout masks on each rank of a tensor-parallel group",
         BATCHES,
-        "number, self.world.data_rank,",
+        "number, self.world.loss_part,",
         "number, self.world.rank,",
         at(
             "parity/test_dropout",
@@ -142,14 +142,14 @@ FAULTS = [
         BATCHES,
         "(self.order.seed, number, self",
         "(self.order.seed, 0, self",
-        at("parity/test_dropout", "test_ranks_that_share_samples_draw_the_same_and_all_others_their_own"),
+        at("parity/test_dropout", "test_ranks_with_the_same_activations_draw_the_same_and_all_others_their_own"),
     ),
     Fault(
         "the same dropout masks on all data-parallel ranks",
         BATCHES,
-        "self.world.data_rank, self.world.stage)",
+        "self.world.loss_part, self.world.stage)",
         "0, self.world.stage)",
-        at("parity/test_dropout", "test_ranks_that_share_samples_draw_the_same_and_all_others_their_own"),
+        at("parity/test_dropout", "test_ranks_with_the_same_activations_draw_the_same_and_all_others_their_own"),
     ),
     Fault(
         "dropout masks not seeded by the step, so that a run that goes on repeats them",
@@ -214,7 +214,7 @@ FAULTS = [
 
     def data_rank(self, place: Mapping[str, int]) -> int:
         \"\"\"Return the index of the group of ranks that reads what the rank with these coordinates reads.\"\"\"
-        return self._index("samples", place)
+        return self._index(place, "samples")
 """,
         """return 1
 

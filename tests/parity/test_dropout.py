@@ -20,7 +20,7 @@ from shardlab.strategies.tensor import _Dropout, drawn
 from shardlab.trainer import loop
 from shardlab.training import batches, tasks
 
-SHARES = {"dp_replicate": 2, "pp": 2, "dp_shard": 2, "tp": 2}
+SHARES = {"dp_replicate": 2, "pp": 2, "dp_shard": 2, "cp": 2, "tp": 2}
 
 
 def seed(number, **place):
@@ -30,14 +30,14 @@ def seed(number, **place):
     steps = batches.Steps.__new__(batches.Steps)
     steps.order = SimpleNamespace(seed=1)
     rank = np.ravel_multi_index([*place.values()], [*SHARES.values()])
-    steps.world = SimpleNamespace(rank=rank, data_rank=dims.data_rank(place), stage=dims.stage(place))
+    steps.world = SimpleNamespace(rank=rank, loss_part=dims.loss_part(place), stage=dims.stage(place))
     return steps._seed(number)
 
 
-def test_ranks_that_share_samples_draw_the_same_and_all_others_their_own():
+def test_ranks_with_the_same_activations_draw_the_same_and_all_others_their_own():
     assert seed(0, tp=1) == seed(0)
-    others = [seed(1), seed(0, dp_shard=1), seed(0, dp_replicate=1), seed(0, pp=1)]
-    assert len({seed(0), *others}) == 5
+    others = [seed(1), seed(0, dp_shard=1), seed(0, dp_replicate=1), seed(0, pp=1), seed(0, cp=1)]
+    assert len({seed(0), *others}) == 6
 
 
 def own_masks(rank):

@@ -26,6 +26,8 @@ PAIRS = [
     ("fsdp_offload", "ddp", "mlp", 2),
     ("pp_zbv", "fsdp", "vit", 2),
     ("pp", "fsdp", "moe", 2),
+    ("fsdp_cp", "single", "xsum", 4),
+    ("fsdp_tp", "cp_ring", "llama2", 2),
     ("zero1", "fsdp", "vit", 2),
     ("fsdp", "zero2", "vit", 2),
     ("zero2", "zero3", "vit", 2),

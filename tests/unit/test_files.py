@@ -218,3 +218,18 @@ def test_a_quota_that_is_full_is_no_room(tmp_path, monkeypatch, number):
     monkeypatch.setattr(files, "_allocate", refuse)
     assert no_room(tmp_path, 2**20) == os.strerror(number)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_hashed_once_unless_it_has_changed_or_was_just_written(tmp_path, monkeypatch):
+    path, read = tmp_path / "weights", []
+    digest = files.hashlib.file_digest
+    monkeypatch.setattr(files.hashlib, "file_digest", lambda file, name: read.append(1) or digest(file, name))
+    path.write_bytes(b"one")
+    first = files.sha256(path)
+    assert (files.sha256(path), len(read)) == (first, 2), "a further write might not show in its times"
+    monkeypatch.setattr(files, "TICK", -1.0)
+    assert [files.sha256(path) for _ in range(3)] == [first] * 3
+    assert len(read) == 3
+    path.write_bytes(b"two")
+    os.utime(path, ns=(1, 1))
+    assert files.sha256(path) != first

@@ -35,7 +35,10 @@ def test_every_strategy_and_workload_is_a_run_or_a_reason():
         == "mlp can be split into 2 segments, and pp_zbv needs 4; use fewer ranks, or more layers."
     )
     assert "no sequence to split" in left_out["tp_sp", "mnist"]
-    assert all(strategy in {"pp_interleaved", "pp_zbv", "tp_sp", "tp_loss", "fsdp_tp_sp"} for strategy, _ in left_out)
+    limited = {"pp_interleaved", "pp_zbv", "tp_sp", "tp_loss", "fsdp_tp_sp"}
+    limited |= {"cp", "cp_ulysses", "cp_ring", "fsdp_cp", "fsdp_tp_cp", "fsdp_pp_cp"}
+    assert {strategy for strategy, _ in left_out} <= limited
+    assert {workload for strategy, workload in left_out if strategy == "cp"} == {"mlp", "mnist", "vit"}
 
 
 @pytest.mark.parametrize(

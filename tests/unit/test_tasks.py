@@ -6,6 +6,7 @@ import torch
 
 from helpers.common import TINY, save_initial, tiny_run, with_weights
 from shardlab.errors import UserError
+from shardlab.models._sequence import SequenceSplit
 from shardlab.training import evaluation, tasks
 
 CPU = torch.device("cpu")
@@ -54,6 +55,25 @@ def test_in_chunks_the_loss_is_the_same_and_the_logits_are_never_whole(workload,
     forward, backward = chunks[:3], chunks[3:]
     assert sum(forward) == sum(backward) == all_of_them
     assert max(chunks) == -(-all_of_them // 3)
+
+
+def test_sequences_are_filled_up_and_every_rank_has_another_part(tiny_data):
+    task, _ = loaded("xsum", tiny_data)
+    whole = task.batch("train", np.arange(3))
+    for head_tail in (False, True):
+        splits = [SequenceSplit(7, rank, head_tail=head_tail) for rank in range(7)]
+        parts = [task.micro_batch("train", np.arange(3), sequence=split).batch for split in splits]
+        for name, fill in (task.sequences | task.whole_sequences).items():
+            together = splits[0].in_order(torch.cat([part[name] for part in parts], 1), 1)
+            found = together if name in task.sequences else parts[0][name]
+            length = whole[name].shape[1]
+            assert found[:, :length].equal(whole[name])
+            assert found.shape[1] % splits[0].count == 0
+            assert found.shape[1] > length, "the length is not a multiple of the number of pieces"
+            assert (found[:, length:] == fill).all()
+            positions = torch.cat([split.positions(found.shape[1] // 7, CPU) for split in splits])
+            assert splits[0].in_order(positions, 0).equal(torch.arange(found.shape[1])) or name in task.whole_sequences
+        assert not parts[0]["mask"][:, whole["mask"].shape[1] :].any(), "what fills up is never attended to"
 
 
 def test_a_model_that_gives_logits_alone_has_no_loss_in_chunks():

@@ -157,27 +157,41 @@ def run_of(wildcards):
     return initialization(wildcards.workload)[0]
 
 
-def settled(wildcards, input):
-    """Return the settings of a run for run.json, and an error, a warning or a note about them; empty without one.
+def plan_of(wildcards, input):
+    """Return the plan of a run: the job's input, or else one that an earlier call made; None without one.
 
-    The plan of a run that leaves its recomputation to it is an input. Other plans are not: they are only looked at if
-    an earlier call made them.
+    Raises:
+        UserError: the input is not the plan of this run.
     """
     run = run_of(wildcards)
     if not input.plan:
-        made = plan.find(run, *plan.places(Path("results"), run))
-    else:
-        os.stat(input.plan[0])  # Snakemake calls this again when the file exists
-        try:
-            made = plan.read(Path(input.plan[0]), run)
-        except UserError as error:
-            return run, f"error: {error}"
-        run = run.planned(made.recomputation)
-        if made.fits is None:
-            return run, "Nothing is recomputed: hardware.device_memory_gib is not set."
-    sentence = plan.misfit(run.configured, SITE.hardware, made)
+        return plan.find(run, *plan.places(Path("results"), run))
+    os.stat(input.plan[0])  # Snakemake calls this again when the file exists
+    return plan.read(Path(input.plan[0]), run)
+
+
+def frozen(wildcards, input):
+    """Return the settings of a run for run.json, with the recomputation that its plan chose if it leaves that to it."""
+    run = run_of(wildcards)
+    if not input.plan:
+        return run
+    try:
+        return run.planned(plan_of(wildcards, input).recomputation)
+    except UserError:  # the note ends the job
+        return run
+
+
+def note_of(wildcards, input):
+    """Return an error, a warning or a note on how a run fits into its devices; empty without one."""
+    try:
+        made = plan_of(wildcards, input)
+    except UserError as error:
+        return f"error: {error}"
+    if input.plan and made.fits is None:
+        return "Nothing is recomputed: hardware.device_memory_gib is not set."
+    sentence = plan.misfit(run_of(wildcards), SITE.hardware, made)
     kind = "error" if CONFIG.on_memory_overflow == "refuse" else "warning"
-    return run, f"{kind}: {sentence}" if sentence else ""
+    return f"{kind}: {sentence}" if sentence else ""
 
 
 def initial(file):

@@ -22,8 +22,8 @@ rule resolve:
         # Triggers resolving again; all of run.json would take many lines in Snakemake's reasons.
         identity=identity_of,
         # As functions of the input these do not trigger resolving again.
-        run=lambda wildcards, input: settled(wildcards, input)[0].model_dump_json(),
-        note=lambda wildcards, input: settled(wildcards, input)[1],
+        run=lambda wildcards, input: frozen(wildcards, input).model_dump_json(),
+        note=note_of,
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:

@@ -3,8 +3,8 @@
 Formulas: DDP 2 (n - 1) / n P and FSDP 3 (n - 1) / n P as in Rajbhandari et al., 2020 (arXiv:1910.02054, section 7),
 adjusted for implementation details (padding, what is gathered once); tensor parallelism and sequence parallelism as in
 Korthikanti et al., 2022 (arXiv:2205.05198, section 4); a pipeline sends each boundary's state and its gradient; context
-parallelism: see ``_of_attention``, experts: see ``_exchanged``. All are bytes sent per rank, the mean over the ranks, with ring algorithms (see
-traffic.fraction_sent).
+parallelism: see ``_of_attention``, experts: see ``_exchanged``. All are bytes sent per rank, the mean over the ranks,
+with ring algorithms (see traffic.fraction_sent).
 """
 
 import math
@@ -24,7 +24,7 @@ from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.types import Run
 from shardlab.training.tasks import MicroBatch, Task
 
-Seen = list[tuple[str, nn.Module, Any, Tensor]]
+Seen = list[tuple[str, nn.Module, Any, Any]]
 """Calls of modules: how the plan splits it, the module, its inputs, its output."""
 
 
@@ -33,7 +33,8 @@ def bytes_per_step(
 ) -> float | None:
     """Return the bytes that a rank sends in a step on these micro-batches; None if no formula is known.
 
-    ``expert_rows``: its tokens of the step per layer and expert; ``part``: its coordinate along ep. Formulas cover the degrees only: recomputation, compilation and low precision change the traffic.
+    ``expert_rows``: its tokens of the step per layer and expert; ``part``: its coordinate along ep. Formulas cover the
+    degrees only: recomputation, compilation and low precision change the traffic.
     """
     recipe = run.recipe
     plain = recipe.activation_checkpointing == "none" and recipe.compile == "none" and recipe.precision == "full"
@@ -61,14 +62,14 @@ def _exchanged(run: Run, model: nn.Module, rows: Tensor, part: int) -> float:
     """Return the bytes of tokens that a rank sends for its own tokens' experts on other ranks, as if it also sent what
     returns to it: there and back, forward and backward, as in the mean over the ranks.
     """
-    elsewhere = rows.sum() - rows.chunk(run.mesh.expert_parts, 1)[part].sum()
+    elsewhere = rows.sum() - rows.chunk(run.mesh.parts("experts"), 1)[part].sum()
     dim, size = next((e.gate.shape[-1], e.gate.itemsize) for e in _experts(run, model))
     return 4.0 * int(elsewhere) * dim * size
 
 
 def _counts(run: Run, model: nn.Module) -> float:
     """Return the bytes that announce the numbers of rows, one int32 per expert and layer."""
-    return fraction_sent("all_to_all", run.mesh.expert_parts) * sum(4 * e.experts for e in _experts(run, model))
+    return fraction_sent("all_to_all", run.mesh.parts("experts")) * sum(4 * e.experts for e in _experts(run, model))
 
 
 def _experts(run: Run, model: nn.Module) -> list[Experts]:
@@ -105,7 +106,7 @@ def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) ->
             continue
         shard, replicate = dims.shards, dims.replicas
         if dims.axes("experts") and any(name.startswith(f"{module}.") for module in experts):
-            size, rows = size // dims.expert_parts, dims.expert_shards  # a dimension that the shards divide
+            size, rows = size // dims.parts("experts"), dims.expert_shards  # a dimension that the shards divide
             shard, replicate = dims.expert_shards, dims.expert_replicas
         # Shards are equal: rows are padded to a multiple of the ranks.
         size = size // rows * shard * -(-rows // shard)
@@ -152,6 +153,8 @@ def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> f
     for hook in hooks:
         hook.remove()
     total = sum(_of_attention(run, *sizes) for sizes in attended)
+    loads = sum(routing.load.nbytes for style, _, _, routing in seen if style == "router")
+    total += fraction_sent("all_reduce", run.mesh.parts("sequence")) * loads
     if run.mesh.tensor_parallel:
         whole, one_way = fraction_sent("all_reduce", tp), fraction_sent("all_gather", tp)
         for style, module, inputs, output in seen:

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from shardlab.models._sequence import SequenceSplit
+
 Compute = Callable[[Tensor, Tensor], Tensor]
 """Maps rows (rows, dim), sorted by expert, and the number of rows of each expert to rows of the same shape."""
 STD = 0.02
@@ -29,7 +31,10 @@ class Routing(NamedTuple):
     load: Tensor
     """Tokens of each sample per expert: (batch, experts), int32."""
     imbalance: Tensor
-    """Sequence-wise balance loss of each sample (DeepSeek-V3, eq. 17 to 20): 1 if balanced; (batch,)."""
+    """Sequence-wise balance loss of each sample (DeepSeek-V3, eq. 17 to 20): 1 if balanced; (batch,).
+
+    If sequences are split, by the load of whole ones: then the mean over the ranks is the loss of whole sequences.
+    """
 
 
 class Router(nn.Module):
@@ -59,6 +64,7 @@ class Router(nn.Module):
         self.experts, self.top_k, self.scores, self.normalize, self.scale = experts, top_k, scores, normalize, scale
         self.weight = nn.Parameter(torch.empty(experts, dim))
         self.register_buffer("bias", torch.zeros(experts) if biased else None)
+        self.sequence = SequenceSplit()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -77,8 +83,13 @@ class Router(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         load = tokens_per_expert(ids.flatten(1), self.experts)
         shares = scores if self.scores == "softmax" else scores / scores.sum(-1, keepdim=True)
-        relative = load.to(precise) * (self.experts / (self.top_k * x.shape[1]))
+        length = x.shape[1] * self.sequence.ranks
+        relative = self.over_sequence(load).to(precise) * (self.experts / (self.top_k * length))
         return Routing(weights * self.scale, ids, load, (relative * shares.mean(1)).sum(-1))
+
+    def over_sequence(self, load: Tensor) -> Tensor:
+        """Sum a load over the parts of the sequences; context parallelism, which splits them, replaces this method."""
+        return load
 
     @torch.no_grad()
     def balance(self, load: Tensor, rate: float) -> None:

@@ -19,7 +19,8 @@ class Mark:
 
 
 ONE_DEVICE, DATA_PARALLEL, SHARDED, ZERO = "one device", "data parallel", "sharded data parallel", "ZeRO (DeepSpeed)"
-PIPELINE, TENSOR, COMBINED, OTHER = "pipeline / model", "tensor parallel", "combined", "other"
+PIPELINE, TENSOR, CONTEXT = "pipeline / model", "tensor parallel", "context parallel"
+COMBINED, OTHER = "combined", "other"
 FAMILIES = {
     ONE_DEVICE: Mark("#8b949e", "cross", "\u271a"),
     DATA_PARALLEL: Mark("#3f8ae0", "circle", "\u25cf"),
@@ -27,6 +28,7 @@ FAMILIES = {
     ZERO: Mark("#d9514e", "diamond", "\u25c6"),
     PIPELINE: Mark("#3ba272", "triangle-right", "\u25b6"),
     TENSOR: Mark("#9a6fdd", "triangle-up", "\u25b2"),
+    CONTEXT: Mark("#2aa5b8", "wedge", "\u25ed"),
     COMBINED: Mark("#d65fa6", "triangle-down", "\u25bc"),
     OTHER: Mark("#9c7a4a", "triangle-left", "\u25c0"),
 }
@@ -36,6 +38,7 @@ OF_SPLITS = {
     frozenset({"samples", "states"}): SHARDED,
     frozenset({"layers"}): PIPELINE,
     frozenset({"tensors"}): TENSOR,
+    frozenset({"sequence", "states"}): CONTEXT,
 }
 """What the axes of a strategy split: its family."""
 OF_SINGLE_PROCESS = {"dp": DATA_PARALLEL, "mp": PIPELINE}

@@ -1,27 +1,37 @@
 """Order of the report's workloads: those that the most strategies can train come first, a toy model last."""
 
+from collections.abc import Collection
+
 from shardlab.errors import UserError
 from shardlab.report.run_data import RunData
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
 
 
-def order_workloads(workloads: list[str], config: Config, run_data: RunData) -> list[str]:
-    """The workloads by the number of the project's strategies that can train them, then by parameters."""
+def order_workloads(
+    workloads: list[str], config: Config, run_data: RunData, left_out: Collection[tuple[str, str]]
+) -> list[str]:
+    """The workloads by the number of the project's strategies that can train them, then by parameters.
+
+    The call has resolved its own runs, and those ``left_out``; only those of other strategies are resolved here.
+    """
     strategies = load.config({"strategies": ["all"]}).strategies
+    planned = set(zip(run_data.table.strategy, run_data.table.workload, strict=True))
+
+    def trainable(workload: str) -> int:
+        names = [(strategy, workload) for strategy in strategies]
+        return sum(name in planned or (name not in left_out and _is_possible(config, *name)) for name in names)
+
     parameters = dict.fromkeys(workloads, 0)
     for run in run_data.runs:
         parameters[run.train.workload] = run.train.parameters
-    return sorted(workloads, key=lambda name: (-_trainable(name, strategies, config), -parameters[name]))
+    return sorted(workloads, key=lambda name: (-trainable(name), -parameters[name]))
 
 
-def _trainable(workload: str, strategies: list[str], config: Config) -> int:
-    """How many of these strategies can train a workload, whether or not the call names them."""
-    count = 0
-    for strategy in strategies:
-        try:
-            resolve.run(config, strategy, workload)
-        except UserError:
-            continue
-        count += 1
-    return count
+def _is_possible(config: Config, strategy: str, workload: str) -> bool:
+    """Return whether a strategy can train a workload."""
+    try:
+        resolve.run(config, strategy, workload)
+    except UserError:
+        return False
+    return True

@@ -96,7 +96,7 @@ def check_experts(mesh: ParallelDims, workload: Workload, name: str, args: dict[
     """Check that the model's experts can be split over the ranks of ep, and further over the other data ranks."""
     if not mesh.axes("experts"):
         return
-    ep, shards, replicas = mesh.expert_parts, mesh.shards, mesh.replicas
+    ep, shards, replicas = mesh.parts("experts"), mesh.shards, mesh.replicas
     if not workload.experts:
         raise Unsupported(
             f"workload {name} has no experts for ep to split; if its model has a mixture of experts, name its modules "
@@ -116,8 +116,8 @@ def check_experts(mesh: ParallelDims, workload: Workload, name: str, args: dict[
         parts, hidden = mesh.expert_shards, math.gcd(args["hidden"] // mesh.tensor_parts, args["dim"])
         if args[key] // ep % parts and hidden % parts:
             raise Unsupported(
-                f"each of ep {ep} ranks has {args[key] // ep} experts of workload {name}, and {parts} ranks with the "
-                f"same ones can shard neither these nor their sizes (hidden, dim) evenly; use other ranks or another ep."
+                f"with ep {ep} a rank has {args[key] // ep} experts of workload {name}, and the {parts} ranks with the "
+                "same ones divide neither their number nor hidden and dim; use another number of ranks or another ep."
             )
 
 

@@ -48,12 +48,12 @@ class Degrees(Strict):
     cp: Annotated[int | None, Axis(splits=("sequence", "states"), techniques=("context", "fsdp"))] = Field(
         None, description="Degree of context parallelism; states are sharded over dp_shard x cp."
     )
-    ep: Annotated[
-        int | None, Axis(splits=("experts",), techniques=("experts",), among=("samples", "sequence"))
-    ] = Field(
-        None,
-        description="Degree of expert parallelism: neighbors among the data-parallel ranks (dp_replicate x dp_shard x "
-        "cp) that hold different experts of a layer. It is no factor of the world size; -1: all of them.",
+    ep: Annotated[int | None, Axis(splits=("experts",), techniques=("experts",), among=("samples", "sequence"))] = (
+        Field(
+            None,
+            description="Degree of expert parallelism: how many of the data-parallel ranks (dp_replicate x dp_shard x "
+            "cp) hold different experts of a layer. It is not a factor of the world size; -1: all of them.",
+        )
     )
     tp: Annotated[int | None, Axis(splits=("tensors",), techniques=("tensor",))] = Field(
         None, description="Degree of tensor parallelism; stays within a node."
@@ -205,29 +205,24 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
         return self.parts("tensors")
 
     @property
-    def expert_parts(self) -> int:
-        """Degree of expert parallelism."""
-        return self.parts("experts")
-
-    @property
     def expert_shards(self) -> int:
         """Degree of sharding of each rank's experts."""
-        return max(1, self.shards // self.expert_parts)
+        return max(1, self.shards // self.parts("experts"))
 
     @property
     def expert_replicas(self) -> int:
         """Number of copies of each expert's shards."""
-        return self.loss_parts // (self.expert_parts * self.expert_shards)
-
-    @property
-    def data_size(self) -> int:
-        """Number of groups of ranks that read different samples."""
-        return self.parts("samples")
+        return self.loss_parts // (self.parts("experts") * self.expert_shards)
 
     @property
     def loss_parts(self) -> int:
         """Number of parts that the loss is summed over: ranks that have other samples or other parts of sequences."""
         return self.parts("samples", "sequence")
+
+    @property
+    def data_size(self) -> int:
+        """Number of groups of ranks that read different samples."""
+        return self.parts("samples")
 
     @property
     def copies(self) -> int:
@@ -236,15 +231,19 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
 
     def data_rank(self, place: Mapping[str, int]) -> int:
         """Return the index of the group of ranks that reads what the rank with these coordinates reads."""
-        return self._index("samples", place)
+        return self._index(place, "samples")
 
     def sequence_rank(self, place: Mapping[str, int]) -> int:
         """Return the index of the part of every sequence that the rank with these coordinates reads."""
-        return self._index("sequence", place)
+        return self._index(place, "sequence")
 
-    def _index(self, split: Split, place: Mapping[str, int]) -> int:
+    def loss_part(self, place: Mapping[str, int]) -> int:
+        """Return the index of the part of the loss that the rank with these coordinates computes."""
+        return self._index(place, "samples", "sequence")
+
+    def _index(self, place: Mapping[str, int], *splits: Split) -> int:
         rank = 0
-        for axis in self.axes(split):
+        for axis in self.axes(*splits):
             rank = rank * self.degree(axis) + place.get(axis, 0)
         return rank
 

@@ -12,11 +12,19 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_gather_single_autograd, all_to_all_single_autograd
+from torch.distributed._functional_collectives import (
+    all_gather_single_autograd,
+    all_reduce,
+    all_to_all_single_autograd,
+)
 
+from shardlab.errors import UserError
+from shardlab.models._experts import Router
 from shardlab.models._layers import Attention, attend
 from shardlab.models._sequence import SequenceSplit
+from shardlab.settings.types import Run
 from shardlab.strategies.ring import ring
+from shardlab.training.tasks import Task
 
 Group = dist.ProcessGroup
 
@@ -68,6 +76,21 @@ def _to_positions(x: Tensor, split: SequenceSplit, group: Group) -> Tensor:
 ALGORITHMS = {"gather": gathered, "ulysses": ulysses, "ring": ring}
 
 
+def check(run: Run, task: Task, model: nn.Module) -> None:
+    """Check that sequences are split, and that all attention knows of it.
+
+    Raises:
+        UserError: the task names no sequences, or the model does not attend through models/_layers.py.
+    """
+    if not task.sequences:
+        raise UserError(f"context_sizes: task {run.task} does not name its `sequences`; name them, or remove the key.")
+    if not any(isinstance(module, Attention) for module in model.modules()):
+        raise UserError(
+            f"context_sizes: model {run.model.name} does not attend through models/_layers.py; use its Attention, or "
+            "remove the key."
+        )
+
+
 def apply(model: nn.Module, name: str, split: SequenceSplit, group: Group) -> None:
     """Replace the attention of a model, or of a part of one, and give it the positions that this rank has."""
     for module in model.modules():
@@ -75,3 +98,5 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: Group) -> No
             setattr(module, "sequence", split)  # noqa: B010
         if isinstance(module, Attention):
             module.attend = partial(ALGORITHMS[name], split=split, group=group)
+        if isinstance(module, Router):
+            module.over_sequence = partial(all_reduce, reduceOp="sum", group=group)  # type: ignore[method-assign]

@@ -69,9 +69,9 @@ class _Mean(torch.autograd.Function):
 
 
 def exchanged(rows: Tensor, counts: Tensor, compute: Compute, group: dist.ProcessGroup) -> Tensor:
-    """Apply ``compute``, which has this rank's experts, to rows of all ranks (see Compute: ``counts`` is of all experts).
+    """Send rows to the ranks of their experts, apply ``compute`` there, and return its results in the rows' order.
 
-    A rank without rows takes part as well.
+    ``rows`` and ``counts`` are those of all experts (see Compute). A rank without rows takes part as well.
     """
     ranks = group.size()
     sent = counts.view(ranks, -1)

@@ -40,6 +40,10 @@ class NativeEngine:
         # On the meta device: a sharded model is never whole on a rank.
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
         models.check_plan(run.model, whole)
+        if run.mesh.axes("sequence"):
+            from shardlab.strategies import context
+
+            context.check(run, task, whole)
         self.meta_state_dict = {
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }

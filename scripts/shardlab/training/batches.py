@@ -64,14 +64,12 @@ class Steps:
         return Step(-1, 0, 0, 1, 0.0, self._mine(none), 0, validates=False)
 
     def _seed(self, number: int) -> int:
-        """Derive the seed from (seed, step, part of the batch, stage), so that a resumed run draws the same masks.
+        """Derive the seed from (seed, step, part of the loss, stage), so that a resumed run draws the same masks.
 
-        Ranks that share samples draw the same masks, as tensor parallelism needs where tensors are whole (for split
-        tensors, see strategies/tensor.py); stages hold different layers, which draw different ones.
+        Ranks with the same activations draw the same masks, as tensor parallelism needs where tensors are whole (for
+        split tensors, see strategies/tensor.py); stages hold different layers, which draw different ones.
         """
-        sequence = self.world.sequence
-        part = self.world.data_rank * sequence.ranks + sequence.rank
-        entropy = (self.order.seed, number, part, self.world.stage)
+        entropy = (self.order.seed, number, self.world.loss_part, self.world.stage)
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
     def _mine(self, batch: order.Indices) -> list[MicroBatch]:

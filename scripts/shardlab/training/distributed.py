@@ -62,6 +62,11 @@ class World:
         return self.dims.data_rank(self.place)
 
     @property
+    def loss_part(self) -> int:
+        """Index of the part of the loss that this rank computes: of the samples, and of their sequences."""
+        return self.dims.loss_part(self.place)
+
+    @property
     def sequence(self) -> SequenceSplit:
         """This rank's part of every sequence."""
         parts, rank = self.dims.parts("sequence"), self.dims.sequence_rank(self.place)
@@ -240,5 +245,5 @@ def _grouped(mesh: DeviceMesh, dims: ParallelDims) -> DeviceMesh | None:
         return None
     data = dims.axes("samples", "sequence")
     ranks = mesh[data]._flatten(TIMES.join(data)) if len(data) > 1 else mesh[data[0]]
-    degrees = dims.expert_replicas, dims.expert_shards, dims.expert_parts
+    degrees = dims.expert_replicas, dims.expert_shards, dims.parts("experts")
     return ranks._unflatten(0, degrees, dims.expert_axes)

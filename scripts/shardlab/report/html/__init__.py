@@ -71,7 +71,7 @@ def html(
     """Render the page. ``accounting``: Slurm's record of each job."""
     good, sentence = verdict(run_data.table)
     strategies_shown, workloads = summary_markdown.axes(run_data.table, config, left_out)
-    workloads = order_workloads(workloads, config, run_data)
+    workloads = order_workloads(workloads, config, run_data, left_out)
     matrix, notes = _matrix(run_data.table, strategies_shown, workloads, left_out)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = _code

@@ -1,7 +1,7 @@
 "use strict";
 const parsed = (id) => JSON.parse(document.getElementById(id).textContent);
 
-// Vega-Lite cannot place labels, Vega can: charts/__init__.py does the same for the SVG files.
+// Vega-Lite cannot place labels, but Vega can; charts/__init__.py does the same for SVG files.
 const anchors = parsed("anchors");
 function placeLabels(marks, fill) {
   for (const mark of marks) {
@@ -24,9 +24,9 @@ function draw(place) {
   drawn.add(place);
   const spec = specs[place.dataset.spec];
   const fit = { width: place.clientWidth, autosize: { type: "fit-x", contains: "padding" } };
-  // Charts of several panels keep their width, and scroll.
+  // Charts with several panels keep their width and scroll.
   const size = spec.vconcat || spec.facet ? {} : fit;
-  // The panels of the overview share one legend, which the page has.
+  // The panels of the overview share the page's legend.
   const small = place.dataset.height;
   if (small) size.height = Number(small);
   const patch = (vega) => {
@@ -56,7 +56,7 @@ addEventListener("resize", () => {
 });
 addEventListener("beforeprint", () => document.querySelectorAll(".chart").forEach((place) => drawn.has(place) || draw(place)));
 
-// Tables: a click on a column sorts by it, figures by their size (900 KiB before 1 MiB); empty cells stay at the end.
+// Tables: clicking a column sorts by it, numerically with units (900 KiB before 1 MiB); empty cells stay last.
 const units = { "%": 0.01, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
 function figure(text) {
   const [, number, unit] = /^([-+]?[\d.]+(?:e[-+]?\d+)?) ?(\D*)$/.exec(text) || [];
@@ -84,7 +84,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }));
 }
 
-// The details of a run are added when they are opened: a thousand runs cost nothing until then.
+// The details of a run are added when opened, so that a thousand runs cost nothing before.
 const list = document.getElementById("run-list");
 for (const [name, report] of Object.entries(parsed("details"))) {
   const entry = document.createElement("details");
