@@ -23,6 +23,7 @@ COMPILED = {"compile": "blocks", "compile_backend": "aot_eager"}
 SPREAD_ONLY = ("gradient_accumulation_steps", "length_buckets", "loss_chunks", "activation_checkpointing")
 SPREAD_ONLY += ("compile", "compile_backend", "precision")
 """Keys of a recipe that must change no number: the reference trains without them."""
+EXPERTS = ("ep", "fsdp_ep", "fsdp_tp_ep", "fsdp_ep_cp", "pp_ep")
 STRATEGIES = [name for name in load.read_yaml(load.CONFIG / "strategies.yaml") if name != "single"]
 
 
@@ -78,12 +79,14 @@ def compared(strategy, workload, recipe=()):
 MATRIX = [compared(s, w) for s in STRATEGIES for w in TINY]
 HARD = [compared(s, "llama2", ACCUMULATED) for s in STRATEGIES]
 HARD += [compared(s, "moe", ACCUMULATED) for s in ("ddp", "fsdp", "hsdp", "mp", "pp", "tp_loss", "fsdp_tp", "zero2")]
+HARD += [compared(s, "moe", ACCUMULATED) for s in EXPERTS]
 SELECTIVE = [compared(s, "vit", {"activation_checkpointing": "selective"}) for s in ("single", "fsdp", "tp", "pp")]
 SELECTIVE += [compared("fsdp_tp", "llama2", {"activation_checkpointing": "alternate"})]
 SGD = [
     compared(s, "xsum", PLAIN_SGD)
     for s in ("dp", "ddp", "fsdp", "hsdp", "mp", "pp", "tp_sp", "fsdp_tp", "fsdp_cp", "zero1", "zero2", "zero3")
 ]
+SGD += [compared(s, "moe", PLAIN_SGD) for s in EXPERTS]
 MORE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
 MORE += [Case(s, "llama2", ranks=4) for s in ("ddp", "fsdp", "pp", "pp_gpipe")]
 MORE += [Case(s, "xsum", ranks=4) for s in ("pp", "tp", "tp_sp")]
@@ -93,7 +96,9 @@ COMPILE = [
     compared(s, "llama2", COMPILED)
     for s in ("single", "ddp", "fsdp", "tp_sp", "fsdp_tp", "pp", "cp", "cp_ulysses", "cp_ring", "zero2")
 ]
-COMPILE += [compared(s, "moe", COMPILED) for s in ("single", "fsdp_tp", "zero2")]
+MORE += [Case("ep", "moe", ranks=4)]  # a rank without tokens
+MORE += [Case("fsdp_tp_ep", "moe", ranks=8)]
+COMPILE += [compared(s, "moe", COMPILED) for s in ("single", "fsdp_tp", "ep", "zero2")]
 COMPILE += [Case("ddp", "llama2", (("compile", "model"), ("compile_backend", "aot_eager")))]
 FAULTY = [Case("ddp", "llama2", fault=fault) for fault in ("summed", "unreduced_norm", "dropped_embedding")]
 TRAP = Case("fsdp_tp", "llama2", tuple(COMPILED.items()), fault="unprotected_embedding")

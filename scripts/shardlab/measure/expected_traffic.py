@@ -3,14 +3,14 @@
 Formulas: DDP 2 (n - 1) / n P and FSDP 3 (n - 1) / n P as in Rajbhandari et al., 2020 (arXiv:1910.02054, section 7),
 adjusted for implementation details (padding, what is gathered once); tensor parallelism and sequence parallelism as in
 Korthikanti et al., 2022 (arXiv:2205.05198, section 4); a pipeline sends each boundary's state and its gradient; context
-parallelism: see ``_of_attention``. All are bytes sent per rank, the mean over the ranks, with ring algorithms (see
-traffic.fraction_sent).
+parallelism: see ``_of_attention``, experts: see ``_exchanged``. All are bytes sent per rank, the mean over the ranks,
+with ring algorithms (see traffic.fraction_sent).
 """
 
 import math
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +18,23 @@ from torch import Tensor, nn
 from shardlab import models
 from shardlab.measure.traffic import fraction_sent
 from shardlab.models import matching
+from shardlab.models._experts import Experts
 from shardlab.models._layers import Attention
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.types import Run
 from shardlab.training.tasks import MicroBatch, Task
 
-Seen = list[tuple[str, nn.Module, Any, Tensor]]
+Seen = list[tuple[str, nn.Module, Any, Any]]
 """Calls of modules: how the plan splits it, the module, its inputs, its output."""
 
 
-def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> float | None:
+def bytes_per_step(
+    run: Run, task: Task, micro_batches: list[MicroBatch], expert_rows: Tensor | int = 0, part: int = 0
+) -> float | None:
     """Return the bytes that a rank sends in a step on these micro-batches; None if no formula is known.
 
-    Formulas cover the degrees only: recomputation, compilation and low precision change the traffic.
+    ``expert_rows``: its tokens of the step per layer and expert; ``part``: its coordinate along ep. Formulas cover the
+    degrees only: recomputation, compilation and low precision change the traffic.
     """
     recipe = run.recipe
     plain = recipe.activation_checkpointing == "none" and recipe.compile == "none" and recipe.precision == "full"
@@ -46,7 +50,30 @@ def bytes_per_step(run: Run, task: Task, micro_batches: list[MicroBatch]) -> flo
     if run.mesh.axes("layers", "tensors", "sequence"):
         for micro in micro_batches:
             total += _activations(run, task, model, micro)
+    if isinstance(expert_rows, Tensor):
+        total += _exchanged(run, model, expert_rows, part)
+    if run.mesh.axes("experts"):
+        pieces = run.options.n_microbatches if run.mesh.pipelined else 1
+        total += len(micro_batches) * pieces * _counts(run, model) / run.mesh.stages
     return total
+
+
+def _exchanged(run: Run, model: nn.Module, rows: Tensor, part: int) -> float:
+    """Return the bytes of tokens that a rank sends for its own tokens' experts on other ranks, as if it also sent what
+    returns to it: there and back, forward and backward, as in the mean over the ranks.
+    """
+    elsewhere = rows.sum() - rows.chunk(run.mesh.parts("experts"), 1)[part].sum()
+    dim, size = next((e.gate.shape[-1], e.gate.itemsize) for e in _experts(run, model))
+    return 4.0 * int(elsewhere) * dim * size
+
+
+def _counts(run: Run, model: nn.Module) -> float:
+    """Return the bytes that announce the numbers of rows, one int32 per expert and layer."""
+    return fraction_sent("all_to_all", run.mesh.parts("experts")) * sum(4 * e.experts for e in _experts(run, model))
+
+
+def _experts(run: Run, model: nn.Module) -> list[Experts]:
+    return [cast(Experts, module) for pattern in run.model.experts for module in matching(model, pattern)]
 
 
 def _zero(stage: int, ranks: int, model: nn.Module, gradient_accumulation_steps: int) -> float:
@@ -63,9 +90,10 @@ def _zero(stage: int, ranks: int, model: nn.Module, gradient_accumulation_steps:
 def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) -> float:
     """Return the bytes of gradients and weights, over the axes that split samples or states."""
     dims = run.mesh
-    shard, replicate, tp = dims.shards, dims.replicas, dims.tensor_parts
+    tp = dims.tensor_parts
     names = {module: name for name, module in model.named_modules()}
     blocks = [names[module] for pattern in run.model.blocks for module in matching(model, pattern)]
+    experts = [names[module] for module in _experts(run, model)]
     total = 0.0
     reshard = run.options.reshard_after_forward
     for name, parameter in model.named_parameters():
@@ -74,8 +102,12 @@ def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) ->
             size //= tp
             rows = rows // tp if split == "rows" else rows
         if not dims.sharded:
-            total += fraction_sent("all_reduce", replicate) * size
+            total += fraction_sent("all_reduce", dims.replicas) * size
             continue
+        shard, replicate = dims.shards, dims.replicas
+        if dims.axes("experts") and any(name.startswith(f"{module}.") for module in experts):
+            size, rows = size // dims.parts("experts"), dims.expert_shards  # a dimension that the shards divide
+            shard, replicate = dims.expert_shards, dims.expert_replicas
         # Shards are equal: rows are padded to a multiple of the ranks.
         size = size // rows * shard * -(-rows // shard)
         inside = any(name.startswith(f"{block}.") for block in blocks)
@@ -87,7 +119,7 @@ def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) ->
         )
         total += fraction_sent("all_reduce", replicate) * size / shard
     if dims.replicated and not dims.sharded:  # DDP broadcasts the first rank's buffers in each step
-        total += fraction_sent("broadcast", replicate) * sum(buffer.nbytes for buffer in model.buffers())
+        total += fraction_sent("broadcast", dims.replicas) * sum(buffer.nbytes for buffer in model.buffers())
     return total / dims.stages
 
 
@@ -121,6 +153,8 @@ def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> f
     for hook in hooks:
         hook.remove()
     total = sum(_of_attention(run, *sizes) for sizes in attended)
+    loads = sum(routing.load.nbytes for style, _, _, routing in seen if style == "router")
+    total += fraction_sent("all_reduce", run.mesh.parts("sequence")) * loads
     if run.mesh.tensor_parallel:
         whole, one_way = fraction_sent("all_reduce", tp), fraction_sent("all_gather", tp)
         for style, module, inputs, output in seen:

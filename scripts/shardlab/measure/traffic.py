@@ -89,12 +89,15 @@ class Traffic(TorchDispatchMode):
         """(mesh axis, collective): bytes that this rank sends."""
         self.timeline = timeline
         self.axes: dict[tuple[int, ...], str] = {tuple(range(world.size)): "world"}
-        mesh = world.mesh
-        names = [*world.dims.root, *([world.dims.shard_axis] if world.dims.sharded else [])]
-        for axis, part in ((axis, mesh[axis]) for axis in names) if mesh else ():
-            ranks = dist.get_process_group_ranks(part.get_group())
-            if len(ranks) > 1:
-                self.axes[tuple(ranks)] = axis
+        self.exchanges: dict[tuple[int, ...], str] = {}
+        """Axes whose ranks may be those of another one, and send nothing but all-to-all."""
+        mesh, dims = world.mesh, world.dims
+        for axis in [*dims.factors, *([dims.shard_axis] if dims.sharded else [])] if mesh else ():
+            if len(ranks := _ranks(mesh, axis)) > 1:
+                self.axes[ranks] = axis
+        for axis in dims.expert_axes if world.grouped else ():
+            if len(ranks := _ranks(world.grouped, axis)) > 1:
+                (self.exchanges if axis in dims.root else self.axes).setdefault(ranks, axis)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and count it if it is a collective.
@@ -132,10 +135,20 @@ class Traffic(TorchDispatchMode):
         if collective == "all_gather" and name.startswith("_c10d_functional"):
             size *= ranks  # this is the input's size, elsewhere it is the output's
         if size:
-            axis = self.axes.get(tuple(dist.get_process_group_ranks(group)), "other")
+            members = tuple(dist.get_process_group_ranks(group))
+            axis = self.axes.get(members, "other")
             sent = fraction_sent(collective, ranks) * size
+            if collective == "all_to_all":
+                axis = self.exchanges.get(members, axis)
+            if collective == "all_to_all" and name.startswith("_c10d_functional"):
+                rows = args[2]  # to each rank, this one included
+                sent = size * (1 - rows[dist.get_rank(group)] / sum(rows))
             self.bytes[axis, collective] += sent
             self.timeline.send(began, axis, collective, sent)
+
+
+def _ranks(mesh: Any, axis: str) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(mesh[axis].get_group()))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

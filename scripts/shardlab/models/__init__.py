@@ -109,10 +109,10 @@ def check_plan(settings: types.Model, model: nn.Module) -> None:
     """Check that the workload's file describes the model correctly.
 
     Raises:
-        UserError: a pattern of ``blocks`` or ``tensor`` matches nothing or another kind of layer, or the chain has
-            another number of segments.
+        UserError: a pattern of ``blocks``, ``tensor`` or ``experts`` matches nothing or another kind of layer, or the
+            chain has another number of segments.
     """
-    for key, patterns in (("blocks", settings.blocks), ("tensor", settings.tensor)):
+    for key, patterns in (("blocks", settings.blocks), ("tensor", settings.tensor), ("experts", settings.experts)):
         for pattern in patterns:
             if not matching(model, pattern):
                 names = [name for name, _ in model.named_modules() if name.count(".") == pattern.count(".") and name]

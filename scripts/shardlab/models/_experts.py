@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from shardlab.models._sequence import SequenceSplit
+
 Compute = Callable[[Tensor, Tensor], Tensor]
 """Maps rows (rows, dim), sorted by expert, and the number of rows of each expert to rows of the same shape."""
 STD = 0.02
@@ -29,7 +31,10 @@ class Routing(NamedTuple):
     load: Tensor
     """Tokens of each sample per expert: (batch, experts), int32."""
     imbalance: Tensor
-    """Sequence-wise balance loss of each sample (DeepSeek-V3, eq. 17 to 20): 1 if balanced; (batch,)."""
+    """Sequence-wise balance loss of each sample (DeepSeek-V3, eq. 17 to 20): 1 if balanced; (batch,).
+
+    If sequences are split, by the load of whole ones: then the mean over the ranks is the loss of whole sequences.
+    """
 
 
 class Router(nn.Module):
@@ -59,6 +64,7 @@ class Router(nn.Module):
         self.experts, self.top_k, self.scores, self.normalize, self.scale = experts, top_k, scores, normalize, scale
         self.weight = nn.Parameter(torch.empty(experts, dim))
         self.register_buffer("bias", torch.zeros(experts) if biased else None)
+        self.sequence = SequenceSplit()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -77,8 +83,13 @@ class Router(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         load = tokens_per_expert(ids.flatten(1), self.experts)
         shares = scores if self.scores == "softmax" else scores / scores.sum(-1, keepdim=True)
-        relative = load.to(precise) * (self.experts / (self.top_k * x.shape[1]))
+        length = x.shape[1] * self.sequence.ranks
+        relative = self.over_sequence(load).to(precise) * (self.experts / (self.top_k * length))
         return Routing(weights * self.scale, ids, load, (relative * shares.mean(1)).sum(-1))
+
+    def over_sequence(self, load: Tensor) -> Tensor:
+        """Sum a load over the parts of the sequences; context parallelism, which splits them, replaces this method."""
+        return load
 
     @torch.no_grad()
     def balance(self, load: Tensor, rate: float) -> None:
@@ -132,7 +143,7 @@ class Experts(nn.Module):
         aligned = all(matrix.shape[-1] * dtype.itemsize % ALIGNMENT == 0 for matrix in matrices)
         if rows.device.type == "cuda" and dtype == torch.bfloat16 and aligned:
             return _grouped(rows.to(dtype), counts, *(matrix.to(dtype) for matrix in matrices))
-        parts = rows.split(_sizes(counts, len(rows)))
+        parts = rows.split(sizes(counts, len(rows)))
         # Also for experts without rows, whose gradient is then 0 and not None: the optimizer treats them like others.
         return torch.cat([_swiglu(part, *each) for part, each in zip(parts, self._unbound(), strict=True)])
 
@@ -194,7 +205,7 @@ class _Idle(torch.autograd.Function):
         return gradient.masked_fill((counts == 0)[:, None, None], 0), None
 
 
-def _sizes(counts: Tensor, rows: int) -> list[int]:
+def sizes(counts: Tensor, rows: int) -> list[int]:
     """Return the counts on the host; where tensors have no content, those of rows that are spread evenly."""
     if counts.is_meta or isinstance(counts, FakeTensor):
         return [rows // len(counts) + (number < rows % len(counts)) for number in range(len(counts))]

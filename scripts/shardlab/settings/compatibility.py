@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices
-from shardlab.settings.mesh import ParallelDims, divisors
+from shardlab.settings.mesh import ParallelDims, divisors, divisors_of
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Strategy, Workload
@@ -21,6 +21,8 @@ def check_degrees(strategy: Strategy, where: str) -> None:
         raise UserError(f"{where}: cpu_offload needs dp_shard; set dp_shard to -1 or remove cpu_offload.")
     if strategy.single_process and degrees:
         raise UserError(f"{where}: single_process runs on one rank and takes no degrees; remove {choices(degrees)}.")
+    if "experts" in splits and "states" not in splits:
+        raise UserError(f"{where}: ep also needs dp_shard; add dp_shard: 1 to replicate everything but the experts.")
     if "samples" in splits and "states" not in splits and splits - {"samples"}:
         # DDP does not support the DTensors of tensor parallelism, nor the split backward pass of pipelines;
         # HSDP with one shard does the same.
@@ -88,6 +90,35 @@ def check_context(
             f"context: ulysses splits heads, but cp {cp} x tp {tp} does not divide heads {args['heads']} of workload "
             f"{name}; cp x tp can be {divisors(args['heads'])}, or set context to gather or ring."
         )
+
+
+def check_experts(mesh: ParallelDims, workload: Workload, name: str, args: dict[str, Any]) -> None:
+    """Check that the model's experts can be split over the ranks of ep, and further over the other data ranks."""
+    if not mesh.axes("experts"):
+        return
+    ep, shards, replicas = mesh.parts("experts"), mesh.shards, mesh.replicas
+    if not workload.experts:
+        raise Unsupported(
+            f"workload {name} has no experts for ep to split; if its model has a mixture of experts, name its modules "
+            f"under `experts:` in config/workloads/{name}.yaml."
+        )
+    possible = {*divisors_of(shards), *(shards * degree for degree in divisors_of(replicas))}
+    if ep not in possible:
+        raise Unsupported(
+            f"ep {ep} does not divide the {shards * replicas} data-parallel ranks ({shards} with different shards); ep "
+            f"can be {', '.join(map(str, sorted(possible)))}."
+        )
+    for key in workload.experts.values():
+        if args[key] % ep:
+            raise Unsupported(
+                f"ep {ep} does not divide {key} {args[key]} of workload {name}; ep can be {divisors(args[key])}."
+            )
+        parts, hidden = mesh.expert_shards, math.gcd(args["hidden"] // mesh.tensor_parts, args["dim"])
+        if args[key] // ep % parts and hidden % parts:
+            raise Unsupported(
+                f"with ep {ep} a rank has {args[key] // ep} experts of workload {name}, and the {parts} ranks with the "
+                "same ones divide neither their number nor hidden and dim; use another number of ranks or another ep."
+            )
 
 
 def check_pipeline(

@@ -29,6 +29,8 @@ class Axis(NamedTuple):
     """What its ranks divide; they have the same of everything else."""
     techniques: tuple[str, ...] = ()
     """Files in strategies/ that apply it to a model."""
+    among: tuple[Split, ...] = ()
+    """If not empty: the axis is no factor of the world size, but groups the ranks that split these once more."""
 
 
 class Degrees(Strict):
@@ -45,6 +47,13 @@ class Degrees(Strict):
     )
     cp: Annotated[int | None, Axis(splits=("sequence", "states"), techniques=("context", "fsdp"))] = Field(
         None, description="Degree of context parallelism; states are sharded over dp_shard x cp."
+    )
+    ep: Annotated[int | None, Axis(splits=("experts",), techniques=("experts",), among=("samples", "sequence"))] = (
+        Field(
+            None,
+            description="Degree of expert parallelism: how many of the data-parallel ranks (dp_replicate x dp_shard x "
+            "cp) hold different experts of a layer. It is not a factor of the world size; -1: all of them.",
+        )
     )
     tp: Annotated[int | None, Axis(splits=("tensors",), techniques=("tensor",))] = Field(
         None, description="Degree of tensor parallelism; stays within a node."
@@ -68,13 +77,15 @@ AXES: dict[str, Axis] = {
 """Name: axis, outermost first."""
 
 
-TIMES = " x "
-"""Between the axes in the name of a mesh that is their product."""
+TIMES, OVER = " x ", " / "
+"""Between the axes in the name of a mesh that is their product, and before those that it is divided by."""
 
 
 def axes_in(name: str) -> list[str]:
-    """Return the axes, outermost first, whose product has this name; none if it does not name axes."""
-    return [axis for axis in name.split(TIMES) if axis in AXES]
+    """Return the axes, outermost first, whose product has this name, or is divided to have it; none for ranks that are
+    no axis.
+    """
+    return [axis for axis in name.partition(OVER)[0].split(TIMES) if axis in AXES]
 
 
 def split_by(axes: Iterable[str]) -> set[Split]:
@@ -103,9 +114,14 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
         return bool(self.root)
 
     @property
+    def factors(self) -> dict[str, int]:
+        """Axes whose degrees multiply to the number of ranks, outermost first."""
+        return {axis: degree for axis, degree in self.root.items() if not AXES[axis].among}
+
+    @property
     def size(self) -> int:
         """Total number of ranks."""
-        return prod(self.root.values())
+        return prod(self.factors.values())
 
     def degree(self, *axes: str) -> int:
         """Return the product of the degrees of these axes; 1 for axes that are not named."""
@@ -122,7 +138,7 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
     def stride(self, axis: str) -> int:
         """Return the distance between neighboring ranks of an axis: the product of the degrees inside it."""
         names = [*AXES]
-        return self.degree(*names[names.index(axis) + 1 :])
+        return self.degree(*(name for name in names[names.index(axis) + 1 :] if not AXES[name].among))
 
     @property
     def replica_axes(self) -> tuple[str, ...]:
@@ -134,6 +150,13 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
     def shard_axis(self) -> str:
         """Name of the axes that states are sharded over, as one (see ``axes_in``)."""
         return TIMES.join(self.axes("states"))
+
+    @property
+    def expert_axes(self) -> tuple[str, ...]:
+        """Names of the axes of experts, as those of ``shard_axis``: replicas, shards, and parts; () without experts."""
+        parts = self.axes("experts")
+        wholes = TIMES.join(self.replica_axes), self.shard_axis
+        return tuple(OVER.join((whole, *parts)) for whole in wholes) + parts if parts else ()
 
     @property
     def techniques(self) -> tuple[str, ...]:
@@ -180,6 +203,16 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
     def tensor_parts(self) -> int:
         """Degree of tensor parallelism."""
         return self.parts("tensors")
+
+    @property
+    def expert_shards(self) -> int:
+        """Degree of sharding of each rank's experts."""
+        return max(1, self.shards // self.parts("experts"))
+
+    @property
+    def expert_replicas(self) -> int:
+        """Number of copies of each expert's shards."""
+        return self.loss_parts // (self.parts("experts") * self.expert_shards)
 
     @property
     def loss_parts(self) -> int:
@@ -234,8 +267,10 @@ def multiply_out(degrees: Mapping[str, int], nodes: int, ranks_per_node: int, wh
         UserError: the product of the degrees differs from the world size; begins with ``where``.
     """
     world = nodes * ranks_per_node
+    grouping = {axis: degree for axis, degree in degrees.items() if AXES[axis].among}
     if any(degree != -1 and degree < 1 for degree in degrees.values()):
         raise UserError(f"{where}: a degree must be at least 1, or -1 for the remaining ranks; got {dict(degrees)}.")
+    degrees = {axis: degree for axis, degree in degrees.items() if axis not in grouping}
     open_axes = [axis for axis, degree in degrees.items() if degree == -1]
     if len(open_axes) > 1:
         raise UserError(f"{where}: only one degree can be -1, not {choices(open_axes)}; write numbers for the others.")
@@ -246,9 +281,17 @@ def multiply_out(degrees: Mapping[str, int], nodes: int, ranks_per_node: int, wh
             f"{ranks_per_node}); make nodes x ranks_per_node a multiple of {fixed}, or lower a degree."
         )
     dims: dict[str, Any] = {axis: world // fixed if degree == -1 else degree for axis, degree in degrees.items()}
+    found = ParallelDims(dims)
+    for axis, degree in grouping.items():
+        dims[axis] = found.parts(*AXES[axis].among) if degree == -1 else degree
     return ParallelDims(dims)
+
+
+def divisors_of(number: int) -> list[int]:
+    """Return all divisors, in order."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def divisors(number: int) -> str:
     """List all divisors, as text."""
-    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+    return ", ".join(map(str, divisors_of(number)))

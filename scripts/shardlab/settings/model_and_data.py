@@ -107,6 +107,7 @@ def model_of(workload: Workload, name: str, args: dict[str, Any], segments: int)
         args=args,
         blocks=workload.blocks,
         tensor=dict(workload.tensor),
+        experts=[*workload.experts],
         segments=segments,
         sources=code_fingerprint.of_model(workload.model, transformers=other_value),
     )

@@ -37,6 +37,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
     compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
     compatibility.check_context(strategy, mesh, workload, workload_base, args, data.options)
+    compatibility.check_experts(mesh, workload, workload_base, args)
     segments = _segments(workload, workload_base, args)
     compatibility.check_pipeline(strategy, strategy_name, mesh, workload_base, segments, devices)
     if recipe.global_batch_size < mesh.data_size:

@@ -115,6 +115,11 @@ class Workload(Strict):
         description="Data options that cp must divide (sequence_length); empty: sequences are filled up. null: cp is "
         "not supported.",
     )
+    experts: dict[str, str] = Field(
+        default={},
+        description="Submodules whose experts ep splits, as patterns: the model argument with their number. Empty: ep "
+        "is not supported.",
+    )
     segments: list[PositiveInt | str] = Field(
         default=[],
         description="Segments of the model's chain, between which pipelines split it: numbers and model arguments, "
@@ -215,6 +220,7 @@ class Model(Strict):
     pretrained: bool = Field(False, description="Start from the folder's weights instead of fresh ones.")
     blocks: list[str] = Field(description="Submodules that FSDP shards separately.")
     tensor: dict[str, str] = Field(description="Tensor-parallel plan.")
+    experts: list[str] = Field(default=[], description="Submodules whose experts ep splits.")
     segments: int = Field(description="Number of pieces in its chain; 0: it is not a chain.")
     sources: dict[str, str] = Field(default={}, description="Files that define it: digests of their code.")
 

@@ -12,9 +12,14 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_gather_single_autograd, all_to_all_single_autograd
+from torch.distributed._functional_collectives import (
+    all_gather_single_autograd,
+    all_reduce,
+    all_to_all_single_autograd,
+)
 
 from shardlab.errors import UserError
+from shardlab.models._experts import Router
 from shardlab.models._layers import Attention, attend
 from shardlab.models._sequence import SequenceSplit
 from shardlab.settings.types import Run
@@ -93,3 +98,5 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: Group) -> No
             setattr(module, "sequence", split)  # noqa: B010
         if isinstance(module, Attention):
             module.attend = partial(ALGORITHMS[name], split=split, group=group)
+        if isinstance(module, Router):
+            module.over_sequence = partial(all_reduce, reduceOp="sum", group=group)  # type: ignore[method-assign]

@@ -1,11 +1,14 @@
 """Fully sharded data parallel (Zhao et al., 2023, arXiv:2304.11277; ``fully_shard``), HSDP on a 2-D mesh."""
 
 import logging
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from shardlab.settings.types import StrategyOptions
 from shardlab.training.distributed import text_of_mesh
@@ -22,12 +25,14 @@ def apply(
     *,
     low: torch.dtype | None,
     pipelined: bool,
+    experts: tuple[list[nn.Module], DeviceMesh] | None = None,
 ) -> None:
     """Shard in place: each block separately, then the remaining parameters together.
 
     ``blocks`` are the workload's; with ``wrap_parameters`` they are instead the submodules with at least that many
     parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard), ``dtype`` that of the weights,
-    and ``low`` that of the layers' arithmetic, if it is a lower precision.
+    and ``low`` that of the layers' arithmetic, if it is a lower precision. ``experts`` are submodules to shard over
+    another mesh of the same kind.
     """
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if options.cpu_offload else OffloadPolicy()
     inside = outside = MixedPrecisionPolicy()
@@ -38,8 +43,20 @@ def apply(
     reshard = options.reshard_after_forward
     if reshard is None and pipelined:
         reshard = False  # else each micro-batch would gather the weights again
+    if experts is not None:
+        grid = experts[1]
+        for module in experts[0]:
+            fully_shard(
+                module,
+                mesh=grid,
+                reshard_after_forward=reshard,
+                shard_placement_fn=partial(_even, ranks=grid.size(grid.ndim - 1)),
+                mp_policy=replace(inside, cast_forward_inputs=False),  # the weights of the experts' sum stay exact
+                offload_policy=offload,
+            )
+        log.info("Applied FSDP to %d modules of experts, mesh %s", len(experts[0]), text_of_mesh(grid))
     if options.wrap_parameters is not None:
-        blocks = _large(model, options.wrap_parameters)
+        blocks = [block for block in _large(model, options.wrap_parameters) if not isinstance(block, FSDPModule)]
     for module, precision in (*((block, inside) for block in blocks), (model, outside)):
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
     log.info(
@@ -50,6 +67,12 @@ def apply(
         f", computing in {str(low).removeprefix('torch.')}" if low else "",
         ", states in CPU memory" if options.cpu_offload else "",
     )
+
+
+def _even(parameter: nn.Parameter, ranks: int) -> Shard:
+    """Return the first dimension of stacked experts that the ranks divide: that of the experts, if possible."""
+    shape = getattr(parameter, "_local_tensor", parameter).shape
+    return Shard(next(dimension for dimension, size in enumerate(shape) if size % ranks == 0))
 
 
 def _large(model: nn.Module, parameters: int) -> list[nn.Module]:

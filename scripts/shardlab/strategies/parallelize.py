@@ -52,6 +52,11 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
         from shardlab.strategies import context
 
         context.apply(model, options.context, world.sequence, mesh.get_group())
+    experts = _blocks(model, run.model.experts)
+    if (mesh := world.expert_mesh) is not None:
+        from shardlab.strategies.experts import split
+
+        split(experts, mesh)
     low = None if recipe.precision == "full" else getattr(torch, precision.dtype)
     recompute(model, run.model.blocks, recipe.activation_checkpointing)
     if low and not run.mesh.sharded:
@@ -63,7 +68,9 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
         from shardlab.strategies import fsdp
 
         blocks, dtype = _blocks(model, run.model.blocks), getattr(torch, recipe.dtype)
-        fsdp.apply(model, blocks, mesh, options, dtype, low=low, pipelined=run.mesh.pipelined)
+        grouped = world.expert_shard_mesh
+        parted = None if grouped is None else (experts, grouped)
+        fsdp.apply(model, blocks, mesh, options, dtype, low=low, pipelined=run.mesh.pipelined, experts=parted)
 
 
 def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:

@@ -140,7 +140,7 @@ def take_steps(state: TrainState, options: TrainOptions) -> tuple[Meter, SampleA
         closing(log),
         PrefetchLoader(steps, world.device) as batches,
     ):
-        observe = _observe_gradients(meter, options.on_gradients)
+        observe = _observe_gradients(meter, state.task, options.on_gradients)
         deferred = DeferredMetrics(log, checkpointer, skip=run.recipe.on_nonfinite == "skip")
         for number in range(first, steps.count):
             heartbeat.step = number
@@ -191,7 +191,9 @@ def count_operations(state: TrainState) -> dict[str, Any]:
 def collect_measurements(state: TrainState, meter: Meter) -> dict[str, Any]:
     """Return what was measured and counted; a collective."""
     counted = min(meter.counted, state.steps.count - 1)
-    theory = expected_traffic.bytes_per_step(state.run, state.task, state.steps[counted].micro_batches)
+    micro_batches, rows = state.steps[counted].micro_batches, meter.expert_rows
+    part = 0 if state.world.expert_mesh is None else state.world.expert_mesh.get_local_rank()
+    theory = expected_traffic.bytes_per_step(state.run, state.task, micro_batches, rows, part)
     return meter.figures() | {
         "identity": state.start.identity,
         "initial_weights": state.start.training["initial_weights"],
@@ -219,11 +221,13 @@ def write_reports(
     train_report(state.run.configured, lines, measured, history(output)).write(output / "train.json")
 
 
-def _observe_gradients(meter: Meter, observe: Observer | None) -> Observer:
+def _observe_gradients(meter: Meter, task: Task, observe: Observer | None) -> Observer:
     """Return the observer to call between the backward pass and the update."""
 
     def observed(number: int, engine: Engine) -> None:
         meter.look(number)
+        if number == meter.counted:
+            meter.expert_rows = task.expert_rows
         if observe:
             observe(number, engine)
 

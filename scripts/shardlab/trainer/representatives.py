@@ -18,7 +18,7 @@ def sends_activations(run: Run) -> bool:
 
     This holds where ranks compute parts of the same samples; a pipeline pads all parts to the same shapes.
     """
-    return bool(run.mesh.axes("tensors", "sequence")) and not run.mesh.pipelined
+    return bool(run.mesh.axes("tensors", "sequence", "experts")) and not run.mesh.pipelined
 
 
 def first_of_each_stage(run: Run) -> dict[int, int]:

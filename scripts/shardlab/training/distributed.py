@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shardlab.errors import UserError
 from shardlab.models._sequence import SequenceSplit
 from shardlab.patches import torch_distributed
-from shardlab.settings.mesh import ParallelDims
+from shardlab.settings.mesh import TIMES, ParallelDims
 from shardlab.settings.types import Run
 from shardlab.training import device
 
@@ -34,6 +34,8 @@ class World:
     dims: ParallelDims = field(default_factory=lambda: ParallelDims({}))
     mesh: DeviceMesh | None = None
     """Mesh with the axes of ``dims``; None without a process group."""
+    grouped: DeviceMesh | None = None
+    """The data-parallel ranks as (replicas, shards, parts) of experts; None unless the run names that axis."""
     head_tail: bool = False
     """See StrategyOptions."""
     others: tuple[torch.device, ...] = ()
@@ -78,7 +80,7 @@ class World:
     @property
     def place(self) -> dict[str, int]:
         """This rank's coordinate along each axis."""
-        return {} if self.mesh is None else dict(zip(self.dims.root, self.mesh.get_coordinate() or (), strict=True))
+        return {} if self.mesh is None else dict(zip(self.dims.factors, self.mesh.get_coordinate() or (), strict=True))
 
     @property
     def replicate_mesh(self) -> DeviceMesh | None:
@@ -104,6 +106,19 @@ class World:
     def context_mesh(self) -> DeviceMesh | None:
         """This rank's 1-D mesh of context parallelism; None as for ``replicate_mesh``."""
         return self._submesh(self.dims.axes("sequence"))
+
+    @property
+    def expert_mesh(self) -> DeviceMesh | None:
+        """This rank's 1-D mesh of ranks with different experts; None as for ``replicate_mesh``."""
+        return None if self.grouped is None else self.grouped[self.dims.expert_axes[2]]
+
+    @property
+    def expert_shard_mesh(self) -> DeviceMesh | None:
+        """Mesh that a rank's experts are sharded over, 2-D if the shards are replicated; None as for ``shard_mesh``."""
+        if self.grouped is None or not self.dims.sharded:
+            return None
+        replicas, shards, _ = self.dims.expert_axes
+        return self.grouped[(replicas, shards) if self.dims.expert_replicas > 1 else shards]
 
     def _submesh(self, axes: tuple[str, ...]) -> DeviceMesh | None:
         if self.mesh is None or not axes:
@@ -218,7 +233,17 @@ def world(run: Run, site_device: str | None = None) -> World:
     )
     if not dims or not dist.is_initialized():
         return World(rank, size, own, dims, others=tuple(others))
-    mesh = init_device_mesh(own.type, tuple(dims.root.values()), mesh_dim_names=tuple(dims.root))
+    mesh = init_device_mesh(own.type, tuple(dims.factors.values()), mesh_dim_names=tuple(dims.factors))
     if len(sharding := dims.axes("states")) > 1:
         mesh[sharding]._flatten(dims.shard_axis)
-    return World(rank, size, own, dims, mesh, head_tail=run.options.splits_head_and_tail)
+    return World(rank, size, own, dims, mesh, _grouped(mesh, dims), head_tail=run.options.splits_head_and_tail)
+
+
+def _grouped(mesh: DeviceMesh, dims: ParallelDims) -> DeviceMesh | None:
+    """Return the data-parallel ranks as (replicas, shards, parts) of experts, the parts innermost."""
+    if not dims.expert_axes:
+        return None
+    data = dims.axes("samples", "sequence")
+    ranks = mesh[data]._flatten(TIMES.join(data)) if len(data) > 1 else mesh[data[0]]
+    degrees = dims.expert_replicas, dims.expert_shards, dims.parts("experts")
+    return ranks._unflatten(0, degrees, dims.expert_axes)

@@ -90,6 +90,9 @@ class Task(ABC):
         self.trained_targets: Tensor | int = 0
         """Number of targets in these samples."""
         self._load: Tensor | int = 0
+        self._dispatched: Tensor | int = 0
+        self.expert_rows: Tensor | int = 0
+        """Tokens per layer and expert before the last ``counted_load``, with those of samples that do not count."""
 
     def arrays(self, split: str) -> Arrays:
         """Return the prepared arrays of a split, memory-mapped: only indexed rows are read from the file."""
@@ -179,12 +182,14 @@ class Task(ABC):
         self.trained_targets = self.trained_targets + self.targets_in(micro.counted)
         if more:
             self._load = self._load + more[0][: micro.count].sum(0)
+            self._dispatched = self._dispatched + more[0].sum(0)
 
     def counted_load(self, shape: tuple[int, int] | None) -> Tensor | None:
         """Return the tokens per layer and expert since the last call, of this shape; None without a shape."""
         if shape is None:
             return None
         load, self._load = self._load, 0
+        self.expert_rows, self._dispatched = self._dispatched, 0
         return load if isinstance(load, Tensor) else torch.zeros(shape, dtype=torch.int64, device=self.device)
 
     def chunks(self, targets: Tensor) -> Batch:
