@@ -111,12 +111,15 @@ class Memory(TorchDispatchMode):
         storage = tensor.untyped_storage()
         if (number := self._numbers.get(storage._cdata)) is not None:
             return number
+        size = storage.nbytes()
+        if not isinstance(size, int):
+            return None  # symbolic: torch.compile is tracing
         number = len(self.kinds)
         self.kinds[number] = kind
         self.places[number] = self._place(tensor)
         self._numbers[storage._cdata] = number
         self._sizes[number] = 0
-        self._change(number, storage.nbytes())
+        self._change(number, size)
         self._references[number] = weakref.ref(storage, self._freed(number, storage._cdata))
         return number
 

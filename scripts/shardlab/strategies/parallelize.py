@@ -67,6 +67,7 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
     if (mesh := world.shard_mesh) is not None:
         from shardlab.strategies import fsdp
 
+        _move_buffers(model, world.device)
         blocks, dtype = _blocks(model, run.model.blocks), getattr(torch, recipe.dtype)
         grouped = world.expert_shard_mesh
         parted = None if grouped is None else (experts, grouped)
@@ -123,6 +124,13 @@ def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> No
     if modules:
         count = "the model" if recipe.compile == "model" else f"{len(modules)} blocks"
         log.info("Applied torch.compile to %s, backend %s", count, recipe.compile_backend)
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Move buffers in place; ``fully_shard`` would set their data instead, which not every backend supports."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
 
 
 def _blocks(model: nn.Module, patterns: list[str]) -> list[nn.Module]:
