@@ -129,8 +129,8 @@ def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> No
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
     """Move buffers in place; ``fully_shard`` would set their data instead, which not every backend supports."""
     for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = buffer.to(device)
+        for key, buffer in module.named_buffers(recurse=False):
+            module._buffers[key] = buffer.to(device)
 
 
 def _blocks(model: nn.Module, patterns: list[str]) -> list[nn.Module]:
