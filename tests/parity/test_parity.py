@@ -13,6 +13,7 @@ import pytest
 from cases import (
     ALWAYS_CLIPPED,
     CASES,
+    EXPERTS,
     FAULTY,
     HALF,
     HARD,
@@ -30,6 +31,8 @@ from group import differences as compare
 from safetensors.torch import load_file
 
 from helpers.common import TINY
+from shardlab.records.reports import TrainReport
+from shardlab.report import expected_memory
 from shardlab.trainer.simulate import simulate
 from shardlab.training import evaluation
 
@@ -188,6 +191,16 @@ def test_a_plan_says_what_is_held_and_sent(results, plans, case):
     assert planned[0] == pytest.approx(measured[0], rel=1e-9)
     assert planned[1] == pytest.approx(measured[1], rel=0.5)
     assert plan["flops_per_step"] == report["flops_per_step"]
+
+
+@parametrized([case for case in MATRIX if case.strategy in EXPERTS])
+def test_ranks_hold_their_part_of_the_experts_and_of_the_rest(results, case):
+    """To the byte, in the mean over pipeline stages, but for rows that the ranks do not divide."""
+    report = TrainReport.model_validate_json((results / case.name / "train.json").read_text())
+    assert report.expert_parameters > report.parameters / 5
+    for kind in ("weights", "gradients"):
+        held = [rank.largest[kind] for rank in report.tensor_bytes]
+        assert sum(held) / len(held) == pytest.approx(expected_memory.held(report)[kind], rel=0.05)
 
 
 @parametrized([*MATRIX, *MORE])
