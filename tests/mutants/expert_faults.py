@@ -134,7 +134,7 @@ FAULTS = [
         SPLIT,
         "computed = compute(own[order],",
         "computed = compute(own,",
-        at("parity/test_dispatch", "test_split_experts_equal_one_process[2]"),
+        at("parity/test_dispatch", "test_split_experts_equal_one_process[4]"),
     ),
     Fault(
         "exchanged rows without a gradient",

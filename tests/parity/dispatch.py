@@ -68,4 +68,4 @@ def _passed(experts, part, rank):
     output = experts(tokens, weights, ids)
     output.backward(gradient)
     values = {"output": output.detach(), "tokens": tokens.grad, "weights": weights.grad}
-    return {f"{name}-of-{rank}": value for name, value in values.items()}
+    return {f"{name}-of-{rank}": value for name, value in values.items() if value is not None}
