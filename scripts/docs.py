@@ -21,8 +21,8 @@ from shardlab.settings import config, learning_rate, load, recipe, resolve, site
 
 SCHEMAS: dict[str, type[BaseModel]] = {"config": config.Config, "workload": types.Workload, "site": sites.Site}
 """Schemas of the files that people edit, for their editors."""
-SHOWN_WORKLOAD = "llama2"
-"""Workload whose results are in docs/strategies."""
+SHOWN_WORKLOADS = ("llama2", "moe")
+"""Workloads of the pages' figures: the first one under all of a page's strategies."""
 README_LOSSES = ("single", "ddp", "fsdp_tp", "fsdp_cp", "zero3")
 README_MEMORY = ("single", "ddp", "fsdp", "zero1")
 """Strategies of README.md's two tables, which repeat rows of docs/matrix.md and of docs/strategies."""
@@ -121,11 +121,10 @@ def readme_memory(held: list[str]) -> str:
 
 def figures(page: Path, table: pd.DataFrame) -> str:
     """Format a Markdown table of memory and traffic per rank under a page's strategies, compared with ``single``."""
-    rows = (
-        table[table.workload == SHOWN_WORKLOAD]
-        .set_index("strategy")
-        .loc[["single", *strategy_docs.strategies_of(page)]]
-    )
+    named = ["single", *strategy_docs.strategies_of(page)]
+    cells = {*zip(table.strategy, table.workload, strict=True)}
+    all_there = [workload for workload in SHOWN_WORKLOADS if all((name, workload) in cells for name in named)]
+    rows = table[table.workload == [*all_there, SHOWN_WORKLOADS[0]][0]].set_index("strategy").loc[named]
     columns = {kind: rows[f"{kind}_bytes"] for kind in MEMORY_KINDS} | {"all tensors": rows.tensor_bytes}
     shown = {"strategy": [f"`{name}`" for name in rows.index], "ranks": rows.world_size.astype(int)}
     shown |= {name: (sizes / 2**20).map("{:.2f}".format) for name, sizes in columns.items()}

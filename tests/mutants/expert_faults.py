@@ -1,8 +1,8 @@
 """Mixtures of experts: silent faults of other projects, after which the loss is right and the gradient is wrong."""
 
-from fault import STEP, TASKS, TENSOR, Fault, S, at, parity, reference
+from fault import NATIVE, STEP, TASKS, TENSOR, Fault, S, at, parity, reference
 
-EXPERTS, MOE = f"{S}models/_experts.py", f"{S}models/moe.py"
+EXPERTS, MOE, SPLIT = f"{S}models/_experts.py", f"{S}models/moe.py", f"{S}strategies/experts.py"
 HARD = (
     "gradient_accumulation_steps=2_length_buckets=True_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"
     "_lr_schedule=-name-constant-warmup_steps-3--float64"
@@ -106,5 +106,69 @@ FAULTS = [
         "order, torch.arange(len(order), device=order.device)",
         "order, torch.arange(len(order), device=order.device).flip(0)",
         at("unit/test_experts", "test_every_token_reaches_its_experts_and_an_idle_expert_has_a_gradient_of_zero"),
+    ),
+    # Experts split over ranks.
+    Fault(
+        "experts' gradient times the ranks of ep (Megatron #5956)",
+        SPLIT,
+        "return gradient / ctx.ranks, None",
+        "return gradient, None",
+        parity("ep-moe-float64"),
+    ),
+    Fault(
+        "a divisor ignored where experts have one shard (pytorch #160285)",
+        SPLIT,
+        "ranks = mesh.size()",
+        "ranks = 1 if mesh.size() == torch.distributed.get_world_size() else mesh.size()",
+        parity("ep-moe-float64"),
+    ),
+    Fault(
+        "a rank whose experts have no rows computes nothing, so that they have no gradient (Automodel #2995)",
+        SPLIT,
+        "computed = compute(own[order], received.sum(0, dtype=counts.dtype))",
+        "computed = compute(own[order], received.sum(0, dtype=counts.dtype)) if len(own) else own",
+        at("parity/test_dispatch", "test_split_experts_equal_one_process[4]"),
+    ),
+    Fault(
+        "rows stay sorted by the rank that sent them",
+        SPLIT,
+        "computed = compute(own[order],",
+        "computed = compute(own,",
+        at("parity/test_dispatch", "test_split_experts_equal_one_process[4]"),
+    ),
+    Fault(
+        "exchanged rows without a gradient",
+        SPLIT,
+        "own = all_to_all_single_autograd(rows,",
+        "own = all_to_all_single_autograd(rows.detach().requires_grad_(),",
+        at("parity/test_dispatch", "test_split_experts_equal_one_process[2]"),
+    ),
+    Fault(
+        "each group of experts clips by its own norm (Automodel #3816)",
+        NATIVE,
+        "if not placement.is_replicate():",
+        'if not placement.is_replicate() and mesh.mesh_dim_names[axis] != "ep":',
+        parity("ep-moe-float64"),
+    ),
+    Fault(
+        "norms of replicated gradients counted twice (DeepSpeed #8475)",
+        NATIVE,
+        "if not placement.is_replicate():",
+        "if True:",
+        parity("tp-moe-float64"),
+    ),
+    Fault(
+        "auxiliary loss by the load of a part of the sequences (Megatron #5047)",
+        EXPERTS,
+        "self.over_sequence(load).to(precise)",
+        "load.to(precise)",
+        parity("cp-moe-float64"),
+    ),
+    Fault(
+        "rows that stay on their rank count as sent",
+        f"{S}measure/traffic.py",
+        "sent = size * (1 - rows[dist.get_rank(group)] / sum(rows))",
+        "sent = size",
+        at("parity/test_parity", "test_what_is_sent_is_what_theory_says[ep-moe-float64]"),
     ),
 ]

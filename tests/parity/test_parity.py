@@ -13,6 +13,7 @@ import pytest
 from cases import (
     ALWAYS_CLIPPED,
     CASES,
+    EXPERTS,
     FAULTY,
     HALF,
     HARD,
@@ -31,6 +32,8 @@ from group import differences as compare
 from safetensors.torch import load_file
 
 from helpers.common import TINY
+from shardlab.records.reports import TrainReport
+from shardlab.report import expected_memory
 from shardlab.trainer.simulate import simulate
 from shardlab.training import evaluation
 
@@ -189,6 +192,20 @@ def test_a_plan_says_what_is_held_and_sent(results, plans, case):
     assert planned[0] == pytest.approx(measured[0], rel=1e-9)
     assert planned[1] == pytest.approx(measured[1], rel=0.5)
     assert plan["flops_per_step"] == report["flops_per_step"]
+
+
+@parametrized([case for case in MATRIX if case.strategy in EXPERTS])
+def test_ranks_hold_their_part_of_the_experts_and_of_the_rest(results, case):
+    """In the mean over pipeline stages, but for counters, and norms and routers, which tp does not split.
+
+    Not the gradients, which tp and pipelines partly hold as views into larger tensors.
+    """
+    report = TrainReport.model_validate_json((results / case.name / "train.json").read_text())
+    assert report.expert_parameters > report.parameters / 5
+    for kind in ("weights", "optimizer"):
+        held = [rank.largest[kind] for rank in report.tensor_bytes]
+        # FSDP fills up the rows of the shared expert, of which there is one.
+        assert 0.99 < sum(held) / len(held) / expected_memory.held(report)[kind] < 1.25
 
 
 @parametrized([*MATRIX, *MORE])

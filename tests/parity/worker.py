@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import attention
+import dispatch
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
@@ -38,6 +39,9 @@ def main(cases):
     for case in cases:
         if "attention" in case:
             attention.of_rank(case)
+            continue
+        if "dispatch" in case:
+            dispatch.of_rank(case)
             continue
         run = Run.model_validate(case["run"])
         output = Path(case["output"])

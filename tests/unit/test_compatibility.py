@@ -3,6 +3,7 @@
 import pytest
 
 from helpers.common import build as build_model
+from shardlab.errors import Unsupported
 from shardlab.settings import load, resolve
 from shardlab.settings.pipeline_schedules import SCHEDULES, boundaries
 from shardlab.settings.types import Strategy
@@ -52,3 +53,36 @@ def test_the_number_of_segments_is_the_models():
         owned = [name for segment in segments for name in segment.names]
         for name in models.state(chain):
             assert sum(name == own or name.startswith(f"{own}.") for own in owned) == 1, name
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "sentence"),
+    [
+        (
+            {"dp_shard": -1, "ep": 4},
+            2,
+            "ep 4 does not divide the 2 data-parallel ranks (2 with different shards)",
+        ),
+        ({"dp_shard": -1, "tp": 2, "ep": 4}, 4, "ep 4 does not divide the 2 data-parallel ranks"),
+        ({"dp_shard": -1, "ep": 2}, 3, "the 3 data-parallel ranks (3 with different shards); ep can be 1, 3."),
+        ({"dp_shard": -1, "ep": -1}, 3, "ep 3 does not divide experts 8 of workload moe; ep can be 1, 2, 4, 8."),
+        ({"dp_shard": -1, "ep": 2}, 6, "and the 3 ranks with the same ones divide neither their number nor hidden"),
+    ],
+)
+def test_experts_that_ranks_cannot_divide_are_refused_in_one_sentence(monkeypatch, strategy, ranks, sentence):
+    with pytest.raises(Unsupported) as raised:
+        resolved(monkeypatch, strategy, "moe", ranks_per_node=ranks)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_ep_groups_the_data_parallel_ranks_once_more(monkeypatch):
+    def experts(**degrees):
+        run = resolved(monkeypatch, degrees, "moe", ranks_per_node=8)
+        return run.mesh.size, run.mesh.expert_replicas, run.mesh.expert_shards, run.mesh.parts("experts")
+
+    assert experts(dp_shard=-1, ep=2) == (8, 1, 4, 2)
+    assert experts(dp_shard=-1, cp=2, ep=-1) == (8, 1, 1, 8)
+    assert experts(dp_shard=-1, tp=2, ep=2) == (8, 1, 2, 2)
+    assert experts(dp_replicate=2, dp_shard=-1, ep=2) == (8, 2, 2, 2)
+    assert experts(dp_replicate=-1, dp_shard=2, ep=4) == (8, 2, 1, 4), "more than have different shards"

@@ -203,7 +203,7 @@ def test_rows_are_spread_evenly_where_tensors_have_no_content():
     seen = []
 
     def compute(rows, counts):
-        seen.extend(_experts._sizes(counts, len(rows)))
+        seen.extend(_experts.sizes(counts, len(rows)))
         return experts.compute(rows, counts)
 
     assert dispatch(x, weights, ids, 4, compute).shape == x.shape

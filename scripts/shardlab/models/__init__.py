@@ -4,7 +4,7 @@ Models of the transformers library (``hf:``) come from their folder instead.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from importlib import import_module
 from itertools import chain
@@ -148,6 +148,16 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 def parameter_count(model: nn.Module) -> int:
     """Return the number of trainable values in the whole model."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def expert_parameter_count(settings: types.Model, whole: Mapping[str, Tensor]) -> int:
+    """Return the number of values in the experts that ep splits."""
+    patterns = settings.experts
+    return sum(
+        value.numel()
+        for name, value in whole.items()
+        if any(fnmatchcase(name.rpartition(".")[0], pattern) for pattern in patterns)
+    )
 
 
 def matching(model: nn.Module, pattern: str) -> list[nn.Module]:

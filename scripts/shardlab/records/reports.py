@@ -118,6 +118,7 @@ class TrainReport(Report):
     hosts: list[str] = Field(description="Host name of each rank.")
     devices: list[str] = Field(description="Models of the ranks' devices.")
     parameters: int = Field(description="Number of trainable values in the whole model.")
+    expert_parameters: int = Field(0, description="Those of them that ep can split.")
     steps: int = Field(description="Optimizer steps.")
     samples: int = Field(description="Training samples read, over all steps.")
     targets: int = Field(description="Training targets, over all steps.")

@@ -26,5 +26,8 @@ def held(train: TrainReport) -> dict[str, float]:
         sizes = {"weights": (kept, 3), "master_weights": (masters, 1), "gradients": (kept, 2), "optimizer": (states, 1)}
         ranks = run.world_size
         return {kind: size / (ranks if run.zero_stage >= stage else 1) for kind, (size, stage) in sizes.items()}
-    parts = run.mesh.parts("states", "layers", "tensors")
-    return {kind: size / parts for kind, size in (("weights", whole), ("gradients", whole), ("optimizer", states))}
+    # Experts are split over ep and sharded over what is left of the ranks that shard the rest.
+    parts, fewer = run.mesh.parts("states", "layers", "tensors"), run.mesh.parts("layers", "tensors")
+    experts = train.expert_parameters / train.parameters if run.mesh.axes("experts") else 0.0
+    share = (1 - experts) / parts + experts / (fewer * run.mesh.parts("experts") * run.mesh.expert_shards)
+    return {kind: size * share for kind, size in (("weights", whole), ("gradients", whole), ("optimizer", states))}

@@ -15,6 +15,7 @@ from shardlab.launch import signals
 from shardlab.launch.attempts import history
 from shardlab.measure import expected_traffic, flops
 from shardlab.measure.step_profiler import Meter
+from shardlab.models import expert_parameter_count
 from shardlab.records import metrics
 from shardlab.records.manifest import Manifest
 from shardlab.records.timeline import Timeline
@@ -199,6 +200,7 @@ def collect_measurements(state: TrainState, meter: Meter) -> dict[str, Any]:
         "initial_weights": state.start.training["initial_weights"],
         "recomputed": state.run.recipe.activation_checkpointing,
         "parameters": state.engine.parameter_count,
+        "expert_parameters": expert_parameter_count(state.run.model, state.engine.meta_state_dict),
         "checkpoints": state.checkpointer.written,
         "skipped_steps": state.checkpointer.skipped,
         "bytes_per_step_theory": state.world.mean(theory),
