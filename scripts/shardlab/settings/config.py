@@ -21,7 +21,7 @@ class Config(Strict):
         description="Workloads of the target `all`, from config/workloads.",
     )
     strategies: list[str] = Field(
-        default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp_cp", "zero1", "zero2", "zero3"],
+        default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp_cp", "fsdp_ep", "zero1", "zero2", "zero3"],
         min_length=1,
         description="Strategies of the target `all`, from config/strategies.yaml; [all]: all of them.",
     )

@@ -30,7 +30,7 @@ class Axis(NamedTuple):
     techniques: tuple[str, ...] = ()
     """Files in strategies/ that apply it to a model."""
     among: tuple[Split, ...] = ()
-    """If not empty: the axis is no factor of the world size, but groups the ranks that split these once more."""
+    """If not empty: the axis is not a factor of the world size; it groups the ranks that split these once more."""
 
 
 class Degrees(Strict):
@@ -82,9 +82,7 @@ TIMES, OVER = " x ", " / "
 
 
 def axes_in(name: str) -> list[str]:
-    """Return the axes, outermost first, whose product has this name, or is divided to have it; none for ranks that are
-    no axis.
-    """
+    """Return the axes, outermost first, of a product's or a quotient's name; none for ranks outside of the mesh."""
     return [axis for axis in name.partition(OVER)[0].split(TIMES) if axis in AXES]
 
 
