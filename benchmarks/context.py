@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Compare head-tail with plain pieces of sequences: attention alone, causal, forward and backward, on a CPU.
+"""Compare head-tail with plain pieces of sequences: attention alone, on a CPU.
 
-Prints a Markdown table. Idle is the CPU time for which a rank would wait for the one with the most to do: it does not
-depend on what else the machine does, unlike the seconds of a step. Needs no GPU and no data.
+Causal, forward and backward. Prints a Markdown table. Idle is the CPU time for
+which a rank would wait for the one with the most to do: it does not depend on
+what else the machine does, unlike the seconds of a step. Needs no GPU and no
+data.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Compare plans with memory that others measured on GPUs and published, and differences between their rows with ours.
+"""Compare plans with published memory of others on GPUs.
 
-Needs no GPU, no network and no data. Each rank is simulated in a separate process, as in scripts/plan.py. To add a
-measurement, add a line to ``ROWS``.
+Also compares the differences between rows. Needs no GPU, no network and no
+data. Each rank is simulated in a separate process, as in scripts/plan.py. To
+add a measurement, add a line to ``ROWS``.
 """
 
 import argparse

@@ -15,6 +15,7 @@ from shardlab.measure import collectives, traffic
 from shardlab.measure.collectives import Trial, _right
 from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import fraction_sent
+from shardlab.settings.mesh import ParallelDims
 from shardlab.training.distributed import World
 
 OPS, AUTOGRAD = torch.ops._c10d_functional, torch.ops._c10d_functional_autograd
@@ -30,7 +31,9 @@ def counted():
     def count(call):
         timeline = Timeline()
         timeline.begin()
-        with traffic.Traffic(SimpleNamespace(size=4, mesh=None), timeline) as found:
+        with traffic.Traffic(
+            SimpleNamespace(size=4, mesh=None, dims=ParallelDims({}), grouped=None), timeline
+        ) as found:
             call()
         return dict(found.bytes)
 

@@ -128,7 +128,7 @@ def test_without_imports_ranks_are_processes_that_end_with_torchrun(tmp_path):
         "import multiprocessing, os, signal, sys, time\n"
         "from shardlab.launch import signals\n"
         "signals.die_with_parent(signal.SIGKILL, int(os.environ[signals.TORCHRUN]))\n"
-        "print(multiprocessing.parent_process(), sys.argv, os.getpid(), flush=True)\n"
+        "os.write(1, f'{multiprocessing.parent_process()} {sys.argv} {os.getpid()}\\n'.encode())\n"
         "time.sleep(60)\n"
     )
     words = [

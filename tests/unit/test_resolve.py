@@ -23,7 +23,7 @@ def test_default_matrix_has_every_cell_as_run_or_reason():
     config = load.config(load.read_yaml(load.CONFIG / "config.yaml"))
     planned, left_out = resolve.matrix(config)
     assert len(planned) + len(left_out) == len(config.strategies) * len(config.workloads)
-    assert {strategy for strategy, _ in left_out} <= {"fsdp_cp"}
+    assert {strategy for strategy, _ in left_out} <= {"fsdp_cp", "fsdp_ep"}
 
 
 def test_every_strategy_and_workload_is_a_run_or_a_reason():
@@ -191,7 +191,7 @@ def test_names_of_files_that_do_not_exist_are_said_before_anything_runs(monkeypa
 @pytest.mark.parametrize("data", ["embedded", "hub"])
 def test_the_matrix_resolves_with_every_size_and_data(size, data):
     planned, _ = resolve.matrix(load.config({"size": size, "data": data}))
-    assert len(planned) == 50
+    assert len(planned) == 52
 
 
 def test_sizes_of_the_sources_resolve():

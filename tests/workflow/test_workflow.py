@@ -13,7 +13,7 @@ TINY = ["--config", "workloads=[mlp]", "strategies=[single,ddp]", "recipe={max_s
 
 def test_slurm_profile_lists_the_jobs_without_slurm(tree):
     listed = tree.snakemake("-n", "all", profile="slurm").stdout
-    assert re.search(r"^train +50$", listed, re.MULTILINE)
+    assert re.search(r"^train +52$", listed, re.MULTILINE)
     assert "Training llama2 under fsdp_tp" in listed
 
 
@@ -21,7 +21,7 @@ def test_dry_run_needs_no_profile(tree):
     """Nor is a file of the folder taken for a module of Python's, as the Makefile calls it."""
     (tree.path / "random.py").write_text("raise ImportError('this is not random')\n")
     listed = tree.run("python", "-P", "-m", "snakemake", "-n", "all").stdout
-    assert re.search(r"^total +175$", listed, re.MULTILINE)
+    assert re.search(r"^total +181$", listed, re.MULTILINE)
     assert ".venv/bin/python -P -m snakemake" in tree.run("make", "-n", "-o", ".venv/run", "run").stdout
 
 
