@@ -68,8 +68,8 @@ def test_an_optimizer_a_schedule_a_task_and_an_axis_train_together(extended):
 def test_a_rule_is_a_program_and_an_include(extended):
     tree, (_, command, *_) = extended
     tree.run("sh", "-c", command)
-    table = pd.read_csv(tree.path / "results/losses/cp/tumours.csv")
-    assert list(table.step) == [*range(tree.json("results/cp/tumours/train.json")["steps"])]
+    table = pd.read_csv(tree.path / "results/losses/spatial/tumours.csv")
+    assert list(table.step) == [*range(tree.json("results/spatial/tumours/train.json")["steps"])]
 
 
 def test_a_launcher_is_a_file_and_a_key(extended):
