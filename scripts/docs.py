@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -104,10 +105,10 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
 
 
 def readme_losses(shown: str) -> str:
-    """Select rows of the matrix for README.md."""
+    """Select rows of the matrix for README.md, without the numbers of its footnotes."""
     names = ["strategy", "---", *(f"`{name}`" for name in README_LOSSES), TWINS]
     lines = {line.split("|")[1].strip(): line for line in shown.splitlines() if line.startswith("|")}
-    return "\n".join(lines[name] for name in names if name in lines)
+    return "\n".join(re.sub(r"\[\d+\]", "", lines[name]) for name in names if name in lines)
 
 
 def readme_memory(held: list[str]) -> str:
