@@ -203,7 +203,7 @@ def test_float64_tells_rounding_from_a_mistake(tree):
     tree.snakemake("--config", *words, "--", "all")
     text = (tree.path / "results/summary.md").read_text()
     assert text.splitlines()[2] == "**All 6 runs are equal to single: first steps, validation loss and test loss.**"
-    assert "zero1 x mnist: zero1: DeepSpeed does not support float64" in text
+    assert "zero1 x mnist: zero1 cannot train in float64: DeepSpeed does not support float64" in text
     assert not (tree.path / "results/noise_floor").exists()
 
 
