@@ -33,7 +33,7 @@ class Source(NamedTuple):
     name: str
     url: str
     measured: str
-    """What was measured: peak allocated or reserved memory, of which rank."""
+    """Measured quantity: peak allocated or reserved memory, of which rank."""
     rank_0: bool = False
     """True if it is the first rank's memory, False if it is the fullest rank's."""
 

@@ -1,4 +1,4 @@
-"""What the simulated accelerator refuses, and the correct form of each. Run by test_device.py, where it is loaded."""
+"""Code the simulated accelerator refuses, and the correct form of each. Run by test_device.py, where it is loaded."""
 
 import threading
 

@@ -47,10 +47,8 @@ FAULTS = [
     Fault(
         "a ring's backward pass with the first step's keys",
         RING,
-        "travelling = _Passing(of_memory, GRADIENTS, split, group)\n"
-        "            if passing:\n                memory = passing.arrived()",
-        "travelling = _Passing(of_memory, GRADIENTS, split, group)\n"
-        "            if passing:\n                passing.arrived()",
+        "keys, values = passed[:, :, :, block.keys].unbind(0)",
+        "keys, values = memory[:, :, :, block.keys].unbind(0)",
         attention("ring"),
     ),
     Fault(

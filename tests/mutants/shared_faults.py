@@ -151,7 +151,7 @@ FAULTS = [
         CONTINUED,
     ),
     Fault(
-        "a run goes on one step too late", CHECKPOINT, '{"step": step, "best"', '{"step": step + 1, "best"', CONTINUED
+        "a run resumes one step too late", CHECKPOINT, '{"step": step, "best"', '{"step": step + 1, "best"', CONTINUED
     ),
     Fault(
         "the content of a checkpoint's files is not looked at",

@@ -118,7 +118,7 @@ def test_evaluation_under_the_own_strategy_equals_one_device(results, case):
 
 @parametrized([*MATRIX, *MORE])
 def test_the_ranks_divide_the_work(results, case):
-    """Each sample and each target once; ranks of a tensor-parallel group share theirs, those of a context-parallel one
+    """Each sample and each target once; ranks of a tensor-parallel group share both, those of a context-parallel group
     the samples, and of a pipeline one counts.
     """
     report = json.loads((results / case.name / "train.json").read_text())

@@ -91,7 +91,7 @@ def test_another_container_runtime_is_data(extended):
 
 
 def test_an_unused_axis_and_an_unused_precision_are_one_file_each(extended):
-    """What they declare there is all that the rest needs: nothing else was edited, except for what is generated."""
+    """The rest derives from what they declare there: nothing else was edited, except for what is generated."""
     tree, _ = extended
     tree.run("python", "scripts/docs.py")
     places = {

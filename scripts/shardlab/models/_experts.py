@@ -162,8 +162,12 @@ def dispatch(x: Tensor, weights: Tensor, ids: Tensor, experts: int, compute: Com
     rows = compute(x.flatten(0, 1)[order // top_k], tokens_per_expert(chosen, experts))
     rows = (rows * weights.flatten()[order, None]).to(x.dtype)
     # A sum over each token's rows in their order, not an index_add, whose order a GPU does not fix.
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    return rows[back].unflatten(0, (*ids.shape[:2], top_k)).sum(2)
+    return rows[inverse(order)].unflatten(0, (*ids.shape[:2], top_k)).sum(2)
+
+
+def inverse(order: Tensor) -> Tensor:
+    """Return the permutation that undoes ``order``, both (rows,)."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 
 def tokens_per_expert(ids: Tensor, experts: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Split of sequences among the ranks of context parallelism."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,10 @@ class SequenceSplit:
             return whole
         pieces = whole.chunk(self.count, dim)
         return torch.cat([pieces[number] for number in self.pieces], dim)
+
+    def parts(self, whole: Tensor, dim: int) -> list[Tensor]:
+        """Return the parts of all ranks, in rank order (see ``part``)."""
+        return [replace(self, rank=rank).part(whole, dim) for rank in range(self.ranks)]
 
     def in_order(self, gathered: Tensor, dim: int) -> Tensor:
         """Return the parts of all ranks, concatenated along ``dim`` in rank order, in the order of the sequence."""

@@ -77,7 +77,7 @@ class Plan(Report):
 
     @property
     def recomputation(self) -> str:
-        """What activation_checkpointing: auto resolves to: none if the site does not specify device memory."""
+        """Mode that activation_checkpointing: auto resolves to: none if the site does not specify device memory."""
         return self.activation_checkpointing or "none"
 
 

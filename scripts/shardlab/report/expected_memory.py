@@ -20,9 +20,8 @@ def held(train: TrainReport) -> dict[str, float]:
     if run.zero_stage is not None:
         precision = PRECISIONS[run.recipe.arithmetic]
         kept = float(train.parameters * precision.bytes)
-        masters = (
-            whole if not precision.is_full or run.zero_stage < 3 else 0.0
-        )  # stage 3 updates float32 weights in place
+        # Stage 3 updates float32 weights in place.
+        masters = whole if not precision.is_full or run.zero_stage < 3 else 0.0
         sizes = {"weights": (kept, 3), "master_weights": (masters, 1), "gradients": (kept, 2), "optimizer": (states, 1)}
         ranks = run.world_size
         return {kind: size / (ranks if run.zero_stage >= stage else 1) for kind, (size, stage) in sizes.items()}

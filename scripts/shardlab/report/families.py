@@ -40,7 +40,7 @@ OF_SPLITS = {
     frozenset({"tensors"}): TENSOR,
     frozenset({"sequence", "states"}): CONTEXT,
 }
-"""What the axes of a strategy split: its family."""
+"""Splits by the axes of a strategy: its family."""
 OF_SINGLE_PROCESS = {"dp": DATA_PARALLEL, "mp": PIPELINE}
 
 

@@ -14,7 +14,7 @@ from shardlab.errors import UserError, choices
 from shardlab.schema import Strict
 
 Split = Literal["samples", "sequence", "layers", "tensors", "experts", "states"]
-"""What the ranks of an axis can divide among themselves.
+"""Things that the ranks of an axis can divide among themselves.
 
 samples: each reads other samples of the batch. sequence: all read the same samples, each another part of every one.
 layers: each computes consecutive layers. tensors: each computes a part of every layer. experts: each has some of the
@@ -26,7 +26,7 @@ class Axis(NamedTuple):
     """Properties of a mesh axis."""
 
     splits: tuple[Split, ...] = ()
-    """What its ranks divide; they have the same of everything else."""
+    """Things that its ranks divide; they have the same of everything else."""
     techniques: tuple[str, ...] = ()
     """Files in strategies/ that apply it to a model."""
     among: tuple[Split, ...] = ()

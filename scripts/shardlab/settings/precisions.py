@@ -101,4 +101,4 @@ STATES = tuple(name for name, precision in PRECISIONS.items() if precision.state
 LOW = tuple(name for name in PRECISIONS if name not in STATES)
 """Values of ``recipe.precision``, besides full."""
 ARITHMETIC = tuple(name for name, precision in PRECISIONS.items() if not precision.arithmetic)
-"""What layers compute in."""
+"""Precisions that layers compute in."""

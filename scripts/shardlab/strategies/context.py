@@ -68,8 +68,7 @@ def _to_heads(x: Tensor, split: SequenceSplit, group: Group) -> Tensor:
 
 def _to_positions(x: Tensor, split: SequenceSplit, group: Group) -> Tensor:
     """Exchange (..., heads / ranks, length, head_dim) for (..., heads, part, head_dim)."""
-    parts = [SequenceSplit(split.ranks, rank, split.head_tail).part(x, x.dim() - 2) for rank in range(split.ranks)]
-    heads = all_to_all_single_autograd(torch.stack(parts), None, None, group)
+    heads = all_to_all_single_autograd(torch.stack(split.parts(x, x.dim() - 2)), None, None, group)
     return torch.cat(heads.unbind(0), -3)
 
 

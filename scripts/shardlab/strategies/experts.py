@@ -14,7 +14,7 @@ from torch.distributed._functional_collectives import all_to_all_single, all_to_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from shardlab.models._experts import Compute, Experts, sizes
+from shardlab.models._experts import Compute, Experts, inverse, sizes
 from shardlab.training.distributed import text_of_mesh
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,5 @@ def exchanged(rows: Tensor, counts: Tensor, compute: Compute, group: dist.Proces
     # By rank, and of each rank by expert; they have to be by expert.
     number = torch.arange(received.shape[1], device=rows.device).repeat(ranks)
     order = number.repeat_interleave(received.flatten(), output_size=len(own)).sort(stable=True).indices
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     computed = compute(own[order], received.sum(0, dtype=counts.dtype))
-    return all_to_all_single_autograd(computed[back], ours, others, group)
+    return all_to_all_single_autograd(computed[inverse(order)], ours, others, group)

@@ -5,6 +5,7 @@ backward pass uses the log-sum-exp of the whole row, which is what makes the blo
 context.py.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ def ring(
 
 
 class _Block(NamedTuple):
-    """What this rank computes with one rank's keys."""
+    """Positions of this rank and of another one, between which it computes attention."""
 
     rows: slice
     """Positions of this rank's part that attend to them."""
@@ -75,6 +76,15 @@ class _Passing:
         return self.arriving
 
 
+def _around(memory: Tensor, split: SequenceSplit, group: dist.ProcessGroup) -> Iterator[tuple[int, Tensor]]:
+    """Yield each rank's number and its ``memory``, this rank's first; meanwhile the next one is on its way."""
+    for step in range(split.ranks):
+        passing = _Passing(memory, KEYS, split, group) if step + 1 < split.ranks else None
+        yield (split.rank - step) % split.ranks, memory
+        if passing:
+            memory = passing.arrived()
+
+
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -87,22 +97,17 @@ class _Ring(torch.autograd.Function):
         split: SequenceSplit,
         group: dist.ProcessGroup,
     ) -> Tensor:
-        memory, length = torch.stack((key, value)), key.shape[2]
         masks = _masks(mask, split, query.dtype)
-        for step in range(split.ranks):
-            passing = _Passing(memory, KEYS, split, group) if step + 1 < split.ranks else None
-            source = (split.rank - step) % split.ranks
-            if block := _block(split, source, length, causal):
+        for source, memory in _around(torch.stack((key, value)), split, group):
+            if block := _block(split, source, key.shape[2], causal):
                 keys, values = memory[:, :, :, block.keys].unbind(0)
                 found, weight = attention_block.forward(
                     query[:, :, block.rows], keys, values, masks[source], causal=block.causal
                 )
-                if step == 0:
+                if source == split.rank:
                     output, lse = found.to(weight.dtype), weight.contiguous()
                 else:
                     _merge(output[:, :, block.rows], lse[:, :, block.rows], found, weight)
-            if passing:
-                memory = passing.arrived()
         output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, lse, *([] if mask is None else [mask]))
         ctx.causal, ctx.split, ctx.group = causal, split, group
@@ -112,17 +117,15 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, output, lse, *mask = ctx.saved_tensors
         causal, split, group = ctx.causal, ctx.split, ctx.group
-        memory, length = torch.stack((key, value)), key.shape[2]
+        memory = torch.stack((key, value))
         masks = _masks(mask[0] if mask else None, split, query.dtype)
         of_query = torch.zeros_like(query, dtype=lse.dtype)
         # The gradients of keys and values travel with them, and are complete when they are home again.
         of_memory, travelling = torch.zeros_like(memory, dtype=lse.dtype), None
-        for step in range(split.ranks):
-            passing = _Passing(memory, KEYS, split, group) if step + 1 < split.ranks else None
-            source = (split.rank - step) % split.ranks
-            block, added = _block(split, source, length, causal), None
+        for source, passed in _around(memory, split, group):
+            block, added = _block(split, source, key.shape[2], causal), None
             if block:
-                keys, values = memory[:, :, :, block.keys].unbind(0)
+                keys, values = passed[:, :, :, block.keys].unbind(0)
                 at = slice(None), slice(None), block.rows
                 own = gradient[at], query[at], output[at], lse[at]
                 added = attention_block.backward(*own, keys, values, bias=masks[source], causal=block.causal)
@@ -133,8 +136,6 @@ class _Ring(torch.autograd.Function):
                 of_memory[0][:, :, block.keys] += added[1]
                 of_memory[1][:, :, block.keys] += added[2]
             travelling = _Passing(of_memory, GRADIENTS, split, group)
-            if passing:
-                memory = passing.arrived()
         of_key, of_value = travelling.arrived().to(key.dtype).unbind(0) if travelling else of_memory.unbind(0)
         return of_query.to(query.dtype), of_key, of_value, None, None, None, None
 
@@ -154,4 +155,4 @@ def _masks(mask: Tensor | None, split: SequenceSplit, dtype: torch.dtype) -> lis
     if mask is None:
         return [None] * split.ranks
     bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, attention_block.MASKED)
-    return [SequenceSplit(split.ranks, rank, split.head_tail).part(bias, -1) for rank in range(split.ranks)]
+    return [*split.parts(bias, -1)]

@@ -58,7 +58,7 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class TrainState:
-    """What a training consists of on this rank."""
+    """The components of a training on this rank."""
 
     run: Run
     task: Task
