@@ -6,6 +6,7 @@ ring.py). Shapes in this file: query (batch, heads, length, head_dim); key, valu
 head_dim), with the lengths of a rank's parts; mask (batch, 1, 1, whole memory length) with True for keys that count.
 """
 
+import logging
 import math
 from functools import partial
 
@@ -25,6 +26,8 @@ from shardlab.models._sequence import SequenceSplit
 from shardlab.settings.types import Run
 from shardlab.strategies.ring import ring
 from shardlab.training.tasks import Task
+
+log = logging.getLogger(__name__)
 
 Group = dist.ProcessGroup
 
@@ -92,10 +95,13 @@ def check(run: Run, task: Task, model: nn.Module) -> None:
 
 def apply(model: nn.Module, name: str, split: SequenceSplit, group: Group) -> None:
     """Replace the attention of a model, or of a part of one, and give it the positions that this rank has."""
+    attending = 0
     for module in model.modules():
         if hasattr(module, "sequence"):
             setattr(module, "sequence", split)  # noqa: B010
         if isinstance(module, Attention):
             module.attend = partial(ALGORITHMS[name], split=split, group=group)
+            attending += 1
         if isinstance(module, Router):
             module.over_sequence = partial(all_reduce, reduceOp="sum", group=group)  # type: ignore[method-assign]
+    log.info("Applied context parallelism (%s) to %d attention modules, mesh cp=%d", name, attending, split.ranks)
