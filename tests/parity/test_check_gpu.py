@@ -7,6 +7,7 @@ import sys
 
 import pandas as pd
 import pytest
+from cases import EXPERTS
 
 from helpers import accelerator
 from helpers.common import ROOT
@@ -83,11 +84,12 @@ def test_every_figure_is_judged(check_gpu, figure, arithmetic, value):
 
 
 def test_a_strategy_takes_as_many_ranks_as_fit(check_gpu):
-    """Of a machine with eight GPUs; llama2 has four pieces here, and two heads of keys."""
+    """Of a machine with eight GPUs; llama2 has four segments and four heads here, two of keys."""
     found = {case.label: case.run for case in check_gpu.cases("llama2", check_gpu.known(), "cuda", 8)}
-    assert {*found} == {*check_gpu.known(), check_gpu.TO_CPU} - {"single"}
+    assert {*found} == {*check_gpu.known(), check_gpu.TO_CPU} - {"single", *EXPERTS}
+    assert {*EXPERTS} < {case.label for case in check_gpu.cases("moe", check_gpu.known(), "cuda", 8)}
     devices = {name: case.devices_per_node for name, case in found.items()}
-    fewer = dict.fromkeys(["mp", "mp_ranks", "pp", "pp_gpipe"], 4)
+    fewer = dict.fromkeys(["mp", "mp_ranks", "pp", "pp_gpipe", "cp_ulysses"], 4)
     fewer |= dict.fromkeys(["pp_interleaved", "pp_zbv", "tp", "tp_sp", "tp_loss"], 2)
     assert devices == dict.fromkeys(found, 8) | fewer | {check_gpu.TO_CPU: 1}
 
