@@ -56,11 +56,12 @@ def seal(folder):
     found.model_copy(update={"files": files}).write(folder / manifest.NAME)
 
 
-def job(run, data, weights, output, fault="", resume=None, evaluate=None):
-    """What worker.py takes; makes the folder ``output``."""
+def job(run, data, weights, output, fault="", resume=None, evaluate=None, capture=False, like=None):
+    """What worker.py takes; makes the folder ``output``. ``capture``: the first steps, ``like``: see capture.py."""
     output.mkdir()
     paths = {"data": data, "weights": weights, "output": output, "resume": resume, "evaluate": evaluate}
-    return {"run": run.model_dump(), "fault": fault} | {name: path and str(path) for name, path in paths.items()}
+    runs = {"run": run.model_dump(), "like": like and like.model_dump()}
+    return runs | {"fault": fault, "capture": capture} | {name: path and str(path) for name, path in paths.items()}
 
 
 def start(environment):

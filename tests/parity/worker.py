@@ -29,6 +29,7 @@ from shardlab import strategies
 from shardlab.settings.types import Run
 from shardlab.strategies import ddp, tensor
 from shardlab.trainer import loop
+from shardlab.trainer.capture import capture
 from shardlab.training import distributed, evaluation, tasks
 
 
@@ -55,6 +56,10 @@ def main(cases):
         build = strategies.build
         strategies.build = FAULTS.get(case["fault"], lambda build: build)(build)
         try:
+            if case["capture"]:
+                like = case["like"] and Run.model_validate(case["like"])
+                capture(run, Path(case["data"]), Path(case["weights"]), output, like)
+                continue
             resume = case["resume"] and Path(case["resume"])
             observe = keep_first_gradients(output)
             with mock.patch.object(loop, "train_step", watched(loop.train_step, output)):

@@ -23,7 +23,9 @@ MAY_IMPORT = {
     "training": {"ground", "patches", "settings", "data", "models", "records", "launch"},
     "strategies": {"ground", "patches", "settings", "models", "training"},
     "measure": {"ground", "patches", "settings", "data", "models", "records", "training", "strategies"},
+    "diagnosis": {"ground", "models"},
     "trainer": {
+        "diagnosis",
         *("ground", "patches", "settings", "data", "records", "launch"),
         *("models", "training", "strategies", "measure"),
     },

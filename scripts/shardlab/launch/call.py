@@ -80,6 +80,8 @@ def targets(arguments: list[str]) -> Iterator[Target]:
             continue
         if match[1] == "export" and (run := re.fullmatch(r"([^/]+)/?", match[3] or "")):
             yield Target(match[2], run[1], exported=True)
+        elif match[1] == "diagnosis" and (page := re.fullmatch(r"([^/]+)\.md", match[3] or "")):
+            yield Target(match[2], page[1], exported=False)
         elif match[1] not in RESERVED:
             yield Target(match[1], _workload(*match.groups()), exported=False)
 

@@ -27,6 +27,7 @@ RESERVED = (
     "microbatch_sweep",
     "preflight",
     "crate",
+    "diagnosis",
     "export",
 )
 """Folders of results/ that are not a run's; no strategy can have these names."""

@@ -1,0 +1,31 @@
+#!/usr/bin/env python3
+"""Take the first steps of a run and write what each of them read and computed,
+for a diagnosis: the program of each rank, started by launch.py.
+"""
+
+import argparse
+from pathlib import Path
+
+from shardlab.errors import run_program
+from shardlab.settings.types import read_run
+from shardlab.training import distributed
+
+
+def main() -> None:
+    """Read the frozen settings, take the steps, write the capture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--weights", type=Path, required=True, help="initial weights")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write")
+    args = parser.parse_args()
+    from shardlab.trainer.capture import capture, settings  # imports take seconds
+
+    run = settings(read_run(args.settings))
+    distributed.start(run.site.device, run.site.hang_seconds)
+    capture(run, args.data, args.weights, args.output)
+    distributed.finish()
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Compare the first steps of two trainings that should be equal: where they
+differ first, how, and what usually causes that.
+
+With --reference, two folders of safetensors of any trainer (docs/diagnose.md).
+With --settings, a capture of a strategy with `single`, which is captured first.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from shardlab.diagnosis import trainers
+from shardlab.diagnosis.capture_files import Capture
+from shardlab.diagnosis.page import Diagnosis, diagnose, markdown
+from shardlab.diagnosis.stages import Pair
+from shardlab.errors import UserError, run_program
+from shardlab.files import write_text
+from shardlab.settings.types import read_run
+
+
+def main() -> None:
+    """Compare, write the page, print its first sentence."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--other", type=Path, required=True, help="folder or file of the training in question")
+    parser.add_argument("--reference", type=Path, help="folder or file of the training that is right")
+    trainers.add_arguments(parser)
+    parser.add_argument("--settings", type=Path, help="run.json of `single`, to capture the reference")
+    parser.add_argument("--like", type=Path, help="run.json of the strategy")
+    parser.add_argument("--data", type=Path, help="folder of the prepared data set")
+    parser.add_argument("--weights", type=Path, help="initial weights")
+    parser.add_argument("--output", type=Path, help="page to write (Markdown); without it, print the page")
+    args = parser.parse_args()
+    if bool(args.reference) == bool(args.settings):
+        raise UserError(
+            "give --reference, a folder of another training, or --settings, run.json of `single`; not both."
+        )
+    with tempfile.TemporaryDirectory() as place:
+        if args.settings:
+            found, title = of_run(args, Path(place))
+        else:
+            options = trainers.Options(args.rename, args.merge)
+            folders = [trainers.read(path, options, Path(place) / path.name) for path in (args.other, args.reference)]
+            found, title = diagnose(Pair(*map(Capture, folders))), f"{args.other} against {args.reference}"
+        page = markdown(found, title)
+    if args.output:
+        write_text(args.output, page)
+        print(found.sentence)
+    else:
+        print(page)
+
+
+def of_run(args: argparse.Namespace, place: Path) -> tuple[Diagnosis, str]:
+    """Capture `single` and a twin of it, and compare a strategy's capture with them; return also the page's title."""
+    missing = [name for name in ("like", "data", "weights") if getattr(args, name) is None]
+    if missing:
+        raise UserError(f"--settings needs --{missing[0]}, too.")
+    from shardlab.trainer.capture import capture, settings  # imports take seconds
+    from shardlab.trainer.perturbed import move
+    from shardlab.training import distributed
+
+    like = settings(read_run(args.like))
+    # In the strategy's arithmetic: DeepSpeed has no float64.
+    run = settings(read_run(args.settings), dtype=like.recipe.dtype)
+    distributed.start(run.site.device)
+    capture(run, args.data, args.weights, place / "single", divided_like=like)
+    move(run, args.weights, 0, place / "twin.safetensors")
+    capture(run, args.data, place / "twin.safetensors", place / "twin")
+    pair = Pair(*(Capture(folder) for folder in (args.other, place / "single", place / "twin")))
+    return diagnose(pair), f"{like.strategy} x {like.workload}"
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,133 @@
+"""A folder of captured steps, of this project (trainer/capture.py) or of another trainer.
+
+    capture.json                     strategy, mesh, each rank's place, each step's loss, norm, learning rate
+    initial.safetensors              whole weights before the first step
+    parts/SAMPLE-PART.safetensors    whole gradients of one sample (of one part of its sequence) of the first step
+    stepN/gradients.safetensors      whole gradients before clipping; clipped: as the optimizer gets them
+    stepN/optimizer.safetensors      the optimizer's whole state after the step, <parameter>//<key>
+    stepN/weights.safetensors        whole weights after the step
+    stepN/rankR.safetensors          what a rank read, and what its modules returned
+    restored/                        weights and optimizer of a second engine, from a checkpoint after the last step
+
+Of another trainer only gradients, clipped, optimizer and weights are needed, each optional.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from shardlab.errors import UserError
+from shardlab.files import read_json
+
+NAME = "capture.json"
+PARTS = 64
+"""Largest number of parts of a first step's loss whose gradients are written."""
+KINDS = ("gradients", "clipped", "optimizer", "weights")
+
+
+def rank_file(folder: Path, step: int, rank: int) -> Path:
+    """Return the file of what a rank read and computed in a step; its notes are next to it, in JSON."""
+    return folder / f"step{step}" / f"rank{rank}.safetensors"
+
+
+class Tensors:
+    """A safetensors file, or nothing if it does not exist, of which one tensor is in memory at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of its tensors."""
+        return [] if self._file is None else [*self._file.keys()]
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor in its own dtype."""
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __contains__(self, name: str) -> bool:
+        """True if it has a tensor of that name."""
+        return name in self.names
+
+    def __bool__(self) -> bool:
+        """True if the file exists."""
+        return self._file is not None
+
+    @cached_property
+    def _file(self) -> Any:
+        if not self.path.exists():
+            return None
+        try:
+            return safe_open(self.path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{self.path} is no safetensors file ({error}); write it again.") from None
+
+
+class Capture:
+    """A capture that is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.about: dict[str, Any] = {}
+        if (folder / NAME).exists():
+            self.about = read_json(folder / NAME, "capture", "make it again")
+
+    @property
+    def steps(self) -> list[int]:
+        """Numbers of the steps that it has."""
+        return sorted(int(path.name.removeprefix("step")) for path in self.folder.glob("step*") if path.is_dir())
+
+    def tensors(self, name: str) -> Tensors:
+        """Return the tensors of a file, by its name without the ending."""
+        return Tensors(self.folder / f"{name}.safetensors")
+
+    def ranks(self, step: int) -> list["RankStep"]:
+        """Return what each rank read and computed in a step."""
+        return [RankStep(self, step, rank, about) for rank, about in enumerate(self.about.get("ranks", []))]
+
+    @cached_property
+    def parts(self) -> dict[tuple[int, int], Tensors]:
+        """(sample, part of its sequence): gradients of this part of the first step's loss."""
+        found = {}
+        for path in sorted((self.folder / "parts").glob("*.safetensors")):
+            sample, _, part = path.stem.partition("-")
+            found[int(sample), int(part)] = Tensors(path)
+        return found
+
+
+class RankStep:
+    """What one rank read and computed in one step."""
+
+    def __init__(self, capture: Capture, step: int, rank: int, about: dict[str, Any]) -> None:
+        self.rank, self.about = rank, about
+        self.mesh: dict[str, int] = capture.about["mesh"]
+        path = rank_file(capture.folder, step, rank)
+        self.tensors = Tensors(path)
+        self.notes = read_json(path.with_suffix(".json"), "capture", "make it again")
+
+    @property
+    def place(self) -> dict[str, int]:
+        """The rank's coordinate along each axis."""
+        place: dict[str, int] = self.about["place"]
+        return place
+
+    def samples(self, micro_batch: int) -> list[int]:
+        """Return the samples of a micro-batch, without those that fill it up."""
+        found: list[int] = self.notes["indices"][micro_batch][: self.notes["counts"][micro_batch]]
+        return found
+
+    def every(self, kind: str) -> Iterator[tuple[int, str]]:
+        """Yield (micro-batch, name) of each tensor of a kind: batch, input or output."""
+        for name in self.tensors.names:
+            micro, found, rest = name.split("/", 2)
+            if found == kind:
+                yield int(micro), rest
+
+    def get(self, micro_batch: int, kind: str, name: str) -> Tensor:
+        """Return a tensor."""
+        return self.tensors[f"{micro_batch}/{kind}/{name}"]

@@ -1,0 +1,299 @@
+"""What the first stage that differs shows: facts, by which causes.yaml is searched, and sentences for people."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from shardlab.diagnosis import patterns
+from shardlab.diagnosis.of_outputs import look_at_outputs
+from shardlab.diagnosis.of_parts import fit_parts
+from shardlab.diagnosis.stages import Pair, Stage, updates
+
+FITS = 1e-4
+"""Largest rest of a fit that holds, relative to the fitted values (in float64 rests are below 1e-9)."""
+
+
+@dataclass
+class Evidence:
+    """Facts, each with one or more values, and sentences."""
+
+    facts: dict[str, set[str]] = field(default_factory=dict)
+    sentences: list[str] = field(default_factory=list)
+
+    def note(self, fact: str, *values: str) -> None:
+        """Add values of a fact."""
+        self.facts.setdefault(fact, set()).update(values)
+
+    def say(self, sentence: str) -> None:
+        """Add a sentence."""
+        self.sentences.append(sentence)
+
+    def __contains__(self, fact: str) -> bool:
+        """True if a fact is known."""
+        return fact in self.facts
+
+
+def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
+    """Look at the first stage that differs; ``later``: the others of its step."""
+    found = Evidence()
+    about = pair.actual.about
+    found.note("stage", stage.kind)
+    found.note("step", "first" if stage.step == pair.steps[0] else "after the last" if stage.step < 0 else "later")
+    found.note("axis", *about.get("mesh", {}), about.get("engine", ""), about.get("context") or "")
+    for later_stage in later:
+        if later_stage.wrong:
+            found.note("later", later_stage.kind)
+    if stage.kind in ("gradient", "clipped gradient", "optimizer state", "update"):
+        _look_at_tensors(pair, stage, found)
+        _disagreements(pair, stage.step, found)
+    elif stage.kind == "norm":
+        _look_at_norm(pair, stage, found)
+        _disagreements(pair, stage.step, found)
+    elif stage.kind in ("output", "batch"):
+        look_at_outputs(pair, stage, found)
+        _disagreements(pair, stage.step, found)
+    elif stage.kind in ("loss", "evaluation", "schedule"):
+        for row in stage.wrong:
+            found.note("name", row.name)
+            ratio = _ratio(row.note)
+            if ratio is not None:
+                _name_factor(pair, ratio, found, "It")
+        if stage.kind == "loss":
+            _also_the_gradient(pair, stage.step, found)
+    else:
+        found.note("name", *(row.name.split(" ")[0] for row in stage.wrong))
+        _disagreements(pair, max(stage.step, 0), found)
+    return found
+
+
+def _also_the_gradient(pair: Pair, step: int, found: Evidence) -> None:
+    names = pair.reference.tensors(f"step{step}/gradients").names
+    if step == 0 and names:
+        fit_parts(pair, names, pair.actual.tensors(f"step{step}/gradients").__getitem__, found, FITS)
+
+
+def _readers(pair: Pair, stage: Stage) -> tuple[Callable[[str], Tensor], Callable[[str], Tensor]]:
+    if stage.kind == "update":
+        return updates(pair.actual, stage.step), updates(pair.reference, stage.step)
+    kind = {"gradient": "gradients", "clipped gradient": "clipped", "optimizer state": "optimizer"}[stage.kind]
+    name = f"step{stage.step}/{kind}"
+    return pair.actual.tensors(name).__getitem__, pair.reference.tensors(name).__getitem__
+
+
+def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
+    wrong = [row.name for row in stage.wrong]
+    found.note("names", "all" if len(wrong) == len(stage.rows) else "one" if len(wrong) == 1 else "some")
+    _look_at_names(pair, stage, found)
+    if any(row.note for row in stage.wrong):
+        found.note("pattern", "missing")
+        found.say("Tensors are missing in one of them.")
+        return
+    actual, expected = _readers(pair, stage)
+    if any(math.isnan(row.apart) for row in stage.wrong):
+        found.note("pattern", "nan")
+        found.say("It has values that are not a number.")
+        return
+    fits = {name: patterns.factor(actual(name), expected(name)) for name in wrong}
+    good = {name: fit.coefficients[0] for name, fit in fits.items() if fit.rest < FITS}
+    zero = [name for name in wrong if not bool(actual(name).any())]
+    if len(zero) == len(wrong):
+        found.note("pattern", "zero")
+        found.say("It is zero.")
+    elif len(good) == len(wrong):
+        _uniform(pair, good, found)
+    else:
+        _mixture(pair, stage, wrong, actual, expected, found)
+    if stage.kind == "clipped gradient":
+        own = pair.actual.tensors(f"step{stage.step}/gradients")
+        if all(patterns.factor(actual(name), own[name]).coefficients[0] > 1 - 1e-9 for name in wrong[:3]):
+            found.note("pattern", "unclipped")
+            found.say("It is the gradient before clipping.")
+
+
+def _uniform(pair: Pair, factors: dict[str, float], found: Evidence) -> None:
+    low, high = min(factors.values()), max(factors.values())
+    if abs(high - low) <= 1e-3 * max(abs(low), abs(high)):
+        found.note("pattern", "factor")
+        _name_factor(pair, (low + high) / 2, found, "Each affected tensor")
+        return
+    found.note("pattern", "factors")
+    listed = ", ".join(f"{name} {times:.4g}" for name, times in [*factors.items()][:4])
+    found.say(f"Each affected tensor has its own factor: {listed}.")
+
+
+def _mixture(
+    pair: Pair,
+    stage: Stage,
+    wrong: list[str],
+    actual: Callable[[str], Tensor],
+    expected: Callable[[str], Tensor],
+    found: Evidence,
+) -> None:
+    """Look for sums of other parts, then for a part of the rows that differ."""
+    if stage.kind == "gradient" and stage.step == 0 and fit_parts(pair, wrong, actual, found, FITS):
+        return
+    before = pair.reference.tensors(f"step{stage.step - 1}/gradients")
+    if stage.kind == "gradient" and before:
+        fit = patterns.combination(wrong, actual, [expected, before.__getitem__])
+        if fit.rest < FITS:
+            found.note("pattern", "stale")
+            found.say(f"It has {fit.coefficients[1]:.4g} times the gradient of the step before in it.")
+            return
+    weights = pair.reference.tensors(f"step{stage.step - 1}/weights" if stage.step else "initial")
+    if stage.kind in ("optimizer state", "update", "clipped gradient", "gradient") and weights:
+        names = [name for name in wrong if name.split("//")[0] in weights]
+        fit = patterns.combination(names, actual, [expected, lambda name: weights[name.split("//")[0]]])
+        if fit.rest < FITS:
+            found.note("pattern", "decay")
+            found.say(f"The difference is {fit.coefficients[1]:.4g} times the weights.")
+            return
+    _rows(stage, wrong, actual, expected, pair, found)
+
+
+def _rows(
+    stage: Stage,
+    wrong: list[str],
+    actual: Callable[[str], Tensor],
+    expected: Callable[[str], Tensor],
+    pair: Pair,
+    found: Evidence,
+) -> None:
+    name = wrong[0]
+    row = next(row for row in stage.rows if row.name == name)
+    value, other = actual(name).double(), expected(name).double()
+    limit = row.limit * float(other.abs().max())
+    for dim, indices in patterns.spans(value, other, limit)[:1]:
+        found.note("pattern", "rows")
+        text = patterns.ranges(indices)
+        fit = patterns.factor(value.index_select(dim, _index(indices)), other.index_select(dim, _index(indices)))
+        if fit.rest < FITS:
+            _name_factor(pair, fit.coefficients[0], found, f"{name}[{text}] along dimension {dim}")
+        else:
+            found.say(f"{name} differs along dimension {dim} only at {text} of {value.shape[dim]}.")
+        return
+    if patterns.is_permuted(value, other, limit):
+        found.note("pattern", "permuted")
+        found.say(f"The rows of {name} are those of the reference in another order.")
+        return
+    found.note("pattern", "none")
+    fit = patterns.factor(value, other)
+    found.say(f"No factor and no sum of parts fits; the best one, {fit.coefficients[0]:.4g}, leaves {fit.rest:.1e}.")
+
+
+def _index(indices: list[int]) -> Tensor:
+    import torch
+
+    return torch.tensor(indices)
+
+
+def _look_at_names(pair: Pair, stage: Stage, found: Evidence) -> None:
+    """Note the classes of the modules of the affected parameter that the backward pass reaches first."""
+    modules, ranks = pair.reference.about.get("modules"), pair.reference.ranks(stage.step)
+    names = [row.name.split("//")[0] for row in stage.wrong]
+    if not modules or not ranks:
+        return
+    order = {name: place for place, name in enumerate(ranks[0].notes["order"])}
+    owners = {name: name.rpartition(".")[0] for name in names}
+    latest = max(names, key=lambda name: order.get(owners[name], -1))
+    kinds = {modules[owner][0] for owner in owners.values() if owner in modules}
+    found.note("kinds", *(kinds if len(kinds) == 1 else set()))
+    found.note("inside", *modules.get(owners[latest], []))
+    found.note("parameter", latest.rpartition(".")[2])
+    right = [row.name.split("//")[0] for row in stage.rows if not row.differs]
+    after = [name for name in right if order.get(name.rpartition(".")[0], -1) > order.get(owners[latest], -1)]
+    if stage.kind == "gradient" and after and len(names) > 1:
+        found.note("backward", "from within")
+        found.say(
+            f"The backward pass is right down to {min(after, key=lambda name: order.get(_owner(name), -1))} and "
+            f"wrong from {latest} on."
+        )
+
+
+def _owner(name: str) -> str:
+    """Return the module that has a parameter."""
+    return name.rpartition(".")[0]
+
+
+def _disagreements(pair: Pair, step: int, found: Evidence) -> None:
+    """Note the axes along which ranks that should hold the same gradients, or weights, do not."""
+    ranks = pair.actual.ranks(step)
+    partial = sorted({name for rank in ranks for name in rank.notes.get("partial", [])})
+    if partial:
+        found.note("partial", "tensors")
+        found.say(f"The optimizer gets gradients that are sums of a part only, not reduced: {_some(partial)}.")
+    for kind in ("gradients", "weights"):
+        axes: dict[str, set[str]] = {}
+        for number, rank in enumerate(ranks):
+            for other in ranks[:number]:
+                differ = [axis for axis in rank.place if rank.place[axis] != other.place[axis]]
+                if len(differ) == 1:
+                    for name, (norm, total, part) in rank.notes.get(kind, {}).items():
+                        same = other.notes[kind].get(name)
+                        if same and same[2] == part and not _near((norm, total), same):
+                            axes.setdefault(differ[0], set()).add(name)
+        for axis, names in axes.items():
+            found.note("disagree", axis)
+            found.say(
+                f"Ranks along {axis} hold different {kind} where they should hold the same: {_some(sorted(names))}."
+            )
+        if axes:
+            return
+
+
+def _near(values: tuple[float, float], others: list[float]) -> bool:
+    size = max(abs(values[0]), abs(others[0]), 1e-300)
+    return all(abs(value - other) <= 1e-5 * size for value, other in zip(values, others, strict=False))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _look_at_norm(pair: Pair, stage: Stage, found: Evidence) -> None:
+    values = [capture.about["steps"][stage.step]["norm"] for capture in (pair.actual, pair.reference)]
+    found.note("pattern", "small" if values[0] < values[1] else "large")
+    found.say(
+        f"The norm is {values[0] / values[1]:.6g} times the reference's, though the gradients are equal: "
+        + ("some parts do not count." if values[0] < values[1] else "some parts count more than once.")
+    )
+
+
+def _ratio(note: str) -> float | None:
+    """Return the ratio of a row's two numbers."""
+    parts = note.split(", not ")
+    try:
+        return float(parts[0]) / float(parts[1])
+    except (ValueError, IndexError, ZeroDivisionError):
+        return None
+
+
+def candidates(pair: Pair) -> dict[str, tuple[float, str]]:
+    """Return what a factor can be: its name for people, its value, and its kind for causes."""
+    about = pair.actual.about
+    mesh = about.get("mesh", {})
+    numbers = {f"the ranks of {axis}": (float(degree), "ranks") for axis, degree in mesh.items()}
+    world = len(about.get("ranks", []))
+    numbers |= {"all ranks": (float(world), "ranks")}
+    numbers |= {"the micro-batches": (float(about.get("accumulation") or 1), "microbatches")}
+    numbers |= {"the pipeline's micro-batches": (float(about.get("chunks") or 1), "microbatches")}
+    found: dict[str, tuple[float, str]] = {}
+    for name, (value, kind) in numbers.items():
+        if value > 1:
+            found |= {name: (value, kind), f"1 / {name}": (1 / value, f"1/{kind}")}
+            found |= {
+                f"the square of {name}": (value**2, f"{kind}^2"),
+                f"the root of {name}": (value**0.5, f"root {kind}"),
+            }
+    return found
+
+
+def _name_factor(pair: Pair, times: float, found: Evidence, what: str) -> None:
+    """Say what a factor can be."""
+    named = [(name, kind) for name, (value, kind) in candidates(pair).items() if abs(times - value) < 1e-3 * value]
+    found.note("factor", *(kind for _, kind in named))
+    found.note("factor", "above 1" if times > 1 else "below 1")
+    found.note("by", *(name for name, _ in named))
+    means = " or ".join(name for name, _ in named)
+    found.say(f"{what} is {times:.6g} times the reference's" + (f", as {means}." if means else "."))

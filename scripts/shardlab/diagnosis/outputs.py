@@ -1,0 +1,214 @@
+"""What ranks read and what their modules return, compared with the same samples, positions and features of one device.
+
+A rank has some samples of a batch, with context or sequence parallelism some of their positions, and with tensor
+parallelism some of the features: which ones follows from its place and from the sizes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from shardlab.diagnosis.capture_files import RankStep
+
+if TYPE_CHECKING:
+    from shardlab.diagnosis.stages import Pair, Row
+
+FILLS = {"targets": -100, "mask": 0}
+"""Values behind the end of a sample."""
+
+
+@dataclass
+class Where:
+    """Where a module's outputs differ: for each sample, position, feature and rank that was compared."""
+
+    samples: dict[int, bool] = field(default_factory=dict)
+    positions: dict[int, bool] = field(default_factory=dict)
+    features: dict[int, bool] = field(default_factory=dict)
+    ranks: dict[int, bool] = field(default_factory=dict)
+    values: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """(actual, reference) of each rank and micro-batch."""
+
+
+def rows(pair: "Pair", step: int, kinds: tuple[str, ...]) -> Iterator["Row"]:
+    """Yield a row per tensor or module, in the order of the forward pass."""
+    from shardlab.diagnosis.stages import LIMITS, MULTIPLE, Row
+
+    ranks, reference = pair.actual.ranks(step), pair.reference.ranks(step)
+    if not ranks or not reference:
+        return
+    whole = _Whole(reference[0])
+    twin = _Whole(pair.twin.ranks(step)[0]) if pair.twin else None
+    for kind in kinds:
+        for name in whole.names(kind):
+            where = Where()
+            places: list[tuple[RankStep, int, Any, Any]] = []
+            away = size = of_twin = 0.0
+            for rank in ranks:
+                for micro, each in rank.every(kind):
+                    if each != name or not rank.samples(micro):
+                        continue
+                    placed = _placed(rank, micro, kind, name, whole)
+                    if placed is None:
+                        continue
+                    value, expected, positions, features = placed
+                    off = (value - expected).abs()
+                    away = max(away, _most(off))
+                    size = max(size, _most(expected.abs()))
+                    if twin:
+                        of_twin = max(
+                            of_twin,
+                            _most(
+                                (
+                                    twin.rows(kind, name, rank.samples(micro))
+                                    - whole.rows(kind, name, rank.samples(micro))
+                                ).abs()
+                            ),
+                        )
+                    where.values.append((value, expected))
+                    places.append((rank, micro, positions, features))
+            if places:
+                unit = size or 1.0
+                shown = name if kind == "output" else f"{kind} {name}"
+                row = Row(shown, away / unit, max(pair.limit(LIMITS), MULTIPLE * of_twin / unit), "", where)
+                if row.differs:
+                    for place, (value, expected) in zip(places, where.values, strict=True):
+                        _note(where, *place, (value - expected).abs(), row.limit * unit)
+                yield row
+
+
+class _Whole:
+    """What one device read or computed, by sample."""
+
+    def __init__(self, rank: RankStep) -> None:
+        self.rank = rank
+        self.at = {
+            sample: (micro, row)
+            for micro in range(len(rank.notes["indices"]))
+            for row, sample in enumerate(rank.samples(micro))
+        }
+        self._read: dict[tuple[int, str, str], Tensor] = {}
+
+    def names(self, kind: str) -> list[str]:
+        """Names of a kind; outputs in the order in which the modules returned."""
+        names = [*dict.fromkeys(name for _, name in self.rank.every(kind))]
+        order = {name: place for place, name in enumerate(self.rank.notes["order"])}
+        return (
+            sorted(names, key=lambda name: (order.get(name.rpartition("/")[0], -1), name))
+            if kind == "output"
+            else names
+        )
+
+    def rows(self, kind: str, name: str, samples: list[int]) -> Tensor:
+        """Return the rows of samples: (samples, ...), cut to the shortest; only samples that it has."""
+        found = [
+            self._tensor(self.at[sample][0], kind, name)[self.at[sample][1]] for sample in samples if sample in self.at
+        ]
+        if not found:
+            return torch.zeros(0)
+        shapes = [each.shape for each in found]
+        least = [min(sizes) for sizes in zip(*shapes, strict=True)]
+        return torch.stack([each[tuple(slice(end) for end in least)] for each in found]).double()
+
+    def _tensor(self, micro: int, kind: str, name: str) -> Tensor:
+        key = (micro, kind, name)
+        if key not in self._read:
+            self._read = {key: self.rank.get(*key)} | dict([*self._read.items()][:3])
+        return self._read[key]
+
+
+def _placed(
+    rank: RankStep, micro: int, kind: str, name: str, whole: _Whole
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None] | None:
+    """Return a rank's values, those of one device at the same places, and its positions and features; None if they
+    cannot be compared.
+    """
+    samples = [sample for sample in rank.samples(micro) if sample in whole.at]
+    value = rank.get(micro, kind, name)
+    if not samples or value.shape[0] < len(rank.samples(micro)):
+        return None
+    keep = [row for row, sample in enumerate(rank.samples(micro)) if sample in whole.at]
+    value, expected = value[keep].double(), whole.rows(kind, name, samples)
+    if value.dim() != expected.dim() or whole._tensor(whole.at[samples[0]][0], kind, name).shape[0] < len(
+        whole.rank.samples(0)
+    ):
+        return None
+    positions: Tensor | None = None
+    features: Tensor | None = None
+    last = value.dim() - 1
+    tp, place = _degree(rank, "tp"), rank.place.get("tp", 0)
+    if last >= 1:
+        split = rank.about["sequence"]
+        has_positions = last > 1 or split["ranks"] > 1 or kind != "output"
+        if has_positions:
+            positions = torch.arange(expected.shape[1])
+            if split["ranks"] > 1 and value.shape[1] * split["ranks"] >= expected.shape[1] > value.shape[1]:
+                from shardlab.models._sequence import SequenceSplit
+
+                positions = SequenceSplit(**split).positions(value.shape[1], value.device)
+            elif tp > 1 and last > 1 and value.shape[1] < expected.shape[1]:
+                chunk = _chunk(expected.shape[1], tp, place)
+                positions = chunk if len(chunk) == value.shape[1] else positions
+            value, expected, positions = _aligned(value, expected, positions, name)
+            if value.shape[1] == 0:
+                return None
+        if value.shape[last] != expected.shape[last]:
+            features = _chunk(expected.shape[last], tp, place)
+            if len(features) != value.shape[last]:
+                return None
+            expected = expected[..., features]
+    return (value, expected, positions, features) if value.shape == expected.shape else None
+
+
+def _aligned(value: Tensor, expected: Tensor, positions: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return both at the same positions; what lies behind the end of one of them is compared with what fills it."""
+    length = expected.shape[1]
+    if name in FILLS and len(positions) <= value.shape[1]:
+        filled = torch.full_like(value, FILLS[name])
+        where = torch.arange(value.shape[1]) if len(positions) < value.shape[1] else positions
+        inside = where < length
+        filled[:, inside] = expected[:, where[inside]]
+        return value, filled, where
+    if len(positions) == length == value.shape[1]:
+        return value, expected[:, positions] if _out_of_order(positions) else expected, positions
+    positions = positions[: value.shape[1]]
+    inside = positions < length
+    return value[:, : len(positions)][:, inside], expected[:, positions[inside]], positions[inside]
+
+
+def _out_of_order(positions: Tensor) -> bool:
+    """Return whether positions are out of order, so that they have to be looked up."""
+    return not torch.equal(positions, torch.arange(len(positions)))
+
+
+def _chunk(size: int, count: int, place: int) -> Tensor:
+    """Return the indices of a part, as PyTorch splits a dimension."""
+    chunks = torch.arange(size).chunk(count)
+    return chunks[place] if place < len(chunks) else torch.arange(0)
+
+
+def _degree(rank: RankStep, axis: str) -> int:
+    degree: int = rank.mesh.get(axis, 1)
+    return degree
+
+
+def _most(value: Tensor) -> float:
+    return float(value.max()) if value.numel() else 0.0
+
+
+def _note(where: Where, rank: RankStep, micro: int, positions: Any, features: Any, off: Tensor, limit: float) -> None:
+    wrong = ~(off <= limit)
+    _mark(where.ranks, [rank.rank], wrong.any().reshape(1))
+    _mark(where.samples, rank.samples(micro), wrong.flatten(1).any(1) if off.dim() > 1 else wrong)
+    if positions is not None and off.dim() > 1:
+        _mark(where.positions, positions.tolist(), wrong.transpose(0, 1).flatten(1).any(1))
+    if off.dim() > 1 and (positions is None or off.dim() > 2):
+        names = features if features is not None else torch.arange(off.shape[-1])
+        _mark(where.features, names.tolist(), wrong.flatten(0, -2).any(0))
+
+
+def _mark(found: dict[int, bool], names: list[int], wrong: Tensor) -> None:
+    for name, is_wrong in zip(names, wrong.tolist(), strict=False):
+        found[name] = found.get(name, False) or is_wrong

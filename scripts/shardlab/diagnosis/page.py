@@ -1,0 +1,133 @@
+"""The page of a diagnosis: where two trainings differ first, how, what usually causes it, if it is not rounding."""
+
+from dataclasses import dataclass, field
+
+from shardlab.diagnosis import causes
+from shardlab.diagnosis.causes import Cause
+from shardlab.diagnosis.evidence import Evidence, gather
+from shardlab.diagnosis.stages import Pair, Stage, stages
+
+LISTED = 12
+"""Most tensors that a page lists."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was compared, and what came out."""
+
+    pair: Pair
+    steps: int
+    """Number of steps that both have."""
+    compared: list[Stage]
+    """Stages up to the last one of the step in which the first difference is."""
+    first: Stage | None = None
+    evidence: Evidence = field(default_factory=Evidence)
+    causes: list[Cause] = field(default_factory=list)
+
+    @property
+    def sentence(self) -> str:
+        """One sentence."""
+        if self.first is None:
+            return f"Nothing differs in the first {self.steps} steps."
+        wrong, rows = self.first.wrong, self.first.rows
+        count = f"{len(wrong)} of {len(rows)}, first {wrong[0].name}" if len(rows) > 1 else wrong[0].name
+        usual = f"; usual cause: {self.causes[0].cause}" if self.causes else ""
+        return f"First difference: {where(self.first)}, {self.first.kind} ({count}){usual}."
+
+
+def diagnose(pair: Pair) -> Diagnosis:
+    """Compare two captures, stage by stage, to the end of the first step that differs.
+
+    Raises:
+        UserError: they have no step in common, or other parameters.
+    """
+    compared: list[Stage] = []
+    first = None
+    for stage in stages(pair):
+        if first is not None and stage.step != first.step:
+            break
+        compared.append(stage)
+        first = first or (stage if stage.wrong else None)
+    if first is None:
+        return Diagnosis(pair, len(pair.steps), compared)
+    evidence = gather(pair, first, compared[compared.index(first) + 1 :])
+    return Diagnosis(pair, len(pair.steps), compared, first, evidence, causes.usual(evidence))
+
+
+def where(stage: Stage) -> str:
+    """Return the step of a stage as text."""
+    return "after the last step" if stage.step < 0 else f"step {stage.step}"
+
+
+def markdown(found: Diagnosis, title: str) -> str:
+    """Return the page."""
+    parts = [f"# {title}", "", f"**{found.sentence}**", "", *_conditions(found), ""]
+    if found.first is not None:
+        parts += ["## How it differs", "", *(f"- {sentence}" for sentence in found.evidence.sentences), ""]
+        parts += [*_tensors(found.first), ""]
+        parts += ["## Usual causes", "", *_causes(found), ""]
+    parts += ["## What was compared", "", *_stages(found), ""]
+    return "\n".join(parts)
+
+
+def _conditions(found: Diagnosis) -> list[str]:
+    about, twin = found.pair.actual.about, found.pair.twin
+    parts = []
+    if about:
+        parts.append(
+            f"The first {found.steps} steps in {about['dtype']}, without dropout, from the run's own "
+            "settings, initial weights and batches."
+        )
+    if twin:
+        parts.append(
+            "`rounding up to` is the larger of the dtype's limit and ten times the distance of a twin of the "
+            "reference, which starts from weights moved by one rounding."
+        )
+    return parts
+
+
+def _tensors(stage: Stage) -> list[str]:
+    lines = [f"| {stage.kind} | relative difference | rounding up to | |", "| --- | --- | --- | --- |"]
+    for row in stage.wrong[:LISTED]:
+        lines.append(f"| `{row.name}` | {row.apart:.1e} | {row.limit:.1e} | {row.note} |")
+    if (more := len(stage.wrong) - LISTED) > 0:
+        lines.append(f"| and {more} more | | | |")
+    return lines
+
+
+def _causes(found: Diagnosis) -> list[str]:
+    if not found.causes:
+        return ["None of the known patterns fits."]
+    return [
+        f"{number}. **{cause.cause}**: {cause.says} Look at: {cause.look}"
+        for number, cause in enumerate(found.causes, 1)
+    ]
+
+
+def _stages(found: Diagnosis) -> list[str]:
+    """Return a table of stages: the steps around the first difference, or without one the worst of each kind."""
+    shown = [stage for stage in found.compared if stage.rows]
+    if found.first is not None:
+        shown = [stage for stage in shown if stage.step in (found.first.step, found.first.step - 1)]
+    else:
+        worst: dict[str, Stage] = {}
+        for stage in shown:
+            best = worst.get(stage.kind)
+            worst[stage.kind] = stage if best is None or _share(stage) > _share(best) else best
+        shown = [*worst.values()]
+    lines = [
+        "| step | stage | compared | largest difference | rounding up to | |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for stage in shown:
+        row = stage.worst
+        assert row is not None
+        verdict = f"**{len(stage.wrong)} differ**" if stage.wrong else "equal"
+        step = "end" if stage.step < 0 else stage.step
+        lines.append(f"| {step} | {stage.kind} | {len(stage.rows)} | {row.apart:.1e} | {row.limit:.1e} | {verdict} |")
+    return lines
+
+
+def _share(stage: Stage) -> float:
+    """Return how much of its limit the worst row of a stage takes."""
+    return max((row.apart / row.limit for row in stage.rows), default=0.0)

@@ -1,0 +1,83 @@
+"""How tensors differ from those that they should equal: a factor, a sum of other parts, other rows, nothing that fits.
+
+All fits are least squares over the affected tensors; what is left after one, relative to what is explained, tells
+whether it holds.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Read = Callable[[str], Tensor]
+SAMPLE = 200_000
+"""Values of all tensors that a fit of several unknowns looks at, evenly spread."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Coefficients of a fit, and what they leave unexplained relative to the fitted values."""
+
+    coefficients: list[float]
+    rest: float
+
+
+def factor(actual: Tensor, expected: Tensor) -> Fit:
+    """Return the factor by which a tensor is the other one."""
+    value, other = actual.double().flatten(), expected.double().flatten()
+    square = float(other @ other)
+    if not square:
+        return Fit([float("nan")], float("inf"))
+    times = float(value @ other) / square
+    return Fit([times], float((value - times * other).norm()) / (float(value.norm()) or square**0.5))
+
+
+def combination(names: Iterable[str], actual: Read, terms: list[Read]) -> Fit:
+    """Return the coefficients with which the sum of ``terms`` is ``actual``, the same for all these tensors."""
+    names = [*names]
+    every = max(1, sum(actual(name).numel() for name in names) // SAMPLE)
+    value = _column(names, actual, every)
+    matrix = torch.stack([_column(names, term, every) for term in terms], 1)
+    if not bool(torch.isfinite(value).all()):
+        return Fit([float("nan")] * len(terms), float("inf"))
+    scale = matrix.norm(dim=0).clamp(min=1e-300)
+    solution = torch.linalg.lstsq(matrix / scale, value[:, None], driver="gelsd").solution[:, 0]
+    rest = float((value - matrix / scale @ solution).norm()) / (float(value.norm()) or 1.0)
+    return Fit((solution / scale).tolist(), rest)
+
+
+def _column(names: list[str], read: Read, every: int) -> Tensor:
+    return torch.cat([read(name).double().flatten()[::every] for name in names])
+
+
+def spans(actual: Tensor, expected: Tensor, limit: float) -> list[tuple[int, list[int]]]:
+    """Return (dimension, indices that differ) of each dimension along which not all indices do."""
+    wrong = ~((actual.double() - expected.double()).abs() <= limit)
+    found = []
+    for dim in range(wrong.dim()):
+        at = wrong.movedim(dim, 0).flatten(1).any(1) if wrong.dim() > 1 else wrong
+        if not bool(at.all()):
+            found.append((dim, at.nonzero().flatten().tolist()))
+    return found
+
+
+def is_permuted(actual: Tensor, expected: Tensor, limit: float) -> bool:
+    """Return whether the rows of a tensor are those of the other one in another order."""
+    if actual.shape != expected.shape or actual.dim() < 2:
+        return False
+    rows, others = (value.double().flatten(0, -2).norm(dim=1).sort().values for value in (actual, expected))
+    return bool((rows - others).abs().max() <= limit)
+
+
+def ranges(indices: Iterable[int]) -> str:
+    """Return indices as text: 0-3, 7, 9-12."""
+    text: list[str] = []
+    first = last = None
+    for index in [*sorted(indices), None]:
+        if first is not None and last is not None and (index is None or index != last + 1):
+            text.append(str(first) if first == last else f"{first}-{last}")
+            first = None
+        first = index if first is None else first
+        last = index
+    return ", ".join(text) if len(text) <= 8 else ", ".join(text[:8]) + f" and {len(text) - 8} more"

@@ -1,0 +1,261 @@
+"""The first steps of a training, with what each of them read and computed in files: the input of a diagnosis.
+
+A capture is a folder (see diagnosis/capture_files.py). Whole tensors pass through a rank one at a time, so that a rank
+needs no more memory than a training step does.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shardlab.diagnosis import capture_files
+from shardlab.files import write_json
+from shardlab.models import weights
+from shardlab.models._sequence import SequenceSplit
+from shardlab.records import manifest
+from shardlab.settings.types import Run
+from shardlab.strategies.native import NativeEngine, local, plain
+from shardlab.trainer import loop
+from shardlab.trainer.module_outputs import ModuleOutputs
+from shardlab.training import evaluation
+from shardlab.training.batches import Step
+from shardlab.training.step import train_step
+from shardlab.training.tasks import IGNORE, MicroBatch
+
+STEPS = 4
+"""Steps of a capture: the first of two epochs, where these are short."""
+
+
+def settings(run: Run, dtype: str = "float64") -> Run:
+    """Return a run as it is captured: in float64 (DeepSpeed: float32), without dropout and low precision."""
+    if run.engine != "torch":
+        dtype = "float32"
+    recipe = run.recipe.model_copy(update={"dtype": dtype, "precision": "full", "keep_best": False})
+    args = {name: 0.0 if "dropout" in name else value for name, value in run.model.args.items()}
+    return run.model_copy(update={"recipe": recipe, "model": run.model.model_copy(update={"args": args})})
+
+
+def capture(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run | None = None) -> None:
+    """Take the first steps of ``run`` on this rank and write the capture; a collective.
+
+    ``data`` is the prepared data set, ``initial`` the initial weights. ``divided_like``: on one device, also write the
+    gradient of each sample of the first step, and of each part of its sequence under that run.
+
+    Raises:
+        UserError: see ``loop.train``.
+    """
+    output = folder / "run"
+    options = loop.TrainOptions(restart=True)
+    state = loop.set_up(run, data, initial, output, {}, options)
+    recorder = _Recorder(state, folder)
+    recorder.save_weights("initial")
+    if divided_like:
+        _gradients_of_parts(state, recorder, divided_like)
+    for number in range(min(STEPS, state.steps.count)):
+        recorder.step(number)
+    number = len(recorder.steps)
+    state.checkpointer.checkpoint(number)
+    state.checkpointer.wait()
+    validation = state.checkpointer.validate()
+    state.checkpointer.save("model.safetensors")
+    state.checkpointer.close()
+    state.log.close()
+    if state.world.is_rank0:
+        test = evaluation.evaluate(run, data, output / "model.safetensors")
+        recorder.evaluated = {"validation": validation, "test": test.loss, "metric": test.metric_value}
+    resumed = loop.set_up(run, data, initial, output, {}, loop.TrainOptions(resume=manifest.place(output, number)))
+    restored = _Recorder(resumed, folder)
+    restored.save_weights("restored/weights")
+    restored.save_state("restored/optimizer")
+    resumed.checkpointer.close()
+    resumed.log.close()
+    recorder.close(resumed.start.step)
+
+
+class _Recorder:
+    """Writes the files of a capture."""
+
+    def __init__(self, state: loop.TrainState, folder: Path) -> None:
+        self.state, self.folder, self.engine = state, folder, state.engine
+        self.native = state.engine if isinstance(state.engine, NativeEngine) else None
+        self.steps: list[dict[str, Any]] = []
+        self.evaluated: dict[str, Any] = {}
+        self.indices: list[list[int]] = []
+        self.outputs = ModuleOutputs(state.run, state.engine)
+        named = self.native.parameter_names if self.native else None
+        self.names = named or [name for name, _ in state.engine.plain.named_parameters()]  # type: ignore[attr-defined]
+
+    def step(self, number: int) -> None:
+        """Take a step and write what it reads and computes."""
+        state, world = self.state, self.state.world
+        with self._watched():
+            step = state.steps[number]
+            tensors = self._batches(step)
+            record: dict[str, Any] = {}
+
+            def observe(_: int, __: Any) -> None:
+                self.save(f"step{number}/gradients", self.engine.gradients(), self.names)
+
+            with self._before_update(number, record):
+                metrics = train_step(self.engine, step, world, observe).metrics(skip=True)
+        kept, order = self.outputs.take([micro.rows for micro in step.micro_batches])
+        self.save_weights(f"step{number}/weights")
+        self.save_state(f"step{number}/optimizer")
+        path = capture_files.rank_file(self.folder, number, world.rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.contiguous() for name, value in (tensors | kept).items()}, path)
+        record |= {"indices": self.indices, "counts": [micro.count for micro in step.micro_batches], "order": order}
+        record["weights"] = self._sums(self._own())
+        write_json(path.with_suffix(".json"), record)
+        self.steps.append(
+            {
+                **{"samples": step.samples, "targets": step.targets, "learning_rate": step.learning_rate},
+                **{"loss": metrics.loss, "norm": metrics.norm, "expert_load": metrics.expert_load},
+            }
+        )
+
+    def save(self, name: str, tensors: Iterable[tuple[str, Tensor]], names: Iterable[str]) -> None:
+        """Write whole tensors of these names as they arrive; a collective."""
+        layout = {key: self.engine.meta_state_dict[key.split("//")[0]] for key in names}
+        if self.state.world.is_rank0:
+            weights.save(tensors, layout, self.folder / f"{name}.safetensors")
+        else:
+            deque(tensors, maxlen=0)
+
+    def save_weights(self, name: str) -> None:
+        """Write the whole weights; a collective."""
+        self.save(name, self.engine.weights(), self.engine.meta_state_dict)
+
+    def save_state(self, name: str) -> None:
+        """Write the optimizer's whole tensors, ``<parameter>//<key>``; a collective."""
+        own = {key: value for key, value in self.engine.optimizer_state().items() if value.dim()}
+        keys = sorted({key.rpartition("/")[2] for keys in self.state.world.gather([*own]) for key in keys})
+        names = [f"{name}//{key}" for name in self.names for key in keys]
+        self.save(name, self._state(own, names), names)
+
+    def close(self, resumed_at: int) -> None:
+        """Write what is known of all steps, and each rank's place; a collective."""
+        world, run = self.state.world, self.state.run
+        sequence = world.sequence
+        split = {"ranks": sequence.ranks, "rank": sequence.rank, "head_tail": sequence.head_tail}
+        ranks = world.gather({"place": world.place, "data_rank": world.data_rank, "sequence": split})
+        modules = {name: classes for each in world.gather(self.outputs.modules) for name, classes in each.items()}
+        if not world.is_rank0:
+            return
+        write_json(
+            self.folder / capture_files.NAME,
+            {
+                **{"strategy": run.strategy, "workload": run.workload, "dtype": run.recipe.dtype},
+                **{"mesh": run.mesh.root, "context": run.options.context if run.mesh.axes("sequence") else None},
+                **{"engine": run.engine_file, "accumulation": run.recipe.gradient_accumulation_steps},
+                **{"chunks": self.engine.chunks, "max_grad_norm": run.recipe.max_grad_norm},
+                **{"steps_in_all": self.state.steps.count, "steps": self.steps, "ranks": ranks, "modules": modules},
+                **{"parameters": self.names, "evaluated": self.evaluated, "resumed_at": resumed_at},
+            },
+        )
+
+    def _state(self, own: Mapping[str, Tensor], names: list[str]) -> Iterator[tuple[str, Tensor]]:
+        for name in names:
+            parameter, _, key = name.partition("//")
+            value = own.get(f"{parameter}/{key}")
+            yield name, self.native.whole(parameter, value) if self.native else plain(cast(Tensor, value))
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Note which samples a step reads, and which micro-batch is computed."""
+        task, engine = self.state.task, self.engine
+        micro_batch, forward_backward = task.micro_batch, engine.forward_backward
+        self.indices = []
+
+        def noted(split: str, indices: Any, *args: Any) -> Any:
+            self.indices.append(np.asarray(indices).tolist())
+            return micro_batch(split, indices, *args)
+
+        def counted(*args: Any, **options: Any) -> Tensor:
+            loss = forward_backward(*args, **options)
+            self.outputs.micro_batch += 1
+            return loss
+
+        self.outputs.micro_batch = 0
+        task.micro_batch, engine.forward_backward = noted, counted  # type: ignore
+        try:
+            yield
+        finally:
+            del task.micro_batch, engine.forward_backward
+
+    def _batches(self, step: Step) -> dict[str, Tensor]:
+        """Return the tensors of this rank's micro-batches and what the model gets of them, by name."""
+        found: dict[str, Tensor] = {}
+        for number, micro in enumerate(step.micro_batches):
+            positional, keywords = self.state.task.inputs(micro.batch)
+            given = {str(place): value for place, value in enumerate(positional)} | keywords
+            found |= {f"{number}/batch/{name}": value for name, value in micro.batch.items()}
+            found |= {f"{number}/input/{name}": value for name, value in given.items()}
+        return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
+
+    @contextmanager
+    def _before_update(self, number: int, record: dict[str, Any]) -> Iterator[None]:
+        """Write the gradients as the optimizer gets them."""
+        if self.native is None:
+            yield
+            return
+
+        def look(*_: Any) -> None:
+            own = {name: p.grad for name, p in self._own().items() if p.grad is not None}
+            record["gradients"] = self._sums(own)
+            record["partial"] = [
+                name
+                for name, gradient in own.items()
+                if getattr(gradient, "placements", None) != getattr(self._own()[name], "placements", None)
+            ]
+            self.save(f"step{number}/clipped", self.engine.gradients(), self.names)
+
+        handle = self.native.optimizer.register_step_pre_hook(look)
+        yield
+        handle.remove()
+
+    def _own(self) -> dict[str, Any]:
+        return dict(self.native.parameters()) if self.native else {}
+
+    def _sums(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+        """Return for each tensor the norm and the sum of this rank's part, and which part it is, along split axes."""
+        found: dict[str, list[Any]] = {}
+        for name, value in tensors.items():
+            placements, mesh = getattr(value, "placements", ()), getattr(value, "device_mesh", None)
+            place = [] if mesh is None else zip(mesh.mesh_dim_names, mesh.get_coordinate(), placements, strict=True)
+            part = [f"{axis}={rank}" for axis, rank, each in place if each.is_shard()]
+            precise = local(value.detach()).double()
+            found[name] = [float(precise.norm()), float(precise.sum()), part]
+        return found
+
+
+def _gradients_of_parts(state: loop.TrainState, recorder: _Recorder, like: Run) -> None:
+    """Write the gradient of each part of each sample of the first step's loss; leaves no trace in the training."""
+    task, engine, step = state.task, state.engine, state.steps[0]
+    batch = state.steps.order.batch(0)
+    ranks = like.mesh.parts("sequence")
+    if len(batch) * ranks > capture_files.PARTS:
+        return
+    whole = SequenceSplit(ranks, head_tail=like.options.splits_head_and_tail)
+    for index in batch.tolist():
+        micro = task.micro_batch("train", np.array([index]))
+        for rank in range(ranks):
+            rows = dict(micro.batch)
+            if ranks > 1:
+                length = rows["targets"].shape[1]
+                filled = -(-length // whole.count) * whole.count
+                own = replace(whole, rank=rank).positions(filled // ranks, rows["targets"].device)
+                others = torch.ones(filled, dtype=torch.bool, device=own.device).index_fill(0, own, False)
+                rows["targets"] = rows["targets"].masked_fill(others[:length], IGNORE)
+            engine.forward_backward(MicroBatch(rows, 1, 1), 1 / step.targets, last=True)
+            recorder.save(f"parts/{index}-{rank}", engine.gradients(), recorder.names)
+            engine.zero_grad()
+    engine.expert_load()

@@ -1,0 +1,82 @@
+"""What the modules of a rank's part of a model return in the forward passes of a step."""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardlab.settings.types import Run
+from shardlab.strategies.native import local
+from shardlab.training.engine import Engine
+
+LARGE, EVERY = 10**8, 16
+"""Of a model with more parameters only every 16th feature is kept."""
+
+
+class ModuleOutputs:
+    """Hooks on all modules of a rank that keep each one's output in CPU memory, until ``take``."""
+
+    def __init__(self, run: Run, engine: Engine) -> None:
+        """Hook each module, or with recipe.compile only what calls compiled code."""
+        self.micro_batch = 0
+        self._thinned = engine.parameter_count > LARGE
+        self.modules: dict[str, list[str]] = {}
+        """Module: names of its class and of those of the modules around it, innermost first."""
+        self._kept: dict[tuple[int, str, int], list[Tensor]] = defaultdict(list)
+        self._order: dict[str, None] = {}
+        parts = getattr(engine, "parts", None) or [engine.plain]  # type: ignore[attr-defined]
+        if run.options.single_process == "dp":
+            parts = engine.models  # type: ignore[attr-defined]  # its copies of the model share their hooks
+        for part in parts:
+            self._hook(part, _compiled(run, part), inner=run.options.single_process != "dp")
+
+    def take(self, rows: list[int]) -> tuple[dict[str, Tensor], list[str]]:
+        """Return the outputs since the last call, ``<micro-batch>/output/<module>/<index>``: (rows, ...), and the
+        modules in the order in which they returned. ``rows``: those of each micro-batch.
+        """
+        taken = {}
+        for (micro, name, index), calls in self._kept.items():
+            rest = {value.shape[1:] for value in calls}
+            if len(rest) == 1:
+                # Before its first micro-batch a pipeline runs each stage once, only to infer shapes.
+                taken[f"{micro}/output/{name}/{index}"] = torch.cat(calls)[-rows[micro] :]
+        order = [*self._order]
+        self._kept.clear()
+        self._order.clear()
+        return taken, order
+
+    def _hook(self, part: nn.Module, compiled: list[nn.Module], *, inner: bool) -> None:
+        inside = {each for block in compiled for each in block.modules() if each is not block}
+        for name, module in part.named_modules():
+            above = [part.get_submodule(".".join(name.split(".")[:end])) for end in range(name.count(".") + 1)]
+            around = [module, *reversed(above)] if name else [module]
+            self.modules[name] = [type(each).__name__.removeprefix("FSDP") for each in around]
+            if module not in inside and (inner or not name):
+                module.register_forward_hook(lambda _, __, output, name=name: self._keep(name, output))
+
+    def _keep(self, name: str, output: Any) -> None:
+        # Not a recomputation in the backward pass, and not a pass without gradients that only infers shapes.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+            return
+        self._order[name] = None
+        for index, value in enumerate(output if isinstance(output, tuple) else (output,)):
+            if isinstance(value, Tensor) and value.dim() and not _is_partial(value):
+                kept = local(value.detach())
+                if self._thinned and kept.dim() > 2:
+                    kept = kept[..., ::EVERY]
+                self._kept[self.micro_batch, name, index].append(kept.to("cpu", copy=True))
+
+
+def _is_partial(value: Tensor) -> bool:
+    return any(placement.is_partial() for placement in getattr(value, "placements", ()))
+
+
+def _compiled(run: Run, part: nn.Module) -> list[nn.Module]:
+    """Return the modules whose forward is compiled, so that hooks inside would change what is compiled."""
+    from shardlab.models import matching
+
+    if run.recipe.compile == "model":
+        return [part]
+    patterns = run.model.blocks if run.recipe.compile == "blocks" else []
+    return [module for pattern in patterns for module in matching(part, pattern)]

@@ -1,0 +1,52 @@
+# Where a run first differs from single, how, and what usually causes that: on request, such as for an unequal run.
+
+
+rule capture:
+    input:
+        settings="results/{strategy}/{workload}/run.json",
+        data=prepared,
+        weights=initial("results/init/{}.safetensors"),
+        image=IMAGE,
+    output:
+        temp(directory("results/diagnosis/{strategy}/{workload}.capture")),
+    log:
+        "results/logs/diagnosis/{strategy}/{workload}.capture.log",
+    conda:
+        environment("train")
+    threads: job_threads("capture")
+    resources:
+        **job_resources("capture", runtime=30, job="train"),
+    params:
+        image=IN_IMAGE,
+    message:
+        "Capturing the first steps of {wildcards.workload} under {wildcards.strategy}"
+    shell:
+        f"python {SCRIPTS}/launch.py"
+        " capture --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
+        " --weights {input.weights} --output {output} > {log} 2>&1"
+
+
+rule diagnose:
+    input:
+        settings="results/single/{workload}/run.json",
+        like="results/{strategy}/{workload}/run.json",
+        data=prepared,
+        weights=initial("results/init/{}.safetensors"),
+        capture="results/diagnosis/{strategy}/{workload}.capture",
+        image=IMAGE,
+    output:
+        "results/diagnosis/{strategy}/{workload}.md",
+    log:
+        "results/logs/diagnosis/{strategy}/{workload}.log",
+    conda:
+        environment("train")
+    resources:
+        **job_resources("diagnose", runtime=30, job="evaluate"),
+    params:
+        image=IN_IMAGE,
+    message:
+        "Comparing the first steps of {wildcards.workload} under {wildcards.strategy} with single"
+    shell:
+        f"python {SCRIPTS}/launch.py"
+        " diagnose --settings {input.settings} --like {input.like} {params.image} --data $(dirname {input.data[0]})"
+        " --weights {input.weights} --other {input.capture} --output {output} > {log} 2>&1"
