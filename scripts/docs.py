@@ -24,7 +24,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {"config": config.Config, "workload": type
 """Schemas of the files that people edit, for their editors."""
 SHOWN_WORKLOADS = ("llama2", "moe")
 """Workloads of the pages' figures: the first one under all of a page's strategies."""
-README_LOSSES = ("single", "ddp", "fsdp_tp", "fsdp_cp", "zero3")
+README_LOSSES = ("single", "ddp", "fsdp_tp", "fsdp_cp", "fsdp_ep", "zero3")
 README_MEMORY = ("single", "ddp", "fsdp", "zero1")
 """Strategies of README.md's two tables, which repeat rows of docs/matrix.md and of docs/strategies."""
 TWINS = "rounding alone (twins)"

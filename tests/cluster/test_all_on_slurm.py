@@ -3,27 +3,35 @@
 The other workloads differ from this one in nothing that Slurm or the image could see; tests/workflow has them.
 """
 
+import shlex
 import shutil
 
 import pandas as pd
 import pytest
+import yaml
 
 from helpers.browser import opened
 from helpers.common import ROOT
 from helpers.documents import readme
 from login import RECIPE, gpus, here
 from shardlab.files import sha256
+from shardlab.report.summary import judged
 from shardlab.settings import load, resolve
+from shardlab.settings.mesh import ParallelDims
 
 pytestmark = pytest.mark.timeout(1800)
 WORKLOADS = ["llama2"]
+ON_TWO_NODES = {"llama2": "fsdp_cp@nodes=2", "moe": "fsdp_ep_cp@nodes=2"}
+"""Workload: a strategy with the ranks of cp inside a node and those of dp_shard (and ep) on both."""
 
 
 @pytest.fixture(scope="module")
 def finished(base):
-    """The project after `all`, as the README says it."""
+    """The project after `all`, as the README says it, and after further runs on two nodes."""
     *_, call = readme(ROOT, "On your cluster")
-    words = here(call).replace(" -- all", f" 'workloads=[{','.join(WORKLOADS)}]' '{RECIPE}' -- all")
+    tests = [f"results/{s}/{w}/test.json" for w, name in ON_TWO_NODES.items() for s in ("single", name)]
+    targets = shlex.join(["all", *tests])
+    words = here(call).replace(" -- all", f" 'workloads=[{','.join(WORKLOADS)}]' '{RECIPE}' -- {targets}")
     base.run("bash", "-c", f"source .venv/bin/activate && {words}", timeout=1700)
     return base
 
@@ -39,6 +47,20 @@ def test_every_run_is_done_and_equal(summary):
     assert set(summary.index) == {(run.strategy, run.workload) for run in planned}
     assert set(summary.status) == {"done"}
     assert summary.rel_diff.max() < 1e-5, summary.rel_diff.sort_values().tail(5)
+
+
+def test_context_parallel_inside_nodes_and_fsdp_between_them_is_equal(finished):
+    for workload, strategy in ON_TWO_NODES.items():
+        report = finished.json(f"results/{strategy}/{workload}/train.json")
+        assert (report["mesh"]["dp_shard"], report["mesh"]["cp"]) == (2, 2)
+        hosts, stride = report["hosts"], ParallelDims(report["mesh"]).stride("cp")
+        groups = [{hosts[rank], hosts[rank + stride]} for rank in range(4) if rank // stride % 2 == 0]
+        assert all(len(group) == 1 for group in groups), "a context-parallel group spans nodes"
+        assert groups[0] != groups[1], "all ranks are on one node"
+        names = ["single", strategy.partition("@")[0]]
+        given = {"site": "test", "workloads": [workload], "strategies": names, "sweep": {"nodes": [2]}}
+        table, _ = judged(load.config(given | yaml.safe_load(RECIPE.replace("=", ": "))), finished.path / "results")
+        assert table.set_index("strategy").equality.to_dict() == {"single": "equal", strategy: "equal"}
 
 
 def test_the_report_opens_in_a_browser(finished):

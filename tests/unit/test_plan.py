@@ -87,13 +87,19 @@ def test_the_fullest_rank_counts():
 
 
 def test_between_nodes_the_network_counts():
+    """Context-parallel groups may span nodes; where they are no multiple of a node's ranks, the slowest one does."""
     figures = Hardware(**KNOWN)
-    values = {"nodes": 2, "ranks_per_node": 4, "site_settings": {"nodes_max": 2, "srun": {}}}
-    fsdp_tp = run_of("fsdp_tp", **values)
-    for axis, gb_per_second in (("tp", 100), ("dp_shard", 10)):
+    for name, ranks, axis, gb_per_second in (
+        ("fsdp_tp", 4, "tp", 100),
+        ("fsdp_tp", 4, "dp_shard", 10),
+        ("fsdp_cp", 4, "cp", 100),
+        ("fsdp_cp", 3, "cp", 10),
+    ):
+        values = {"nodes": 2, "ranks_per_node": ranks, "site_settings": {"nodes_max": 2, "srun": {}}}
         # More bytes than the products hide.
-        seconds, _ = plan.step_time(fsdp_tp, figures, estimate(traffic=[(axis, 1e13)], weights=0, flops=0), "none")
-        assert seconds == pytest.approx(1e13 / gb_per_second / 1e9)
+        sent = estimate(traffic=[(axis, 1e13)], weights=0, flops=0)
+        seconds, _ = plan.step_time(run_of(name, **values), figures, sent, "none")
+        assert seconds == pytest.approx(1e13 / gb_per_second / 1e9), (name, ranks, axis)
 
 
 def test_a_site_without_figures_has_no_time_and_says_which_are_missing():

@@ -178,10 +178,11 @@ def step_time(
 
 
 def _inside_a_node(run: Run, axis: str) -> bool:
-    """Return whether the ranks of an axis are on one node: outer axes stride over the inner ones."""
-    if not (axes := axes_in(axis)):
+    """Return whether the ranks of each group of an axis are on one node: outer axes stride over the inner ones."""
+    axes = axes_in(axis)
+    if run.nodes == 1 or not axes:
         return run.nodes == 1
-    return run.mesh.stride(axes[0]) * run.mesh.degree(axes[0]) <= run.ranks_per_node
+    return run.ranks_per_node % (run.mesh.stride(axes[0]) * run.mesh.degree(axes[0])) == 0
 
 
 def misfit(run: Run, hardware: Hardware, made: Plan | None) -> str | None:

@@ -13,13 +13,17 @@ class Mark:
 
     color: str
     shape: str
-    """As Vega names it."""
+    """As Vega names it, or as a path."""
     glyph: str
     """The same shape as a character, for the legend of the page."""
 
 
 ONE_DEVICE, DATA_PARALLEL, SHARDED, ZERO = "one device", "data parallel", "sharded data parallel", "ZeRO (DeepSpeed)"
 PIPELINE, TENSOR, CONTEXT = "pipeline / model", "tensor parallel", "context parallel"
+EXPERT = "expert parallel"
+HALF_DISK = "M-.5,-1A1,1,0,0,1,-.5,1Z"
+STAR = "M0.00,-1.25L0.32,-0.44L1.19,-0.39L0.52,0.17L0.73,1.01L0.00,0.55L-0.73,1.01L-0.52,0.17L-1.19,-0.39L-0.32,-0.44Z"
+"""Paths of shapes that Vega does not name, in a square from about -1 to 1."""
 COMBINED, OTHER = "combined", "other"
 FAMILIES = {
     ONE_DEVICE: Mark("#8b949e", "cross", "\u271a"),
@@ -28,7 +32,8 @@ FAMILIES = {
     ZERO: Mark("#d9514e", "diamond", "\u25c6"),
     PIPELINE: Mark("#3ba272", "triangle-right", "\u25b6"),
     TENSOR: Mark("#9a6fdd", "triangle-up", "\u25b2"),
-    CONTEXT: Mark("#2aa5b8", "wedge", "\u25ed"),
+    CONTEXT: Mark("#2aa5b8", HALF_DISK, "\u25d7"),
+    EXPERT: Mark("#5a3cff", STAR, "\u2605"),
     COMBINED: Mark("#d65fa6", "triangle-down", "\u25bc"),
     OTHER: Mark("#9c7a4a", "triangle-left", "\u25c0"),
 }
@@ -39,6 +44,7 @@ OF_SPLITS = {
     frozenset({"layers"}): PIPELINE,
     frozenset({"tensors"}): TENSOR,
     frozenset({"sequence", "states"}): CONTEXT,
+    frozenset({"samples", "states", "experts"}): EXPERT,
 }
 """Splits by the axes of a strategy: its family."""
 OF_SINGLE_PROCESS = {"dp": DATA_PARALLEL, "mp": PIPELINE}

@@ -46,7 +46,9 @@ class Degrees(Strict):
         None, description="Degree of sharding: FSDP (fully_shard)."
     )
     cp: Annotated[int | None, Axis(splits=("sequence", "states"), techniques=("context", "fsdp"))] = Field(
-        None, description="Degree of context parallelism; states are sharded over dp_shard x cp."
+        None,
+        description="Degree of context parallelism; states are sharded over dp_shard x cp. Stays within a node if cp x "
+        "tp divides its ranks; may span nodes.",
     )
     ep: Annotated[int | None, Axis(splits=("experts",), techniques=("experts",), among=("samples", "sequence"))] = (
         Field(
