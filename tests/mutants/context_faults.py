@@ -4,7 +4,9 @@ from fault import EVALUATION, MODELS, STEP, TASKS, Fault, S, at, parity
 
 CONTEXT, RING = f"{S}strategies/context.py", f"{S}strategies/ring.py"
 SEQUENCE = f"{MODELS}/_sequence.py"
-CP, CP_XSUM, RING_XSUM = (parity(f"{name}-float64") for name in ("cp-llama2", "cp-xsum", "cp_ring-xsum"))
+CP, CP_XSUM, CP_VIT, RING_XSUM = (
+    parity(f"{name}-float64") for name in ("cp-llama2", "cp-xsum", "cp-vit", "cp_ring-xsum")
+)
 
 
 def attention(name: str, ranks: int = 2) -> tuple[str, ...]:
@@ -37,11 +39,10 @@ FAULTS = [
     Fault(
         "targets shifted after the split, so that those at boundaries are wrong",
         f"{TASKS}/__init__.py",
-        "                part[name] = sequence.part(part[name], 1)\n        return part",
+        "                part[name] = sequence.part(part[name], 1)\n",
         "                part[name] = sequence.part(part[name], 1)\n"
         "        if sequence.ranks > 1:\n"
-        '            part["targets"] = torch.cat((part["inputs"][:, 1:], part["targets"][:, -1:]), 1)\n'
-        "        return part",
+        '            part["targets"] = torch.cat((part["inputs"][:, 1:], part["targets"][:, -1:]), 1)\n',
         CP,
     ),
     Fault(
@@ -158,6 +159,27 @@ FAULTS = [
         'whole_sequences: ClassVar = {"mask": False}',
         'whole_sequences: ClassVar = {"mask": True}',
         at("unit/test_tasks", "test_sequences_are_filled_up_and_every_rank_has_another_part"),
+    ),
+    Fault(
+        "each rank has the targets of the class token",
+        f"{TASKS}/__init__.py",
+        "self.at_first_position.items() if sequence.rank > 0 else ():",
+        "self.at_first_position.items() if sequence.rank < 0 else ():",
+        at("unit/test_tasks", "test_the_rank_with_the_class_token_has_the_targets"),
+    ),
+    Fault(
+        "what fills up class token and patches is attended to",
+        f"{MODELS}/vit.py",
+        "[None, None, None] < self.tokens",
+        "[None, None, None] < length",
+        CP_VIT,
+    ),
+    Fault(
+        "positions and the class token for each rank's own patches alone",
+        f"{MODELS}/vit.py",
+        "return self.sequence.part(F.pad(x, (0, 0, 0, -self.tokens % self.sequence.count)), 1)",
+        "return F.pad(x, (0, 0, 0, -self.tokens % self.sequence.count))[:, : -(-self.tokens // self.sequence.ranks)]",
+        CP_VIT,
     ),
     Fault(
         "Ulysses repeats key heads in turn instead of each for its group",

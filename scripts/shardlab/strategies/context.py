@@ -82,23 +82,28 @@ def check(run: Run, task: Task, model: nn.Module) -> None:
     """Check that sequences are split, and that all attention knows of it.
 
     Raises:
-        UserError: the task names no sequences, or the model does not attend through models/_layers.py.
+        UserError: the task names no sequences, or the model does not attend through models/_layers.py, or does not
+            split what the task does not.
     """
-    if not task.sequences:
+    if not (task.sequences or task.at_first_position):
         raise UserError(f"context_sizes: task {run.task} does not name its `sequences`; name them, or remove the key.")
     if not any(isinstance(module, Attention) for module in model.modules()):
         raise UserError(
             f"context_sizes: model {run.model.name} does not attend through models/_layers.py; use its Attention, or "
             "remove the key."
         )
+    if not task.sequences and not any(hasattr(module, "sequence") for module in model.modules()):
+        raise UserError(
+            f"context_sizes: model {run.model.name} does not split the positions that it makes of a sample; give it a "
+            "`sequence` as in models/vit.py, or remove the key."
+        )
 
 
 def apply(model: nn.Module, name: str, split: SequenceSplit, group: Group) -> None:
     """Replace the attention of a model, or of a part of one, and give it the positions that this rank has."""
+    split.assign(model)
     attending = 0
     for module in model.modules():
-        if hasattr(module, "sequence"):
-            setattr(module, "sequence", split)  # noqa: B010
         if isinstance(module, Attention):
             module.attend = partial(ALGORITHMS[name], split=split, group=group)
             attending += 1
