@@ -182,6 +182,42 @@ FAULTS = [
         CP_VIT,
     ),
     Fault(
+        "a layer with a window over positions sees its rank's own part only (accelerate #4177)",
+        f"{MODELS}/llama.py",
+        "states = self.mlp_norm(x)",
+        "states = self.mlp_norm(x)\n        states = states + F.pad(states, (0, 0, 1, 0))[:, :-1]",
+        CP,
+    ),
+    Fault(
+        "layers with a state or a window over positions are not refused",
+        CONTEXT,
+        "if isinstance(module, NEIGHBORS):",
+        "if isinstance(module, Task):",
+        at("unit/test_tasks", "test_context_parallelism_needs_a_task_and_a_model_that_split_their_positions"),
+    ),
+    Fault(
+        "a ring's backward pass with the gradient of other positions (Megatron #1464)",
+        RING,
+        "own = gradient[at], query[at], output[at], lse[at]",
+        "own = gradient.flip(2)[at], query[at], output[at], lse[at]",
+        attention("ring"),
+    ),
+    Fault(
+        "gradients of keys and values end one rank before they are home",
+        RING,
+        "of_key, of_value = travelling.arrived().to(key.dtype)",
+        "of_key, of_value = (travelling.arrived(), of_memory)[1].to(key.dtype)",
+        attention("ring"),
+    ),
+    Fault(
+        "a ring's backward pass with a block's output instead of the row's",
+        RING,
+        "own = gradient[at], query[at], output[at], lse[at]",
+        "one = attention_block.forward(query[at], keys, values, masks[source], causal=block.causal)\n"
+        "                own = gradient[at], query[at], one[0].to(query.dtype), lse[at]",
+        attention("ring"),
+    ),
+    Fault(
         "Ulysses repeats key heads in turn instead of each for its group",
         CONTEXT,
         ".repeat_interleave(repeats, 2)",

@@ -113,9 +113,11 @@ def test_class_token_and_patches_are_split_and_what_fills_them_up_is_no_key(coun
 class Unsplit(torch.nn.Module):
     """Attends like the workloads' models, but does not know which positions a rank has."""
 
-    def __init__(self):
+    def __init__(self, **layers):
         super().__init__()
         self.attention = Attention(4, 2)
+        for name, layer in layers.items():
+            self.add_module(name, layer)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,12 @@ class Unsplit(torch.nn.Module):
         ("mlp", Unsplit(), "task regression does not name its `sequences`; name them, or remove the key"),
         ("mnist", torch.nn.Linear(1, 1), "does not attend through models/_layers.py; use its Attention, or remove"),
         ("mnist", Unsplit(), "model cnn does not split the positions that it makes of a sample; give it a `sequence`"),
+        (
+            "llama2",
+            Unsplit(window=torch.nn.Conv1d(4, 4, 3)),
+            "window of model llama is a Conv1d, whose output at a pos",
+        ),
+        ("llama2", Unsplit(state=torch.nn.GRU(4, 4)), "state of model llama is a GRU, whose output at a position depe"),
     ],
 )
 def test_context_parallelism_needs_a_task_and_a_model_that_split_their_positions(workload, model, message, tiny_data):
