@@ -4,7 +4,9 @@ from fault import EVALUATION, MODELS, STEP, TASKS, Fault, S, at, parity
 
 CONTEXT, RING = f"{S}strategies/context.py", f"{S}strategies/ring.py"
 SEQUENCE = f"{MODELS}/_sequence.py"
-CP, CP_XSUM, RING_XSUM = (parity(f"{name}-float64") for name in ("cp-llama2", "cp-xsum", "cp_ring-xsum"))
+CP, CP_XSUM, CP_VIT, RING_XSUM = (
+    parity(f"{name}-float64") for name in ("cp-llama2", "cp-xsum", "cp-vit", "cp_ring-xsum")
+)
 
 
 def attention(name: str, ranks: int = 2) -> tuple[str, ...]:
@@ -37,11 +39,10 @@ FAULTS = [
     Fault(
         "targets shifted after the split, so that those at boundaries are wrong",
         f"{TASKS}/__init__.py",
-        "                part[name] = sequence.part(part[name], 1)\n        return part",
+        "                part[name] = sequence.part(part[name], 1)\n",
         "                part[name] = sequence.part(part[name], 1)\n"
         "        if sequence.ranks > 1:\n"
-        '            part["targets"] = torch.cat((part["inputs"][:, 1:], part["targets"][:, -1:]), 1)\n'
-        "        return part",
+        '            part["targets"] = torch.cat((part["inputs"][:, 1:], part["targets"][:, -1:]), 1)\n',
         CP,
     ),
     Fault(
@@ -158,6 +159,63 @@ FAULTS = [
         'whole_sequences: ClassVar = {"mask": False}',
         'whole_sequences: ClassVar = {"mask": True}',
         at("unit/test_tasks", "test_sequences_are_filled_up_and_every_rank_has_another_part"),
+    ),
+    Fault(
+        "each rank has the targets of the class token",
+        f"{TASKS}/__init__.py",
+        "self.at_first_position.items() if sequence.rank > 0 else ():",
+        "self.at_first_position.items() if sequence.rank < 0 else ():",
+        at("unit/test_tasks", "test_the_rank_with_the_class_token_has_the_targets"),
+    ),
+    Fault(
+        "what fills up class token and patches is attended to",
+        f"{MODELS}/vit.py",
+        "[None, None, None] < self.tokens",
+        "[None, None, None] < length",
+        CP_VIT,
+    ),
+    Fault(
+        "positions and the class token for each rank's own patches alone",
+        f"{MODELS}/vit.py",
+        "return self.sequence.part(F.pad(x, (0, 0, 0, -self.tokens % self.sequence.count)), 1)",
+        "return F.pad(x, (0, 0, 0, -self.tokens % self.sequence.count))[:, : -(-self.tokens // self.sequence.ranks)]",
+        CP_VIT,
+    ),
+    Fault(
+        "a layer with a window over positions sees its rank's own part only (accelerate #4177)",
+        f"{MODELS}/llama.py",
+        "states = self.mlp_norm(x)",
+        "states = self.mlp_norm(x)\n        states = states + F.pad(states, (0, 0, 1, 0))[:, :-1]",
+        CP,
+    ),
+    Fault(
+        "layers with a state or a window over positions are not refused",
+        CONTEXT,
+        "if isinstance(module, NEIGHBORS):",
+        "if isinstance(module, Task):",
+        at("unit/test_tasks", "test_context_parallelism_needs_a_task_and_a_model_that_split_their_positions"),
+    ),
+    Fault(
+        "a ring's backward pass with the gradient of other positions (Megatron #1464)",
+        RING,
+        "own = gradient[at], query[at], output[at], lse[at]",
+        "own = gradient.flip(2)[at], query[at], output[at], lse[at]",
+        attention("ring"),
+    ),
+    Fault(
+        "gradients of keys and values end one rank before they are home",
+        RING,
+        "of_key, of_value = travelling.arrived().to(key.dtype)",
+        "of_key, of_value = (travelling.arrived(), of_memory)[1].to(key.dtype)",
+        attention("ring"),
+    ),
+    Fault(
+        "a ring's backward pass with a block's output instead of the row's",
+        RING,
+        "own = gradient[at], query[at], output[at], lse[at]",
+        "one = attention_block.forward(query[at], keys, values, masks[source], causal=block.causal)\n"
+        "                own = gradient[at], query[at], one[0].to(query.dtype), lse[at]",
+        attention("ring"),
     ),
     Fault(
         "Ulysses repeats key heads in turn instead of each for its group",

@@ -87,6 +87,15 @@ FAULTS = [
         reference("moe"),
     ),
     Fault(
+        "tokens count once more when they are recomputed (torchtitan #1689)",
+        EXPERTS,
+        "load = tokens_per_expert(ids.flatten(1), self.experts)",
+        "load = tokens_per_expert(ids.flatten(1), self.experts)\n"
+        '        load[0] += getattr(self, "recomputed", 0)\n'
+        "        self.recomputed = load.sum(0) if torch._C._current_graph_task_id() >= 0 else 0",
+        at("parity/test_parity", f"test_each_rank_counts_the_tokens_of_all[ddp-moe-{HARD}]"),
+    ),
+    Fault(
         "bias moves towards the experts with most tokens",
         EXPERTS,
         "self.bias += rate * missing.sign()",

@@ -91,7 +91,7 @@ MORE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
 MORE += [Case(s, "llama2", ranks=4) for s in ("ddp", "fsdp", "pp", "pp_gpipe")]
 MORE += [Case(s, "xsum", ranks=4) for s in ("pp", "tp", "tp_sp")]
 # Fewer key heads than ranks; documents of which some ranks have only padding.
-MORE += [Case(s, w, ranks=4) for s in ("cp", "cp_ulysses", "cp_ring") for w in ("llama2", "xsum")]
+MORE += [Case(s, w, ranks=4) for s in ("cp", "cp_ulysses", "cp_ring") for w in ("llama2", "xsum", "vit")]
 COMPILE = [
     compared(s, "llama2", COMPILED)
     for s in ("single", "ddp", "fsdp", "tp_sp", "fsdp_tp", "pp", "cp", "cp_ulysses", "cp_ring", "zero2")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from group import Group
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from helpers.common import build, save_initial, tiny_run, with_weights
 from shardlab.measure.memory import Memory
@@ -146,3 +147,14 @@ def test_storages_are_counted_when_made_freed_and_resized():
     assert found["peak"] - before == 8000 + 4000
     assert found["largest"]["gathered"] == 8000, "what is resized is FSDP's"
     assert SimpleNamespace(y=y, z=z)
+
+
+def test_a_tensor_that_a_collective_fills_is_counted_once():
+    """Views of its wrapper each look like a storage of the whole's size."""
+    memory = Memory(torch.device("cpu"))
+    with memory:
+        whole = torch.empty(100)
+        before = memory.figures()["peak"]
+        parts = AsyncCollectiveTensor(whole).chunk(4)
+    assert {type(part) for part in parts} == {AsyncCollectiveTensor}
+    assert memory.figures()["peak"] == before

@@ -6,7 +6,9 @@ import torch
 
 from helpers.common import TINY, save_initial, tiny_run, with_weights
 from shardlab.errors import UserError
+from shardlab.models._layers import Attention
 from shardlab.models._sequence import SequenceSplit
+from shardlab.strategies import context
 from shardlab.training import evaluation, tasks
 
 CPU = torch.device("cpu")
@@ -74,6 +76,68 @@ def test_sequences_are_filled_up_and_every_rank_has_another_part(tiny_data):
             positions = torch.cat([split.positions(found.shape[1] // 7, CPU) for split in splits])
             assert splits[0].in_order(positions, 0).equal(torch.arange(found.shape[1])) or name in task.whole_sequences
         assert not parts[0]["mask"][:, whole["mask"].shape[1] :].any(), "what fills up is never attended to"
+
+
+def test_the_rank_with_the_class_token_has_the_targets(tiny_data):
+    task, _ = loaded("vit", tiny_data)
+    whole = task.batch("train", np.arange(3))
+    parts = [task.micro_batch("train", np.arange(3), sequence=SequenceSplit(3, rank)) for rank in range(3)]
+    assert all(part.batch["images"].equal(whole["images"]) for part in parts)
+    assert parts[0].batch["labels"].equal(whole["labels"])
+    assert [int(task.targets_in(part.counted)) for part in parts] == [3, 0, 0]
+    logits = torch.randn(3, 10, dtype=torch.float64, requires_grad=True)
+    loss = task.counted_loss(logits, parts[1])
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert not logits.grad.any(), "a loss without targets is 0 with a gradient of 0"
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_class_token_and_patches_are_split_and_what_fills_them_up_is_no_key(count, tiny_data):
+    _, model = loaded("vit", tiny_data)
+    images = torch.randn(2, 1, 28, 28, dtype=torch.float64)
+    whole = model._embed(images)
+    assert whole.shape[1] % count, "no number of pieces divides the length"
+    splits = [SequenceSplit(count, rank, head_tail=True) for rank in range(count)]
+    parts, masks = [], []
+    for split in splits:
+        split.assign(model)
+        parts.append(model._embed(images))
+        masks.append(model._layer(lambda _, mask: mask, parts[-1]))
+    together = splits[0].in_order(torch.cat(parts, 1), 1)
+    assert together[:, : whole.shape[1]].equal(whole)
+    assert {len(mask.flatten()) for mask in masks} == {together.shape[1]}
+    assert {int(mask.sum()) for mask in masks} == {whole.shape[1]}, "keys that fill up are never attended to"
+
+
+class Unsplit(torch.nn.Module):
+    """Attends like the workloads' models, but does not know which positions a rank has."""
+
+    def __init__(self, **layers):
+        super().__init__()
+        self.attention = Attention(4, 2)
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+
+@pytest.mark.parametrize(
+    ("workload", "model", "message"),
+    [
+        ("mlp", Unsplit(), "task regression does not name its `sequences`; name them, or remove the key"),
+        ("mnist", torch.nn.Linear(1, 1), "does not attend through models/_layers.py; use its Attention, or remove"),
+        ("mnist", Unsplit(), "model cnn does not split the positions that it makes of a sample; give it a `sequence`"),
+        (
+            "llama2",
+            Unsplit(window=torch.nn.Conv1d(4, 4, 3)),
+            "window of model llama is a Conv1d, whose output at a pos",
+        ),
+        ("llama2", Unsplit(state=torch.nn.GRU(4, 4)), "state of model llama is a GRU, whose output at a position depe"),
+    ],
+)
+def test_context_parallelism_needs_a_task_and_a_model_that_split_their_positions(workload, model, message, tiny_data):
+    task, _ = loaded(workload, tiny_data)
+    with pytest.raises(UserError, match=message):
+        context.check(tiny_run(workload), task, model)
 
 
 def test_a_model_that_gives_logits_alone_has_no_loss_in_chunks():

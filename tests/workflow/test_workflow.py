@@ -13,7 +13,7 @@ TINY = ["--config", "workloads=[mlp]", "strategies=[single,ddp]", "recipe={max_s
 
 def test_slurm_profile_lists_the_jobs_without_slurm(tree):
     listed = tree.snakemake("-n", "all", profile="slurm").stdout
-    assert re.search(r"^train +52$", listed, re.MULTILINE)
+    assert re.search(r"^train +53$", listed, re.MULTILINE)
     assert "Training llama2 under fsdp_tp" in listed
 
 

@@ -20,6 +20,7 @@ from shardlab.measure.traffic import fraction_sent
 from shardlab.models import matching
 from shardlab.models._experts import Experts
 from shardlab.models._layers import Attention
+from shardlab.models._sequence import first_part
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.types import Run
 from shardlab.training.tasks import MicroBatch, Task
@@ -43,7 +44,7 @@ def bytes_per_step(
         return None
     if not run.mesh:
         return 0.0
-    model = models.build(run.model, run.task, getattr(torch, recipe.dtype)).to("meta")
+    model = _on_shapes(run)
     if run.zero_stage is not None:
         return _zero(run.zero_stage, run.world_size, model, recipe.gradient_accumulation_steps)
     total = of_replicas(run, model, recipe.gradient_accumulation_steps)
@@ -56,6 +57,13 @@ def bytes_per_step(
         pieces = run.options.n_microbatches if run.mesh.pipelined else 1
         total += len(micro_batches) * pieces * _counts(run, model) / run.mesh.stages
     return total
+
+
+def _on_shapes(run: Run) -> nn.Module:
+    """Return the model on the meta device, for a rank's part of the sequences."""
+    model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype)).to("meta")
+    first_part(run).assign(model)
+    return model
 
 
 def _exchanged(run: Run, model: nn.Module, rows: Tensor, part: int) -> float:
@@ -242,7 +250,7 @@ def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen
 
 def boundary_states(run: Run, task: Task, batch: dict[str, Tensor]) -> list[tuple[Tensor, ...]]:
     """Return what each pipeline stage passes to the next for a batch on the meta device, as one rank holds it."""
-    model: Any = models.build(run.model, run.task, getattr(torch, run.recipe.dtype)).to("meta")
+    model: Any = _on_shapes(run)
     seen: Seen = []
     for pattern, style in run.model.tensor.items():
         for module in matching(model, pattern):

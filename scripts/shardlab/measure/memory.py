@@ -106,6 +106,8 @@ class Memory(TorchDispatchMode):
 
     def _see(self, tensor: Tensor, kind: str) -> int | None:
         """Count a tensor's storage, unless it is known, on another device or has no memory; return its number."""
+        if type(tensor).__name__ == "AsyncCollectiveTensor":
+            tensor = tensor.elem  # type: ignore[attr-defined]  # its own storage has no memory
         if tensor.device.type != self.device.type or tensor.layout is not torch.strided or self._is_left_out(tensor):
             return None
         storage = tensor.untyped_storage()

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from shardlab.settings.types import Run
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,12 @@ class SequenceSplit:
     def pieces(self) -> tuple[int, ...]:
         """Numbers of this rank's pieces, in the order in which it holds them."""
         return (self.rank, self.count - 1 - self.rank) if self.head_tail else (self.rank,)
+
+    def assign(self, model: nn.Module) -> None:
+        """Make a model, or a part of one, compute this rank's part: modules with a ``sequence`` depend on it."""
+        for module in model.modules():
+            if hasattr(module, "sequence"):
+                setattr(module, "sequence", self)  # noqa: B010
 
     def positions(self, length: int, device: torch.device) -> Tensor:
         """Return the positions, in the whole sequence, of the ``length`` positions that this rank has."""
@@ -63,3 +71,9 @@ class SequenceSplit:
             return gathered
         halves = gathered.chunk(self.count, dim)
         return torch.cat((*halves[0::2], *reversed(halves[1::2])), dim)
+
+
+def first_part(run: Run) -> SequenceSplit:
+    """Return the part of the first ranks of a run; all parts have the same shapes."""
+    parts = run.mesh.parts("sequence")
+    return SequenceSplit(parts, head_tail=run.options.splits_head_and_tail) if parts > 1 else SequenceSplit()

@@ -1,17 +1,21 @@
 """Vision transformer (Dosovitskiy et al., 2020, arXiv:2010.11929): pre-norm blocks, class token."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardlab.models._chain import Chain, Segment
 from shardlab.models._layers import EncoderBlock, initialize
+from shardlab.models._sequence import SequenceSplit
 
 
 class Model(Chain):
     """Patches and a class token through the blocks; the class token's state is classified.
 
-    Maps images (batch, channels, size, size) to logits (batch, classes).
+    Maps images (batch, channels, size, size) to logits (batch, classes). ``sequence``: the part of the class token and
+    the patches that a rank has (see strategies/context.py); logits count where it has the first position.
     """
 
     initialize = staticmethod(initialize)
@@ -29,10 +33,11 @@ class Model(Chain):
         hidden: int,
     ) -> None:
         super().__init__()
-        patches = (image_size // patch) ** 2
+        self.sequence = SequenceSplit()
+        self.tokens = (image_size // patch) ** 2 + 1
         self.patches = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.empty(1, 1, dim))
-        self.positions = nn.Parameter(torch.empty(1, patches + 1, dim))
+        self.positions = nn.Parameter(torch.empty(1, self.tokens, dim))
         self.layers = nn.ModuleList(EncoderBlock(dim, heads, hidden, F.gelu) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
@@ -46,13 +51,25 @@ class Model(Chain):
 
     def segments(self) -> list[Segment]:
         """See Chain."""
-        layers = [Segment((f"layers.{number}",), layer) for number, layer in enumerate(self.layers)]
+        layers = [
+            Segment((f"layers.{number}",), partial(self._layer, layer)) for number, layer in enumerate(self.layers)
+        ]
         first = Segment(("patches", "class_token", "positions"), self._embed)
         return [first, *layers, Segment(("norm", "head"), self._head)]
 
     def _embed(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2)
-        return torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1) + self.positions
+        x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1) + self.positions
+        if self.sequence.ranks == 1:
+            return x
+        # One layer for all patches, which costs little and leaves images as they are.
+        return self.sequence.part(F.pad(x, (0, 0, 0, -self.tokens % self.sequence.count)), 1)
+
+    def _layer(self, layer: nn.Module, x: Tensor) -> Tensor:
+        length = x.shape[1] * self.sequence.ranks
+        filled = length > self.tokens  # up to a multiple of the pieces
+        mask = torch.arange(length, device=x.device)[None, None, None] < self.tokens if filled else None
+        return layer(x, mask)
 
     def _head(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x)[:, 0])

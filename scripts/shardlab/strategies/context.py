@@ -76,29 +76,43 @@ def _to_positions(x: Tensor, split: SequenceSplit, group: Group) -> Tensor:
 
 
 ALGORITHMS = {"gather": gathered, "ulysses": ulysses, "ring": ring}
+NEIGHBORS = (nn.RNNBase, nn.Conv1d, nn.AvgPool1d, nn.MaxPool1d)
+"""Layers with a state or a window over positions, which need those of other ranks."""
 
 
 def check(run: Run, task: Task, model: nn.Module) -> None:
     """Check that sequences are split, and that all attention knows of it.
 
     Raises:
-        UserError: the task names no sequences, or the model does not attend through models/_layers.py.
+        UserError: the task names no sequences, or the model does not attend through models/_layers.py, does not split
+            what the task does not, or has layers other than attention that look at other positions.
     """
-    if not task.sequences:
+    if not (task.sequences or task.at_first_position):
         raise UserError(f"context_sizes: task {run.task} does not name its `sequences`; name them, or remove the key.")
     if not any(isinstance(module, Attention) for module in model.modules()):
         raise UserError(
             f"context_sizes: model {run.model.name} does not attend through models/_layers.py; use its Attention, or "
             "remove the key."
         )
+    if not task.sequences and not any(hasattr(module, "sequence") for module in model.modules()):
+        raise UserError(
+            f"context_sizes: model {run.model.name} does not split the positions that it makes of a sample; give it a "
+            "`sequence` as in models/vit.py, or remove the key."
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, NEIGHBORS):
+            raise UserError(
+                f"context_sizes: {name} of model {run.model.name} is a {type(module).__name__}, whose output at a "
+                "position depends on positions that other ranks have; only attention may. Use attention, or remove the "
+                "key."
+            )
 
 
 def apply(model: nn.Module, name: str, split: SequenceSplit, group: Group) -> None:
     """Replace the attention of a model, or of a part of one, and give it the positions that this rank has."""
+    split.assign(model)
     attending = 0
     for module in model.modules():
-        if hasattr(module, "sequence"):
-            setattr(module, "sequence", split)  # noqa: B010
         if isinstance(module, Attention):
             module.attend = partial(ALGORITHMS[name], split=split, group=group)
             attending += 1

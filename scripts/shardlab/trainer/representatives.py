@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from shardlab.data import order
-from shardlab.models._sequence import SequenceSplit
+from shardlab.models._sequence import first_part
 from shardlab.settings.types import Run
 from shardlab.training import batches
 from shardlab.training.tasks import Task
@@ -39,7 +39,7 @@ def first_of_each_part(run: Run, task: Task) -> dict[int, int]:
     plain: Any = SimpleNamespace(chunks=None)
     found: dict[Any, int] = {}
     weights: dict[int, int] = {}
-    sequence = SequenceSplit(run.mesh.parts("sequence"), head_tail=run.options.splits_head_and_tail)
+    sequence = first_part(run)
     for part in range(run.mesh.data_size):
         place: Any = SimpleNamespace(data_rank=part, data_size=run.mesh.data_size, sequence=sequence)
         micro_batches = batches.micro_batches(

@@ -64,6 +64,10 @@ class Task(ABC):
     """
     whole_sequences: ClassVar[dict[str, bool]] = {}
     """The same of those that are filled up, but not split: which keys count, for all ranks' keys."""
+    at_first_position: ClassVar[dict[str, int]] = {}
+    """Tensors of a batch (batch,) that belong to the first position of a sequence that the model makes of a sample (a
+    class token's target), and their value on ranks with other positions: targets that do not count.
+    """
     scores = True
     """True if the metric needs ``score``, and not only the loss."""
 
@@ -152,6 +156,8 @@ class Task(ABC):
             part[name] = F.pad(batch[name], (0, -batch[name].shape[1] % sequence.count), value=fill)
             if name in self.sequences:
                 part[name] = sequence.part(part[name], 1)
+        for name, fill in self.at_first_position.items() if sequence.rank > 0 else ():
+            part[name] = torch.full_like(batch[name], fill)
         return part
 
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:

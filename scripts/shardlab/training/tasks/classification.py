@@ -1,18 +1,21 @@
 """Image classification: cross-entropy, accuracy."""
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardlab.data.order import Indices
 from shardlab.training import tasks
-from shardlab.training.tasks import Batch, Inputs
+from shardlab.training.tasks import IGNORE, Batch, Inputs
 
 
 class Task(tasks.Task):
     """Image classification; cross-entropy, accuracy."""
 
     metric_name = "accuracy"
+    at_first_position: ClassVar = {"labels": IGNORE}
 
     def targets(self, split: str, indices: Indices) -> int:
         return len(indices)
@@ -26,11 +29,11 @@ class Task(tasks.Task):
     def inputs(self, batch: Batch) -> Inputs:
         return (batch["images"],), {}
 
-    def targets_in(self, batch: Batch) -> int:
-        return len(batch["labels"])
+    def targets_in(self, batch: Batch) -> Tensor:
+        return (batch["labels"] != IGNORE).sum()
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return F.cross_entropy(tasks.for_sum(outputs), batch["labels"], reduction="sum")
+        return F.cross_entropy(tasks.for_sum(outputs), batch["labels"], reduction="sum", ignore_index=IGNORE)
 
     def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
         return float((outputs.argmax(-1) == batch["labels"]).sum())
