@@ -14,9 +14,8 @@ from shardlab.files import sha256
 from shardlab.records.reports import InitialReport, TestReport, TrainReport
 from shardlab.settings import run_identity
 from shardlab.settings.types import read_run
-from shardlab.trainer.evaluation import evaluate_sharded
+from shardlab.trainer.evaluation import evaluate
 from shardlab.training import distributed
-from shardlab.training.evaluation import evaluate
 
 
 def main() -> None:
@@ -36,7 +35,7 @@ def main() -> None:
         untrained = InitialReport.read(args.initial, f"recreate it with: snakemake -f {args.initial}").loss
     distributed.start(run.site.device, run.site.hang_seconds)
     digest = origin(args.weights) if distributed.is_main() else ""
-    found = (evaluate_sharded if run.evaluated_sharded else evaluate)(run, args.data, args.weights)
+    found = evaluate(run, args.data, args.weights)
     if distributed.is_main():
         report = TestReport(
             **found.model_dump(),

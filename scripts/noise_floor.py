@@ -14,7 +14,7 @@ from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin
 from shardlab.settings import run_identity
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run, read_run
-from shardlab.trainer.evaluation import evaluate_sharded
+from shardlab.trainer.evaluation import evaluate
 from shardlab.trainer.loop import train
 from shardlab.trainer.perturbed import move
 from shardlab.training import distributed
@@ -50,8 +50,8 @@ def twin(run: Run, data: Path, initial: Path, number: int) -> Twin:
         move(run, initial, number, folder / "initial.safetensors")
         train(run, data, folder / "initial.safetensors", folder, {})
         report = TrainReport.read(folder / "train.json", "train again")
-        loss = evaluate_sharded(run, data, folder / "model.safetensors").loss
-    return Twin(validation_loss=report.validation_loss, test_loss=loss)
+        found = evaluate(run, data, folder / "model.safetensors")
+    return Twin(validation_loss=report.validation_loss, test_loss=found.loss, expert_choices=found.expert_choices)
 
 
 if __name__ == "__main__":

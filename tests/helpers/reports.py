@@ -13,9 +13,21 @@ VALIDATION = {"kind": "validation", "step": 0, "loss": 3.0}
 
 
 def finished(
-    results, run, loss=2.0, data="d", initial="i", weights="w", evaluated="w", steps=(STEP,), timeline=None, **more
+    results,
+    run,
+    loss=2.0,
+    data="d",
+    initial="i",
+    weights="w",
+    evaluated="w",
+    steps=(STEP,),
+    timeline=None,
+    choices=None,
+    **more,
 ):
-    """The files of a finished run; ``more``: keys of its train.json; ``timeline``: of its timeline.json."""
+    """The files of a finished run; ``more``: keys of its train.json; ``timeline``: of its timeline.json; ``choices``:
+    experts that the test tokens choose.
+    """
     folder = results / run.strategy / run.workload
     measured = {
         "identity": run_identity.identity_of(run, data),
@@ -50,5 +62,6 @@ def finished(
         identity=run_identity.identity_of(run, data),
         weights=evaluated,
         untrained_loss=9.0,
+        expert_choices=choices,
     ).write(folder / "test.json")
     folder.with_name(f"{folder.name}.done").touch()

@@ -14,6 +14,7 @@ from helpers.common import ROOT, save_initial
 from shardlab.errors import UserError
 from shardlab.files import sha256
 from shardlab.records import manifest, metrics
+from shardlab.records.expert_choices import count_flips
 from shardlab.records.manifest import File, Manifest
 from shardlab.training import evaluation
 
@@ -117,7 +118,8 @@ bias in front of a softmax are 0, and nothing but rounding.
 
 
 def differences(actual, single, run, data):
-    """Largest relative differences of two trainings: step-0 gradients, loss and norm of each step, test loss.
+    """Largest relative differences of two trainings: step-0 gradients, loss and norm of each step, test loss,
+    and the part of the experts' choices that differ.
 
     Gradients are compared relative to the model's largest (``gradient``), and to each parameter's own (``parameter``).
     ``run`` is the one on one device, ``data`` the folder of its prepared data set. What is not a number stays none.
@@ -125,11 +127,14 @@ def differences(actual, single, run, data):
     gradients, expected = (load_file(folder / "gradients.safetensors") for folder in (actual, single))
     pairs = list(zip(steps(actual), steps(single), strict=True))
     assert all(actual["samples"] == reference["samples"] for actual, reference in pairs)
-    losses = [evaluation.evaluate(run, data, folder / "model.safetensors").loss for folder in (actual, single)]
+    tests = [evaluation.evaluate(run, data, folder / "model.safetensors") for folder in (actual, single)]
+    own, reference = (test.expert_choices for test in tests)
+    flips, choices = count_flips(own, reference) if own else (0, 1)
     return of_gradients(gradients, expected) | {
         "loss": worst(actual["loss"] / reference["loss"] - 1 for actual, reference in pairs),
         "norm": worst(actual["grad_norm"] / reference["grad_norm"] - 1 for actual, reference in pairs),
-        "test": worst([losses[0] / losses[1] - 1]),
+        "test": worst([tests[0].loss / tests[1].loss - 1]),
+        "flips": flips / choices,
     }
 
 
@@ -155,7 +160,7 @@ def outside(found, *, native):
     """
     tolerances = dict.fromkeys(found, 1e-10 if native else 5e-6)
     if not native:
-        tolerances |= {"test": 1e-4, "parameter": 1e-3}
+        tolerances |= {"test": 1e-4, "parameter": 1e-3, "flips": 1e-2}
     return {name: value for name, value in found.items() if not value <= tolerances[name]}
 
 

@@ -4,6 +4,7 @@ import json
 from contextlib import contextmanager
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,9 @@ from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import _experts, export
 from shardlab.models._experts import Experts, Router, dispatch, tokens_per_expert
+from shardlab.records import expert_choices
 from shardlab.settings import pretrained
+from shardlab.training import evaluation, tasks
 
 MIXTRAL = {"scores": "softmax", "shared": 0, "scale": 1.0, "bias_rate": 0.0, "auxiliary": 0.0}
 GLM = {"scores": "sigmoid", "shared": 2, "scale": 1.5, "bias_rate": 0.01, "auxiliary": 0.0}
@@ -217,3 +220,29 @@ def test_the_exported_configuration_is_read_back(tmp_path):
     export.write(run, tmp_path / "weights", tmp_path, tmp_path / "exported")
     config = json.loads((tmp_path / "exported/config.json").read_text())
     assert (config["model_type"], config["routed_scaling_factor"]) == ("glm4_moe", 1.5)
+
+
+def test_flips_are_choices_that_the_other_run_does_not_make_in_any_order():
+    choices = np.array([[[7, 2], [0, 1], [3, 4]], [[5, 6], [1, 2], [0, 300]]])
+    text = expert_choices.encode(choices)
+    assert expert_choices.decode(text).tolist() == np.sort(choices, axis=-1).tolist()
+    other = choices[..., ::-1].copy()
+    assert expert_choices.count_flips(text, expert_choices.encode(other)) == (0, 12)
+    other[0, 1], other[1, 2, 0] = (1, 6), 5
+    assert expert_choices.count_flips(text, expert_choices.encode(other)) == (2, 12)
+
+
+def test_the_first_tokens_of_each_layer_are_kept(monkeypatch):
+    monkeypatch.setattr(expert_choices, "MOST", 9)
+    choices = np.arange(24).reshape(2, 6, 2)
+    assert expert_choices.decode(expert_choices.encode(choices)).tolist() == choices[:, :2].tolist()
+
+
+def test_an_evaluation_records_the_experts_of_each_test_token(tiny_data):
+    run, model = made()
+    task = tasks.load(run.task, tiny_data / "moe", torch.float64, torch.device("cpu"))
+    chosen = expert_choices.decode(evaluation.evaluate_model(run, task, model).expert_choices)
+    batch = task.batch("test", np.arange(task.samples("test")))
+    _, load, _ = model.train()(*task.inputs(batch)[0])
+    counts = [np.bincount(layer.flatten(), minlength=8).tolist() for layer in chosen]
+    assert counts == load.sum(0).tolist()

@@ -2,14 +2,16 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from helpers.common import tiny_run
 from helpers.reports import STEP, finished
+from shardlab.records.expert_choices import encode
 from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin
 from shardlab.report import summary, summary_markdown
-from shardlab.report.verdict import judge, verdict
+from shardlab.report.verdict import flips, judge, verdict
 from shardlab.settings import load, run_identity
 from shardlab.settings.precisions import PRECISIONS
 
@@ -187,6 +189,33 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
         assert pd.isna(noise_floor(**changed)), changed
     assert pd.isna(noise_floor(identity=run_identity.identity_of(single, "other")))
     assert pd.isna(noise_floor(single.model_copy(update={"seed": 7})))
+
+
+def test_flipped_choices_of_experts_are_in_the_table_and_next_to_the_verdict(tmp_path):
+    single, ddp, fsdp = (tiny_run("moe", strategy) for strategy in ("single", "ddp", "fsdp"))
+    made = np.zeros((2, 600, 1), np.uint8)
+    for run, flipped in ((single, 0), (ddp, 3), (fsdp, 1)):
+        choices = made.copy()
+        choices[1, :flipped] = 4
+        finished(tmp_path, run, loss=2.002 if run is ddp else 2.0, choices=encode(choices))
+    twins = [Twin(test_loss=2.0, validation_loss=3.0, expert_choices=encode(made + (made.cumsum(1) == 0)))] * 2
+    identity = run_identity.identity_of(single, "d")
+    kinds = {"initial_weights": "i", "workload": "moe", "scale": PRECISIONS["float32"].rounding}
+    NoiseFloorReport(identity=identity, twins=twins, **kinds).write(tmp_path / "noise_floor/moe.json")
+    table = judge(summary.collect([single, ddp, fsdp], tmp_path, 2))
+    assert table.expert_flips.tolist() == [0, 3, 1]
+    assert table.expert_choices.tolist() == [1200] * 3
+    reason = "ddp x moe (1.0e-03, twins 0.0e+00, 3 of 1,200 expert choices flipped)"
+    assert verdict(table)[1].endswith(f"1 not equal to single: {reason}.")
+    sentence = (
+        "moe: at most 3 of 1,200 expert choices on the test split differ from single's (ddp; twins: at most 1,200)."
+    )
+    assert flips(table) == sentence
+    lines = summary_markdown.markdown(table, load.config({"site": "test"}), {}).splitlines()
+    assert lines[4] == sentence
+    assert "flips" in summary_markdown.figures(table)
+    without = summary_markdown.figures(table.assign(expert_flips=pd.NA))
+    assert "flips" not in without
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,11 @@ class Evaluated(Strict):
     metric_value: float | None = Field(description="Its value; null if sharded evaluation does not compute it.")
     samples: int = Field(description="Number of test samples.")
     targets: int = Field(description="Number of test targets.")
+    expert_choices: str | None = Field(
+        None,
+        description="Experts that the first test tokens choose in each layer (see records/expert_choices.py); null "
+        "without experts, or after a sharded evaluation.",
+    )
 
 
 class TestReport(Evaluated, Report):
@@ -240,6 +245,7 @@ class Twin(Strict):
 
     validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
     test_loss: float = Field(description="Mean loss per target over the test split.")
+    expert_choices: str | None = Field(None, description="See test.json.")
 
 
 class NoiseFloorReport(Report):

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from shardlab.errors import UserError
-from shardlab.records import done, manifest, plan
+from shardlab.records import done, expert_choices, manifest, plan
 from shardlab.records.reports import Kind, NoiseFloorReport, TestReport, TrainReport
 from shardlab.report import verdict
 from shardlab.settings import resolve, run_identity
@@ -16,6 +16,8 @@ from shardlab.settings.types import Run
 
 MEMORY_KINDS: tuple[Kind, ...] = ("weights", "master_weights", "gradients", "optimizer", "activations")
 """Kinds of tensors with separate columns: the maximum over the ranks."""
+CHOSEN = "chosen_experts"
+"""Key of a row, not of the table: experts that the test tokens choose, as in test.json."""
 COLUMNS = [
     "strategy",
     "workload",
@@ -31,6 +33,9 @@ COLUMNS = [
     "tolerance",
     "learned_nothing",
     "equality",
+    "expert_choices",
+    "expert_flips",
+    "noise_floor_flips",
     "metric_name",
     "metric_value",
     "world_size",
@@ -76,7 +81,9 @@ def collect(planned: list[Run], results: Path, noise_floor_runs: int) -> pd.Data
         if run.strategy == "single"
     }
     ordered = [
-        rows[run.strategy, run.workload] | (noise_floors.get(run.workload, {}) if run.strategy != "single" else {})
+        rows[run.strategy, run.workload]
+        | (noise_floors.get(run.workload, {}) if run.strategy != "single" else {})
+        | _flips(rows[run.strategy, run.workload], rows.get(("single", run.workload), {}))
         for run in planned
     ]
     return compared(pd.DataFrame(ordered, columns=COLUMNS).convert_dtypes())
@@ -140,8 +147,17 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
             "untrained_test_loss": test.untrained_loss,
             "metric_name": test.metric_name,
             "metric_value": test.metric_value,
+            CHOSEN: test.expert_choices,
         }
     return row
+
+
+def _flips(row: dict[str, Any], single: dict[str, Any]) -> dict[str, int]:
+    """Return the number of a run's expert choices, and of those that ``single`` does not make; empty without both."""
+    if not row.get(CHOSEN) or not single.get(CHOSEN):
+        return {}
+    flips, choices = expert_choices.count_flips(row[CHOSEN], single[CHOSEN])
+    return {"expert_choices": choices, "expert_flips": flips}
 
 
 def _made(train: TrainReport) -> dict[str, str]:
@@ -198,7 +214,9 @@ def _differs(
 def _noise_floor(
     row: dict[str, Any], single: TrainReport | None, results: Path, noise_floor_runs: int
 ) -> dict[str, float]:
-    """Return the spread of the twins of a workload's ``single``; empty without twins of exactly this run."""
+    """Return the spread of the twins of a workload's ``single``, also in expert choices; empty without twins of
+    exactly this run.
+    """
     path = results / "noise_floor" / f"{row['workload']}.json"
     if single is None or row["status"] != "done" or not path.exists():
         return {}
@@ -206,14 +224,18 @@ def _noise_floor(
         report = NoiseFloorReport.read(path, "make it again")
     except UserError:
         return {}
-    found = (report.identity.numbers, report.identity.data, report.initial_weights, report.workload, report.scale)
+    made = (report.identity.numbers, report.identity.data, report.initial_weights, report.workload, report.scale)
     planned = (single.identity.numbers, single.identity.data, single.initial_weights, single.workload)
     rounding = PRECISIONS[Run.model_validate(single.settings).recipe.dtype].rounding
-    if found != (*planned, rounding) or not len(report.twins) == noise_floor_runs > 0:
+    if made != (*planned, rounding) or not len(report.twins) == noise_floor_runs > 0:
         return {}
     pairs = [
         pair
         for twin in report.twins
         for pair in ((twin.test_loss, row["test_loss"]), (twin.validation_loss, row["validation_loss"]))
     ]
-    return {"noise_floor": max(verdict.relative(*pair) for pair in pairs)}
+    found = {"noise_floor": max(verdict.relative(*pair) for pair in pairs)}
+    flips = [_flips({CHOSEN: twin.expert_choices}, row) for twin in report.twins]
+    if all(flips):
+        found["noise_floor_flips"] = max(each["expert_flips"] for each in flips)
+    return found

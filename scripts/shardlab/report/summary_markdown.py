@@ -10,7 +10,7 @@ from tabulate import tabulate
 from shardlab.report import sweep
 from shardlab.report.summary import MEMORY_KINDS
 from shardlab.report.units import readable_bytes
-from shardlab.report.verdict import EQUAL, verdict
+from shardlab.report.verdict import EQUAL, flips, verdict
 from shardlab.settings import sweep as sweeps
 from shardlab.settings.config import Config
 from shardlab.settings.run_identity import flat
@@ -56,7 +56,10 @@ def axes(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], st
 
 def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> str:
     """Format verdict, call, matrix of test losses, results of each workload, and what is left out or missing."""
-    parts = ["# Summary", "", f"**{verdict(table)[1]}**", "", call(config), ""]
+    parts = ["# Summary", "", f"**{verdict(table)[1]}**", ""]
+    if sentence := flips(table):
+        parts += [sentence, ""]
+    parts += [call(config), ""]
     if config.sweep:
         parts += ["## Sweep", "", *_swept(table), ""]
     strategies, workloads = axes(table, config, left_out)
@@ -87,7 +90,8 @@ def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
         cells = [[s, *(_short(rows.get((s, w))) for w in shown)] for s in strategies]
         blocks.append(tabulate(cells, ["test loss", *shown], tablefmt="simple", disable_numparse=True))
     about = "In brackets: relative difference to single.\n" if "single" in strategies else ""
-    return "\n\n".join([*blocks, f"{about}{verdict(table)[1]}", f"Open {results / 'report.html'}"])
+    judgement = "\n".join(filter(None, [verdict(table)[1], flips(table)]))
+    return "\n\n".join([*blocks, f"{about}{judgement}", f"Open {results / 'report.html'}"])
 
 
 def _short(row: dict[Hashable, Any] | None) -> str:
@@ -141,6 +145,7 @@ def _markdown(figures: pd.DataFrame) -> str:
 def figures(rows: pd.DataFrame) -> pd.DataFrame:
     """Format the results of one workload, one column each, the strategy first; empty if nothing was measured."""
     metric = next((name for name in rows.metric_name.dropna()), "metric")
+    flipped = {"flips": rows.expert_flips.map(lambda value: _number(value, ",.0f"))}
     return pd.DataFrame(
         {
             "strategy": rows.strategy,
@@ -150,6 +155,7 @@ def figures(rows: pd.DataFrame) -> pd.DataFrame:
             "untrained": rows.untrained_test_loss.map(lambda value: _number(value, ".4f")),
             "validation": rows.validation_loss.map(lambda value: _number(value, ".6f")),
             metric: rows.metric_value.map(lambda value: _number(value, ".4f")),
+            **(flipped if rows.expert_flips.notna().any() else {}),
             "wall s": rows.wall_seconds.map(lambda value: _number(value, ".2f")),
             "samples/s": rows.samples_per_second.map(lambda value: _number(value, ".0f")),
             "tensors": rows.tensor_bytes.map(_bytes),

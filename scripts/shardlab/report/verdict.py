@@ -100,4 +100,24 @@ def _end(row: dict[Any, Any]) -> str:
     difference = max(DIFFERENCES, key=lambda column: -1.0 if pd.isna(row[column]) else row[column])
     name = "" if difference == "rel_diff" else "validation "
     twins = "" if pd.isna(row["noise_floor"]) else f", twins {row['noise_floor']:.1e}"
-    return f"{name}{row[difference]:.1e}{twins}"
+    flips = "" if pd.isna(row["expert_flips"]) else f", {_of_choices(row)} flipped"
+    return f"{name}{row[difference]:.1e}{twins}{flips}"
+
+
+def flips(table: pd.DataFrame) -> str:
+    """Return a sentence on the experts' choices of each workload's run that shares the fewest with ``single``; empty
+    without any.
+    """
+    compared = table[(table.strategy != "single") & table.expert_flips.notna()]
+    sentences = []
+    for workload, rows in compared.groupby("workload", sort=False):
+        row = rows.sort_values("expert_flips").to_dict("records")[-1]
+        twins = "" if pd.isna(row["noise_floor_flips"]) else f"; twins: at most {row['noise_floor_flips']:,}"
+        sentences.append(
+            f"{workload}: at most {_of_choices(row)} on the test split differ from single's ({row['strategy']}{twins})."
+        )
+    return " ".join(sentences)
+
+
+def _of_choices(row: dict[Any, Any]) -> str:
+    return f"{row['expert_flips']:,} of {row['expert_choices']:,} expert choices"

@@ -1,4 +1,4 @@
-"""Test loss of weights under a run's own strategy, on all of its ranks."""
+"""Test loss of weights: on one device, or under a run's own strategy on all of its ranks."""
 
 from pathlib import Path
 
@@ -6,6 +6,11 @@ from shardlab import strategies
 from shardlab.records.reports import Evaluated
 from shardlab.settings.types import Run
 from shardlab.training import distributed, evaluation, tasks
+
+
+def evaluate(run: Run, data: Path, weights: Path) -> Evaluated:
+    """Loss per target and metric of ``weights``, computed as the run says; a collective if that is sharded."""
+    return (evaluate_sharded if run.evaluated_sharded else evaluation.evaluate)(run, data, weights)
 
 
 def evaluate_sharded(run: Run, data: Path, weights: Path) -> Evaluated:

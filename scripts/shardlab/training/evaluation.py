@@ -1,7 +1,9 @@
 """Loss and metric of weights over a whole split, each sample once: on one device, or divided among a run's ranks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -9,7 +11,9 @@ from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.data import order
+from shardlab.models._experts import Router
 from shardlab.models.weights import materialize
+from shardlab.records import expert_choices
 from shardlab.records.reports import Evaluated
 from shardlab.settings.types import Run
 from shardlab.training import tasks
@@ -50,13 +54,37 @@ def evaluate_model(run: Run, task: Task, model: nn.Module) -> Evaluated:
     model.eval()
     loss = score = 0.0
     targets = 0
-    for indices in order.in_order(task.samples("test"), run.recipe.eval_batch_size):
-        batch = task.batch("test", indices)
-        outputs = cast(Tensor, task.outputs(model, batch))  # in evaluation mode
-        loss += float(task.loss(outputs, batch))
-        score += task.score(model, outputs, batch)
-        targets += task.targets("test", indices)
-    return _report(run, task, loss / targets, score)
+    with _record_choices(model) as chosen:
+        for indices in order.in_order(task.samples("test"), run.recipe.eval_batch_size):
+            batch = task.batch("test", indices)
+            outputs = cast(Tensor, task.outputs(model, batch))  # in evaluation mode
+            loss += float(task.loss(outputs, batch))
+            score += task.score(model, outputs, batch)
+            targets += task.targets("test", indices)
+    evaluated = _report(run, task, loss / targets, score)
+    if chosen:
+        choices = np.stack([torch.cat(layer).cpu().numpy() for layer in chosen])
+        evaluated = evaluated.model_copy(update={"expert_choices": expert_choices.encode(choices)})
+    return evaluated
+
+
+@contextmanager
+def _record_choices(model: nn.Module) -> Iterator[list[list[Tensor]]]:
+    """Yield a list that has, for each router, the experts chosen in each call: (tokens, top_k)."""
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    chosen: list[list[Tensor]] = [[] for _ in routers]
+
+    def record(layer: list[Tensor], routing: Any) -> None:
+        if sum(map(len, layer)) < expert_choices.MOST:
+            layer.append(routing.ids.flatten(0, 1))
+
+    hooks = [
+        router.register_forward_hook(lambda _, __, routing, layer=layer: record(layer, routing))
+        for router, layer in zip(routers, chosen, strict=True)
+    ]
+    yield chosen
+    for hook in hooks:
+        hook.remove()
 
 
 def evaluate_sharded(run: Run, engine: Engine, task: Task, world: World) -> Evaluated:

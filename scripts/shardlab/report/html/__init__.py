@@ -21,7 +21,7 @@ from shardlab.report.run_data import RunData, Shown
 from shardlab.report.strategy_docs import explained
 from shardlab.report.summary import MEMORY_KINDS
 from shardlab.report.units import readable_bytes
-from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, verdict
+from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, flips, verdict
 from shardlab.report.workload_order import order_workloads
 from shardlab.settings.config import Config
 
@@ -77,7 +77,7 @@ def html(
     environment.filters["code"] = _code
     return environment.from_string((HERE / "template.html").read_text(encoding="utf-8")).render(
         good=good,
-        sentence=sentence,
+        sentence=f"{sentence} {flips(run_data.table)}".strip(),
         call=summary_markdown.call(config),
         memory=summary_markdown.MEMORY,
         states=STATES,
