@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardlab.diagnosis.stages import Pair, Row
 
 FILLS = {"targets": -100, "mask": 0}
-"""Values behind the end of a sample."""
+"""Values after the end of a sample."""
 
 
 @dataclass
