@@ -163,7 +163,7 @@ def _placed(
 
 
 def _aligned(value: Tensor, expected: Tensor, positions: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return both at the same positions; what lies behind the end of one of them is compared with what fills it."""
+    """Return both at the same positions; what is after the end of one of them is compared with what fills it."""
     length = expected.shape[1]
     if name in FILLS and len(positions) <= value.shape[1]:
         filled = torch.full_like(value, FILLS[name])

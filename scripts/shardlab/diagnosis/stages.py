@@ -34,7 +34,7 @@ class Row:
     limit: float
     """Up to which it is rounding."""
     note: str = ""
-    """What differs, where it is no number."""
+    """What differs, if it is not a number."""
     where: Any = None
     """Where an output differs (see outputs.Where)."""
 
