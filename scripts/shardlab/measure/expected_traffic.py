@@ -209,8 +209,9 @@ def _of_attention(run: Run, query: Tensor, key: Tensor) -> float:
     return 2 * fraction_sent("all_to_all", cp) * (2 * query.nbytes / tp + repeats * pair)
 
 
-def _see(seen: Seen, style: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
-    seen.append((style, module, inputs, output))
+def _see(seen: Seen, style: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    computed = style == "experts" and isinstance(output, tuple)  # with the number of their rows
+    seen.append((style, module, inputs, output[0] if computed else output))
 
 
 def _padded(value: Tensor, parts: int) -> float:
