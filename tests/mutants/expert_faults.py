@@ -1,6 +1,6 @@
 """Mixtures of experts: silent faults of other projects, after which the loss is right and the gradient is wrong."""
 
-from fault import NATIVE, STEP, TASKS, TENSOR, Fault, S, at, parity, reference
+from fault import FSDP, NATIVE, STEP, TASKS, TENSOR, Fault, S, at, parity, reference
 
 EXPERTS, MOE, SPLIT = f"{S}models/_experts.py", f"{S}models/moe.py", f"{S}strategies/experts.py"
 HARD = (
@@ -177,6 +177,20 @@ FAULTS = [
         "self.over_sequence(load).to(precise)",
         "load.to(precise)",
         parity("cp-moe-float64"),
+    ),
+    Fault(
+        "a stacked expert on one rank, and padding on the others",
+        FSDP,
+        "if len(shape) != 3 and (not shape or shape[0] >= ranks):",
+        "if True:",
+        at("parity/test_memory", "test_stacked_experts_are_divided_whatever_their_number"),
+    ),
+    Fault(
+        "the worst case of a plan has as many tokens as the mean",
+        SPLIT,
+        "return [rows // top_k * min(top_k, experts)] * ranks",
+        "return [rows // ranks] * ranks",
+        at("parity/test_memory", "test_a_plan_knows_the_memory_of_a_rank_whose_experts_all_tokens_choose"),
     ),
     Fault(
         "rows that stay on their rank count as sent",

@@ -19,6 +19,7 @@ from shardlab.models import _experts, export
 from shardlab.models._experts import Experts, Router, dispatch, tokens_per_expert
 from shardlab.records import expert_choices
 from shardlab.settings import pretrained
+from shardlab.strategies.experts import all_arrive
 from shardlab.training import evaluation, tasks
 
 MIXTRAL = {"scores": "softmax", "shared": 0, "scale": 1.0, "bias_rate": 0.0, "auxiliary": 0.0}
@@ -280,3 +281,8 @@ def test_an_evaluation_records_the_experts_of_each_test_token(tiny_data):
     _, load, _ = model.train()(*task.inputs(batch)[0])
     counts = [np.bincount(layer.flatten(), minlength=8).tolist() for layer in chosen]
     assert counts == load[..., :-1].sum(0).tolist()
+
+
+def test_a_token_chooses_at_most_as_many_experts_of_a_rank_as_there_are():
+    assert all_arrive(torch.empty(4, 1), 10, top_k=2) == [5] * 4
+    assert all_arrive(torch.empty(2, 4), 10, top_k=2) == [10] * 2

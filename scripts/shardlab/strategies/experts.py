@@ -77,10 +77,26 @@ def exchanged(rows: Tensor, counts: Tensor, compute: Compute, group: dist.Proces
     ranks = group.size()
     sent = counts.view(ranks, -1)
     received = all_to_all_single(sent.contiguous(), None, None, group).view_as(sent)
-    ours, others = sizes(sent.sum(1), len(rows)), sizes(received.sum(1), len(rows))
+    ours, others = sizes(sent.sum(1), len(rows)), arrivals(received, len(rows))
     own = all_to_all_single_autograd(rows, others, ours, group)
     # By rank, and of each rank by expert; they have to be by expert.
     number = torch.arange(received.shape[1], device=rows.device).repeat(ranks)
     order = number.repeat_interleave(received.flatten(), output_size=len(own)).sort(stable=True).indices
     results, computed = compute(own[order], received.sum(0, dtype=counts.dtype))
     return all_to_all_single_autograd(results[inverse(order)], ours, others, group), computed
+
+
+def arrivals(received: Tensor, rows: int) -> list[int]:
+    """Return how many rows come from each rank: ``received`` (ranks, experts of this rank) on the host; where tensors
+    have no content, as many in all as the ``rows`` that this rank sends.
+    """
+    return sizes(received.sum(1), rows)
+
+
+def all_arrive(received: Tensor, rows: int, *, top_k: int) -> list[int]:
+    """Return the most rows that can come (see ``arrivals``): from each rank as many as this one sends.
+
+    A token chooses different experts, so at most as many of its ``top_k`` as are on this rank.
+    """
+    ranks, experts = received.shape
+    return [rows // top_k * min(top_k, experts)] * ranks
