@@ -140,7 +140,8 @@ FAULTS = [
         "a rank whose experts have no rows computes nothing, so that they have no gradient (Automodel #2995)",
         SPLIT,
         "results, computed = compute(own[order], received.sum(0, dtype=counts.dtype))",
-        "results, computed = compute(own[order], received.sum(0, dtype=counts.dtype)) if len(own) else (own, 0)",
+        "results, computed = own, received.sum()\n    if len(own):\n"
+        "        results, computed = compute(own[order], received.sum(0, dtype=counts.dtype))",
         at("parity/test_dispatch", "test_split_experts_equal_one_process[4]"),
     ),
     Fault(
@@ -187,8 +188,8 @@ FAULTS = [
     ),
     Fault(
         "the worst case of a plan has as many tokens as the mean",
-        SPLIT,
-        "return [rows // top_k * min(top_k, experts)] * ranks",
+        f"{S}trainer/fake_ranks.py",
+        "return [rows // top_k * min(top_k, held)] * ranks",
         "return [rows // ranks] * ranks",
         at("parity/test_memory", "test_a_plan_knows_the_memory_of_a_rank_whose_experts_all_tokens_choose"),
     ),

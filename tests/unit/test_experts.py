@@ -19,7 +19,8 @@ from shardlab.models import _experts, export
 from shardlab.models._experts import Experts, Router, dispatch, tokens_per_expert
 from shardlab.records import expert_choices
 from shardlab.settings import pretrained
-from shardlab.strategies.experts import all_arrive
+from shardlab.strategies import experts as split_experts
+from shardlab.trainer.fake_ranks import all_tokens_here
 from shardlab.training import evaluation, tasks
 
 MIXTRAL = {"scores": "softmax", "shared": 0, "scale": 1.0, "bias_rate": 0.0, "auxiliary": 0.0}
@@ -283,6 +284,9 @@ def test_an_evaluation_records_the_experts_of_each_test_token(tiny_data):
     assert counts == load[..., :-1].sum(0).tolist()
 
 
-def test_a_token_chooses_at_most_as_many_experts_of_a_rank_as_there_are():
-    assert all_arrive(torch.empty(4, 1), 10, top_k=2) == [5] * 4
-    assert all_arrive(torch.empty(2, 4), 10, top_k=2) == [10] * 2
+def test_where_all_tokens_are_on_one_rank_they_choose_as_many_of_its_experts_as_they_can():
+    with all_tokens_here(top_k=2):
+        assert split_experts.arrivals(torch.empty(2, 4), 10) == [10] * 2
+        assert split_experts.arrivals(torch.empty(4, 1), 10) == [5] * 4
+        assert _experts.sizes(torch.empty(4), 21) == [11, 10, 0, 0]
+        assert _experts.sizes(torch.empty(1), 20) == [20]

@@ -91,12 +91,3 @@ def arrivals(received: Tensor, rows: int) -> list[int]:
     have no content, as many in all as the ``rows`` that this rank sends.
     """
     return sizes(received.sum(1), rows)
-
-
-def all_arrive(received: Tensor, rows: int, *, top_k: int) -> list[int]:
-    """Return the most rows that can come (see ``arrivals``): from each rank as many as this one sends.
-
-    A token chooses different experts, so at most as many of its ``top_k`` as are on this rank.
-    """
-    ranks, experts = received.shape
-    return [rows // top_k * min(top_k, experts)] * ranks

@@ -9,7 +9,6 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ from shardlab.patches import torch_dtensor, torch_pipelining
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
-from shardlab.strategies.experts import all_arrive
 from shardlab.trainer import fake_ranks, representatives, single_process
 from shardlab.trainer.representatives import COUNTED
 from shardlab.training import distributed, tasks
@@ -142,8 +140,7 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         # Each rank reads the seed of its masks from a tensor, and a fake tensor has no value.
         stack.enter_context(mock.patch("shardlab.strategies.tensor.drawn", return_value=0))
         if crowded:
-            top_k = run.model.args["top_k"]
-            stack.enter_context(mock.patch("shardlab.strategies.experts.arrivals", partial(all_arrive, top_k=top_k)))
+            stack.enter_context(fake_ranks.all_tokens_here(run.model.args["top_k"]))
         stack.enter_context(torch_dtensor.shapes_uncounted())
         stack.enter_context(torch_pipelining.sends_hold_their_tensors())
         engine: Any = strategies.build(run, task, world, None)
