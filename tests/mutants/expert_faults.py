@@ -1,6 +1,6 @@
 """Mixtures of experts: silent faults of other projects, after which the loss is right and the gradient is wrong."""
 
-from fault import NATIVE, STEP, TASKS, TENSOR, Fault, S, at, parity, reference
+from fault import FSDP, NATIVE, STEP, TASKS, TENSOR, Fault, S, at, parity, reference
 
 EXPERTS, MOE, SPLIT = f"{S}models/_experts.py", f"{S}models/moe.py", f"{S}strategies/experts.py"
 HARD = (
@@ -61,8 +61,8 @@ FAULTS = [
     Fault(
         "load of padding, too",
         f"{TASKS}/__init__.py",
-        "more[0][: micro.count].sum(0)",
-        "more[0].sum(0)",
+        "more[0][: micro.count, :, :-1].sum(0)",
+        "more[0][:, :, :-1].sum(0)",
         at("parity/test_parity", "test_each_rank_counts_the_tokens_of_all[pp-moe-float64]"),
     ),
     Fault(
@@ -73,10 +73,17 @@ FAULTS = [
         at("parity/test_parity", f"test_each_rank_counts_the_tokens_of_all[ddp-moe-{HARD}]"),
     ),
     Fault(
+        "dropped tokens by the router's choices alone",
+        f"{TASKS}/__init__.py",
+        "sent.sum(1, keepdim=True) - computed",
+        "sent.sum(1, keepdim=True) - load.sum(1, keepdim=True)",
+        at("unit/test_experts", "test_rows_that_an_expert_leaves_out_count_as_dropped"),
+    ),
+    Fault(
         "bias by this rank's load",
         STEP,
-        "engine.balance(tokens.view_as(load))",
-        "engine.balance(load)",
+        "engine.balance(tokens.view_as(load)[:, :-1])",
+        "engine.balance(load[:, :-1])",
         at("parity/test_parity", "test_each_rank_counts_the_tokens_of_all[ddp-moe-float64]"),
     ),
     Fault(
@@ -116,6 +123,13 @@ FAULTS = [
         "order, torch.arange(len(order), device=order.device).flip(0)",
         at("unit/test_experts", "test_every_token_reaches_its_experts_and_an_idle_expert_has_a_gradient_of_zero"),
     ),
+    Fault(
+        "choices of experts compared with another token's",
+        f"{S}records/expert_choices.py",
+        "(own[..., :, None] != other[..., None, :])",
+        "(own[..., :, None] != other[:, ::-1, None, :])",
+        at("unit/test_experts", "test_flips_are_choices_that_the_other_run_does_not_make_in_any_order"),
+    ),
     # Experts split over ranks.
     Fault(
         "experts' gradient times the ranks of ep (Megatron #5956)",
@@ -134,15 +148,16 @@ FAULTS = [
     Fault(
         "a rank whose experts have no rows computes nothing, so that they have no gradient (Automodel #2995)",
         SPLIT,
-        "computed = compute(own[order], received.sum(0, dtype=counts.dtype))",
-        "computed = compute(own[order], received.sum(0, dtype=counts.dtype)) if len(own) else own",
+        "results, computed = compute(own[order], received.sum(0, dtype=counts.dtype))",
+        "results, computed = own, received.sum()\n    if len(own):\n"
+        "        results, computed = compute(own[order], received.sum(0, dtype=counts.dtype))",
         at("parity/test_dispatch", "test_split_experts_equal_one_process[4]"),
     ),
     Fault(
         "rows stay sorted by the rank that sent them",
         SPLIT,
-        "computed = compute(own[order],",
-        "computed = compute(own,",
+        "results, computed = compute(own[order],",
+        "results, computed = compute(own,",
         at("parity/test_dispatch", "test_split_experts_equal_one_process[4]"),
     ),
     Fault(
@@ -172,6 +187,20 @@ FAULTS = [
         "self.over_sequence(load).to(precise)",
         "load.to(precise)",
         parity("cp-moe-float64"),
+    ),
+    Fault(
+        "a stacked expert on one rank, and padding on the others",
+        FSDP,
+        "if len(shape) != 3 and (not shape or shape[0] >= ranks):",
+        "if True:",
+        at("parity/test_memory", "test_stacked_experts_are_divided_whatever_their_number"),
+    ),
+    Fault(
+        "the worst case of a plan has as many tokens as the mean",
+        f"{S}trainer/fake_ranks.py",
+        "return [rows // top_k * min(top_k, held)] * ranks",
+        "return [rows // ranks] * ranks",
+        at("parity/test_memory", "test_a_plan_knows_the_memory_of_a_rank_whose_experts_all_tokens_choose"),
     ),
     Fault(
         "rows that stay on their rank count as sent",

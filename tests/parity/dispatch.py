@@ -65,7 +65,7 @@ def of_rank(case):
 def _passed(experts, part, rank):
     tokens, weights, ids, gradient = part
     tokens, weights = (value.clone().requires_grad_() for value in (tokens, weights))
-    output = experts(tokens, weights, ids)
+    output, computed = experts(tokens, weights, ids)
     output.backward(gradient)
-    values = {"output": output.detach(), "tokens": tokens.grad, "weights": weights.grad}
+    values = {"output": output.detach(), "computed": computed, "tokens": tokens.grad, "weights": weights.grad}
     return {f"{name}-of-{rank}": value for name, value in values.items() if value is not None}

@@ -63,7 +63,7 @@ def mean_loss(network, loss_of, split, length, dtype):
 
 def move_biases(network, load, rate):
     """Experts with more tokens than the mean are chosen less often from now on (DeepSeek-V3)."""
-    for layer, tokens in zip(network.layers, load.double().sum(0), strict=True):
+    for layer, tokens in zip(network.layers, load[..., :-1].double().sum(0), strict=True):
         layer.router.bias -= rate * torch.sign(tokens - tokens.mean())
 
 

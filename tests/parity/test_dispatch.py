@@ -19,6 +19,8 @@ def test_split_experts_equal_one_process(written):
     """Also on a rank without tokens, and on one whose experts have none: their gradient is 0, and there is one."""
     ranks, found = written
     expected = dispatch.expected(ranks)
+    rows = [sum(int(values.pop(f"computed-of-{rank}")) for rank in range(ranks)) for values in (found, expected)]
+    assert rows[0] == rows[1] == dispatch.TOP_K * sum(dispatch.LENGTHS[:ranks])
     for name in ("gate", "up", "down"):
         parts = expected.pop(name).chunk(ranks)
         expected |= {f"{name}-{rank}": part for rank, part in enumerate(parts)}

@@ -7,17 +7,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from group import Group
+from group import Group, job
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from helpers.common import build, save_initial, tiny_run, with_weights
+from helpers.common import build, initial_weights, save_initial, tiny_run, with_weights
 from shardlab.measure.memory import Memory
+from shardlab.models.weights import save
+from shardlab.trainer.simulate import simulate
 from shardlab.training import tasks
 
 RANKS = 2
 STRATEGIES = ("single", "ddp", "fsdp", "fsdp_size", "tp", "pp", "zero1", "zero2", "zero3")
 STATES = {"llama2": 2, "mnist": 2}
 """Tensors that the optimizer keeps for each parameter, in its shape (AdamW's moments, Adadelta's averages)."""
+SHARDED = ("fsdp", "fsdp_ep")
+"""Strategies of moe, whose stacked experts have few rows: on two ranks, and on four."""
+CROWDED = tiny_run("moe", "ep", global_batch_size=12)
+"""As many samples as there are, so that activations are most of its peak."""
 FULL = {"activation_checkpointing": "full"}
 
 
@@ -25,14 +31,28 @@ FULL = {"activation_checkpointing": "full"}
 def reports(server, tmp_path_factory, tiny_data):
     """train.json by (strategy, workload); llama2 under single and pp also with recomputation."""
     group = Group(server, tmp_path_factory.mktemp("memory"), tiny_data)
+    all_choose_experts_of_the_first_rank(group, CROWDED)
+    group.start(RANKS)
     runs = {(strategy, workload): tiny_run(workload, strategy) for strategy in STRATEGIES for workload in STATES}
     runs |= {("full", "llama2"): tiny_run("llama2", **FULL)}
-    for ranks in (1, RANKS):
+    runs |= {(strategy, "moe"): tiny_run("moe", strategy) for strategy in SHARDED}
+    for ranks in (1, RANKS, 4):
         for (name, workload), run in runs.items():
             if run.world_size == ranks:
                 group.add(f"{name}-{workload}", run)
         group.start(ranks)
+    runs["crowded", "moe"] = CROWDED
     return {key: json.loads((group.folder / "-".join(key) / "train.json").read_text()) for key in runs}
+
+
+def all_choose_experts_of_the_first_rank(group, run):
+    """Add a run of two ranks in which all tokens do; alone in its processes, so that its peak is its own."""
+    weights, path = initial_weights(run), group.folder / "crowded.safetensors"
+    for name, value in weights.items():
+        if name.endswith("router.bias"):
+            value[:2] = 10.0
+    save(weights.items(), weights, path)
+    group.jobs.append(job(run, group.data / "moe", path, group.folder / "crowded-moe"))
 
 
 def largest(reports, strategy, workload, kind):
@@ -66,6 +86,31 @@ def test_weights_gradients_and_optimizer_are_what_theory_says_to_the_byte(report
     assert largest(reports, strategy, workload, "optimizer") == [STATES[workload] * expected + counters] * ranks
     if strategy != "tp":  # where DTensor keeps one gradient as a view into a larger tensor
         assert largest(reports, strategy, workload, "gradients") == [expected] * ranks
+
+
+@pytest.mark.parametrize("strategy", SHARDED)
+def test_stacked_experts_are_divided_whatever_their_number(reports, strategy):
+    """Also a shared expert, of which there is one: nothing is filled up."""
+    run = tiny_run("moe", strategy)
+    ranks = run.world_size
+    expected = sum(4 * math.prod(shape) for shape in shapes("moe").values()) // ranks
+    for kind in ("weights", "gradients"):
+        assert largest(reports, strategy, "moe", kind) == [expected] * ranks
+    counters = 4 * len(shapes("moe"))
+    assert largest(reports, strategy, "moe", "optimizer") == [2 * expected + counters] * ranks
+
+
+def test_a_plan_knows_the_memory_of_a_rank_whose_experts_all_tokens_choose(reports, tiny_data):
+    fullest, empty = (rank["peak"] for rank in reports["crowded", "moe"]["tensor_bytes"])
+    (plan,) = simulate([(CROWDED, tiny_data / "moe")])
+    (even,) = (rank["peak"] for rank in plan["tensor_bytes"])
+    worst = plan["worst_memory_bytes"]
+    assert empty < even < worst
+    # gloo's thread still holds the input of the last exchange: all rows of both ranks, as they return
+    args, samples = CROWDED.model.args, CROWDED.recipe.global_batch_size
+    held = 4 * samples * CROWDED.data.options["sequence_length"] * args["top_k"] * args["dim"]
+    assert 0.99 * worst < fullest < 1.001 * (worst + held)
+    assert fullest - even > 5 * held
 
 
 @pytest.mark.parametrize("workload", STATES)

@@ -19,6 +19,8 @@ from shardlab.models import _experts, export
 from shardlab.models._experts import Experts, Router, dispatch, tokens_per_expert
 from shardlab.records import expert_choices
 from shardlab.settings import pretrained
+from shardlab.strategies import experts as split_experts
+from shardlab.trainer.fake_ranks import all_tokens_here
 from shardlab.training import evaluation, tasks
 
 MIXTRAL = {"scores": "softmax", "shared": 0, "scale": 1.0, "bias_rate": 0.0, "auxiliary": 0.0}
@@ -55,6 +57,8 @@ def test_transformers_has_the_same_logits_loss_and_gradients(args, tmp_path):
     export.write(run, tmp_path / "weights", tmp_path, tmp_path / "exported")
     tokens = torch.randint(0, 1024, (3, 17))
     logits, load = ours(tokens[:, :-1])
+    load, computed = load.split([8, 1], -1)
+    assert computed.squeeze(-1).tolist() == [[3 * 2 * 16] * 2, [0, 0], [0, 0]]
     loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
     assert torch.all(load.sum(-1) == 2 * 16)
@@ -114,9 +118,14 @@ def test_the_auxiliary_loss_of_one_sequence_is_mixtral_s():
 def test_balance_losses_of_samples_do_not_depend_on_the_batch_and_reach_the_router():
     _, model = made(auxiliary=1.0)
     tokens = torch.randint(0, 1024, (4, 16))
-    whole = model(tokens)
+
+    def losses_load_and_imbalance(tokens):
+        losses, load, imbalance = model(tokens)
+        return losses, load[..., :-1], imbalance
+
+    whole = losses_load_and_imbalance(tokens)
     for part in (slice(0, 1), slice(1, 4)):
-        for value, expected in zip(model(tokens[part]), whole, strict=True):
+        for value, expected in zip(losses_load_and_imbalance(tokens[part]), whole, strict=True):
             torch.testing.assert_close(value, expected[part])
     (whole[2].sum() + 0 * whole[0].sum()).backward()
     assert all(float(layer.router.weight.grad.abs().max()) > 0 for layer in model.layers)
@@ -129,7 +138,8 @@ def test_every_token_reaches_its_experts_and_an_idle_expert_has_a_gradient_of_ze
     x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
     ids = torch.tensor([0, 1, 3])[torch.rand(2, 5, 3).argsort(-1)][..., :2]  # never expert 2
     weights = torch.rand(2, 5, 2, dtype=torch.float64, requires_grad=True)
-    found = experts(x, weights, ids)
+    found, computed = experts(x, weights, ids)
+    assert int(computed) == 20
     expected = torch.zeros_like(x)
     for sample, position, choice in torch.cartesian_prod(torch.arange(2), torch.arange(5), torch.arange(2)).tolist():
         number, row = int(ids[sample, position, choice]), x[sample, position]
@@ -150,13 +160,39 @@ def test_the_grouped_product_equals_the_loop_also_for_idle_experts():
     counts = torch.tensor([3, 0, 6, 0], dtype=torch.int32)
     rows = torch.randn(9, 16, dtype=torch.bfloat16, requires_grad=True)
     matrices = experts.matrices()
-    found, expected = _experts._grouped(rows, counts, *matrices), experts.compute(rows, counts)
+    found, expected = _experts._grouped(rows, counts, *matrices), experts.compute(rows, counts)[0]
     torch.testing.assert_close(found, expected)
     wanted, gradient = [rows, *matrices], torch.randn_like(found)
     actual = torch.autograd.grad(found, wanted, gradient)
     for one, other in zip(actual, torch.autograd.grad(expected, wanted, gradient), strict=True):
         torch.testing.assert_close(one, other)
     assert all(torch.all(each[1] == 0) and torch.all(each[3] == 0) for each in actual[1:])
+
+
+def test_rows_that_an_expert_leaves_out_count_as_dropped(tiny_data):
+    run, model = made()
+    task = tasks.load(run.task, tiny_data / "moe", torch.float64, torch.device("cpu"))
+    micro = task.micro_batch("train", np.arange(3), rows=4)
+
+    def dropped():
+        task.count(task.outputs(model.train(), micro.batch), micro)
+        return task.counted_load((2, 8))[:, -1].tolist()
+
+    assert dropped() == [0, 0]
+    experts = model.layers[1].experts
+    compute, lost = experts.compute, []
+
+    def with_capacity(rows, counts):
+        kept = counts.clamp(max=20)
+        first = [part[:20] for part in rows.split(counts.tolist())]
+        parts, computed = compute(torch.cat(first), kept)
+        filled = zip(parts.split(kept.tolist()), (counts - kept).tolist(), strict=True)
+        lost.append(int((counts - kept).sum()))
+        return torch.cat([F.pad(part, (0, 0, 0, missing)) for part, missing in filled]), computed
+
+    experts.compute = with_capacity
+    assert dropped() == [0, *lost]
+    assert lost[0] > 0
 
 
 def test_the_bias_moves_towards_idle_experts_and_changes_the_choice_but_no_weight():
@@ -209,7 +245,7 @@ def test_rows_are_spread_evenly_where_tensors_have_no_content():
         seen.extend(_experts.sizes(counts, len(rows)))
         return experts.compute(rows, counts)
 
-    assert dispatch(x, weights, ids, 4, compute).shape == x.shape
+    assert dispatch(x, weights, ids, 4, compute)[0].shape == x.shape
     assert seen == [8, 8, 7, 7]
     assert tokens_per_expert(torch.tensor([[0, 2], [2, 2]]), 3).tolist() == [[1, 0, 1], [0, 0, 2]]
 
@@ -245,4 +281,12 @@ def test_an_evaluation_records_the_experts_of_each_test_token(tiny_data):
     batch = task.batch("test", np.arange(task.samples("test")))
     _, load, _ = model.train()(*task.inputs(batch)[0])
     counts = [np.bincount(layer.flatten(), minlength=8).tolist() for layer in chosen]
-    assert counts == load.sum(0).tolist()
+    assert counts == load[..., :-1].sum(0).tolist()
+
+
+def test_where_all_tokens_are_on_one_rank_they_choose_as_many_of_its_experts_as_they_can():
+    with all_tokens_here(top_k=2):
+        assert split_experts.arrivals(torch.empty(2, 4), 10) == [10] * 2
+        assert split_experts.arrivals(torch.empty(4, 1), 10) == [5] * 4
+        assert _experts.sizes(torch.empty(4), 21) == [11, 10, 0, 0]
+        assert _experts.sizes(torch.empty(1), 20) == [20]

@@ -114,6 +114,17 @@ def test_a_site_without_figures_has_no_time_and_says_which_are_missing():
     assert "- zero1 x llama2: no float64" in text
 
 
+def test_the_worst_case_is_a_column_where_ranks_have_different_experts():
+    config = load.config({"workloads": ["llama2"]})
+    plain = made()
+    assert plan_table.WORST not in plan_table.markdown([plain], {}, config)
+    crowded = made("fsdp").model_copy(update={"worst_memory_bytes": 90 * GIB})
+    text = plan_table.markdown([plain, crowded], {}, config)
+    assert "| ddp | 2 | 40 GiB |  | yes |" in text
+    assert "| fsdp | 2 | 40 GiB | 90 GiB | yes |" in text
+    assert plan_table.CROWDED in text
+
+
 def test_what_to_take():
     ddp, fsdp = made(peak=90 * GIB), made("fsdp", peak=50 * GIB)
     assert (ddp.fits, fsdp.fits) == (False, True)

@@ -75,6 +75,27 @@ def test_a_strategy_is_drawn_beside_one_device_and_theory(tmp_path):
     assert "step.single" not in drawn, "nothing was kept of it"
 
 
+def test_the_load_of_experts_is_relative_to_its_layer_and_dropped_tokens_are_added_up(tmp_path):
+    runs = [tiny_run("moe"), tiny_run("moe", "ddp")]
+    loads = [[[0, 20]] * 7, [[10, 10]] * 6 + [[20, 0]]]
+    for run, dropped in zip(runs, (0, 3), strict=True):
+        steps = [
+            STEP | {"step": step, "expert_load": load, "dropped_tokens": dropped} for step, load in enumerate(loads)
+        ]
+        finished(tmp_path, run, steps=steps)
+    drawn = html.charts(run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path), ["moe"])
+    table, _ = drawn["expert_load.moe"]
+    assert list(dict.fromkeys(table.layer)) == ["layer 0", "layer 2", "layer 4", "layer 6"]
+    rows = table.query("strategy == 'ddp' and layer in ('layer 0', 'layer 6')")
+    assert rows.drop(columns=["strategy", "layer"]).to_numpy().tolist() == [
+        [0, 10, 0.5, 6],
+        [1, 30, 1.5, 6],
+        [0, 20, 1, 6],
+        [1, 20, 1, 6],
+    ]
+    assert set(table[table.strategy == "single"].dropped) == {0}
+
+
 def test_a_chart_shows_at_most_so_many_steps_of_a_run(tmp_path):
     run = tiny_run("mlp")
     finished(tmp_path, run, steps=[STEP | {"step": number} for number in range(1001)])

@@ -102,21 +102,24 @@ def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) ->
     names = {module: name for name, module in model.named_modules()}
     blocks = [names[module] for pattern in run.model.blocks for module in matching(model, pattern)]
     experts = [names[module] for module in _experts(run, model)]
+    if dims.sharded:
+        from shardlab.strategies.fsdp import shard_dimension
     total = 0.0
     reshard = run.options.reshard_after_forward
     for name, parameter in model.named_parameters():
-        rows, size = parameter.shape[0] if parameter.dim() else 1, parameter.nbytes
-        if split := _tensor_dimension(run.model.tensor if dims.tensor_parallel else {}, name):
-            size //= tp
-            rows = rows // tp if split == "rows" else rows
+        shape, size = [*parameter.shape] or [1], parameter.nbytes
+        split = _tensor_dimension(run.model.tensor if dims.tensor_parallel else {}, name)
+        if split is not None:
+            shape[split], size = shape[split] // tp, size // tp
         if not dims.sharded:
             total += fraction_sent("all_reduce", dims.replicas) * size
             continue
         shard, replicate = dims.shards, dims.replicas
         if dims.axes("experts") and any(name.startswith(f"{module}.") for module in experts):
-            size, rows = size // dims.parts("experts"), dims.expert_shards  # a dimension that the shards divide
+            shape[0], size = shape[0] // dims.parts("experts"), size // dims.parts("experts")
             shard, replicate = dims.expert_shards, dims.expert_replicas
         # Shards are equal: rows are padded to a multiple of the ranks.
+        rows = shape[shard_dimension(shape, shard)]
         size = size // rows * shard * -(-rows // shard)
         inside = any(name.startswith(f"{block}.") for block in blocks)
         again = ((reshard if reshard is not None else not dims.pipelined) and inside) or reshard is True
@@ -131,13 +134,15 @@ def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) ->
     return total / dims.stages
 
 
-def _tensor_dimension(plan: dict[str, str], name: str) -> str | None:
+def _tensor_dimension(plan: dict[str, str], name: str) -> int | None:
     """Return the dimension of a parameter that the tensor-parallel plan splits, if any."""
     module, _, leaf = name.rpartition(".")
     style = next((style for pattern, style in plan.items() if fnmatchcase(module, pattern)), None)
     if style in ("column", "column_gather", "vocab"):
-        return "rows"
-    return "columns" if style == "experts" or (style == "row" and leaf == "weight") else None
+        return 0
+    if style == "experts":
+        return 2 if leaf == "down" else 1
+    return 1 if style == "row" and leaf == "weight" else None
 
 
 def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> float:
@@ -217,8 +222,9 @@ def _of_attention(run: Run, query: Tensor, key: Tensor) -> float:
     return 2 * fraction_sent("all_to_all", cp) * (2 * query.nbytes / tp + repeats * pair)
 
 
-def _see(seen: Seen, style: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
-    seen.append((style, module, inputs, output))
+def _see(seen: Seen, style: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    computed = style == "experts" and isinstance(output, tuple)  # with the number of their rows
+    seen.append((style, module, inputs, output[0] if computed else output))
 
 
 def _padded(value: Tensor, parts: int) -> float:

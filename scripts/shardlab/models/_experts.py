@@ -14,8 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from shardlab.models._sequence import SequenceSplit
 
-Compute = Callable[[Tensor, Tensor], Tensor]
-"""Maps rows (rows, dim), sorted by expert, and the number of rows of each expert to rows of the same shape."""
+Compute = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps rows (rows, dim), sorted by expert, and the number of rows of each expert to rows of the same shape, and the
+number of rows that the experts of this rank computed, a scalar.
+"""
 STD = 0.02
 ALIGNMENT = 16
 """Bytes that a row's size must be a multiple of in a grouped product."""
@@ -127,42 +129,47 @@ class Experts(nn.Module):
         """Return gate, up and down as plain tensors; tensor parallelism replaces this method."""
         return self.gate, self.up, self.down
 
-    def forward(self, x: Tensor, weights: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
-        """Map x (batch, length, dim) to the weighted sum of each token's experts (see Routing), of the same shape.
+    def forward(
+        self, x: Tensor, weights: Tensor | None = None, ids: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Map x (batch, length, dim) to the weighted sum of each token's experts (see Routing), of the same shape, with
+        the number of rows that this rank's experts computed (see Compute).
 
-        Without weights and ids, every expert takes every token, with weight 1.
+        Without weights and ids, every expert takes every token, with weight 1: the sum alone.
         """
         if weights is None or ids is None:
             return torch.stack([_swiglu(x, *each) for each in self._unbound()]).sum(0)
         return dispatch(x, weights, ids, self.experts, self.compute)
 
-    def compute(self, rows: Tensor, counts: Tensor) -> Tensor:
+    def compute(self, rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Apply each expert to its rows (see Compute)."""
         matrices = self.matrices()
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else rows.dtype
         aligned = all(matrix.shape[-1] * dtype.itemsize % ALIGNMENT == 0 for matrix in matrices)
         if rows.device.type == "cuda" and dtype == torch.bfloat16 and aligned:
-            return _grouped(rows.to(dtype), counts, *(matrix.to(dtype) for matrix in matrices))
+            return _grouped(rows.to(dtype), counts, *(matrix.to(dtype) for matrix in matrices)), counts.sum()
         parts = rows.split(sizes(counts, len(rows)))
         # Also for experts without rows, whose gradient is then 0 and not None: the optimizer treats them like others.
-        return torch.cat([_swiglu(part, *each) for part, each in zip(parts, self._unbound(), strict=True)])
+        computed = torch.cat([_swiglu(part, *each) for part, each in zip(parts, self._unbound(), strict=True)])
+        return computed, counts.sum()
 
     def _unbound(self) -> list[tuple[Tensor, ...]]:
         """Return the matrices of each expert."""
         return list(zip(*(matrix.unbind(0) for matrix in self.matrices()), strict=True))
 
 
-def dispatch(x: Tensor, weights: Tensor, ids: Tensor, experts: int, compute: Compute) -> Tensor:
-    """Return the weighted sum of what the experts of each token make of it; no token is dropped.
+def dispatch(x: Tensor, weights: Tensor, ids: Tensor, experts: int, compute: Compute) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum of what the experts of each token make of it, and the number of rows that this rank's
+    experts computed; no token is dropped.
 
     Shapes: x (batch, length, dim), weights and ids (batch, length, top_k).
     """
     top_k, chosen = ids.shape[-1], ids.flatten()
     order = chosen.sort(stable=True).indices
-    rows = compute(x.flatten(0, 1)[order // top_k], tokens_per_expert(chosen, experts))
+    rows, computed = compute(x.flatten(0, 1)[order // top_k], tokens_per_expert(chosen, experts))
     rows = (rows * weights.flatten()[order, None]).to(x.dtype)
     # A sum over each token's rows in their order, not an index_add, whose order a GPU does not fix.
-    return rows[inverse(order)].unflatten(0, (*ids.shape[:2], top_k)).sum(2)
+    return rows[inverse(order)].unflatten(0, (*ids.shape[:2], top_k)).sum(2), computed
 
 
 def inverse(order: Tensor) -> Tensor:

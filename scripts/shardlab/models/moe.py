@@ -4,6 +4,7 @@ from functools import partial
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardlab.models._chain import Chain, Segment
@@ -26,24 +27,31 @@ class Block(nn.Module):
         self.rotary = rotary
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Map (batch, length, dim) to the same shape; with the load and the imbalance of each sample (see Routing)."""
+        """Map (batch, length, dim) to the same shape; with the load and the imbalance of each sample (see Routing).
+
+        The load has one more column: in the first sample's row, the number of rows that this rank's experts computed.
+        Where no token is dropped, its sum over the ranks is that of the others.
+        """
         rotary = self.rotary.angles(x.shape[1], like=x)
         x = x + self.attention(self.attention_norm(x), causal=True, rotary=rotary)
         states = self.mlp_norm(x)
         weights, ids, load, imbalance = self.router(states)
-        x = x + self.experts(states, weights, ids)
+        mixed, computed = self.experts(states, weights, ids)
+        x = x + mixed
         if self.shared.experts:
             x = x + self.shared(states)
-        return x, load, imbalance
+        first = F.pad(computed.to(load).view(1, 1), (0, 0, 0, len(load) - 1))
+        return x, torch.cat([load, first], dim=1), imbalance
 
 
 class Model(Chain):
     """Maps token ids (batch, length) to logits (batch, length, vocab_size); position t sees tokens up to t.
 
     With ``targets`` (see ``sample_losses``), returns the loss of each sample, (batch,), instead of logits. In training
-    mode it also returns the tokens of each sample per layer and expert, (batch, layers, experts), int32; and with
-    ``auxiliary`` that factor times the imbalance, summed over layers and positions, to add to each sample's loss,
-    (batch,). As each sample has its own, their sum does not depend on how a batch is divided.
+    mode it also returns the tokens of each sample per layer and expert, and the rows that this rank's experts computed
+    (see Block), (batch, layers, experts + 1), int32; and with ``auxiliary`` that factor times the imbalance, summed
+    over layers and positions, to add to each sample's loss, (batch,). As each sample has its own, their sum does not
+    depend on how a batch is divided.
     """
 
     initialize = staticmethod(initialize)

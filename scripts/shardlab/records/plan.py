@@ -60,6 +60,11 @@ class Plan(Report):
     )
     tensor_bytes: list[TensorBytes] = Field(description="Tensor bytes of each simulated rank in a step.")
     predicted_memory_bytes: int = Field(description="Peak tensor bytes of any simulated rank.")
+    worst_memory_bytes: int | None = Field(
+        None,
+        description="The same if all tokens of the step choose the experts of that rank, not all experts evenly; null "
+        "where each rank has all experts.",
+    )
     activation_checkpointing: str | None = Field(
         description="Least recomputation, starting with the recipe's, with which it fits, or full if it never does; "
         "null if the site does not specify device memory."

@@ -25,7 +25,8 @@ class Shown:
     train: TrainReport
     test: TestReport | None
     steps: pd.DataFrame
-    """step, loss, grad_norm, seconds: one row per training step, in order."""
+    """step, loss, grad_norm, seconds, expert_load (tokens by layer and expert), dropped_tokens: one row per training
+    step, in order; the last two are missing without experts."""
     usage: list[dict[str, Any]] = field(default_factory=list)
     """Records of resource use."""
     timeline: Timeline | None = None
@@ -101,7 +102,7 @@ def collect(table: pd.DataFrame, results: Path, workloads: list[str] | None = No
         test = TestReport.read(folder / "test.json", "evaluate again") if row.status == "done" else None
         records = metrics.read(folder / metrics.NAME)
         steps, usage = ([record for record in records if record["kind"] == kind] for kind in ("train", "usage"))
-        columns = ["step", "loss", "grad_norm", "seconds"]
+        columns = ["step", "loss", "grad_norm", "seconds", "expert_load", "dropped_tokens"]
         timeline = _timeline(folder / "timeline.json", train)
         runs.append(Shown(train, test, pd.DataFrame(steps, columns=columns), usage, timeline))
     return RunData(table, runs, results, _jobs(results.resolve().parent))

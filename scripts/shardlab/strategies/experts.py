@@ -68,18 +68,26 @@ class _Mean(torch.autograd.Function):
         return gradient / ctx.ranks, None
 
 
-def exchanged(rows: Tensor, counts: Tensor, compute: Compute, group: dist.ProcessGroup) -> Tensor:
-    """Send rows to the ranks of their experts, apply ``compute`` there, and return its results in the rows' order.
+def exchanged(rows: Tensor, counts: Tensor, compute: Compute, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Send rows to the ranks of their experts, apply ``compute`` there, and return its results in the rows' order, and
+    the number of rows that came and were computed here.
 
     ``rows`` and ``counts`` are those of all experts (see Compute). A rank without rows takes part as well.
     """
     ranks = group.size()
     sent = counts.view(ranks, -1)
     received = all_to_all_single(sent.contiguous(), None, None, group).view_as(sent)
-    ours, others = sizes(sent.sum(1), len(rows)), sizes(received.sum(1), len(rows))
+    ours, others = sizes(sent.sum(1), len(rows)), arrivals(received, len(rows))
     own = all_to_all_single_autograd(rows, others, ours, group)
     # By rank, and of each rank by expert; they have to be by expert.
     number = torch.arange(received.shape[1], device=rows.device).repeat(ranks)
     order = number.repeat_interleave(received.flatten(), output_size=len(own)).sort(stable=True).indices
-    computed = compute(own[order], received.sum(0, dtype=counts.dtype))
-    return all_to_all_single_autograd(computed[inverse(order)], ours, others, group)
+    results, computed = compute(own[order], received.sum(0, dtype=counts.dtype))
+    return all_to_all_single_autograd(results[inverse(order)], ours, others, group), computed
+
+
+def arrivals(received: Tensor, rows: int) -> list[int]:
+    """Return how many rows come from each rank: ``received`` (ranks, experts of this rank) on the host; where tensors
+    have no content, as many in all as the ``rows`` that this rank sends.
+    """
+    return sizes(received.sum(1), rows)

@@ -1,6 +1,7 @@
 """Fully sharded data parallel (Zhao et al., 2023, arXiv:2304.11277; ``fully_shard``), HSDP on a 2-D mesh."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -50,7 +51,7 @@ def apply(
                 module,
                 mesh=grid,
                 reshard_after_forward=reshard,
-                shard_placement_fn=partial(_even, ranks=grid.size(grid.ndim - 1)),
+                shard_placement_fn=partial(_placement, ranks=grid.size(grid.ndim - 1)),
                 mp_policy=replace(inside, cast_forward_inputs=False),  # the weights of the experts' sum stay exact
                 offload_policy=offload,
             )
@@ -58,7 +59,14 @@ def apply(
     if options.wrap_parameters is not None:
         blocks = [block for block in _large(model, options.wrap_parameters) if not isinstance(block, FSDPModule)]
     for module, precision in (*((block, inside) for block in blocks), (model, outside)):
-        fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=reshard,
+            shard_placement_fn=partial(_placement, ranks=mesh.size(mesh.ndim - 1)),
+            mp_policy=precision,
+            offload_policy=offload,
+        )
     log.info(
         "Applied %s to %d blocks and the root, mesh %s%s%s",
         "HSDP" if mesh.ndim > 1 else "FSDP",
@@ -69,10 +77,19 @@ def apply(
     )
 
 
-def _even(parameter: nn.Parameter, ranks: int) -> Shard:
-    """Return the first dimension of stacked experts that the ranks divide: that of the experts, if possible."""
-    shape = getattr(parameter, "_local_tensor", parameter).shape
-    return Shard(next(dimension for dimension, size in enumerate(shape) if size % ranks == 0))
+def _placement(parameter: nn.Parameter, ranks: int) -> Shard:
+    return Shard(shard_dimension(getattr(parameter, "_local_tensor", parameter).shape, ranks))
+
+
+def shard_dimension(shape: Sequence[int], ranks: int) -> int:
+    """Return the dimension of a parameter to shard: the first one, whose rows are filled up to a multiple of the ranks.
+
+    Stacked matrices, such as those of experts, and what has fewer rows than ranks would fill up much: of these it is
+    the first dimension that the ranks divide, if there is one.
+    """
+    if len(shape) != 3 and (not shape or shape[0] >= ranks):
+        return 0
+    return next((dimension for dimension, size in enumerate(shape) if size % ranks == 0), 0)
 
 
 def _large(model: nn.Module, parameters: int) -> list[nn.Module]:

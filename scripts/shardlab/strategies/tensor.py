@@ -189,8 +189,15 @@ class _Experts(ParallelStyle):
         whole = DTensor.from_local(weights, mesh, [Replicate()], run_check=False)
         return tokens, whole.to_local(grad_placements=partial_gradient), ids
 
-    def _output(self, _: nn.Module, output: Tensor, mesh: DeviceMesh) -> Tensor:
-        whole = DTensor.from_local(output, mesh, [Partial()], run_check=False).redistribute(mesh, [self.layout])
+    def _output(
+        self, _: nn.Module, output: Tensor | tuple[Tensor, Tensor], mesh: DeviceMesh
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if isinstance(output, tuple):
+            return self._sum(output[0], mesh), output[1]
+        return self._sum(output, mesh)
+
+    def _sum(self, part: Tensor, mesh: DeviceMesh) -> Tensor:
+        whole = DTensor.from_local(part, mesh, [Partial()], run_check=False).redistribute(mesh, [self.layout])
         return whole.to_local() if self.local_output else whole
 
 

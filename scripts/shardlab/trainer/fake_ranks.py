@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import stage
 
+from shardlab.models import _experts
+from shardlab.strategies import experts
 from shardlab.strategies.pipeline import TimedStage
 
 PARTS: Any = stage
@@ -26,6 +29,25 @@ def fake_group(size: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def all_tokens_here(top_k: int) -> Iterator[None]:
+    """All tokens of all ranks choose experts of this rank: ``top_k`` of them, or all if it has fewer.
+
+    Other ranks send as many rows as this one would.
+    """
+
+    def arrivals(received: Tensor, rows: int) -> list[int]:
+        ranks, held = received.shape
+        return [rows // top_k * min(top_k, held)] * ranks
+
+    def sizes(counts: Tensor, rows: int) -> list[int]:
+        chosen = min(top_k, len(counts))
+        return [rows // chosen + (number < rows % chosen) for number in range(chosen)] + [0] * (len(counts) - chosen)
+
+    with mock.patch.object(experts, "arrivals", arrivals), mock.patch.object(_experts, "sizes", sizes):
+        yield
 
 
 def alone(states: list[tuple[Tensor, ...]]) -> type[TimedStage]:

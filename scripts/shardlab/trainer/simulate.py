@@ -60,32 +60,50 @@ def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterato
             parts[number].get() if number in parts else representatives.first_of_each_stage(run)
             for number, (run, _) in enumerate(runs)
         ]
-        under_way = [
-            [pool.apply_async(_or_why, (_counted, _stand_in(run), data, rank)) for rank in ranks]
-            for (run, data), ranks in zip(runs, weights, strict=True)
-            if not isinstance(ranks, str)
-        ]
+        under_way = []
+        for (run, data), ranks in zip(runs, weights, strict=True):
+            if not isinstance(ranks, str):
+                crowded = representatives.first_of_each_stage(run) if run.mesh.axes("experts") else ()
+                under_way.append(
+                    [
+                        [pool.apply_async(_or_why, (_counted, _stand_in(run), data, rank, what)) for rank in which]
+                        for which, what in ((ranks, False), (crowded, True))
+                    ]
+                )
         waiting = iter(under_way)
         for (run, _), ranks in zip(runs, weights, strict=True):
-            yield ranks if isinstance(ranks, str) else _together(run, ranks, [rank.get() for rank in next(waiting)])
+            if isinstance(ranks, str):
+                yield ranks
+                continue
+            seen, worst = ([rank.get() for rank in jobs] for jobs in next(waiting))
+            yield _together(run, ranks, seen, worst)
 
 
 def _parts(run: Run, data: Path | None) -> dict[int, int]:
     return representatives.first_of_each_part(run, _task(run, data, torch.device("cpu")))
 
 
-def _together(run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str]) -> dict[str, Any] | str:
-    """Combine the results of a run's simulated ranks; ``weights``: {rank: number of ranks it represents}."""
+def _together(
+    run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str], worst: list[dict[str, Any] | str]
+) -> dict[str, Any] | str:
+    """Combine the results of a run's simulated ranks; ``weights``: {rank: number of ranks it represents}; ``worst``:
+    those of the first rank of each stage with all tokens on it.
+    """
     if run.zero_stage and not PRECISIONS[run.recipe.arithmetic].is_full:
         return f"DeepSpeed's memory and traffic in {run.recipe.precision} cannot be computed; measure a run instead"
-    estimate = [each for each in seen if not isinstance(each, str)]
-    if len(estimate) < len(seen):
-        return next(each for each in seen if isinstance(each, str))
+    estimate, crowded = ([each for each in part if not isinstance(each, str)] for part in (seen, worst))
+    if reasons := [each for each in (*seen, *worst) if isinstance(each, str)]:
+        return reasons[0]
     keys = {(entry["axis"], entry["collective"]) for each in estimate for entry in each["traffic"]}
     traffic = [
         {"axis": axis, "collective": name, "bytes": _mean(axis, name, weights, estimate)} for axis, name in sorted(keys)
     ]
-    whole = {"ranks": [*weights], "tensor_bytes": [each["tensor_bytes"] for each in estimate], "traffic": traffic}
+    whole = {
+        "ranks": [*weights],
+        "tensor_bytes": [each["tensor_bytes"] for each in estimate],
+        "worst_memory_bytes": max((each["tensor_bytes"]["peak"] for each in crowded), default=None),
+        "traffic": traffic,
+    }
     return _zero(run, estimate[0] | whole) if run.zero_stage else estimate[0] | whole
 
 
@@ -108,8 +126,8 @@ def _or_why(simulated: Callable[..., Any], *words: Any) -> Any:
         return f"PyTorch cannot simulate it ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]})"
 
 
-def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
-    """Return what one rank holds and sends in one step."""
+def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> dict[str, Any]:
+    """Return what one rank holds and sends in one step; ``crowded``: all tokens choose the experts of this rank."""
     with ExitStack() as stack:
         if run.mesh:
             stack.enter_context(fake_ranks.fake_group(run.world_size, rank))
@@ -121,6 +139,8 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
         )
         # Each rank reads the seed of its masks from a tensor, and a fake tensor has no value.
         stack.enter_context(mock.patch("shardlab.strategies.tensor.drawn", return_value=0))
+        if crowded:
+            stack.enter_context(fake_ranks.all_tokens_here(run.model.args["top_k"]))
         stack.enter_context(torch_dtensor.shapes_uncounted())
         stack.enter_context(torch_pipelining.sends_hold_their_tensors())
         engine: Any = strategies.build(run, task, world, None)

@@ -29,7 +29,7 @@ class DeferredMetrics:
         """Add a step that was handed to the device, which took the host ``seconds``, and log the previous one."""
         if self._pending and self._metrics:
             step, metrics = self._pending.step, self._metrics
-            self.log.step(step, metrics.loss, metrics.norm, self._seconds, metrics.expert_load)
+            self.log.step(step, metrics.loss, metrics.norm, self._seconds, **metrics.experts)
             self.checkpointer.skipped += not metrics.finite
             self.flags = ControlFlags(*(old or new for old, new in zip(self.flags, metrics.flags, strict=True)))
         self._pending, self._metrics, self._seconds = pending, None, seconds

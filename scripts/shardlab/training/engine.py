@@ -40,13 +40,14 @@ class Engine(Protocol):
         """
 
     def expert_load(self) -> Tensor | None:
-        """Return the tokens per layer and expert that this rank counted since the last call: (layers, experts).
+        """Return the tokens per layer and expert that this rank counted since the last call, and the rows that were
+        dropped (see Task.counted_load): (layers, experts + 1).
 
         None if the model has no experts; 0 on a rank that does not have the model's output.
         """
 
     def balance(self, load: Tensor) -> None:
-        """Balance the experts by a step's load over all ranks (see ``expert_load``)."""
+        """Balance the experts by a step's tokens per layer and expert over all ranks, (layers, experts)."""
 
     def zero_grad(self) -> None:
         """Clear the gradients without an update."""

@@ -69,18 +69,15 @@ class MetricsLog:
             f"attempt    from step {start} of {steps}, {resume or 'no checkpoint'}, on {', '.join(sorted({*hosts}))}"
         )
 
-    def step(
-        self, step: Step, loss: float, norm: float, seconds: float, expert_load: list[list[int]] | None = None
-    ) -> None:
+    def step(self, step: Step, loss: float, norm: float, seconds: float, **experts: Any) -> None:
         """Write and print a training step, which took ``seconds``; non-finite values become null.
 
-        ``expert_load``: tokens per layer and expert, over all ranks.
+        ``experts``: figures of experts to write, if the model has them (see StepMetrics).
         """
         where = {"step": step.number, "epoch": step.epoch, "samples": step.samples, "targets": step.targets}
         finite = {"loss": loss, "grad_norm": norm}
         values = {key: value if math.isfinite(value) else None for key, value in finite.items()}
-        load = {} if expert_load is None else {"expert_load": expert_load}
-        self.write("train", **where, **values, learning_rate=step.learning_rate, seconds=seconds, **load)
+        self.write("train", **where, **values, learning_rate=step.learning_rate, seconds=seconds, **experts)
         if self._file:
             used = self.flops_per_sample * step.samples / seconds / self.peak_flops if self.peak_flops else None
             self._say(_line(step, self._steps, loss, norm, seconds, used, _memory(self._devices), self._colour))

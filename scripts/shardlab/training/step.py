@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ class ControlFlags(NamedTuple):
     """Save a checkpoint."""
 
 
+EXPERT_METRICS = ("expert_load", "dropped_tokens")
+
+
 class StepMetrics(NamedTuple):
     """Metrics of a step, over all ranks."""
 
@@ -38,6 +41,13 @@ class StepMetrics(NamedTuple):
     """Requests of any of the ranks."""
     expert_load: list[list[int]] | None = None
     """Tokens per layer and expert; None for a model without experts."""
+    dropped_tokens: int | None = None
+    """Choices of experts, over all layers, that no expert computed."""
+
+    @property
+    def experts(self) -> dict[str, Any]:
+        """Return the figures of experts by name; empty for a model without them."""
+        return {} if self.expert_load is None else {key: getattr(self, key) for key in EXPERT_METRICS}
 
     @property
     def finite(self) -> bool:
@@ -50,8 +60,8 @@ class PendingStep:
 
     def __init__(self, step: Step, values: Tensor, *, experts: int = 0, scaled: bool = False) -> None:
         """``values``: loss summed over the global batch, number of ranks with each request, gradient norm, then each
-        layer's tokens per expert, ``experts`` of them; ``scaled``: a non-finite norm means that the loss scaler skipped
-        the step.
+        layer's tokens per expert, ``experts`` of them, and its dropped rows; ``scaled``: a non-finite norm means that
+        the loss scaler skipped the step.
         """
         self.scaled, self._experts = scaled, experts
         self.step, self._values = replace(step, micro_batches=[]), device.Arriving(values)  # free the batches
@@ -65,9 +75,10 @@ class PendingStep:
         loss, stop, checkpoint, norm, *tokens = self._values.tolist()
         metrics = StepMetrics(loss / self.step.targets, norm, ControlFlags(stop > 0, checkpoint > 0))
         if self._experts:
-            layers = range(0, len(tokens), self._experts)
-            load = [[round(count) for count in tokens[first : first + self._experts]] for first in layers]
-            metrics = metrics._replace(expert_load=load)
+            layers = range(0, len(tokens), self._experts + 1)
+            counts = [[round(count) for count in tokens[first : first + self._experts + 1]] for first in layers]
+            load = [layer[:-1] for layer in counts]
+            metrics = metrics._replace(expert_load=load, dropped_tokens=sum(layer[-1] for layer in counts))
         if not skip:
             # Every rank has the same values, so all of them stop.
             _stop_unless_finite("loss", metrics.loss, self.step.number)
@@ -99,7 +110,7 @@ def train_step(
     values = torch.stack([local_loss, *(local_loss.new_full((), float(value)) for value in flags)])
     load = engine.expert_load()
     if load is None:
-        load = values.new_zeros(0, 0)
+        load = values.new_zeros(0, 1)
     whole = world.sum(torch.cat([values, load.flatten().to(values.dtype)]))
     reduced, tokens = whole.split([len(values), load.numel()])
     if observe:
@@ -110,9 +121,9 @@ def train_step(
     else:
         norm = engine.step(step.learning_rate)
     if load.numel() and not (skip and not math.isfinite(float(norm))):
-        engine.balance(tokens.view_as(load))
+        engine.balance(tokens.view_as(load)[:, :-1])
     values = torch.cat([reduced, norm.reshape(1), tokens])
-    return PendingStep(step, values, experts=load.shape[1], scaled=engine.scales_loss)
+    return PendingStep(step, values, experts=load.shape[1] - 1, scaled=engine.scales_loss)
 
 
 def _stop_unless_finite(what: str, value: float, step: int) -> None:

@@ -24,6 +24,7 @@ PER_WORKLOAD = (
     "planned_memory",
     "traffic",
     "pipeline_bubble",
+    "expert_load",
     "microbatch_sweep",
     "usage",
 )

@@ -187,16 +187,23 @@ class Task(ABC):
         self.trained_samples += min(len(first), micro.count)
         self.trained_targets = self.trained_targets + self.targets_in(micro.counted)
         if more:
-            self._load = self._load + more[0][: micro.count].sum(0)
+            self._load = self._load + more[0][: micro.count, :, :-1].sum(0)
             self._dispatched = self._dispatched + more[0].sum(0)
 
     def counted_load(self, shape: tuple[int, int] | None) -> Tensor | None:
-        """Return the tokens per layer and expert since the last call, of this shape; None without a shape."""
+        """Return the tokens per layer and expert since the last call, of this shape, and in one more column the rows
+        per layer that this rank sent to experts less those that its experts computed: dropped ones, if summed over all
+        ranks. None without a shape.
+        """
         if shape is None:
             return None
-        load, self._load = self._load, 0
-        self.expert_rows, self._dispatched = self._dispatched, 0
-        return load if isinstance(load, Tensor) else torch.zeros(shape, dtype=torch.int64, device=self.device)
+        load, rows = self._load, self._dispatched
+        self._load = self._dispatched = self.expert_rows = 0
+        if not isinstance(load, Tensor) or not isinstance(rows, Tensor):
+            return torch.zeros(shape[0], shape[1] + 1, dtype=torch.int64, device=self.device)
+        sent, computed = rows.split([shape[1], 1], dim=1)
+        self.expert_rows = sent
+        return torch.cat([load, sent.sum(1, keepdim=True) - computed], dim=1)
 
     def chunks(self, targets: Tensor) -> Batch:
         """Return the keyword arguments that make a model return losses, not logits: ``targets`` (batch, length) in
