@@ -25,8 +25,7 @@ from shardlab.training import evaluation
 NATIVE = ["single", *(name for name in STRATEGIES if "zero" not in name)]
 HARD = [Case(s, "llama2", tuple(ACCUMULATED.items())) for s in NATIVE]
 MATRIX = [Case(s, w) for s in NATIVE for w in TINY]
-# pp_ep infers shapes with experts without rows, whose indexing the simulated device cannot differentiate.
-CASES = [case for case in (*HARD, *MATRIX) if supported(case) and case.strategy != "pp_ep"]
+CASES = [case for case in (*HARD, *MATRIX) if supported(case)]
 SHORT = [c for c in CASES if c.run().world_size < 4 and (c in HARD or c.strategy in ("single", "dp", "fsdp"))]
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 1}
 

@@ -217,8 +217,9 @@ struct Call {
     }
     meet(tensor.device().index());
     accesses.push_back({block_of(tensor), write});
-    auto same = write && tensor.numel() == 0 ? at::empty({0}, tensor.options().device(at::kCPU)) : on_cpu(tensor);
-    if (write && tensor.numel() == 0) {
+    const bool empty = write && tensor.numel() == 0;  // it may be resized, or have sizes such as (0, 64)
+    auto same = empty ? at::empty(tensor.sizes(), tensor.options().device(at::kCPU)) : on_cpu(tensor);
+    if (empty) {
       to_resize.emplace_back(tensor, same);
     }
     given.emplace_back(tensor, same);
