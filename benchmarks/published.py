@@ -45,7 +45,7 @@ class Recipe(NamedTuple):
     recipe: dict[str, Any]
     """Keys of the workload's recipe."""
     length: int
-    """Tokens per sample."""
+    """Tokens of each sample that a rank has: a sample's length is this times the degree of cp."""
     accumulates_whole: bool = False
     """True if FSDP keeps whole gradients in float32 between micro-batches and reduces them once."""
     copies_embedding: bool = False
@@ -95,6 +95,7 @@ TORCHTITAN = Recipe(
     {"precision": "bf16", "activation_checkpointing": "alternate"},
     length=8192,
 )
+TORCHTITAN_CP = TORCHTITAN._replace(recipe={"precision": "float8", "activation_checkpointing": "full"}, length=32768)
 ROWS = [
     Row(KEMPNER, "8b", "single", 1, 2, 80.7),
     Row(KEMPNER, "8b", "fsdp", 2, 2, 62.4),
@@ -114,6 +115,10 @@ ROWS = [
     Row(TORCHTITAN, "8b", "fsdp", 8, 2, 77.0),
     Row(TORCHTITAN, "8b", "fsdp", 128, 2, 67.0, compiled=False),
     Row(TORCHTITAN, "8b", "fsdp", 128, 2, 62.0),
+    Row(TORCHTITAN_CP, "8b", "fsdp", 8, 1, 83.9),
+    Row(TORCHTITAN_CP, "8b", "fsdp_cp@cp=2", 8, 1, 84.2),
+    Row(TORCHTITAN_CP, "8b", "fsdp_cp@cp=4", 8, 1, 84.0),
+    Row(TORCHTITAN_CP, "8b", "fsdp_cp@cp=8", 8, 1, 84.5),
 ]
 """Rows of one recipe and size stand next to each other: their differences are compared."""
 
@@ -152,7 +157,8 @@ def run_of(row: Row) -> Run:
     )
     run = resolve.run(config, row.strategy, WORKLOAD)
     batch = run.mesh.data_size * row.micro_batch * micro_batches
-    data = run.data.model_copy(update={"options": run.data.options | {"sequence_length": row.recipe.length}})
+    length = row.recipe.length * run.mesh.parts("sequence")
+    data = run.data.model_copy(update={"options": run.data.options | {"sequence_length": length}})
     return run.model_copy(update={"data": data, "recipe": run.recipe.model_copy(update={"global_batch_size": batch})})
 
 

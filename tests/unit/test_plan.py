@@ -87,7 +87,7 @@ def test_the_fullest_rank_counts():
 
 
 def test_between_nodes_the_network_counts():
-    """Context-parallel groups may span nodes; where they are not a multiple of a node's ranks, the slowest one does."""
+    """Context-parallel groups may span nodes; where only some of them do, all wait for the network."""
     figures = Hardware(**KNOWN)
     for name, ranks, axis, gb_per_second in (
         ("fsdp_tp", 4, "tp", 100),

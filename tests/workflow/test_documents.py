@@ -22,12 +22,18 @@ def test_the_course_can_be_worked_through(make_tree, tmp_path):
             assert float(re.search(r'"loss": ([\d.]+)', first)[1]) == pytest.approx(6.93, abs=0.02)
         if "zero1" in command:
             of_three = pd.read_csv(tree.path / "results/summary.csv").set_index("strategy")
+        if "[moe]" in command:
+            of_five = pd.read_csv(tree.path / "results/summary.csv").set_index("strategy")
     assert of_three.bytes_per_step.fsdp / of_three.bytes_per_step.ddp == pytest.approx(1.2, abs=0.1), "less than 3 / 2"
     assert of_three.weights_bytes.fsdp == of_three.weights_bytes.ddp / 2
     half = pytest.approx(of_three.activations_bytes.single / 2, rel=1e-3)
     assert of_three.activations_bytes.fsdp == of_three.activations_bytes.ddp == half
     sent = of_three.bytes_per_step.drop("single")
     assert (sent.idxmin(), sent.idxmax()) == ("pp", "tp")
+    mib = (of_five.bytes_per_step / 2**20).round(2).to_dict()
+    assert mib == {"single": 0, "fsdp": 2.05, "tp_sp": 5.14, "cp": 2.56, "ep": pytest.approx(1.70, abs=0.02)}
+    assert of_five.weights_bytes.cp == of_five.weights_bytes.fsdp
+    assert (of_five.weights_bytes[["ep", "single"]] / 2**20).round(2).tolist() == [1.07, 1.44]
     exact = pd.read_csv(tree.path / "results/summary.csv")
     assert exact.rel_diff.max() < 1e-13
     attempts = tree.json("results/zero2/llama2/attempts.json")["attempts"]
