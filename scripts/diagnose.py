@@ -2,25 +2,28 @@
 """Compare the first steps of two trainings that should be equal: where they
 differ first, how, and what usually causes that.
 
-With --reference, two folders of safetensors of any trainer (docs/diagnose.md).
-With --settings, a capture of a strategy with `single`, which is captured first.
+With --reference, two folders or files of safetensors of any trainer
+(docs/diagnose.md); the exit status is that of diff: 0 if nothing differs, 1 if
+something does, 2 after an error. With --settings, a capture of a strategy with
+`single`, which is captured first; the status is 0 if the page was written.
 """
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
 from shardlab.diagnosis import trainers
 from shardlab.diagnosis.capture_files import Capture
 from shardlab.diagnosis.page import Diagnosis, diagnose, markdown
-from shardlab.diagnosis.stages import Pair
+from shardlab.diagnosis.pair import Pair
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
 from shardlab.settings.types import read_run
 
 
-def main() -> None:
-    """Compare, write the page, print its first sentence."""
+def main() -> int:
+    """Compare, write the page, print its first sentence; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--other", type=Path, required=True, help="folder or file of the training in question")
     parser.add_argument("--reference", type=Path, help="folder or file of the training that is right")
@@ -32,22 +35,25 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="page to write (Markdown); without it, print the page")
     args = parser.parse_args()
     if bool(args.reference) == bool(args.settings):
-        raise UserError(
-            "give --reference, a folder of another training, or --settings, run.json of `single`; not both."
-        )
-    with tempfile.TemporaryDirectory() as place:
-        if args.settings:
-            found, title = of_run(args, Path(place))
-        else:
-            options = trainers.Options(args.rename, args.merge)
-            folders = [trainers.read(path, options, Path(place) / path.name) for path in (args.other, args.reference)]
-            found, title = diagnose(Pair(*map(Capture, folders))), f"{args.other} against {args.reference}"
-        page = markdown(found, title)
-    if args.output:
-        write_text(args.output, page)
-        print(found.sentence)
-    else:
-        print(page)
+        parser.error("give --reference, a dump of another training, or --settings, run.json of `single`; not both.")
+    if args.settings:
+        with tempfile.TemporaryDirectory() as place:
+            _show(*of_run(args, Path(place)), args.output)
+        return 0
+    try:
+        found = diagnose(trainers.pair(args))
+        _show(found, f"{args.other} against {args.reference}", args.output)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return int(found.first is not None)
+
+
+def _show(found: Diagnosis, title: str, output: Path | None) -> None:
+    page = markdown(found, title)
+    if output:
+        write_text(output, page)
+    print(found.sentence if output else page)
 
 
 def of_run(args: argparse.Namespace, place: Path) -> tuple[Diagnosis, str]:

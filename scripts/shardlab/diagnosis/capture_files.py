@@ -45,6 +45,11 @@ class Tensors:
         """Names of its tensors."""
         return [] if self._file is None else [*self._file.keys()]
 
+    @cached_property
+    def dtypes(self) -> set[str]:
+        """Dtypes of its tensors, as safetensors names them (F32, BF16)."""
+        return {self._file.get_slice(name).get_dtype() for name in self.names}
+
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor in its own dtype."""
         tensor: Tensor = self._file.get_tensor(name)

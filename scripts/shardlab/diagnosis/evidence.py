@@ -9,10 +9,8 @@ from torch import Tensor
 from shardlab.diagnosis import patterns
 from shardlab.diagnosis.of_outputs import look_at_outputs
 from shardlab.diagnosis.of_parts import fit_parts
-from shardlab.diagnosis.stages import Pair, Stage, updates
-
-FITS = 1e-4
-"""Largest rest of a fit that holds, relative to the fitted values (in float64 rests are below 1e-9)."""
+from shardlab.diagnosis.pair import FILES, Pair, Stage
+from shardlab.diagnosis.stages import updates
 
 
 @dataclass
@@ -45,7 +43,7 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
     for later_stage in later:
         if later_stage.wrong:
             found.note("later", later_stage.kind)
-    if stage.kind in ("gradient", "clipped gradient", "optimizer state", "update"):
+    if stage.kind in (*FILES, "update"):
         _look_at_tensors(pair, stage, found)
         _disagreements(pair, stage.step, found)
     elif stage.kind == "norm":
@@ -71,14 +69,13 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
 def _also_the_gradient(pair: Pair, step: int, found: Evidence) -> None:
     names = pair.reference.tensors(f"step{step}/gradients").names
     if step == 0 and names:
-        fit_parts(pair, names, pair.actual.tensors(f"step{step}/gradients").__getitem__, found, FITS)
+        fit_parts(pair, names, pair.actual.tensors(f"step{step}/gradients").__getitem__, found, pair.fits)
 
 
 def _readers(pair: Pair, stage: Stage) -> tuple[Callable[[str], Tensor], Callable[[str], Tensor]]:
     if stage.kind == "update":
         return updates(pair.actual, stage.step), updates(pair.reference, stage.step)
-    kind = {"gradient": "gradients", "clipped gradient": "clipped", "optimizer state": "optimizer"}[stage.kind]
-    name = f"step{stage.step}/{kind}"
+    name = f"step{stage.step}/{FILES[stage.kind]}"
     return pair.actual.tensors(name).__getitem__, pair.reference.tensors(name).__getitem__
 
 
@@ -91,12 +88,12 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
         found.say("Tensors are missing in one of them.")
         return
     actual, expected = _readers(pair, stage)
-    if any(math.isnan(row.apart) for row in stage.wrong):
+    if any(not math.isfinite(row.apart) for row in stage.wrong):
         found.note("pattern", "nan")
-        found.say("It has values that are not a number.")
+        found.say(patterns.not_finite(wrong, actual, expected))
         return
     fits = {name: patterns.factor(actual(name), expected(name)) for name in wrong}
-    good = {name: fit.coefficients[0] for name, fit in fits.items() if fit.rest < FITS}
+    good = {name: fit.coefficients[0] for name, fit in fits.items() if fit.rest < pair.fits}
     zero = [name for name in wrong if not bool(actual(name).any())]
     if len(zero) == len(wrong):
         found.note("pattern", "zero")
@@ -114,7 +111,7 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
 
 def _uniform(pair: Pair, factors: dict[str, float], found: Evidence) -> None:
     low, high = min(factors.values()), max(factors.values())
-    if abs(high - low) <= 1e-3 * max(abs(low), abs(high)):
+    if abs(high - low) <= max(1e-3, pair.fits) * max(abs(low), abs(high)):
         found.note("pattern", "factor")
         _name_factor(pair, (low + high) / 2, found, "Each affected tensor")
         return
@@ -132,12 +129,12 @@ def _mixture(
     found: Evidence,
 ) -> None:
     """Look for sums of other parts, then for a part of the rows that differ."""
-    if stage.kind == "gradient" and stage.step == 0 and fit_parts(pair, wrong, actual, found, FITS):
+    if stage.kind == "gradient" and stage.step == 0 and fit_parts(pair, wrong, actual, found, pair.fits):
         return
     before = pair.reference.tensors(f"step{stage.step - 1}/gradients")
     if stage.kind == "gradient" and before:
         fit = patterns.combination(wrong, actual, [expected, before.__getitem__])
-        if fit.rest < FITS:
+        if fit.rest < pair.fits:
             found.note("pattern", "stale")
             found.say(f"It has {fit.coefficients[1]:.4g} times the gradient of the step before in it.")
             return
@@ -145,7 +142,7 @@ def _mixture(
     if stage.kind in ("optimizer state", "update", "clipped gradient", "gradient") and weights:
         names = [name for name in wrong if name.split("//")[0] in weights]
         fit = patterns.combination(names, actual, [expected, lambda name: weights[name.split("//")[0]]])
-        if fit.rest < FITS:
+        if fit.rest < pair.fits:
             found.note("pattern", "decay")
             found.say(f"The difference is {fit.coefficients[1]:.4g} times the weights.")
             return
@@ -168,7 +165,7 @@ def _rows(
         found.note("pattern", "rows")
         text = patterns.ranges(indices)
         fit = patterns.factor(value.index_select(dim, _index(indices)), other.index_select(dim, _index(indices)))
-        if fit.rest < FITS:
+        if fit.rest < pair.fits:
             _name_factor(pair, fit.coefficients[0], found, f"{name}[{text}] along dimension {dim}")
         else:
             found.say(f"{name} differs along dimension {dim} only at {text} of {value.shape[dim]}.")
@@ -274,7 +271,7 @@ def candidates(pair: Pair) -> dict[str, tuple[float, str]]:
     about = pair.actual.about
     mesh = about.get("mesh", {})
     numbers = {f"the ranks of {axis}": (float(degree), "ranks") for axis, degree in mesh.items()}
-    world = len(about.get("ranks", []))
+    world = len(about.get("ranks", [])) or math.prod(mesh.values())
     numbers |= {"all ranks": (float(world), "ranks")}
     numbers |= {"the micro-batches": (float(about.get("accumulation") or 1), "microbatches")}
     numbers |= {"the pipeline's micro-batches": (float(about.get("chunks") or 1), "microbatches")}
@@ -291,7 +288,8 @@ def candidates(pair: Pair) -> dict[str, tuple[float, str]]:
 
 def _name_factor(pair: Pair, times: float, found: Evidence, what: str) -> None:
     """Say what a factor can be."""
-    named = [(name, kind) for name, (value, kind) in candidates(pair).items() if abs(times - value) < 1e-3 * value]
+    near = max(1e-3, pair.fits)
+    named = [(name, kind) for name, (value, kind) in candidates(pair).items() if abs(times - value) < near * value]
     found.note("factor", *(kind for _, kind in named))
     found.note("factor", "above 1" if times > 1 else "below 1")
     found.note("by", *(name for name, _ in named))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from shardlab.diagnosis import patterns
 from shardlab.diagnosis.outputs import Where
-from shardlab.diagnosis.stages import Pair, Stage
+from shardlab.diagnosis.pair import Pair, Stage
 
 if TYPE_CHECKING:
     from shardlab.diagnosis.evidence import Evidence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from shardlab.diagnosis import patterns
-from shardlab.diagnosis.stages import Pair
+from shardlab.diagnosis.pair import Pair
 
 if TYPE_CHECKING:
     from shardlab.diagnosis.evidence import Evidence

@@ -14,7 +14,7 @@ from torch import Tensor
 from shardlab.diagnosis.capture_files import RankStep
 
 if TYPE_CHECKING:
-    from shardlab.diagnosis.stages import Pair, Row
+    from shardlab.diagnosis.pair import Pair, Row
 
 FILLS = {"targets": -100, "mask": 0}
 """Values after the end of a sample."""
@@ -34,7 +34,7 @@ class Where:
 
 def rows(pair: "Pair", step: int, kinds: tuple[str, ...]) -> Iterator["Row"]:
     """Yield a row per tensor or module, in the order of the forward pass."""
-    from shardlab.diagnosis.stages import LIMITS, MULTIPLE, Row
+    from shardlab.diagnosis.pair import LIMITS, MULTIPLE, Row
 
     ranks, reference = pair.actual.ranks(step), pair.reference.ranks(step)
     if not ranks or not reference:

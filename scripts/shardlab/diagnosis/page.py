@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from shardlab.diagnosis import causes
+from shardlab.diagnosis import causes, patterns
 from shardlab.diagnosis.causes import Cause
 from shardlab.diagnosis.evidence import Evidence, gather
-from shardlab.diagnosis.stages import Pair, Stage, stages
+from shardlab.diagnosis.pair import Pair, Stage
+from shardlab.diagnosis.stages import stages
+from shardlab.errors import UserError
 
 LISTED = 12
 """Most tensors that a page lists."""
@@ -28,7 +30,7 @@ class Diagnosis:
     def sentence(self) -> str:
         """One sentence."""
         if self.first is None:
-            return f"Nothing differs in the first {self.steps} steps."
+            return f"Nothing differs in {_counted(self.pair.steps)}."
         wrong, rows = self.first.wrong, self.first.rows
         count = f"{len(wrong)} of {len(rows)}, first {wrong[0].name}" if len(rows) > 1 else wrong[0].name
         usual = f"; usual cause: {self.causes[0].cause}" if self.causes else ""
@@ -39,7 +41,7 @@ def diagnose(pair: Pair) -> Diagnosis:
     """Compare two captures, stage by stage, to the end of the first step that differs.
 
     Raises:
-        UserError: they have no step in common, or other parameters.
+        UserError: they have nothing in common, or other parameters.
     """
     compared: list[Stage] = []
     first = None
@@ -48,10 +50,17 @@ def diagnose(pair: Pair) -> Diagnosis:
             break
         compared.append(stage)
         first = first or (stage if stage.wrong else None)
+    if not any(stage.rows for stage in compared):
+        raise UserError(f"{pair.actual.folder} and {pair.reference.folder} have no tensors of the same step and kind.")
     if first is None:
         return Diagnosis(pair, len(pair.steps), compared)
     evidence = gather(pair, first, compared[compared.index(first) + 1 :])
     return Diagnosis(pair, len(pair.steps), compared, first, evidence, causes.usual(evidence))
+
+
+def _counted(steps: list[int]) -> str:
+    """Return steps as text."""
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {patterns.ranges(steps)}"
 
 
 def where(stage: Stage) -> str:
@@ -73,11 +82,12 @@ def markdown(found: Diagnosis, title: str) -> str:
 def _conditions(found: Diagnosis) -> list[str]:
     about, twin = found.pair.actual.about, found.pair.twin
     parts = []
-    if about:
+    if "strategy" in about:
         parts.append(
             f"The first {found.steps} steps in {about['dtype']}, without dropout, from the run's own "
             "settings, initial weights and batches."
         )
+    parts += about.get("notes", [])
     if twin:
         parts.append(
             "`rounding up to` is the larger of the dtype's limit and ten times the distance of a twin of the "

@@ -70,6 +70,18 @@ def is_permuted(actual: Tensor, expected: Tensor, limit: float) -> bool:
     return bool((rows - others).abs().max() <= limit)
 
 
+def not_finite(names: Iterable[str], actual: Read, expected: Read) -> str:
+    """Return a sentence on the first tensor that is not finite, and in which of the two."""
+    for name in names:
+        value, other = (read(name) for read in (actual, expected))
+        counts = [int((~torch.isfinite(each)).sum()) for each in (value, other)]
+        if any(counts):
+            where = "both" if all(counts) else "the reference" if counts[1] else "this one"
+            kind = "not a number" if bool(torch.isnan(value).any() or torch.isnan(other).any()) else "infinite"
+            return f"{name} has values that are {kind}: {max(counts)} of {value.numel()}, in {where}."
+    return "It has values that are too large."
+
+
 def ranges(indices: Iterable[int]) -> str:
     """Return indices as text: 0-3, 7, 9-12."""
     text: list[str] = []

@@ -2,91 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardlab.diagnosis import outputs
 from shardlab.diagnosis.capture_files import Capture, Tensors
+from shardlab.diagnosis.pair import EPSILONS, FLOOR, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
 from shardlab.errors import UserError
-
-FLOOR = 1e-4
-"""A tensor is compared relative to its largest value, or to this part of the largest of its kind."""
-LIMITS = {"F64": 1e-9, "F32": 1e-3, "F16": 5e-2, "BF16": 5e-2}
-"""Relative difference up to which tensors of a dtype are equal, unless the twins of `single` are farther apart."""
-SCALARS = {"F64": 1e-9, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
-MULTIPLE = 10.0
-"""Largest distance as a multiple of that of the twin."""
-UPDATES = 1e-5
-"""The same of updates: AdamW makes a whole update of the sign of a gradient that is nothing but rounding."""
-NUMBERS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One tensor or number of a stage."""
-
-    name: str
-    apart: float
-    """Largest difference relative to the reference's largest value; nan where one of them is not a number."""
-    limit: float
-    """Up to which it is rounding."""
-    note: str = ""
-    """What differs, if it is not a number."""
-    where: Any = None
-    """Where an output differs (see outputs.Where)."""
-
-    @property
-    def differs(self) -> bool:
-        """True if it is more than rounding."""
-        return not self.apart <= self.limit
-
-
-@dataclass(frozen=True)
-class Stage:
-    """All rows of one stage of one step; step -1: after the last."""
-
-    step: int
-    kind: str
-    rows: list[Row] = field(default_factory=list)
-
-    @property
-    def wrong(self) -> list[Row]:
-        """Rows that differ, in the order in which they are computed."""
-        return [row for row in self.rows if row.differs]
-
-    @property
-    def worst(self) -> Row | None:
-        """The row that is farthest apart relative to its limit."""
-        return max(self.rows, key=lambda row: row.apart / row.limit if row.apart == row.apart else 1e300, default=None)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A capture and its reference; ``twin``: the reference again from weights moved by one rounding."""
-
-    actual: Capture
-    reference: Capture
-    twin: Capture | None = None
-
-    @property
-    def steps(self) -> list[int]:
-        """Steps that both have.
-
-        Raises:
-            UserError: there are none.
-        """
-        found = [step for step in self.reference.steps if step in self.actual.steps]
-        if not found:
-            raise UserError(f"{self.actual.folder} and {self.reference.folder} have no step in common.")
-        return found
-
-    def limit(self, dtypes: dict[str, float]) -> float:
-        """Return the limit of the coarser of the two captures' dtypes."""
-        names = [capture.about.get("dtype", "float32") for capture in (self.actual, self.reference)]
-        return max(dtypes[NUMBERS[name]] for name in names)
 
 
 def stages(pair: Pair) -> Iterator[Stage]:
@@ -100,9 +23,16 @@ def stages(pair: Pair) -> Iterator[Stage]:
 
 
 def compare(
-    names: Iterable[str], pair: Pair, read: Callable[[Capture], Callable[[str], Tensor]], limit: float = 0.0
+    names: Iterable[str],
+    pair: Pair,
+    read: Callable[[Capture], Callable[[str], Tensor]],
+    limit: float,
+    slack: Callable[[str], float] = lambda name: 0.0,
 ) -> Iterator[Row]:
-    """Yield a row per name of tensors that ``read`` returns of each capture; ``limit``: see ``Row``, at least."""
+    """Yield a row per name of tensors that ``read`` returns of each capture; ``limit``: see ``Row``, at least.
+
+    ``slack``: by how much values may differ in any case, by name.
+    """
     names = [*names]
     actual, reference = read(pair.actual), read(pair.reference)
     twin = read(pair.twin) if pair.twin else None
@@ -119,7 +49,7 @@ def compare(
     scale = max((size for _, size, _ in apart.values()), default=0.0)
     for name, (away, size, of_twin) in apart.items():
         unit = max(size, FLOOR * scale) or 1.0
-        yield Row(name, away / unit, max(limit, pair.limit(LIMITS), MULTIPLE * of_twin / unit))
+        yield Row(name, away / unit, max(limit, MULTIPLE * of_twin / unit, slack(name) / unit))
 
 
 def _largest(value: Tensor) -> Tensor:
@@ -178,12 +108,9 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
             if missing and kind == "optimizer":
                 yield Row(missing[0], float("inf"), 1.0, "missing in one of them")
             elif missing:
-                raise UserError(
-                    f"{missing[0]} is in only one of {pair.actual.folder} and {pair.reference.folder}; map names with "
-                    "--rename PATTERN=NAME."
-                )
+                _same_names(pair, name)
             names = [each for each in pairs[1].names if each in pairs[0]]
-            yield from compare(names, pair, lambda capture: capture.tensors(name).__getitem__)
+            yield from _whole(pair, name, names)
 
     return rows
 
@@ -196,17 +123,57 @@ def updates(capture: Capture, step: int) -> Callable[[str], Tensor]:
 
 
 def _update(pair: Pair, step: int) -> Iterator[Row]:
-    parameters = _parameters(pair, step)
-    if all(_has_update(capture, step) for capture in (pair.actual, pair.reference)):
-        yield from compare(parameters, pair, lambda capture: updates(capture, step), UPDATES)
+    if not all(_has_update(capture, step) for capture in pair.captures):
+        return
+    name = f"step{step}/weights"
+    _same_names(pair, name)
+    after = pair.reference.tensors(name)
+    rounding = 4 * pair.limit(EPSILONS, name)
+    yield from compare(
+        _parameters(pair, step),
+        pair,
+        lambda capture: updates(capture, step),
+        max(UPDATES, pair.limit(LIMITS, name)),
+        lambda name: rounding * float(_largest(after[name].double())),
+    )
+
+
+def _weights(pair: Pair, step: int) -> Iterator[Row]:
+    """Compare weights of which no update is known."""
+    name = f"step{step}/weights"
+    if all(capture.tensors(name) for capture in pair.captures) and not all(
+        _has_update(capture, step) for capture in pair.captures
+    ):
+        _same_names(pair, name)
+        yield from _whole(pair, name, pair.reference.tensors(name).names)
 
 
 def _buffers(pair: Pair, step: int) -> Iterator[Row]:
-    after = [capture.tensors(f"step{step}/weights") for capture in (pair.actual, pair.reference)]
+    name = f"step{step}/weights"
+    after = [capture.tensors(name) for capture in pair.captures]
     if all(after) and "parameters" in pair.reference.about:
         parameters = {*pair.reference.about["parameters"]}
-        names = [name for name in after[1].names if name not in parameters]
-        yield from compare(names, pair, lambda capture: capture.tensors(f"step{step}/weights").__getitem__)
+        yield from _whole(pair, name, [each for each in after[1].names if each not in parameters])
+
+
+def _whole(pair: Pair, name: str, names: list[str]) -> Iterator[Row]:
+    """Compare tensors of a file of both."""
+    yield from compare(names, pair, lambda capture: capture.tensors(name).__getitem__, pair.limit(LIMITS, name))
+
+
+def _same_names(pair: Pair, file: str) -> None:
+    """Raise a UserError if a file of both does not have the same names."""
+    found = [capture.tensors(file).names for capture in pair.captures]
+    only = [[name for name in names if name not in others] for names, others in (found, found[::-1])]
+    if only[0] or only[1]:
+        listed = " and ".join(
+            f"{len(names)} only in {capture.folder} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
+            for names, capture in zip(only, pair.captures, strict=True)
+            if names
+        )
+        raise UserError(
+            f"{file}: tensors differ in name, {listed}; map them with --rename, or leave them out (--skip)."
+        )
 
 
 def _parameters(pair: Pair, step: int) -> list[str]:
@@ -220,11 +187,9 @@ def _has_update(capture: Capture, step: int) -> bool:
 
 
 def _initial(pair: Pair, step: int) -> Iterator[Row]:
-    files = [capture.tensors("initial") for capture in (pair.actual, pair.reference)]
-    if all(files):
-        yield from compare(
-            files[1].names, Pair(pair.actual, pair.reference), lambda c: c.tensors("initial").__getitem__
-        )
+    if all(capture.tensors("initial") for capture in pair.captures):
+        _same_names(pair, "initial")
+        yield from _whole(Pair(pair.actual, pair.reference), "initial", pair.reference.tensors("initial").names)
 
 
 def _load(pair: Pair, step: int) -> Iterator[Row]:
@@ -265,6 +230,7 @@ STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
     "clipped gradient": _tensors("clipped"),
     "optimizer state": _tensors("optimizer"),
     "update": _update,
+    "weights": _weights,
     "buffers": _buffers,
 }
 """What is compared of a step, in the order in which it is computed."""

@@ -1,133 +1,144 @@
-"""Dumps of other trainers as captures: files of safetensors, whose names and shards are brought into one form.
-
-A folder has files whose names say what they are (gradients, clipped, optimizer or weights) and which step they belong
-to, such as `gradients-0.safetensors` or `step1/weights.rank0.safetensors`; without a number it is step 0, and a file
-without one of these words has gradients. Files of several ranks of a step are parts of the same tensors.
-"""
+"""Comparison of two dumps of other trainers: the options, and what can be compared."""
 
 import argparse
 import re
-from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from shardlab.diagnosis.capture_files import KINDS, NAME, Capture
+from shardlab.diagnosis.dumps import ENDING, Dump, Rules
+from shardlab.diagnosis.pair import COARSE, NUMBERS, Pair
+from shardlab.diagnosis.patterns import ranges
+from shardlab.errors import UserError, choices
 
-from shardlab.diagnosis.capture_files import KINDS, Tensors
-from shardlab.errors import UserError
-
-ENDING = ".safetensors"
-WORDS = {
-    "grad": "gradients",
-    "clip": "clipped",
-    "optim": "optimizer",
-    "weight": "weights",
-    "param": "weights",
-    "model": "weights",
-}
-
-
-class Options(NamedTuple):
-    """How names and shards are brought into one form."""
-
-    rename: list[str]
-    """Substitutions PATTERN=NAME of regular expressions, in order."""
-    merge: list[str]
-    """PATTERN=DIM: along which dimension the ranks' parts of tensors are joined; others are equal on all ranks."""
+MICRO_BATCHES = "micro-batches"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument(
-        "--rename",
-        action="append",
-        default=[],
-        metavar="PATTERN=NAME",
-        help="rename tensors of both (regular expression, as in re.sub); may be given several times",
-    )
-    parser.add_argument(
-        "--merge",
-        action="append",
-        default=[],
-        metavar="PATTERN=DIM",
-        help="join the ranks' parts of tensors of this name along a dimension; may be given several times",
-    )
+    own = parser.add_argument_group("with --reference")
+    for name, shown, text in (
+        ("rename", "PATTERN=NAME", "turn names of --other into those of --reference (re.sub), in this order"),
+        ("merge", "PATTERN=DIM", "join the files' parts of these tensors along a dimension, in the order of the ranks"),
+        ("skip", "PATTERN", "leave these tensors out"),
+        ("ranks", "NAME=N", f"ranks of --other along an axis (dp=4, tp=2), or {MICRO_BATCHES}=8: names the factors"),
+    ):
+        own.add_argument(f"--{name}", action="append", default=[], metavar=shown, help=f"{text}; repeatable")
+    own.add_argument("--dtype", choices=[*NUMBERS], help="coarsest arithmetic, if files are in a finer dtype")
+    own.add_argument("--twin", type=Path, help="the reference again, from weights moved by one rounding")
 
 
-def read(source: Path, options: Options, place: Path) -> Path:
-    """Return the folder of a capture with the tensors of a folder or a file, written to ``place``.
+def pair(args: argparse.Namespace) -> Pair:
+    """Return the dumps that the options name, with sentences about what is compared in ``about["notes"]``.
 
     Raises:
-        UserError: there are no such files, an option is wrong, or ranks hold different tensors that are not merged.
+        UserError: an option is wrong, a folder or file cannot be read, or the dumps have nothing in common.
     """
-    if (source / "capture.json").exists():
-        return source
-    files = [source] if source.is_file() else sorted(source.rglob(f"*{ENDING}"))
-    if not files:
-        raise UserError(f"{source} has no {ENDING} files; see docs/diagnose.md for how to write them.")
-    groups: dict[tuple[int, str], list[Path]] = defaultdict(list)
-    for path in files:
-        groups[_what(path, source)].append(path)
-    for (step, kind), paths in groups.items():
-        tensors = _joined(paths, options)
-        folder = place / (f"step{step}" if step >= 0 else "")
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / (f"{kind}{ENDING}" if step >= 0 else f"initial{ENDING}"))
-    return place
+    merge = [(pattern, _number("merge", pattern, dim)) for pattern, dim in _parts("merge", args.merge)]
+    plain = Rules([], merge, [_expression("skip", pattern) for pattern in args.skip])
+    rules = Rules(_parts("rename", args.rename), plain.merge, plain.skip, plain.matched)
+    actual = _read(args.other, rules)
+    reference, twin = _read(args.reference, plain), _read(args.twin, plain) if args.twin else None
+    for option in ("rename", "merge", "skip"):
+        for rule in getattr(rules, option):
+            pattern = rule if isinstance(rule, str) else rule[0]
+            if pattern not in rules.matched:
+                where = args.other if option == "rename" else f"{args.other} and {args.reference}"
+                raise UserError(f"--{option} '{pattern}' matches no tensor of {where}, such as {_some(actual)}.")
+    degrees = {name: _number("ranks", name, number) for name, number in _parts("ranks", args.ranks, is_pattern=False)}
+    if MICRO_BATCHES in degrees:
+        actual.about["accumulation"] = degrees.pop(MICRO_BATCHES)
+    if degrees:
+        actual.about["mesh"] = degrees
+    if args.dtype:
+        actual.about["dtype"] = args.dtype
+    found = Pair(actual, reference, twin)
+    actual.about["notes"] = [*_notes(found, rules)]
+    return found
 
 
-def _what(path: Path, source: Path) -> tuple[int, str]:
-    """Return the step and the kind of a file; step -1: weights before the first step."""
-    name = str(path.relative_to(source) if path != source else path.name).lower()
-    kind = next((kind for word, kind in WORDS.items() if word in name), KINDS[0])
-    if "initial" in name:
-        return -1, "weights"
-    without_rank = re.sub(r"(rank|tp|pp|dp|shard)[-_.]?\d+", "", name)
-    number = re.search(r"\d+", without_rank)
-    return int(number.group()) if number else 0, kind
-
-
-def _joined(paths: list[Path], options: Options) -> dict[str, Tensor]:
-    found: dict[str, list[Tensor]] = defaultdict(list)
-    for path in paths:
-        file = Tensors(path)
-        for name in file.names:
-            found[_renamed(name, options.rename)].append(file[name])
-    joined = {}
-    for name, parts in found.items():
-        dim = _dimension(name, options.merge)
-        if dim is not None and len(parts) > 1:
-            joined[name] = torch.cat(parts, dim)
-            continue
-        others = [part for part in parts[1:] if part.shape != parts[0].shape or not torch.allclose(part, parts[0])]
-        if others:
-            raise UserError(
-                f"{name} differs between the files of {paths[0].parent}; if they are shards, join them with "
-                f"--merge '{re.escape(name)}=DIM'."
-            )
-        joined[name] = parts[0].contiguous()
-    return {name: value.contiguous() for name, value in joined.items()}
-
-
-def _renamed(name: str, rename: list[str]) -> str:
-    for rule in rename:
-        pattern, equals, new = rule.partition("=")
+def _parts(option: str, rules: list[str], is_pattern: bool = True) -> list[tuple[str, str]]:
+    found = []
+    for rule in rules:
+        pattern, equals, value = rule.rpartition("=")
         if not equals:
-            raise UserError(f"--rename {rule}: write PATTERN=NAME, such as 'model\\.=' to drop a prefix.")
-        try:
-            name = re.sub(pattern, new, name)
-        except re.error as error:
-            raise UserError(f"--rename {rule}: {pattern} is no regular expression ({error}).") from None
-    return name
+            example = {"rename": "'^module\\.='", "merge": "'.*up\\.weight=0'", "ranks": "dp=4"}[option]
+            raise UserError(f"--{option} {rule}: there is no '='; write it such as --{option} {example}.")
+        found.append((_expression(option, pattern) if is_pattern else pattern, value))
+    return found
 
 
-def _dimension(name: str, merge: list[str]) -> int | None:
-    for rule in merge:
-        pattern, _, dim = rule.rpartition("=")
-        if not pattern or not dim.isdigit():
-            raise UserError(f"--merge {rule}: write PATTERN=DIM, such as '.*up.weight=0'.")
-        if re.fullmatch(pattern, name):
-            return int(dim)
-    return None
+def _expression(option: str, pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"--{option} '{pattern}' is not a regular expression ({error}).") from None
+    return pattern
+
+
+def _number(option: str, name: str, value: str) -> int:
+    if not value.isdigit() or (option == "ranks" and value == "0"):
+        positive = "positive " if option == "ranks" else ""
+        raise UserError(f"--{option} '{name}={value}': {value or 'nothing'} is not a {positive}number.")
+    return int(value)
+
+
+def _read(source: Path, rules: Rules) -> Capture:
+    """Return a dump, or a capture of this project."""
+    if (source / NAME).exists():
+        if rules.rename:
+            raise UserError(f"{source} is a capture with names of its model; give it as --reference, or no --rename.")
+        return Capture(source)
+    if not source.exists():
+        raise UserError(f"{source} does not exist.")
+    files = [source] if source.is_file() else [path for path in source.rglob(f"*{ENDING}") if path.is_file()]
+    if not files:
+        raise UserError(f"{source} has no {ENDING} files; docs/diagnose.md shows how to write them.")
+    return Dump(source, files, rules)
+
+
+def _notes(pair: Pair, rules: Rules) -> list[str]:
+    """Return what a reader has to know about what is compared.
+
+    Raises:
+        UserError: nothing can be compared.
+    """
+    captures = (pair.actual, pair.reference)
+    notes = []
+    for capture, other in (captures, captures[::-1]):
+        more = [step for step in capture.steps if step not in other.steps]
+        if more:
+            notes.append(
+                f"Steps {ranges(more)} are only in `{capture.folder}` and not compared; both must count from 0."
+            )
+    found: dict[str, list[set[str]]] = {
+        kind: [_dtypes(capture, kind) for capture in captures] for kind in (*KINDS, "initial")
+    }
+    if not any(all(each) for each in found.values()):
+        has = [choices(kind for kind in found if found[kind][place]) for place in (0, 1)]
+        raise UserError(
+            f"{captures[0].folder} has {has[0]}, {captures[1].folder} has {has[1]}; they need one of them in common."
+        )
+    for kind, (own, others) in found.items():
+        if own and others and own != others:
+            notes.append(f"The {kind} are {choices(own)} against {choices(others)}: the coarser one sets the limit.")
+        if bool(own) != bool(others):
+            notes.append(f"Only `{captures[not own].folder}` has {kind}; they are not compared.")
+        if (own | others) & COARSE:
+            notes.append(
+                f"The {kind} are in low precision, so that differences below 5 % of a tensor's largest value pass."
+            )
+    skipped = sum(each.skipped for each in getattr(pair.actual, "files", {}).values())
+    if skipped:
+        notes.append(f"Left out (--skip): {skipped} tensors of `{captures[0].folder}`.")
+    if "mesh" not in pair.actual.about and "accumulation" not in pair.actual.about:
+        notes.append("With `--ranks dp=N` (or another axis, or `micro-batches=N`), factors are named.")
+    return notes
+
+
+def _dtypes(capture: Capture, kind: str) -> set[str]:
+    names = [kind] if kind == "initial" else [f"step{step}/{kind}" for step in capture.steps]
+    return {dtype for name in names for dtype in capture.tensors(name).dtypes}
+
+
+def _some(capture: Capture) -> str:
+    return next((name for each in getattr(capture, "files", {}).values() for name in each.names), "none")

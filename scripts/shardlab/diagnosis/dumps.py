@@ -1,0 +1,187 @@
+"""Dumps of other trainers as captures: files of safetensors whose names and shards are brought into one form.
+
+The name of a file, or else of its folder, says what it has (gradients, clipped, optimizer, weights; without one of
+these words gradients), which step it belongs to (``gradients-0.safetensors``, ``step1/weights.tp0.safetensors``;
+without a number step 0; ``initial``: weights before the first step), and which rank wrote it (tp0, rank3). All files of
+the same step and kind are parts of one set of tensors. Nothing is copied: a tensor is joined when it is read.
+"""
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shardlab.diagnosis.capture_files import KINDS, Capture, RankStep, Tensors
+from shardlab.errors import UserError
+
+ENDING = ".safetensors"
+WORDS = {
+    "clip": "clipped",
+    "grad": "gradients",
+    "optim": "optimizer",
+    "weight": "weights",
+    "param": "weights",
+    "model": "weights",
+}
+WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""Parts of names that torch.compile, FSDP1 and activation checkpointing add."""
+RANK = re.compile(r"(?<![a-z])(?:rank|tp|pp|dp|cp|ep|shard)[-_.]?\d+|\d+[-_]of[-_]\d+")
+
+
+@dataclass
+class Rules:
+    """How names and shards are brought into one form."""
+
+    rename: list[tuple[str, str]] = field(default_factory=list)
+    """(regular expression, replacement), applied in order to the names of ``--other``."""
+    merge: list[tuple[str, int]] = field(default_factory=list)
+    """(regular expression of a whole name, dimension along which the files' parts are joined)."""
+    skip: list[str] = field(default_factory=list)
+    """Regular expressions of whole names that are left out."""
+    matched: set[str] = field(default_factory=set)
+    """Expressions that matched a name of one of the dumps."""
+
+    def name(self, name: str) -> str:
+        """Return the new name."""
+        name = WRAPPERS.sub("", name)
+        for pattern, new in self.rename:
+            try:
+                name, count = re.subn(pattern, new, name)
+            except (re.error, IndexError) as error:
+                raise UserError(f"--rename '{pattern}={new}': {new} is not a replacement ({error}).") from None
+            self.matched |= {pattern} if count else set()
+        return name
+
+    def dimension(self, name: str) -> int | None:
+        """Return the dimension along which the parts of a tensor are joined."""
+        return next((dim for pattern, dim in self.merge if self._matches(pattern, name)), None)
+
+    def skips(self, name: str) -> bool:
+        """Return whether a tensor is left out."""
+        return any(self._matches(pattern, name) for pattern in self.skip)
+
+    def _matches(self, pattern: str, name: str) -> bool:
+        found = bool(re.fullmatch(pattern, name))
+        self.matched |= {pattern} if found else set()
+        return found
+
+
+class Dump(Capture):
+    """A dump that is read as a capture."""
+
+    def __init__(self, folder: Path, files: list[Path], rules: Rules) -> None:
+        super().__init__(folder)
+        groups: dict[str, list[Path]] = defaultdict(list)
+        for path in files:
+            groups[_file(path.relative_to(folder) if path != folder else Path(path.stem))].append(path)
+        self.files = {
+            name: Parts(self, name, sorted(paths, key=_natural), rules) for name, paths in sorted(groups.items())
+        }
+        if not any(each.names for each in self.files.values()):
+            raise UserError(f"the files of {folder} have no tensors; docs/diagnose.md shows how to write them.")
+
+    @property
+    def steps(self) -> list[int]:
+        """Numbers of its steps."""
+        return sorted({int(name.partition("/")[0].removeprefix("step")) for name in self.files if "/" in name})
+
+    def tensors(self, name: str) -> Tensors:
+        """Return the tensors of a step and kind."""
+        return self.files.get(name) or Tensors(self.folder / name / "none")
+
+    def ranks(self, step: int) -> list[RankStep]:
+        """Return nothing: what the ranks read is unknown."""
+        return []
+
+    @cached_property
+    def parts(self) -> dict[tuple[int, int], Tensors]:
+        """Gradients of parts of the loss, which are unknown."""
+        return {}
+
+
+class Parts(Tensors):
+    """The tensors of several files."""
+
+    def __init__(self, dump: Dump, name: str, paths: list[Path], rules: Rules) -> None:
+        super().__init__(dump.folder / name)
+        self.rules = rules
+        self.skipped = 0
+        self.places: dict[str, list[tuple[Tensors, str]]] = defaultdict(list)
+        for path in paths:
+            file = Tensors(path)
+            for former in file.names:
+                name = rules.name(former)
+                if rules.skips(name):
+                    self.skipped += 1
+                    continue
+                if any(other != former for _, other in self.places[name]):
+                    raise UserError(
+                        f"{self.places[name][0][1]} and {former} of {dump.folder} both become {name}; write --rename "
+                        "so that they differ."
+                    )
+                rules.dimension(name)
+                self.places[name].append((file, former))
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names after renaming."""
+        return [*self.places]
+
+    def __bool__(self) -> bool:
+        """True: it has files."""
+        return True
+
+    @cached_property
+    def dtypes(self) -> set[str]:
+        """Dtypes of all of them."""
+        return {dtype for places in self.places.values() for dtype in places[0][0].dtypes}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor, joined.
+
+        Raises:
+            UserError: its parts do not fit together, or differ though no --merge names them.
+        """
+        places = self.places[name]
+        values = [file[former] for file, former in places]
+        dim = self.rules.dimension(name)
+        paths = f"{places[0][0].path} and {places[-1][0].path.name}"
+        if dim is not None and len(values) > 1:
+            try:
+                return torch.cat(values, dim)
+            except (RuntimeError, IndexError):
+                shapes = " and ".join(str(tuple(value.shape)) for value in values[:2])
+                raise UserError(
+                    f"{name} cannot be joined along dimension {dim} (--merge): {shapes} in {paths}."
+                ) from None
+        if any(each.shape != values[0].shape or not _same(each, values[0]) for each in values[1:]):
+            raise UserError(
+                f"{name} differs between {paths}: if these are shards, join them with --merge "
+                f"'{re.escape(name)}=DIM'; if not, the ranks should have the same, and do not."
+            )
+        return values[0]
+
+
+def _same(value: Tensor, other: Tensor) -> bool:
+    """Return whether replicas are equal: bitwise, or up to rounding."""
+    return torch.allclose(value.double(), other.double(), 1e-5, 1e-5 * float(other.double().abs().max()), True)
+
+
+def _file(path: Path) -> str:
+    """Return which file of a capture a file is, by its path in the dump."""
+    names = [part.lower() for part in reversed(path.with_suffix("").parts)]
+    if any("initial" in name for name in names):
+        return "initial"
+    kinds = [kind for name in names for word, kind in WORDS.items() if word in name]
+    numbers = [number for name in names for number in re.findall(r"\d+", RANK.sub("", name))]
+    steps = [number for name in names for number in re.findall(r"step[-_.]?(\d+)", name)]
+    return f"step{int(([*steps, *numbers] or ['0'])[0])}/{kinds[0] if kinds else KINDS[0]}"
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Order rank 2 before rank 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]

@@ -1,0 +1,115 @@
+"""Two captures that are compared, the rows and stages of a comparison, and up to which distance tensors are equal."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from shardlab.diagnosis.capture_files import KINDS, Capture
+from shardlab.diagnosis.patterns import ranges
+from shardlab.errors import UserError
+
+FLOOR = 1e-4
+"""A tensor is compared relative to its largest value, or to this part of the largest of its kind."""
+LIMITS = {"F64": 1e-9, "F32": 1e-3, "F16": 5e-2, "BF16": 5e-2}
+"""Relative difference up to which tensors of a dtype are equal, unless the twins of `single` are farther apart."""
+SCALARS = {"F64": 1e-9, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
+FITS = {"F64": 1e-4, "F32": 1e-4, "F16": 2e-2, "BF16": 2e-2}
+"""Largest rest of a fit that holds, relative to the fitted values (in float64 rests are below 1e-9)."""
+EPSILONS = {"F64": 2.2e-16, "F32": 1.2e-7, "F16": 9.8e-4, "BF16": 7.8e-3}
+COARSE = {"F16", "BF16"}
+MULTIPLE = 10.0
+"""Largest distance as a multiple of that of the twin."""
+UPDATES = 1e-5
+"""The same of updates: AdamW makes a whole update of the sign of a gradient that is nothing but rounding."""
+FILES = {
+    "gradient": "gradients",
+    "clipped gradient": "clipped",
+    "optimizer state": "optimizer",
+    "weights": "weights",
+}
+"""Stage: the file of a step that is compared."""
+NUMBERS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor or number of a stage."""
+
+    name: str
+    apart: float
+    """Largest difference relative to the reference's largest value; nan where one of them is not a number."""
+    limit: float
+    """Up to which it is rounding."""
+    note: str = ""
+    """What differs, where it is not a number."""
+    where: Any = None
+    """Where an output differs (see outputs.Where)."""
+
+    @property
+    def differs(self) -> bool:
+        """True if it is more than rounding."""
+        return not self.apart <= self.limit
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All rows of one stage of one step; step -1: after the last."""
+
+    step: int
+    kind: str
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> list[Row]:
+        """Rows that differ, in the order in which they are computed."""
+        return [row for row in self.rows if row.differs]
+
+    @property
+    def worst(self) -> Row | None:
+        """The row that is farthest apart relative to its limit."""
+        return max(self.rows, key=lambda row: row.apart / row.limit if row.apart == row.apart else 1e300, default=None)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A capture and its reference; ``twin``: the reference again from weights moved by one rounding."""
+
+    actual: Capture
+    reference: Capture
+    twin: Capture | None = None
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps that both have.
+
+        Raises:
+            UserError: there are none.
+        """
+        steps, others = self.actual.steps, self.reference.steps
+        found = [step for step in others if step in steps]
+        if not found:
+            raise UserError(
+                f"{self.actual.folder} and {self.reference.folder} have no step in common: {_listed(steps)} and "
+                f"{_listed(others)}; both must count alike."
+            )
+        return found
+
+    def limit(self, dtypes: dict[str, float], *names: str) -> float:
+        """Return the limit of the coarsest dtype of both captures, and of both's files of these names."""
+        found = {NUMBERS[capture.about["dtype"]] for capture in self.captures if "dtype" in capture.about}
+        found = found.union(*(capture.tensors(name).dtypes for capture in self.captures for name in names))
+        return max((dtypes[dtype] for dtype in found & dtypes.keys()), default=dtypes["F32"])
+
+    @property
+    def captures(self) -> tuple[Capture, Capture]:
+        """Both."""
+        return self.actual, self.reference
+
+    @cached_property
+    def fits(self) -> float:
+        """Largest rest of a fit that holds."""
+        return self.limit(FITS, *(f"step{step}/{kind}" for step in self.steps[:1] for kind in KINDS))
+
+
+def _listed(steps: list[int]) -> str:
+    return f"steps {ranges(steps)}" if steps else "none"

@@ -1,0 +1,342 @@
+"""scripts/diagnose.py on dumps of other trainers: names, shards, steps, dtypes, and bad input."""
+
+import re
+import sys
+from pathlib import Path
+
+import diagnose
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from shardlab.diagnosis import dumps
+
+UP, DOWN = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0)).unbind()
+TENSORS = {"up.weight": UP, "down.weight": DOWN.T.contiguous()}
+
+
+def dump(folder, files):
+    """Write files, by their names without the ending; returns the folder."""
+    for name, tensors in files.items():
+        path = folder / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({key: value.contiguous() for key, value in tensors.items()}, path)
+    return folder
+
+
+def times(factor, tensors=TENSORS):
+    return {name: factor * value for name, value in tensors.items()}
+
+
+@pytest.fixture
+def compare(tmp_path, monkeypatch, capsys):
+    """Function that compares the files of two dumps with these options; returns the status and what is printed."""
+
+    def run(other, reference, *options):
+        folders = [dump(tmp_path / name, files) for name, files in (("other", other), ("reference", reference))]
+        arguments = ["--other", folders[0], "--reference", folders[1], *options]
+        monkeypatch.setattr(sys, "argv", ["diagnose.py", *map(str, arguments)])
+        status = diagnose.main()
+        printed = capsys.readouterr()
+        assert bool(printed.err) == (status == 2)
+        return status, printed.out or printed.err.replace(f"{tmp_path}/", "")
+
+    return run
+
+
+def test_equal_dumps_have_status_0_and_different_ones_status_1(compare):
+    same = {"gradients-0": TENSORS, "gradients-1": times(2)}
+    status, page = compare(same, same)
+    assert status == 0
+    assert "**Nothing differs in steps 0-1.**" in page
+    assert "| gradient | 2 | 0.0e+00 |" in page
+    status, page = compare({"gradients-0": times(4)}, {"gradients-0": TENSORS}, "--ranks", "dp=4")
+    assert status == 1
+    assert "Each affected tensor is 4 times the reference's, as the ranks of dp or all ranks." in page
+    assert "1. **summed instead of averaged**" in page
+
+
+def test_without_ranks_the_factor_has_no_name_and_the_page_says_how_to_get_one(compare):
+    status, page = compare({"a": times(4)}, {"a": TENSORS})
+    assert status == 1
+    assert "is 4 times the reference's." in page
+    assert "With `--ranks dp=N`" in page
+
+
+def test_micro_batches_are_a_factor(compare):
+    _, page = compare({"grads": times(8)}, {"grads": TENSORS}, "--ranks", "micro-batches=8", "--ranks", "dp=2")
+    assert "1. **micro-batches summed instead of averaged**" in page
+
+
+def test_the_page_can_be_written_to_a_file(compare, tmp_path):
+    status, printed = compare({"a": times(4)}, {"a": TENSORS}, "--output", tmp_path / "page.md")
+    assert (status, printed.count("\n")) == (1, 1)
+    assert printed.strip() in (tmp_path / "page.md").read_text()
+
+
+def test_names_are_mapped_and_shards_joined_in_the_order_of_the_ranks(compare):
+    parts = 8
+    other = {
+        f"step0/gradients.tp{rank}": {
+            "module.up.linear.weight": UP.chunk(parts)[rank],
+            "module.down.linear.weight": TENSORS["down.weight"].chunk(parts, 1)[rank],
+            "module.norm": torch.ones(3),
+        }
+        for rank in range(parts)
+    }
+    reference = {"step0/gradients": {f"_orig_mod.{name}": value for name, value in TENSORS.items()}}
+    reference["step0/gradients"]["norm"] = torch.ones(3)
+    rules = ["--rename", r"^module\.(?=\w)=", "--rename", r"\.linear=", "--merge", r"up\..*=0", "--merge", "down.*=1"]
+    status, page = compare(other, reference, *rules)
+    assert status == 0, page
+    assert "| 0 | gradient | 3 | 0.0e+00 |" in page
+
+
+def test_rank_10_follows_rank_9(compare):
+    value = torch.arange(24.0)
+    other = {f"gradients.rank{rank}": {"x": value[2 * rank : 2 * rank + 2]} for rank in range(12)}
+    assert compare(other, {"gradients": {"x": value}}, "--merge", "x=0")[0] == 0
+
+
+def test_a_wrong_shard_is_named_by_its_rows(compare):
+    wrong = UP.clone()
+    wrong[4:] *= 0.5
+    other = {f"gradients.tp{rank}": {"up.weight": wrong.chunk(2)[rank]} for rank in range(2)}
+    reference = {"gradients": {"up.weight": UP}}
+    _, page = compare(other, reference, "--merge", "up.weight=0", "--ranks", "tp=2")
+    assert "up.weight[4-7] along dimension 0 is 0.5 times the reference's, as 1 / the ranks of tp" in page
+
+
+def test_tensors_can_be_left_out(compare):
+    other = {"gradients": {**TENSORS, "qkv.weight": torch.ones(2)}}
+    status, page = compare(other, {"gradients": TENSORS}, "--skip", "qkv.*")
+    assert status == 0
+    assert "Left out (--skip): 1 tensors of" in page
+
+
+def test_steps_that_only_one_has_are_named_and_the_others_compared(compare):
+    reference = {f"gradients-{step}": TENSORS for step in range(4)}
+    status, page = compare({name: reference[name] for name in ("gradients-0", "gradients-1")}, reference)
+    assert status == 0
+    assert "**Nothing differs in steps 0-1.**" in page
+    assert re.search(r"Steps 2-3 are only in `\S+/reference` and not compared", page)
+
+
+def test_updates_are_compared_where_weights_before_the_step_are_known(compare):
+    start, step = {"initial": TENSORS}, times(1.25)
+    status, page = compare(start | {"weights-0": times(1.5)}, start | {"weights-0": step}, "--ranks", "dp=2")
+    assert status == 1
+    assert "First difference: step 0, update (2 of 2" in page
+    assert "is 2 times the reference's" in page
+
+
+def test_weights_alone_are_compared_themselves(compare):
+    status, page = compare({"weights-3": times(1.1)}, {"weights-3": TENSORS})
+    assert status == 1
+    assert "First difference: step 3, weights (2 of 2" in page
+
+
+def test_a_small_update_of_large_float32_weights_is_not_more_precise_than_they_are(compare):
+    weights = {"x": torch.full((4,), 100.0)}
+    after = [{"x": torch.nextafter(weights["x"] - 1e-3, torch.tensor(towards))} for towards in (0.0, 200.0)]
+    assert not torch.equal(after[0]["x"], after[1]["x"])
+    status, _ = compare({"initial": weights, "weights": after[0]}, {"initial": weights, "weights": after[1]})
+    assert status == 0
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1, 0), (2, 1)])
+def test_bf16_is_compared_with_its_own_limit(compare, factor, status):
+    low = {name: (factor * value).bfloat16() for name, value in TENSORS.items()}
+    found, page = compare({"gradients": low}, {"gradients": TENSORS}, "--ranks", "dp=2")
+    assert found == status
+    assert "The gradients are BF16 against F32: the coarser one sets the limit." in page
+    assert "below 5 % of a tensor's largest value" in page
+    if status:
+        assert "1. **summed instead of averaged**" in page
+
+
+def test_float32_files_of_a_training_in_bf16(compare):
+    low = {name: value.bfloat16().float() for name, value in TENSORS.items()}
+    assert compare({"gradients": low}, {"gradients": TENSORS})[0] == 1
+    assert compare({"gradients": low}, {"gradients": TENSORS}, "--dtype", "bfloat16")[0] == 0
+
+
+def test_a_twin_tells_rounding_from_a_mistake(compare, tmp_path):
+    twin = dump(tmp_path / "twin", {"gradients": times(1.01)})
+    status, page = compare({"gradients": times(1.05)}, {"gradients": TENSORS}, "--twin", twin)
+    assert status == 0
+    assert "ten times the distance of a twin" in page
+    assert compare({"gradients": times(1.5)}, {"gradients": TENSORS}, "--twin", twin)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "sides", "says"),
+    [
+        ("nan", (0,), "has values that are not a number: 1 of 32, in this one."),
+        ("nan", (1,), "has values that are not a number: 1 of 32, in the reference."),
+        ("inf", (0, 1), "has values that are infinite: 1 of 32, in both."),
+    ],
+)
+def test_nan_and_inf_are_findings(compare, value, sides, says):
+    wrong = {**TENSORS, "up.weight": UP.clone()}
+    wrong["up.weight"][2, 1] = float(value)
+    both = [{"gradients": wrong if side in sides else TENSORS} for side in (0, 1)]
+    status, page = compare(*both)
+    assert status == 1
+    assert f"- up.weight {says}" in page
+
+
+def test_optimizer_state_and_clipped_gradients(compare):
+    same = {"gradients-0": TENSORS, "clipped_gradients-0": times(0.1)}
+    state = {"up.weight//exp_avg": UP}
+    _, page = compare(same | {"optimizer-0": times(0.5, state)}, same | {"optimizer-0": state})
+    assert "First difference: step 0, optimizer state (up.weight//exp_avg)" in page
+    _, page = compare(same | {"clipped_gradients-0": TENSORS}, same)
+    assert "First difference: step 0, clipped gradient (2 of 2" in page
+    assert "1. **no clipping**" in page or "1. **clipping**" in page
+
+
+GRADIENTS = {"gradients": TENSORS}
+BAD = {
+    "names": (
+        {"gradients": {"layer.up": UP}},
+        {"gradients": {"up": UP}},
+        [],
+        "step0/gradients: tensors differ in name, 1 only in other (layer.up) and 1 only in reference (up); map them "
+        "with --rename, or leave them out (--skip).",
+    ),
+    "shapes": (
+        {"gradients": {"up": UP[:4]}},
+        {"gradients": {"up": UP}},
+        [],
+        "up is (4, 4) in other and (8, 4) in reference; merge its shards (--merge), or compare trainings of the same "
+        "model.",
+    ),
+    "steps": (
+        {"gradients-5": TENSORS},
+        {"gradients-0": TENSORS},
+        [],
+        "other and reference have no step in common: steps 5 and steps 0; both must count alike.",
+    ),
+    "kinds": (
+        {"weights": TENSORS},
+        GRADIENTS,
+        [],
+        "other has weights, reference has gradients; they need one of them in common.",
+    ),
+    "no kind of a step": (
+        {"weights-0": TENSORS, "gradients-1": TENSORS},
+        {"weights-1": TENSORS, "gradients-0": TENSORS},
+        [],
+        "other and reference have no tensors of the same step and kind.",
+    ),
+    "unused rename": (
+        GRADIENTS,
+        GRADIENTS,
+        ["--rename", "module.="],
+        "--rename 'module.' matches no tensor of other, such as down.weight.",
+    ),
+    "unused merge": (
+        GRADIENTS,
+        GRADIENTS,
+        ["--merge", "up=0"],
+        "--merge 'up' matches no tensor of other and reference, such as down.weight.",
+    ),
+    "unused skip": (
+        GRADIENTS,
+        GRADIENTS,
+        ["--skip", "qkv"],
+        "--skip 'qkv' matches no tensor of other and reference, such as down.weight.",
+    ),
+    "two of a name": (
+        {"gradients": {"a.x": UP, "b.x": DOWN}},
+        {"gradients": {"x": UP}},
+        ["--rename", r"\w\.="],
+        "a.x and b.x of other both become x; write --rename so that they differ.",
+    ),
+    "shards that are not merged": (
+        {"gradients.tp0": {"up": UP[:4]}, "gradients.tp1": {"up": UP[4:]}},
+        {"gradients": {"up": UP}},
+        [],
+        "up differs between other/gradients.tp0.safetensors and gradients.tp1.safetensors: if these are shards, join "
+        "them with --merge 'up=DIM'; if not, the ranks should have the same, and do not.",
+    ),
+    "shards that do not fit": (
+        {"gradients.tp0": {"up": UP[:, :3]}, "gradients.tp1": {"up": UP}},
+        {"gradients": {"up": UP}},
+        ["--merge", "up=0"],
+        "up cannot be joined along dimension 0 (--merge): (8, 3) and (8, 4) in other/gradients.tp0.safetensors and "
+        "gradients.tp1.safetensors.",
+    ),
+    "no such dimension": (
+        {"gradients.tp0": {"up": UP}, "gradients.tp1": {"up": UP}},
+        {"gradients": {"up": UP}},
+        ["--merge", "up=2"],
+        "up cannot be joined along dimension 2 (--merge): (8, 4) and (8, 4) in other/gradients.tp0.safetensors and "
+        "gradients.tp1.safetensors.",
+    ),
+    "no tensors": (
+        {"gradients": {}},
+        GRADIENTS,
+        [],
+        "the files of other have no tensors; docs/diagnose.md shows how to write them.",
+    ),
+    "no files": ({}, GRADIENTS, [], "other does not exist."),
+    "no replacement": (
+        GRADIENTS,
+        GRADIENTS,
+        ["--rename", "up"],
+        "--rename up: there is no '='; write it such as --rename '^module\\.='.",
+    ),
+    "no expression": (
+        GRADIENTS,
+        GRADIENTS,
+        ["--merge", "*up=0"],
+        "--merge '*up' is not a regular expression (nothing to repeat at position 0).",
+    ),
+    "no group": (
+        GRADIENTS,
+        GRADIENTS,
+        ["--rename", r"up=\1"],
+        r"--rename 'up=\1': \1 is not a replacement (invalid group reference 1 at position 1).",
+    ),
+    "no dimension": (GRADIENTS, GRADIENTS, ["--merge", "up=rows"], "--merge 'up=rows': rows is not a number."),
+    "no degree": (GRADIENTS, GRADIENTS, ["--ranks", "dp=0"], "--ranks 'dp=0': 0 is not a positive number."),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(compare, case):
+    other, reference, options, sentence = BAD[case]
+    assert compare(other, reference, *options) == (2, f"error: {sentence}\n")
+
+
+def test_damaged_files_and_empty_folders_are_one_sentence(compare, tmp_path):
+    (tmp_path / "other").mkdir()
+    no_files = "error: other has no .safetensors files; docs/diagnose.md shows how to write them.\n"
+    assert compare({}, GRADIENTS) == (2, no_files)
+    (tmp_path / "other/gradients.safetensors").write_bytes(b"not a header")
+    status, said = compare({}, GRADIENTS)
+    assert status == 2
+    assert re.fullmatch(r"error: other/gradients.safetensors is no safetensors file \(.*\); write it again.\n", said)
+    whole = (tmp_path / "reference/gradients.safetensors").read_bytes()
+    (tmp_path / "other/gradients.safetensors").write_bytes(whole[:-8])
+    assert compare({}, GRADIENTS)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("gradients-0", "step0/gradients"),
+        ("step12/weights.rank3", "step12/weights"),
+        ("clipped_gradients_step7", "step7/clipped"),
+        ("model_a/gradients-2", "step2/gradients"),
+        ("gradcheck/step1/weights", "step1/weights"),
+        ("checkpoint-10/model-00001-of-00002", "step10/weights"),
+        ("initial_weights", "initial"),
+        ("optim.tp1.pp0", "step0/optimizer"),
+        ("3", "step3/gradients"),
+    ],
+)
+def test_names_of_files(path, name):
+    assert dumps._file(Path(path)) == name
