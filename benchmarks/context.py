@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare head-tail with plain pieces of sequences: attention alone and a step of a decoder, on a CPU.
+"""Compare head-tail with plain pieces of sequences, in attention and in a step.
 
 Causal, forward and backward. Prints a Markdown table. All is CPU time, which
 hardly depends on what else the machine does: idle is the part of attention's

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from shardlab.diagnosis import patterns
+from shardlab.diagnosis import patterns, plan
 from shardlab.diagnosis.of_outputs import look_at_outputs
 from shardlab.diagnosis.of_parts import fit_parts
 from shardlab.diagnosis.pair import FILES, Pair, Stage
@@ -63,6 +63,7 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
     else:
         found.note("name", *(row.name.split(" ")[0] for row in stage.wrong))
         _disagreements(pair, max(stage.step, 0), found)
+    found.sentences += plan.sentences(pair, stage)
     return found
 
 
@@ -85,6 +86,10 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
     _look_at_names(pair, stage, found)
     if any(row.note for row in stage.wrong):
         found.note("pattern", "missing")
+        names = pair.reference.about.get("parameters", [])
+        if stage.kind == "optimizer state" and names and pair.actual.about:
+            update = updates(pair.actual, stage.step)
+            found.note("update", "none" if not any(bool(update(name).any()) for name in names) else "some")
         found.say("Tensors are missing in one of them.")
         return
     actual, expected = _readers(pair, stage)
@@ -115,9 +120,23 @@ def _uniform(pair: Pair, factors: dict[str, float], found: Evidence) -> None:
         found.note("pattern", "factor")
         _name_factor(pair, (low + high) / 2, found, "Each affected tensor")
         return
+    keys = {name.rpartition("//")[2] for name in factors if "//" in name}
+    own = {key: [times for name, times in factors.items() if name.endswith(f"//{key}")] for key in keys}
+    if {*keys} == {"exp_avg", "exp_avg_sq"} and _squares(own["exp_avg"], own["exp_avg_sq"], pair.fits):
+        found.note("pattern", "gradient's factor")
+        _name_factor(pair, own["exp_avg"][0], found, "The gradient that the state is made of")
+        return
     found.note("pattern", "factors")
     listed = ", ".join(f"{name} {times:.4g}" for name, times in [*factors.items()][:4])
     found.say(f"Each affected tensor has its own factor: {listed}.")
+
+
+def _squares(first: list[float], second: list[float], fits: float) -> bool:
+    """Return whether all of the second are the square of all of the first: moments of a scaled gradient."""
+    near = max(1e-3, fits)
+    return all(abs(times - first[0]) <= near * abs(first[0]) for times in first) and all(
+        abs(times - first[0] ** 2) <= near * first[0] ** 2 for times in second
+    )
 
 
 def _mixture(
@@ -202,10 +221,9 @@ def _look_at_names(pair: Pair, stage: Stage, found: Evidence) -> None:
     after = [name for name in right if order.get(name.rpartition(".")[0], -1) > order.get(owners[latest], -1)]
     if stage.kind == "gradient" and after and len(names) > 1:
         found.note("backward", "from within")
-        found.say(
-            f"The backward pass is right down to {min(after, key=lambda name: order.get(_owner(name), -1))} and "
-            f"wrong from {latest} on."
-        )
+        following = min(after, key=lambda name: order.get(_owner(name), -1))
+        found.note("follows", *modules.get(_owner(following), []))
+        found.say(f"The backward pass is right down to {following} and wrong from {latest} on.")
 
 
 def _owner(name: str) -> str:

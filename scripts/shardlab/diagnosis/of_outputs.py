@@ -28,10 +28,11 @@ def look_at_outputs(pair: Pair, stage: Stage, found: "Evidence") -> None:
     if stage.kind == "output":
         found.note("inside", *pair.reference.about.get("modules", {}).get(module, []))
         found.note("output", "logits" if not module and index == "0" else index if not module else "module")
+        found.note("index", index)
         _last_equal(stage, found)
     else:
         found.note("name", row.name.split(" ")[1])
-    _places(pair, where, found)
+    _places(pair, stage, where, found)
     _values(pair, stage, module, where, found)
 
 
@@ -43,7 +44,7 @@ def _last_equal(stage: Stage, found: "Evidence") -> None:
         found.say(f"The output before it, of {before or 'the model'}, is equal.")
 
 
-def _places(pair: Pair, where: Where, found: "Evidence") -> None:
+def _places(pair: Pair, stage: Stage, where: Where, found: "Evidence") -> None:
     """Say at which samples, positions and features, and on which ranks."""
     for name, places in (
         ("sample", where.samples),
@@ -63,6 +64,9 @@ def _places(pair: Pair, where: Where, found: "Evidence") -> None:
         found.note("positions", *_named_positions(pair, where))
     padded = _padded(pair)
     wrong_samples = {sample for sample, is_wrong in where.samples.items() if is_wrong}
+    if wrong_samples and wrong_samples == _of_later_micro_batches(pair, stage.step) & {*where.samples}:
+        found.note("samples", "of later micro-batches")
+        found.say("These are the samples of all micro-batches but each rank's first.")
     if padded and wrong_samples and wrong_samples <= padded and not padded >= {*where.samples}:
         found.note("samples", "padded")
         found.say("All of these samples are shorter than their batch, so that padding follows them.")
@@ -89,6 +93,11 @@ def _named_positions(pair: Pair, where: Where) -> list[str]:
         if right >= set(range(size)):
             names.append("not the first piece")
     return names
+
+
+def _of_later_micro_batches(pair: Pair, step: int) -> set[int]:
+    ranks = pair.actual.ranks(step)
+    return {s for rank in ranks for micro in range(1, len(rank.notes["indices"])) for s in rank.samples(micro)}
 
 
 def _padded(pair: Pair) -> set[int]:
@@ -165,4 +174,7 @@ def _batch(value: Tensor, other: Tensor, found: "Evidence") -> None:
 
 
 def _other_zeros(value: Tensor, other: Tensor) -> bool:
-    return bool(((value == 0) != (other == 0)).double().mean() > 0.01)
+    """Return whether zeros are at other places, and where neither has one, values are the same."""
+    both = (value != 0) & (other != 0)
+    same = torch.allclose(value[both], other[both], 1e-6)
+    return same and value.is_floating_point() and float(((value == 0) != (other == 0)).double().mean()) > 0.01

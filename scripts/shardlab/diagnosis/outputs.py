@@ -145,9 +145,7 @@ def _placed(
         if has_positions:
             positions = torch.arange(expected.shape[1])
             if split["ranks"] > 1 and value.shape[1] * split["ranks"] >= expected.shape[1] > value.shape[1]:
-                from shardlab.models._sequence import SequenceSplit
-
-                positions = SequenceSplit(**split).positions(value.shape[1], value.device)
+                positions = _pieces(value.shape[1], **split)
             elif tp > 1 and last > 1 and value.shape[1] < expected.shape[1]:
                 chunk = _chunk(expected.shape[1], tp, place)
                 positions = chunk if len(chunk) == value.shape[1] else positions
@@ -181,6 +179,13 @@ def _aligned(value: Tensor, expected: Tensor, positions: Tensor, name: str) -> t
 def _out_of_order(positions: Tensor) -> bool:
     """Return whether positions are out of order, so that they have to be looked up."""
     return not torch.equal(positions, torch.arange(len(positions)))
+
+
+def _pieces(length: int, *, ranks: int, rank: int, head_tail: bool) -> Tensor:
+    """Return the positions that a rank has (see models/_sequence.py, whose mistakes this must not repeat)."""
+    numbers = [rank, 2 * ranks - 1 - rank] if head_tail else [rank]
+    size = length // len(numbers)
+    return torch.cat([torch.arange(number * size, (number + 1) * size) for number in numbers])
 
 
 def _chunk(size: int, count: int, place: int) -> Tensor:

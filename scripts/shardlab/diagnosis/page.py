@@ -70,7 +70,7 @@ def where(stage: Stage) -> str:
 
 def markdown(found: Diagnosis, title: str) -> str:
     """Return the page."""
-    parts = [f"# {title}", "", f"**{found.sentence}**", "", *_conditions(found), ""]
+    parts = [f"# {title}", "", f"**{found.sentence}**", "", *_conditions(found)]
     if found.first is not None:
         parts += ["## How it differs", "", *(f"- {sentence}" for sentence in found.evidence.sentences), ""]
         parts += [*_tensors(found.first), ""]
@@ -93,7 +93,7 @@ def _conditions(found: Diagnosis) -> list[str]:
             "`rounding up to` is the larger of the dtype's limit and ten times the distance of a twin of the "
             "reference, which starts from weights moved by one rounding."
         )
-    return parts
+    return [*parts, ""] if parts else []
 
 
 def _tensors(stage: Stage) -> list[str]:

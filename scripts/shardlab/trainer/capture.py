@@ -155,6 +155,7 @@ class _Recorder:
             {
                 **{"strategy": run.strategy, "workload": run.workload, "dtype": run.recipe.dtype},
                 **{"mesh": run.mesh.root, "context": run.options.context if run.mesh.axes("sequence") else None},
+                **{"plan": run.model.tensor if "tp" in run.mesh.root else {}},
                 **{"engine": run.engine_file, "accumulation": run.recipe.gradient_accumulation_steps},
                 **{"chunks": self.engine.chunks, "max_grad_norm": run.recipe.max_grad_norm},
                 **{"steps_in_all": self.state.steps.count, "steps": self.steps, "ranks": ranks, "modules": modules},
@@ -166,7 +167,12 @@ class _Recorder:
         for name in names:
             parameter, _, key = name.partition("//")
             value = own.get(f"{parameter}/{key}")
-            yield name, self.native.whole(parameter, value) if self.native else plain(cast(Tensor, value))
+            if self.native is None:
+                yield name, plain(cast(Tensor, value))
+            elif value is None and not self.state.run.mesh.pipelined:  # it never had a gradient
+                yield name, torch.zeros_like(self.engine.meta_state_dict[parameter], device=self.state.world.device)
+            else:
+                yield name, self.native.whole(parameter, value)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -184,7 +190,7 @@ class _Recorder:
             self.outputs.micro_batch += 1
             return loss
 
-        self.outputs.micro_batch = 0
+        self.outputs.clear()
         task.micro_batch, engine.forward_backward = noted, counted  # type: ignore
         try:
             yield
@@ -245,10 +251,12 @@ def _gradients_of_parts(state: loop.TrainState, recorder: _Recorder, like: Run) 
     if len(batch) * ranks > capture_files.PARTS:
         return
     whole = SequenceSplit(ranks, head_tail=like.options.splits_head_and_tail)
-    for index in batch.tolist():
-        micro = task.micro_batch("train", np.array([index]))
+    every = task.micro_batch("train", batch).batch
+    for number, index in enumerate(batch.tolist()):
+        # A row of the whole batch, so that parts are those of its padded length.
+        one = {name: values[number : number + 1] for name, values in every.items()}
         for rank in range(ranks):
-            rows = dict(micro.batch)
+            rows = dict(one)
             if ranks > 1:
                 length = rows["targets"].shape[1]
                 filled = -(-length // whole.count) * whole.count

@@ -11,8 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import stage
 
-from shardlab.models import _experts
-from shardlab.strategies import experts
 from shardlab.strategies.pipeline import TimedStage
 
 PARTS: Any = stage
@@ -46,7 +44,8 @@ def all_tokens_here(top_k: int) -> Iterator[None]:
         chosen = min(top_k, len(counts))
         return [rows // chosen + (number < rows % chosen) for number in range(chosen)] + [0] * (len(counts) - chosen)
 
-    with mock.patch.object(experts, "arrivals", arrivals), mock.patch.object(_experts, "sizes", sizes):
+    patch = mock.patch
+    with patch("shardlab.strategies.experts.arrivals", arrivals), patch("shardlab.models._experts.sizes", sizes):
         yield
 
 

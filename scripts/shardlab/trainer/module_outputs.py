@@ -31,6 +31,12 @@ class ModuleOutputs:
         for part in parts:
             self._hook(part, _compiled(run, part), inner=run.options.single_process != "dp")
 
+    def clear(self) -> None:
+        """Forget what was kept, such as of passes that belong to no step."""
+        self.micro_batch = 0
+        self._kept.clear()
+        self._order.clear()
+
     def take(self, rows: list[int]) -> tuple[dict[str, Tensor], list[str]]:
         """Return the outputs since the last call, ``<micro-batch>/output/<module>/<index>``: (rows, ...), and the
         modules in the order in which they returned. ``rows``: those of each micro-batch.
@@ -42,8 +48,7 @@ class ModuleOutputs:
                 # Before its first micro-batch a pipeline runs each stage once, only to infer shapes.
                 taken[f"{micro}/output/{name}/{index}"] = torch.cat(calls)[-rows[micro] :]
         order = [*self._order]
-        self._kept.clear()
-        self._order.clear()
+        self.clear()
         return taken, order
 
     def _hook(self, part: nn.Module, compiled: list[nn.Module], *, inner: bool) -> None:

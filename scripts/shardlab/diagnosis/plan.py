@@ -1,0 +1,53 @@
+"""The lines of a workload's tensor-parallel plan that concern the module that first differs."""
+
+from fnmatch import fnmatchcase
+
+from shardlab.diagnosis.pair import FILES, Pair, Stage
+
+
+def sentences(pair: Pair, stage: Stage) -> list[str]:
+    """Return sentences that name these lines; none without tensor parallelism."""
+    about = pair.actual.about
+    plan: dict[str, str] = about.get("plan") or {}
+    if not plan or stage.kind not in ("output", "update", *FILES):
+        return []
+    module, before = _modules(pair, stage)
+    if not module:
+        return []
+    file = f"config/workloads/{about['workload'].partition('@')[0]}.yaml"
+    found = [f"{_line(plan, module)} in the plan of {file}."]
+    if before:
+        found.append(f"The module before it: {_line(plan, before)}.")
+    if before and (_style(plan, before), _style(plan, module)) == ("column", "row"):
+        found.append(
+            f"Between {before} and {module} each rank has a part of the features: nothing there may mix or reorder "
+            "them (a layer that is several in one, such as a gated one; a softmax; a norm)."
+        )
+    return found
+
+
+def _modules(pair: Pair, stage: Stage) -> tuple[str, str]:
+    """Return the module that differs first, in the direction of computation, and the last equal one before it."""
+    if stage.kind == "output":
+        place = next(number for number, row in enumerate(stage.rows) if row.differs)
+        before = stage.rows[place - 1].name.rpartition("/")[0] if place else ""
+        return stage.rows[place].name.rpartition("/")[0], before
+    ranks = pair.reference.ranks(stage.step)
+    order = {name: place for place, name in enumerate(ranks[0].notes["order"])} if ranks else {}
+    owners = [row.name.split("//")[0].rpartition(".")[0] for row in stage.wrong]
+    return max(owners, key=lambda owner: order.get(owner, -1)), ""
+
+
+def _style(plan: dict[str, str], module: str) -> str | None:
+    return next((style for pattern, style in plan.items() if _matches(module, pattern)), None)
+
+
+def _matches(module: str, pattern: str) -> bool:
+    return module.count(".") == pattern.count(".") and fnmatchcase(module, pattern)
+
+
+def _line(plan: dict[str, str], module: str) -> str:
+    for pattern, style in plan.items():
+        if _matches(module, pattern):
+            return f"`{module}` is `{style}` (`tensor: {{{pattern}: {style}}}`)"
+    return f"`{module}` is not split (no line of `tensor:` names it)"

@@ -1,0 +1,125 @@
+"""The diagnosis of a fault: the first steps with it, compared with those of the code without it."""
+
+import json
+import sys
+from pathlib import Path
+from unittest import mock
+
+from diagnoses import DIAGNOSES
+
+
+def use(copy):
+    """Import from a copy of the project, in a fork that has imported nothing of it."""
+    sys.path[:0] = [str(copy / folder) for folder in ("scripts", "tests", "tests/parity")]
+
+
+def case_of(text):
+    """A case of the parity suite: strategy, workload, and optionally a recipe and ranks."""
+    from cases import ACCUMULATED, Case, compared
+    from test_reference import EVERYTHING, RECIPES
+
+    strategy, workload, *more = text.split()
+    ranks = next((int(word) for word in more if word.isdigit()), 2)
+    recipes = {"accumulated": ACCUMULATED, "reference": EVERYTHING | RECIPES.get(workload, {})}
+    recipe = {key: value for word in more if word in recipes for key, value in recipes[word].items()}
+    recipe |= {"gradient_accumulation_steps": 3} if "thrice" in more else {}
+    case = compared(strategy, workload, recipe)
+    return Case(case.strategy, case.workload, case.recipe, ranks, dtype=case.dtype)
+
+
+def reference_run(text):
+    """The run that a case is compared with: `single`, with the recipe as it is if the case is of `single`."""
+    case = case_of(text)
+    return case.run() if case.strategy == "single" else case.reference.run()
+
+
+def capture_references(texts, place):
+    """Capture what the cases are compared with, by the code without a fault."""
+    from group import Server, job
+
+    from helpers.common import save_initial
+    from shardlab.trainer.perturbed import move
+
+    _prepare(place / "data")
+    jobs = []
+    for text in texts:
+        folder = _folder(place, text)
+        folder.mkdir(parents=True)
+        run = reference_run(text)
+        data = place / "data" / run.workload
+        save_initial(run, folder / "initial.safetensors")
+        move(run, folder / "initial.safetensors", 0, folder / "moved.safetensors")
+        jobs.append(
+            job(run, data, folder / "initial.safetensors", folder / "single", capture=True, like=case_of(text).run())
+        )
+        jobs.append(job(run, data, folder / "moved.safetensors", folder / "twin", capture=True))
+    server = Server()
+    try:
+        server.work_off(jobs, place, 1)
+    finally:
+        server.stop()
+
+
+def diagnose(text, place, scratch):
+    """Capture a case by the code that is imported now, with a fault, and compare it; returns what was found."""
+    from group import Server, job
+
+    from helpers.common import save_initial
+    from shardlab.diagnosis.capture_files import Capture
+    from shardlab.diagnosis.page import diagnose as compare
+    from shardlab.diagnosis.page import markdown
+    from shardlab.diagnosis.stages import Pair
+
+    run, folder = case_of(text).run(), _folder(place, text)
+    scratch.mkdir(parents=True)
+    save_initial(reference_run(text), scratch / "initial.safetensors")
+    server = Server()
+    try:
+        server.work_off(
+            [
+                job(
+                    run,
+                    place / "data" / run.workload,
+                    scratch / "initial.safetensors",
+                    scratch / "actual",
+                    capture=True,
+                )
+            ],
+            scratch,
+            run.world_size,
+        )
+    finally:
+        server.stop()
+    found = compare(Pair(*map(Capture, (scratch / "actual", folder / "single", folder / "twin"))))
+    facts = {name: sorted(values) for name, values in found.evidence.facts.items()}
+    causes = [cause.cause for cause in found.causes]
+    return {"sentence": found.sentence, "causes": causes, "facts": facts, "page": markdown(found, text)}
+
+
+def work(task, place, copy, notes):
+    """Do one task in a fork: ("references", texts) or ("diagnose", name of a fault)."""
+    use(copy)
+    kind, value = task
+    if kind == "references":
+        with mock.patch.object(sys, "argv", [""]):
+            capture_references(value, place)
+        found = {}
+    else:
+        found = diagnose(DIAGNOSES[value].case, place, copy.with_suffix(".diagnosis"))
+    notes.write_text(json.dumps(found))
+
+
+def _folder(place, text):
+    return place / text.replace(" ", "-")
+
+
+def _prepare(folder: Path):
+    from helpers.common import TINY, tiny_run
+    from shardlab import data as data_sets
+    from shardlab.data import store
+    from shardlab.data.encoders import encode
+
+    for workload in TINY:
+        if not (folder / workload).exists():
+            data = tiny_run(workload).data
+            store.write(folder / workload, data, *encode(data, data_sets.read(data, folder)))
