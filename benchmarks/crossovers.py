@@ -2,9 +2,9 @@
 """Compare context with tensor parallelism over lengths of a sequence, and expert
 parallelism with FSDP over numbers of experts.
 
-Measured: two ranks of this machine, strategies in turn, medians. Expected: bytes
-that a rank sends per step with models of the size for GPUs, from theory, which
-are the same on any hardware. Needs no GPU and no data.
+Measured: two ranks of this machine, strategies in turn, medians. Expected: the
+bytes that a rank sends per step with models of the size for GPUs, from theory,
+which are the same on any hardware. Needs no GPU and no data.
 """
 
 import argparse

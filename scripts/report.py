@@ -27,7 +27,7 @@ def main() -> None:
     found = run_data.collect(table, args.results, workloads)
     drawn = html.charts(found, workloads)
     accounting = slurm.accounting(job for run in found.runs if (job := run.train.slurm_job_id))
-    text = html.html(found, drawn, args.config, left_out, accounting)
+    text = html.html(found, drawn, args.config, left_out, accounting, args.results)
     write_text(args.results / "report.html", text)
     new = args.results / ".charts.new"
     shutil.rmtree(new, ignore_errors=True)

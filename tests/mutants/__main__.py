@@ -17,11 +17,15 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import diagnosing
 import running
+from diagnoses import DIAGNOSES, UNNAMED
 from faults import FAULTS
 from running import Run
 
 ROOT = Path(__file__).resolve().parents[2]
+LEAST = 0.8
+"""Least part of the faults that change numbers whose diagnosis lists the right cause."""
 COPIES = len(os.sched_getaffinity(0))
 
 
@@ -37,14 +41,25 @@ def main():
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
         copies = [copy(Path(place) / f"copy{number}") for number in range(COPIES)]
         check(faults, copies)
+        found = diagnosed(faults, copies, Path(place) / "captures")
         runs = [Run(fault.tests, fault) for fault in faults]
-        missed = [run.fault.name for run in running.work_off(runs, copies) if not caught(run)]
+        missed = [run.fault.name for run in running.work_off(runs, copies) if not caught(run, found)]
     took = f" in {time.monotonic() - began:.0f} s"
     print(
         f"{len(faults) - len(missed)} of {len(faults)} faults were caught{took}"
         + (f"; not: {missed}" if missed else "")
     )
-    sys.exit(bool(missed))
+    changes_numbers = [fault.name for fault in faults if fault.name in DIAGNOSES or fault.name in UNNAMED]
+    right = [
+        name for name in changes_numbers if name in found and DIAGNOSES[name].cause in found[name].get("causes", [])
+    ]
+    first = [name for name in right if found[name]["causes"][0] == DIAGNOSES[name].cause]
+    if changes_numbers:
+        print(
+            f"{len(right)} of {len(changes_numbers)} faults that change numbers are diagnosed with the right cause, "
+            f"{len(first)} of them as the first"
+        )
+    sys.exit(bool(missed) or len(right) < LEAST * len(changes_numbers))
 
 
 def copy(folder):
@@ -73,11 +88,41 @@ def check(faults, copies):
     print(f"{sum(map(len, tests.values()))} tests pass without a fault", flush=True)
 
 
-def caught(run):
-    """True if a test catches the run's fault; prints which, or what happened instead."""
+def diagnosed(faults, copies, place):
+    """Return what the diagnosis of each fault that changes numbers finds, by the fault's name."""
+    faults = [fault for fault in faults if fault.name in DIAGNOSES]
+    cases = [*dict.fromkeys(DIAGNOSES[fault.name].case for fault in faults)]
+    if not cases:
+        return {}
+    diagnosing.prepare(copies[0], place / "data")
+    shares = [share for number in range(COPIES) if (share := cases[number::COPIES])]
+    for run in running.work_off([Run((), task=("references", share, place)) for share in shares], copies):
+        if run.failures:
+            sys.exit(f"The code without a fault cannot be captured:\n{run.output[-3000:]}")
+    runs = [Run((), fault, ("diagnose", DIAGNOSES[fault.name].case, place)) for fault in faults]
+    return {run.fault.name: run.found for run in running.work_off(runs, copies)}
+
+
+def of_diagnosis(name, found):
+    """Return what the diagnosis of a fault says, as text."""
+    if name in UNNAMED:
+        return f"; not diagnosed: {UNNAMED[name]}"
+    if name not in found:
+        return ""
+    causes = found[name].get("causes", [])
+    if DIAGNOSES[name].cause in causes:
+        return f"; diagnosis: {DIAGNOSES[name].cause}" + (
+            "" if causes[0] == DIAGNOSES[name].cause else f", after {causes[0]}"
+        )
+    return f"; DIAGNOSIS DOES NOT NAME {DIAGNOSES[name].cause}: {found[name].get('sentence', 'it crashes')}"
+
+
+def caught(run, found):
+    """True if a test catches the run's fault; prints which, or what happened instead, and the fault's diagnosis."""
+    says = of_diagnosis(run.fault.name, found)
     failure = next((each for each in run.failures if each.catches(run.fault.error)), None)
     if failure:
-        print(f"{run.fault.name}: {failure.test} ({failure.sentence}) {run.seconds:.0f} s", flush=True)
+        print(f"{run.fault.name}: {failure.test} ({failure.sentence}) {run.seconds:.0f} s{says}", flush=True)
         return True
     why = "; ".join(f"{each.test} crashed with {each.sentence}" for each in run.failures) or "its tests pass"
     print(f"{run.fault.name}: NOT CAUGHT, {why}\n{run.output[-1500:] if run.failures else ''}", flush=True)

@@ -158,3 +158,22 @@ _add(
 )
 _add("experts' rows", ("rows stay sorted by the rank that sent them", "ep moe"))
 _add("exchange of experts' rows in the backward pass", ("exchanged rows without a gradient", "ep moe"))
+
+DROPOUT = "captures are without dropout"
+UNNAMED = {
+    "the same dropout masks on all ranks of a split tensor": DROPOUT,
+    "other dropout masks on each rank of a tensor-parallel group": DROPOUT,
+    "dropout masks that do not depend on the step": DROPOUT,
+    "the same dropout masks on all data-parallel ranks": DROPOUT,
+    "dropout masks not seeded by the step, so that a run that goes on repeats them": DROPOUT,
+    "validation in training mode": DROPOUT,
+    "evaluation mode after a validation": DROPOUT,
+    "FSDP sums bf16 gradients in bf16": "captures are in full precision",
+    "an order that does not depend on the seed": "the seed of the cases is the one that the fault puts in",
+    "training samples are also validated on": "the prepared data set is another one",
+    "the worst weights are kept as the best": "a capture keeps no best weights",
+    "memory that nobody wrote is the gradient of an idle expert (pytorch #172439)": "only grouped products have it",
+    "a rank whose experts have no rows computes nothing, so that they have no gradient (Automodel #2995)": "no rank of "
+    "a case is without rows",
+}
+"""Faults that change numbers, and why the first steps do not show them."""

@@ -1,16 +1,15 @@
 """The diagnosis of a fault: the first steps with it, compared with those of the code without it."""
 
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
-
-from diagnoses import DIAGNOSES
 
 
 def use(copy):
     """Import from a copy of the project, in a fork that has imported nothing of it."""
-    sys.path[:0] = [str(copy / folder) for folder in ("scripts", "tests", "tests/parity")]
+    sys.path[:0] = [f"{copy}/{folder}" for folder in ("scripts", "tests", "tests/parity")]
 
 
 def case_of(text):
@@ -40,7 +39,6 @@ def capture_references(texts, place):
     from helpers.common import save_initial
     from shardlab.trainer.perturbed import move
 
-    _prepare(place / "data")
     jobs = []
     for text in texts:
         folder = _folder(place, text)
@@ -55,7 +53,7 @@ def capture_references(texts, place):
         jobs.append(job(run, data, folder / "moved.safetensors", folder / "twin", capture=True))
     server = Server()
     try:
-        server.work_off(jobs, place, 1)
+        server.work_off(jobs, _folder(place, texts[0]), 1)
     finally:
         server.stop()
 
@@ -96,16 +94,19 @@ def diagnose(text, place, scratch):
     return {"sentence": found.sentence, "causes": causes, "facts": facts, "page": markdown(found, text)}
 
 
-def work(task, place, copy, notes):
-    """Do one task in a fork: ("references", texts) or ("diagnose", name of a fault)."""
+def work(kind, value, place, copy, notes, ranks):
+    """Do one task in a fork: capture references of cases, or diagnose a case; ``ranks`` starts what forks the ranks."""
     use(copy)
-    kind, value = task
+    import group
+
+    group.start = lambda _: ranks()
     if kind == "references":
-        with mock.patch.object(sys, "argv", [""]):
-            capture_references(value, place)
+        capture_references(value, place)
         found = {}
     else:
-        found = diagnose(DIAGNOSES[value].case, place, copy.with_suffix(".diagnosis"))
+        scratch = copy.with_suffix(".diagnosis")
+        shutil.rmtree(scratch, ignore_errors=True)
+        found = diagnose(value, place, scratch)
     notes.write_text(json.dumps(found))
 
 
@@ -113,7 +114,14 @@ def _folder(place, text):
     return place / text.replace(" ", "-")
 
 
-def _prepare(folder: Path):
+def prepare(copy, folder):
+    """Write the tiny data sets, in a process that imports nothing of the project into this one."""
+    program = "import sys, pathlib, diagnosing as d; d.use(sys.argv[1]); d.write(pathlib.Path(sys.argv[2]))"
+    subprocess.run([sys.executable, "-c", program, copy, folder], cwd=Path(__file__).parent, check=True)
+
+
+def write(folder: Path):
+    """Write the tiny data sets."""
     from helpers.common import TINY, tiny_run
     from shardlab import data as data_sets
     from shardlab.data import store

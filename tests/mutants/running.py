@@ -14,6 +14,7 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from unittest import mock
 
+import diagnosing
 import pytest
 from fault import Fault
 from judge import Failure
@@ -36,6 +37,10 @@ class Run:
 
     tests: tuple[str, ...]
     fault: Fault | None = None
+    task: tuple = ()
+    """What diagnosing.py does instead of tests: ("references", cases) or ("diagnose", case)."""
+    found: dict = field(default_factory=dict)
+    """What it found."""
     passed: set[str] = field(default_factory=set)
     skipped: dict[str, str] = field(default_factory=dict)
     """Test: reason."""
@@ -88,7 +93,7 @@ class _Started:
             self.path.write_text(run.fault.put_into(self.before), encoding="utf-8")
         self.notes, self.log = copy.with_suffix(".json"), copy.with_suffix(".log")
         self.notes.unlink(missing_ok=True)
-        self.process = FORK.Process(target=_pytest, args=(run, copy, self.notes, self.log))
+        self.process = FORK.Process(target=_work, args=(run, copy, self.notes, self.log))
         self.process.start()
 
     def is_over(self):
@@ -110,13 +115,16 @@ class _Started:
             self.run.failures.append(Failure("", ("Ended",), f"pytest ended with status {self.process.exitcode}"))
             return self.run
         found = json.loads(self.notes.read_text())
+        if self.run.task:
+            self.run.found = found
+            return self.run
         self.run.passed, self.run.skipped = {*found["passed"]}, found["skipped"]
         self.run.failures = [Failure(**each | {"names": tuple(each["names"])}) for each in found["failures"]]
         return self.run
 
 
-def _pytest(run, copy, notes, log):
-    """Run pytest in this process, a fork, over the tests in a copy of the project."""
+def _work(run, copy, notes, log):
+    """Run pytest, or a diagnosis, in this process, a fork, with a copy of the project."""
     os.setsid()
     os.chdir(copy)
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).parent]
@@ -124,6 +132,11 @@ def _pytest(run, copy, notes, log):
         # The compiled files stay those of the code without a fault.
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    if run.task:
+        with log.open("w", buffering=1) as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            return diagnosing.work(*run.task, copy, notes, _Ranks)
     options = ["-x", "-p", "no:cacheprovider", f"--basetemp={copy.with_suffix('.tmp')}", f"--timeout={SECONDS - 30}"]
     with log.open("w", buffering=1) as file:
         os.dup2(file.fileno(), 1)

@@ -1,11 +1,13 @@
 """The faults of `make mutants` have their places in the code, and a crash of a fault catches nothing."""
 
 import pytest
+from diagnoses import DIAGNOSES, UNNAMED
 from fault import Fault
 from faults import FAULTS
 from judge import Failure
 
 from helpers.common import ROOT
+from shardlab.diagnosis import causes
 
 HERE = str(ROOT / "tests/unit/test_mutants.py")
 CRASHED = """a training failed:
@@ -31,6 +33,13 @@ def test_a_fault_has_its_place(fault):
     assert fault.put_into(text) != text
     assert fault.tests
     assert all((ROOT / test.partition("::")[0]).is_file() for test in fault.tests)
+
+
+def test_diagnoses_are_of_faults_and_name_causes_of_the_table():
+    names = {fault.name for fault in FAULTS}
+    assert {*DIAGNOSES} | {*UNNAMED} <= names
+    assert not {*DIAGNOSES} & {*UNNAMED}
+    assert {each.cause for each in DIAGNOSES.values()} <= {cause.cause for cause in causes.table()}
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,16 @@ def test_the_page_has_all_in_it_and_takes_no_text_for_html(found):
     assert json.loads(blocks["specs"]).keys() == html.charts(found, ["mlp"]).keys()
 
 
+def test_the_page_links_the_diagnosis_of_a_run_that_is_not_equal(found, tmp_path):
+    found.table.loc[found.table.strategy == "ddp", "equality"] = "unequal"
+    assert "ddp x mlp: <code>snakemake results/diagnosis/ddp/mlp.md</code>" in html.html(
+        found, {}, CONFIG, {}, {}, tmp_path
+    )
+    (tmp_path / "diagnosis/ddp").mkdir(parents=True)
+    (tmp_path / "diagnosis/ddp/mlp.md").write_text("# ddp x mlp")
+    assert '<a href="diagnosis/ddp/mlp.md">ddp x mlp</a>' in html.html(found, {}, CONFIG, {}, {}, tmp_path)
+
+
 def test_jobs_are_read_off_snakemake_s_notes_and_damaged_ones_left_out(tmp_path):
     folder = tmp_path / ".snakemake/metadata"
     assert snakemake_jobs.jobs(tmp_path) == []

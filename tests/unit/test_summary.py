@@ -11,7 +11,7 @@ from helpers.reports import STEP, finished
 from shardlab.records.expert_choices import encode
 from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin
 from shardlab.report import summary, summary_markdown
-from shardlab.report.verdict import flips, judge, verdict
+from shardlab.report.verdict import diagnosis, flips, judge, pages, verdict
 from shardlab.settings import load, run_identity
 from shardlab.settings.precisions import PRECISIONS
 
@@ -38,6 +38,13 @@ def table(noise_floor=None, validation=None, first=None, dtype="float32", idle=(
         for name, loss in losses.items()
     ]
     return judge(summary.compared(pd.DataFrame(rows, columns=summary.COLUMNS).convert_dtypes()), tolerance)
+
+
+def test_what_is_not_equal_has_a_page_of_its_diagnosis():
+    found = table(single=2.0, ddp=2.0, fsdp=2.5, tp=2.6)
+    assert [*pages(found)] == ["fsdp x mlp", "tp x mlp"]
+    assert diagnosis(found) == "Where and why: snakemake results/diagnosis/fsdp/mlp.md ..."
+    assert diagnosis(table(single=2.0, ddp=2.0)) == ""
 
 
 def test_a_sentence_names_some_of_thousands():

@@ -37,4 +37,7 @@ def usual(evidence: Evidence) -> list[Cause]:
         for cause in table()
         if all(not facts.get(fact, set()).isdisjoint(values) for fact, values in cause.when.items())
     ]
-    return sorted(fitting, key=lambda cause: -len(cause.when))[:LISTED]
+    first: dict[str, Cause] = {}
+    for cause in sorted(fitting, key=lambda cause: -len(cause.when)):
+        first.setdefault(cause.cause, cause)
+    return [*first.values()][:LISTED]

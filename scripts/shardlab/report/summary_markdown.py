@@ -10,7 +10,7 @@ from tabulate import tabulate
 from shardlab.report import sweep
 from shardlab.report.summary import MEMORY_KINDS
 from shardlab.report.units import readable_bytes
-from shardlab.report.verdict import EQUAL, flips, verdict
+from shardlab.report.verdict import EQUAL, diagnosis, flips, verdict
 from shardlab.settings import sweep as sweeps
 from shardlab.settings.config import Config
 from shardlab.settings.run_identity import flat
@@ -57,7 +57,7 @@ def axes(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], st
 def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> str:
     """Format verdict, call, matrix of test losses, results of each workload, and what is left out or missing."""
     parts = ["# Summary", "", f"**{verdict(table)[1]}**", ""]
-    if sentence := flips(table):
+    for sentence in filter(None, (flips(table), diagnosis(table))):
         parts += [sentence, ""]
     parts += [call(config), ""]
     if config.sweep:
@@ -90,7 +90,7 @@ def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
         cells = [[s, *(_short(rows.get((s, w))) for w in shown)] for s in strategies]
         blocks.append(tabulate(cells, ["test loss", *shown], tablefmt="simple", disable_numparse=True))
     about = "In brackets: relative difference to single.\n" if "single" in strategies else ""
-    judgement = "\n".join(filter(None, [verdict(table)[1], flips(table)]))
+    judgement = "\n".join(filter(None, [verdict(table)[1], flips(table), diagnosis(table)]))
     return "\n\n".join([*blocks, f"{about}{judgement}", f"Open {results / 'report.html'}"])
 
 

@@ -21,7 +21,7 @@ from shardlab.report.run_data import RunData, Shown
 from shardlab.report.strategy_docs import explained
 from shardlab.report.summary import MEMORY_KINDS
 from shardlab.report.units import readable_bytes
-from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, flips, verdict
+from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, flips, pages, verdict
 from shardlab.report.workload_order import order_workloads
 from shardlab.settings.config import Config
 
@@ -67,8 +67,9 @@ def html(
     config: Config,
     left_out: dict[tuple[str, str], str],
     accounting: dict[str, dict[str, str]],
+    results: Path = Path("results"),
 ) -> str:
-    """Render the page. ``accounting``: Slurm's record of each job."""
+    """Render the page for a folder of ``results``. ``accounting``: Slurm's record of each job."""
     good, sentence = verdict(run_data.table)
     strategies_shown, workloads = summary_markdown.axes(run_data.table, config, left_out)
     workloads = order_workloads(workloads, config, run_data, left_out)
@@ -78,6 +79,7 @@ def html(
     return environment.from_string((HERE / "template.html").read_text(encoding="utf-8")).render(
         good=good,
         sentence=f"{sentence} {flips(run_data.table)}".strip(),
+        diagnoses=[(name, page, (results / page).exists()) for name, page in pages(run_data.table).items()],
         call=summary_markdown.call(config),
         memory=summary_markdown.MEMORY,
         states=STATES,
