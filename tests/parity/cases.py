@@ -113,7 +113,10 @@ ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp",
 CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
 LONG = [*MORE]
 LONG += [c for c in (*HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
-"""Cases of the long form: four ranks wait for each other's cores."""
+# The same blocks are compiled under fsdp and ep, and DDP around a compiled model.
+LONG += [case for case in COMPILE if case.strategy == "single"]
+LONG += [case for case in COMPILE if case.strategy == "ddp" and dict(case.recipe)["compile"] == "blocks"]
+"""Cases of the long form: four ranks wait for each other's cores, and what other cases cover takes long to compile."""
 
 
 def parametrized(cases):

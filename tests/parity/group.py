@@ -111,6 +111,8 @@ class Server:
         self.process.wait()
 
 
+EVALUATED = {}
+"""Folder of a training on one device: its evaluation."""
 FLOOR = 1e-4
 """A parameter's gradients are compared relative to their largest, or to this part of the model's largest: those of a
 bias in front of a softmax are 0, and nothing but rounding.
@@ -127,15 +129,22 @@ def differences(actual, single, run, data):
     gradients, expected = (load_file(folder / "gradients.safetensors") for folder in (actual, single))
     pairs = list(zip(steps(actual), steps(single), strict=True))
     assert all(actual["samples"] == reference["samples"] for actual, reference in pairs)
-    tests = [evaluation.evaluate(run, data, folder / "model.safetensors") for folder in (actual, single)]
-    own, reference = (test.expert_choices for test in tests)
+    test, expected_test = evaluation.evaluate(run, data, actual / "model.safetensors"), of_reference(run, data, single)
+    own, reference = test.expert_choices, expected_test.expert_choices
     flips, choices = count_flips(own, reference) if own else (0, 1)
     return of_gradients(gradients, expected) | {
         "loss": worst(actual["loss"] / reference["loss"] - 1 for actual, reference in pairs),
         "norm": worst(actual["grad_norm"] / reference["grad_norm"] - 1 for actual, reference in pairs),
-        "test": worst([tests[0].loss / tests[1].loss - 1]),
+        "test": worst([test.loss / expected_test.loss - 1]),
         "flips": flips / choices,
     }
+
+
+def of_reference(run, data, folder):
+    """The evaluation of a training on one device, computed once for all that are compared with it."""
+    if folder not in EVALUATED:
+        EVALUATED[folder] = evaluation.evaluate(run, data, folder / "model.safetensors")
+    return EVALUATED[folder]
 
 
 def of_gradients(gradients, expected):

@@ -27,7 +27,7 @@ from cases import (
     parametrized,
     requested,
 )
-from group import Group, outside, steps
+from group import Group, of_reference, outside, steps
 from group import differences as compare
 from safetensors.torch import load_file
 
@@ -35,7 +35,6 @@ from helpers.common import TINY
 from shardlab.records.reports import TrainReport
 from shardlab.report import expected_memory
 from shardlab.trainer.simulate import simulate
-from shardlab.training import evaluation
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +100,7 @@ def test_each_group_has_the_site_s_limit_and_each_rank_writes_its_part(results, 
 def test_evaluation_under_the_own_strategy_equals_one_device(results, case):
     """No rank holds more than its part if the strategy splits the weights."""
     run = case.reference.run()
-    whole = evaluation.evaluate(run, data_of(results, case), results / case.reference.name / "model.safetensors")
+    whole = of_reference(run, data_of(results, case), results / case.reference.name)
     report = json.loads((results / f"{case.name}-test" / "test.json").read_text())
     assert report["loss"] == pytest.approx(whole.loss, rel=1e-10 if case.native else 5e-6)
     assert (report["samples"], report["targets"]) == (whole.samples, whole.targets)
@@ -155,7 +154,10 @@ def test_each_rank_counts_the_tokens_of_all(results, case):
         assert float((ours[name] - expected[name]).abs().max()) < 1e-12
 
 
-PLANNED = [case for case in MATRIX if case.workload in ("llama2", "moe")]
+TECHNIQUES = ("ddp", "fsdp", "mp", "pp", "pp_zbv", "tp_sp", "cp", "fsdp_tp_pp", "zero2", "zero3")
+PLANNED = [case for case in MATRIX if case.workload == "llama2"]
+# Experts under each technique, and each strategy with ep.
+PLANNED += [case for case in MATRIX if case.workload == "moe" and case.strategy in (*TECHNIQUES, *EXPERTS)]
 # Its samples differ in length, so the ranks' parts of a batch differ in shape.
 PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_tp", "xsum")]
 # Its model, not its batch, has the sequences that are split.

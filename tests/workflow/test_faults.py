@@ -56,7 +56,7 @@ def test_processes_killed_at_random(tmp_path):
         survived(f"{role} killed", f"{signals} at a random time", lost, seconds, layer="workflow")
 
 
-def test_a_rank_that_stands_still_is_named(tmp_path, request):
+def test_a_rank_that_stands_still_is_named(tmp_path, request, undisturbed):
     """The short form kills it once it was named; torchrun would wait 30 s."""
     trial = Trial(tmp_path, "fsdp", hang_seconds=4, stop_seconds=2)
     child = trial.start()
@@ -76,7 +76,7 @@ def test_a_rank_that_stands_still_is_named(tmp_path, request):
     assert "rank 1 has not responded since step " in log(trial)
     assert re.search(r"rank 0 timed out in step \d+ \(gloo:\w+ \d+ of group \w+: [\dx, ]+ float\)", log(trial))
     assert "Traceback" not in log(trial), "that is in the attempt's own log"
-    survived("a rank that stands still", "SIGSTOP, hang_seconds 4", *cost(finish(trial)), layer="workflow")
+    survived("a rank that stands still", "SIGSTOP, hang_seconds 4", *cost(finish(trial, undisturbed)), layer="workflow")
 
 
 def test_a_rank_that_dies_in_start_up_is_not_waited_for(tmp_path):
@@ -94,7 +94,7 @@ def test_a_rank_that_dies_in_start_up_is_not_waited_for(tmp_path):
     assert trial.start().wait() == 0, log(trial)
 
 
-def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code):
+def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code, undisturbed):
     """An exception on one of two ranks: the same call gives up, the next one retries and resumes."""
     mistake(code, "trainer/loop.py", "audit.add(step)", "if number == 17 and world.rank: raise ValueError('boom')")
     trial = Trial(tmp_path, "fsdp", scripts=code / "scripts")
@@ -107,17 +107,19 @@ def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code):
     assert "fsdp x llama2 is given up: further attempts of this call would not get beyond step 1" in seen
     assert [(each.from_step, each.saved) for each in history(trial.folder)] == [(0, 15), (15, 15)]
     trial.scripts, trial.call = ROOT / "scripts", "another"
-    survived("an exception on one rank", "a line put into the code", *cost(finish(trial), 1), layer="workflow")
+    survived(
+        "an exception on one rank", "a line put into the code", *cost(finish(trial, undisturbed), 1), layer="workflow"
+    )
 
 
 @pytest.mark.long
-def test_a_rank_that_just_ends(tmp_path, code):
+def test_a_rank_that_just_ends(tmp_path, code, undisturbed):
     mistake(code, "trainer/loop.py", "audit.add(step)", "if number == 17 and world.rank: __import__('os')._exit(0)")
     trial = Trial(tmp_path, "fsdp", scripts=code / "scripts")
     assert trial.start().wait() == 1
     assert "ended with status 1; see" in log(trial)
     trial.scripts = ROOT / "scripts"
-    survived("exit 0 of one rank", "a line put into the code", *cost(finish(trial)), layer="workflow")
+    survived("exit 0 of one rank", "a line put into the code", *cost(finish(trial, undisturbed)), layer="workflow")
 
 
 def test_a_loss_that_is_no_number(tmp_path, code):
@@ -225,11 +227,17 @@ def hears():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def finish(trial):
-    """Finish a run; return its attempts."""
-    whole = Trial(trial.folder.parents[2] / "whole", trial.strategy)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Weights at the end of a run under fsdp that nothing disturbs."""
+    whole = Trial(tmp_path_factory.mktemp("whole"), "fsdp")
     assert whole.start().wait() == 0
-    end_well(trial, weights(whole))
+    return weights(whole)
+
+
+def finish(trial, undisturbed):
+    """Finish a run; return its attempts."""
+    end_well(trial, undisturbed)
     assert len(load_file(trial.folder / "model.safetensors")) > 0
     return attempts(trial.folder)
 

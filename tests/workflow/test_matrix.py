@@ -159,40 +159,45 @@ def test_a_changed_recipe_trains_that_again_and_nothing_else(finished):
     assert "Preparing" not in jobs
 
 
-@MANY
-@pytest.mark.parametrize(
-    ("file", "trained"),
-    [
-        ("models/mlp.py", {"single/mlp", "fsdp_tp/mlp", "zero3/mlp"}),
-        ("strategies/zero.py", {"zero3/mlp", "zero3/xsum"}),
-        ("data/package_docstrings.py", {"single/xsum", "fsdp_tp/xsum", "zero3/xsum"}),
-        ("measure/step_profiler.py", set()),
-    ],
-)
-def test_changed_code_trains_again_what_it_touches_and_a_comment_nothing(finished, file, trained):
-    path = finished.path / "scripts/shardlab" / file
-    text = path.read_text()
+CHANGED = {
+    "models/mlp.py": {"single/mlp", "fsdp_tp/mlp", "zero3/mlp"},
+    "strategies/zero.py": {"zero3/mlp", "zero3/xsum"},
+    "data/package_docstrings.py": {"single/xsum", "fsdp_tp/xsum", "zero3/xsum"},
+}
+"""File: the runs that depend on it."""
+NO_RUN = "measure/step_profiler.py"
 
-    def jobs(more):
-        path.write_text(text + more)
-        output = finished.snakemake("-n", "all").stdout
+
+def jobs_after(finished, more):
+    """Runs that would be trained, and whether data would be prepared, with lines added to files: {file: lines}."""
+    before = {path: path.read_text() for path in (finished.path / "scripts/shardlab" / file for file in more)}
+    for (path, text), lines in zip(before.items(), more.values(), strict=True):
+        path.write_text(text + lines)
+    output = finished.snakemake("-n", "all").stdout
+    for path, text in before.items():
         path.write_text(text)
-        again = {f"{strategy}/{w}" for w, strategy in re.findall(r"Training (\w+) under (\w+)", output)}
-        return again, "Preparing" in output
+    again = {f"{strategy}/{w}" for w, strategy in re.findall(r"Training (\w+) under (\w+)", output)}
+    return again, "Preparing" in output
 
-    assert jobs("# a comment\n") == (set(), False)
-    assert jobs("MORE = 1\n") == (trained, file.startswith("data/"))
+
+@MANY
+@pytest.mark.parametrize("file", CHANGED)
+def test_changed_code_trains_again_what_it_touches(finished, file):
+    assert jobs_after(finished, {file: "MORE = 1\n"}) == (CHANGED[file], file.startswith("data/"))
+
+
+@MANY
+def test_a_comment_and_code_of_no_run_train_nothing_again(finished):
+    assert jobs_after(finished, dict.fromkeys(CHANGED, "# a comment\n") | {NO_RUN: "MORE = 1\n"}) == (set(), False)
 
 
 @MANY
 def test_a_table_for_another_call_has_no_figure_of_these_runs(finished):
-    values = {"strategies": STRATEGIES, "workloads": WORKLOADS, "recipe": RECIPE}
-    summarize = ["python", "scripts/summarize.py", "--config"]
-    done = finished.run(*summarize, json.dumps(values | {"seed": 7}), "--check", check=False)
+    values = json.dumps(KEYS | {"seed": 7})
+    done = finished.run("python", "scripts/summarize.py", "--config", values, "--check", check=False)
     assert done.returncode != 0
     assert "6 not finished: single x mlp (stale: seed), " in done.stdout
     assert pd.read_csv(finished.path / "results/summary.csv").test_loss.isna().all()
-    finished.run(*summarize, json.dumps(values))
 
 
 @MANY
@@ -215,7 +220,6 @@ def test_a_missing_run_is_named_and_the_others_stand(finished):
     finished.run("python", "scripts/summarize.py", "--config", config)
     text = (finished.path / "results/summary.md").read_text()
     done.with_suffix(".gone").rename(done)
-    finished.run("python", "scripts/summarize.py", "--config", config)
     assert "- zero3 x xsum: missing" in text
     assert text.splitlines()[2] == "**Of 6 runs, 1 not finished: zero3 x xsum (missing).**"
     assert re.search(r"\| fsdp_tp .*\d\.\d+ \(", text)

@@ -4,7 +4,7 @@ import re
 
 import pandas as pd
 
-CONFIG = ["--config", "workloads=[mlp]", "strategies=[single]", "recipe={max_steps: 3}"]
+CONFIG = ["--config", "workloads=[mlp]", "strategies=[single]", "recipe={max_steps: 3}", "noise_floor_runs=0"]
 
 
 def test_a_sweep_and_a_further_value(tree):
