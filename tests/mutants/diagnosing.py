@@ -34,23 +34,14 @@ def reference_run(text):
 
 def capture_references(texts, place):
     """Capture what the cases are compared with, by the code without a fault."""
-    from group import Server, job
-
-    from helpers.common import save_initial
-    from shardlab.trainer.perturbed import move
+    from group import Server, reference_captures
 
     jobs = []
     for text in texts:
         folder = _folder(place, text)
         folder.mkdir(parents=True)
         run = reference_run(text)
-        data = place / "data" / run.workload
-        save_initial(run, folder / "initial.safetensors")
-        move(run, folder / "initial.safetensors", 0, folder / "moved.safetensors")
-        jobs.append(
-            job(run, data, folder / "initial.safetensors", folder / "single", capture=True, like=case_of(text).run())
-        )
-        jobs.append(job(run, data, folder / "moved.safetensors", folder / "twin", capture=True))
+        jobs += reference_captures(run, case_of(text).run(), place / "data" / run.workload, folder)
     server = Server()
     try:
         server.work_off(jobs, _folder(place, texts[0]), 1)
@@ -73,19 +64,8 @@ def diagnose(text, place, scratch):
     save_initial(reference_run(text), scratch / "initial.safetensors")
     server = Server()
     try:
-        server.work_off(
-            [
-                job(
-                    run,
-                    place / "data" / run.workload,
-                    scratch / "initial.safetensors",
-                    scratch / "actual",
-                    capture=True,
-                )
-            ],
-            scratch,
-            run.world_size,
-        )
+        data, weights = place / "data" / run.workload, scratch / "initial.safetensors"
+        server.work_off([job(run, data, weights, scratch / "actual", capture=True)], scratch, run.world_size)
     finally:
         server.stop()
     found = compare(Pair(*map(Capture, (scratch / "actual", folder / "single", folder / "twin"))))

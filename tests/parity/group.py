@@ -16,6 +16,7 @@ from shardlab.files import sha256
 from shardlab.records import manifest, metrics
 from shardlab.records.expert_choices import count_flips
 from shardlab.records.manifest import File, Manifest
+from shardlab.trainer.perturbed import move
 from shardlab.training import evaluation
 
 
@@ -63,6 +64,15 @@ def job(run, data, weights, output, fault="", resume=None, evaluate=None, captur
     paths = {"data": data, "weights": weights, "output": output, "resume": resume, "evaluate": evaluate}
     runs = {"run": run.model_dump(), "like": like and like.model_dump()}
     return runs | {"fault": fault, "capture": capture} | {name: path and str(path) for name, path in paths.items()}
+
+
+def reference_captures(run, like, data, folder):
+    """Jobs that capture a run on one device and its twin; ``like``: the run that will be diagnosed."""
+    weights, moved = folder / "initial.safetensors", folder / "moved.safetensors"
+    save_initial(run, weights)
+    move(run, weights, 0, moved)
+    single = job(run, data, weights, folder / "single", capture=True, like=like)
+    return [single, job(run, data, moved, folder / "twin", capture=True)]
 
 
 def start(environment):

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from shardlab.diagnosis import patterns, plan
+from shardlab.diagnosis import patterns
+from shardlab.diagnosis.of_factors import look_at_factors, name_factor
 from shardlab.diagnosis.of_outputs import look_at_outputs
 from shardlab.diagnosis.of_parts import fit_parts
 from shardlab.diagnosis.pair import FILES, Pair, Stage
+from shardlab.diagnosis.plan import look_at_plan
 from shardlab.diagnosis.stages import updates
 
 
@@ -57,13 +59,13 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
             found.note("name", row.name)
             ratio = _ratio(row.note)
             if ratio is not None:
-                _name_factor(pair, ratio, found, "It")
+                name_factor(pair, ratio, found, "It")
         if stage.kind == "loss":
             _also_the_gradient(pair, stage.step, found)
     else:
         found.note("name", *(row.name.split(" ")[0] for row in stage.wrong))
         _disagreements(pair, max(stage.step, 0), found)
-    found.sentences += plan.sentences(pair, stage)
+    look_at_plan(pair, stage, found)
     return found
 
 
@@ -104,7 +106,7 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
         found.note("pattern", "zero")
         found.say("It is zero.")
     elif len(good) == len(wrong):
-        _uniform(pair, good, found)
+        look_at_factors(pair, good, found)
     else:
         _mixture(pair, stage, wrong, actual, expected, found)
     if stage.kind == "clipped gradient":
@@ -112,31 +114,6 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
         if all(patterns.factor(actual(name), own[name]).coefficients[0] > 1 - 1e-9 for name in wrong[:3]):
             found.note("pattern", "unclipped")
             found.say("It is the gradient before clipping.")
-
-
-def _uniform(pair: Pair, factors: dict[str, float], found: Evidence) -> None:
-    low, high = min(factors.values()), max(factors.values())
-    if abs(high - low) <= max(1e-3, pair.fits) * max(abs(low), abs(high)):
-        found.note("pattern", "factor")
-        _name_factor(pair, (low + high) / 2, found, "Each affected tensor")
-        return
-    keys = {name.rpartition("//")[2] for name in factors if "//" in name}
-    own = {key: [times for name, times in factors.items() if name.endswith(f"//{key}")] for key in keys}
-    if {*keys} == {"exp_avg", "exp_avg_sq"} and _squares(own["exp_avg"], own["exp_avg_sq"], pair.fits):
-        found.note("pattern", "gradient's factor")
-        _name_factor(pair, own["exp_avg"][0], found, "The gradient that the state is made of")
-        return
-    found.note("pattern", "factors")
-    listed = ", ".join(f"{name} {times:.4g}" for name, times in [*factors.items()][:4])
-    found.say(f"Each affected tensor has its own factor: {listed}.")
-
-
-def _squares(first: list[float], second: list[float], fits: float) -> bool:
-    """Return whether all of the second are the square of all of the first: moments of a scaled gradient."""
-    near = max(1e-3, fits)
-    return all(abs(times - first[0]) <= near * abs(first[0]) for times in first) and all(
-        abs(times - first[0] ** 2) <= near * first[0] ** 2 for times in second
-    )
 
 
 def _mixture(
@@ -159,7 +136,8 @@ def _mixture(
             return
     weights = pair.reference.tensors(f"step{stage.step - 1}/weights" if stage.step else "initial")
     if stage.kind in ("optimizer state", "update", "clipped gradient", "gradient") and weights:
-        names = [name for name in wrong if name.split("//")[0] in weights]
+        # Of Adam's state the first moment shows what is added to the gradient.
+        names = [n for n in wrong if n.split("//")[0] in weights and not n.endswith("//exp_avg_sq")]
         fit = patterns.combination(names, actual, [expected, lambda name: weights[name.split("//")[0]]])
         if fit.rest < pair.fits:
             found.note("pattern", "decay")
@@ -185,7 +163,7 @@ def _rows(
         text = patterns.ranges(indices)
         fit = patterns.factor(value.index_select(dim, _index(indices)), other.index_select(dim, _index(indices)))
         if fit.rest < pair.fits:
-            _name_factor(pair, fit.coefficients[0], found, f"{name}[{text}] along dimension {dim}")
+            name_factor(pair, fit.coefficients[0], found, f"{name}[{text}] along dimension {dim}")
         else:
             found.say(f"{name} differs along dimension {dim} only at {text} of {value.shape[dim]}.")
         return
@@ -282,34 +260,3 @@ def _ratio(note: str) -> float | None:
         return float(parts[0]) / float(parts[1])
     except (ValueError, IndexError, ZeroDivisionError):
         return None
-
-
-def candidates(pair: Pair) -> dict[str, tuple[float, str]]:
-    """Return what a factor can be: its name for people, its value, and its kind for causes."""
-    about = pair.actual.about
-    mesh = about.get("mesh", {})
-    numbers = {f"the ranks of {axis}": (float(degree), "ranks") for axis, degree in mesh.items()}
-    world = len(about.get("ranks", [])) or math.prod(mesh.values())
-    numbers |= {"all ranks": (float(world), "ranks")}
-    numbers |= {"the micro-batches": (float(about.get("accumulation") or 1), "microbatches")}
-    numbers |= {"the pipeline's micro-batches": (float(about.get("chunks") or 1), "microbatches")}
-    found: dict[str, tuple[float, str]] = {}
-    for name, (value, kind) in numbers.items():
-        if value > 1:
-            found |= {name: (value, kind), f"1 / {name}": (1 / value, f"1/{kind}")}
-            found |= {
-                f"the square of {name}": (value**2, f"{kind}^2"),
-                f"the root of {name}": (value**0.5, f"root {kind}"),
-            }
-    return found
-
-
-def _name_factor(pair: Pair, times: float, found: Evidence, what: str) -> None:
-    """Say what a factor can be."""
-    near = max(1e-3, pair.fits)
-    named = [(name, kind) for name, (value, kind) in candidates(pair).items() if abs(times - value) < near * value]
-    found.note("factor", *(kind for _, kind in named))
-    found.note("factor", "above 1" if times > 1 else "below 1")
-    found.note("by", *(name for name, _ in named))
-    means = " or ".join(name for name, _ in named)
-    found.say(f"{what} is {times:.6g} times the reference's" + (f", as {means}." if means else "."))

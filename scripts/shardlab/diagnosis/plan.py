@@ -1,29 +1,33 @@
 """The lines of a workload's tensor-parallel plan that concern the module that first differs."""
 
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from shardlab.diagnosis.pair import FILES, Pair, Stage
 
+if TYPE_CHECKING:
+    from shardlab.diagnosis.evidence import Evidence
 
-def sentences(pair: Pair, stage: Stage) -> list[str]:
-    """Return sentences that name these lines; none without tensor parallelism."""
+
+def look_at_plan(pair: Pair, stage: Stage, found: "Evidence") -> None:
+    """Name these lines; without tensor parallelism there are none."""
     about = pair.actual.about
     plan: dict[str, str] = about.get("plan") or {}
     if not plan or stage.kind not in ("output", "update", *FILES):
-        return []
+        return
     module, before = _modules(pair, stage)
     if not module:
-        return []
+        return
     file = f"config/workloads/{about['workload'].partition('@')[0]}.yaml"
-    found = [f"{_line(plan, module)} in the plan of {file}."]
+    found.say(f"{_line(plan, module)} in the plan of {file}.")
     if before:
-        found.append(f"The module before it: {_line(plan, before)}.")
+        found.say(f"The module before it: {_line(plan, before)}.")
     if before and (_style(plan, before), _style(plan, module)) == ("column", "row"):
-        found.append(
+        found.note("plan", "column to row")
+        found.say(
             f"Between {before} and {module} each rank has a part of the features: nothing there may mix or reorder "
             "them (a layer that is several in one, such as a gated one; a softmax; a norm)."
         )
-    return found
 
 
 def _modules(pair: Pair, stage: Stage) -> tuple[str, str]:

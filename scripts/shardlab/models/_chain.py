@@ -30,6 +30,8 @@ class Chain(nn.Module):
     """
 
     _kept: list[Segment] | None = None
+    has_last_segment = True
+    """Whether it returns the model's output, and not what the next stage takes."""
 
     def segments(self) -> list[Segment]:
         """Return the links in order; each submodule and parameter of the model is in one of them."""
@@ -52,3 +54,4 @@ class Chain(nn.Module):
                 owner = self.get_submodule(parent)
                 (owner._modules if leaf in owner._modules else owner._parameters)[leaf] = None
         self._kept = segments[start:stop]
+        self.has_last_segment = stop >= len(segments)

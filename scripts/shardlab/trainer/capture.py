@@ -4,6 +4,7 @@ A capture is a folder (see diagnosis/capture_files.py). Whole tensors pass throu
 needs no more memory than a training step does.
 """
 
+import gc
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from shardlab.settings.types import Run
 from shardlab.strategies.native import NativeEngine, local, plain
 from shardlab.trainer import loop
 from shardlab.trainer.module_outputs import ModuleOutputs
-from shardlab.training import evaluation
+from shardlab.training import distributed, evaluation
 from shardlab.training.batches import Step
 from shardlab.training.step import train_step
 from shardlab.training.tasks import IGNORE, MicroBatch
@@ -52,32 +53,48 @@ def capture(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run
     Raises:
         UserError: see ``loop.train``.
     """
-    output = folder / "run"
-    options = loop.TrainOptions(restart=True)
-    state = loop.set_up(run, data, initial, output, {}, options)
+    about = _take_steps(run, data, initial, folder, divided_like)
+    gc.collect()  # A rank has memory for one model, whose parts and hooks point to each other.
+    about["resumed_at"] = _restore(run, data, initial, folder, len(about["steps"]))
+    gc.collect()
+    if distributed.is_main():
+        if not run.evaluated_sharded:
+            test = evaluation.evaluate(run, data, folder / "run/model.safetensors")
+            about["evaluated"] |= {"test": test.loss, "metric": test.metric_value}
+        write_json(folder / capture_files.NAME, about)
+
+
+def _take_steps(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run | None) -> dict[str, Any]:
+    """Write what the steps and a validation compute, a checkpoint and the weights; return what capture.json has."""
+    state = loop.set_up(run, data, initial, folder / "run", {}, loop.TrainOptions(restart=True))
     recorder = _Recorder(state, folder)
     recorder.save_weights("initial")
     if divided_like:
         _gradients_of_parts(state, recorder, divided_like)
     for number in range(min(STEPS, state.steps.count)):
         recorder.step(number)
-    number = len(recorder.steps)
-    state.checkpointer.checkpoint(number)
+    state.checkpointer.checkpoint(len(recorder.steps))
     state.checkpointer.wait()
-    validation = state.checkpointer.validate()
+    evaluated: dict[str, Any] = {"validation": state.checkpointer.validate()}
     state.checkpointer.save("model.safetensors")
+    if run.evaluated_sharded:
+        test = evaluation.evaluate_sharded(run, state.engine, state.task, state.world)
+        evaluated |= {"test": test.loss, "metric": test.metric_value}
     state.checkpointer.close()
     state.log.close()
-    if state.world.is_rank0:
-        test = evaluation.evaluate(run, data, output / "model.safetensors")
-        recorder.evaluated = {"validation": validation, "test": test.loss, "metric": test.metric_value}
-    resumed = loop.set_up(run, data, initial, output, {}, loop.TrainOptions(resume=manifest.place(output, number)))
-    restored = _Recorder(resumed, folder)
-    restored.save_weights("restored/weights")
-    restored.save_state("restored/optimizer")
-    resumed.checkpointer.close()
-    resumed.log.close()
-    recorder.close(resumed.start.step)
+    return recorder.about() | {"evaluated": evaluated}
+
+
+def _restore(run: Run, data: Path, initial: Path, folder: Path, step: int) -> int:
+    """Write what the checkpoint of a step restores; return the step at which it resumes."""
+    options = loop.TrainOptions(resume=manifest.place(folder / "run", step))
+    state = loop.set_up(run, data, initial, folder / "run", {}, options)
+    recorder = _Recorder(state, folder)
+    recorder.save_weights("restored/weights")
+    recorder.save_state("restored/optimizer")
+    state.checkpointer.close()
+    state.log.close()
+    return state.start.step
 
 
 class _Recorder:
@@ -87,7 +104,6 @@ class _Recorder:
         self.state, self.folder, self.engine = state, folder, state.engine
         self.native = state.engine if isinstance(state.engine, NativeEngine) else None
         self.steps: list[dict[str, Any]] = []
-        self.evaluated: dict[str, Any] = {}
         self.indices: list[list[int]] = []
         self.outputs = ModuleOutputs(state.run, state.engine)
         named = self.native.parameter_names if self.native else None
@@ -141,27 +157,22 @@ class _Recorder:
         names = [f"{name}//{key}" for name in self.names for key in keys]
         self.save(name, self._state(own, names), names)
 
-    def close(self, resumed_at: int) -> None:
-        """Write what is known of all steps, and each rank's place; a collective."""
+    def about(self) -> dict[str, Any]:
+        """Return what is known of all steps, and each rank's place; a collective."""
         world, run = self.state.world, self.state.run
         sequence = world.sequence
         split = {"ranks": sequence.ranks, "rank": sequence.rank, "head_tail": sequence.head_tail}
         ranks = world.gather({"place": world.place, "data_rank": world.data_rank, "sequence": split})
         modules = {name: classes for each in world.gather(self.outputs.modules) for name, classes in each.items()}
-        if not world.is_rank0:
-            return
-        write_json(
-            self.folder / capture_files.NAME,
-            {
-                **{"strategy": run.strategy, "workload": run.workload, "dtype": run.recipe.dtype},
-                **{"mesh": run.mesh.root, "context": run.options.context if run.mesh.axes("sequence") else None},
-                **{"plan": run.model.tensor if "tp" in run.mesh.root else {}},
-                **{"engine": run.engine_file, "accumulation": run.recipe.gradient_accumulation_steps},
-                **{"chunks": self.engine.chunks, "max_grad_norm": run.recipe.max_grad_norm},
-                **{"steps_in_all": self.state.steps.count, "steps": self.steps, "ranks": ranks, "modules": modules},
-                **{"parameters": self.names, "evaluated": self.evaluated, "resumed_at": resumed_at},
-            },
-        )
+        return {
+            **{"strategy": run.strategy, "workload": run.workload, "dtype": run.recipe.dtype},
+            **{"mesh": run.mesh.root, "context": run.options.context if run.mesh.axes("sequence") else None},
+            **{"plan": run.model.tensor if "tp" in run.mesh.root else {}},
+            **{"engine": run.engine_file, "accumulation": run.recipe.gradient_accumulation_steps},
+            **{"chunks": self.engine.chunks, "max_grad_norm": run.recipe.max_grad_norm},
+            **{"steps_in_all": self.state.steps.count, "steps": self.steps, "ranks": ranks, "modules": modules},
+            **{"parameters": self.names},
+        }
 
     def _state(self, own: Mapping[str, Tensor], names: list[str]) -> Iterator[tuple[str, Tensor]]:
         for name in names:

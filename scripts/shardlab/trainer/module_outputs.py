@@ -57,7 +57,8 @@ class ModuleOutputs:
             above = [part.get_submodule(".".join(name.split(".")[:end])) for end in range(name.count(".") + 1)]
             around = [module, *reversed(above)] if name else [module]
             self.modules[name] = [type(each).__name__.removeprefix("FSDP") for each in around]
-            if module not in inside and (inner or not name):
+            is_partial_chain = not getattr(module, "has_last_segment", True)
+            if module not in inside and (inner or not name) and not is_partial_chain:
                 module.register_forward_hook(lambda _, __, output, name=name: self._keep(name, output))
 
     def _keep(self, name: str, output: Any) -> None:
@@ -66,7 +67,8 @@ class ModuleOutputs:
             return
         self._order[name] = None
         for index, value in enumerate(output if isinstance(output, tuple) else (output,)):
-            if isinstance(value, Tensor) and value.dim() and not _is_partial(value):
+            # Integers count tokens of experts, of this rank's part of them.
+            if isinstance(value, Tensor) and value.dim() and value.is_floating_point() and not _is_partial(value):
                 kept = local(value.detach())
                 if self._thinned and kept.dim() > 2:
                     kept = kept[..., ::EVERY]

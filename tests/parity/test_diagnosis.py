@@ -1,0 +1,61 @@
+"""A diagnosis of correct runs finds nothing, and one of a fault the parameters and the cause."""
+
+from collections import defaultdict
+
+import pytest
+from cases import Case, compared
+from group import job, reference_captures
+
+from shardlab.diagnosis.capture_files import Capture
+from shardlab.diagnosis.page import diagnose, markdown
+from shardlab.diagnosis.pair import Pair
+
+CORRECT = [compared(s, "llama2") for s in ("fsdp", "tp_sp", "cp", "zero3")]
+CORRECT += [Case("ep", "moe"), Case("pp", "moe")]
+FAULTS = {
+    "summed": ("gradient (21 of 21, first ", "summed instead of averaged"),
+    "unreduced_norm": ("gradient (5 of 21, first layers.0.attention_norm.weight)", "not reduced"),
+    "dropped_embedding": ("gradient (1 of 21, first embedding.weight)", "no gradient"),
+}
+"""Fault of worker.py: what the page's first sentence names, and the cause."""
+FAULTY = [Case("ddp", "llama2", fault=fault) for fault in FAULTS]
+
+
+def folder_of(captures, case):
+    return captures / f"{case.workload}-{case.dtype}"
+
+
+@pytest.fixture(scope="module")
+def captures(server, tmp_path_factory, tiny_data):
+    """Folder with the captures of all cases, and of what each is compared with."""
+    folder = tmp_path_factory.mktemp("captures")
+    references, actual = [], defaultdict(list)
+    for case in (*FAULTY, *CORRECT):
+        place, data = folder_of(folder, case), tiny_data / case.workload
+        if not place.exists():
+            place.mkdir()
+            references += reference_captures(case.reference.run(), case.run(), data, place)
+        weights = place / "initial.safetensors"
+        actual[case.native].append(job(case.run(), data, weights, place / case.name, case.fault, capture=True))
+    server.work_off(references, folder, 1)
+    for jobs in actual.values():
+        server.work_off(jobs, folder, 2)
+    return folder
+
+
+def found(captures, case):
+    place = folder_of(captures, case)
+    return diagnose(Pair(*(Capture(place / name) for name in (case.name, "single", "twin"))))
+
+
+@pytest.mark.parametrize("case", CORRECT, ids=lambda case: case.name)
+def test_nothing_differs_in_a_correct_run(captures, case):
+    assert found(captures, case).sentence == "Nothing differs in steps 0-3.", markdown(found(captures, case), "")
+
+
+@pytest.mark.parametrize("case", FAULTY, ids=lambda case: case.fault)
+def test_a_fault_is_found_and_named(captures, case):
+    names, cause = FAULTS[case.fault]
+    diagnosis = found(captures, case)
+    assert diagnosis.sentence.startswith(f"First difference: step 0, {names}"), markdown(diagnosis, "")
+    assert diagnosis.sentence.endswith(f"usual cause: {cause}."), markdown(diagnosis, "")
