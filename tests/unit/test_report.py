@@ -117,9 +117,7 @@ def test_the_page_has_all_in_it_and_takes_no_text_for_html(found):
 
 def test_the_page_links_the_diagnosis_of_a_run_that_is_not_equal(found, tmp_path):
     found.table.loc[found.table.strategy == "ddp", "equality"] = "unequal"
-    assert "ddp x mlp: <code>snakemake results/diagnosis/ddp/mlp.md</code>" in html.html(
-        found, {}, CONFIG, {}, {}, tmp_path
-    )
+    assert "ddp x mlp: <code>results/diagnosis/ddp/mlp.md</code>" in html.html(found, {}, CONFIG, {}, {}, tmp_path)
     (tmp_path / "diagnosis/ddp").mkdir(parents=True)
     (tmp_path / "diagnosis/ddp/mlp.md").write_text("# ddp x mlp")
     assert '<a href="diagnosis/ddp/mlp.md">ddp x mlp</a>' in html.html(found, {}, CONFIG, {}, {}, tmp_path)

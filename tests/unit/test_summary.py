@@ -43,7 +43,8 @@ def table(noise_floor=None, validation=None, first=None, dtype="float32", idle=(
 def test_what_is_not_equal_has_a_page_of_its_diagnosis():
     found = table(single=2.0, ddp=2.0, fsdp=2.5, tp=2.6)
     assert [*pages(found)] == ["fsdp x mlp", "tp x mlp"]
-    assert diagnosis(found) == "Where and why: snakemake results/diagnosis/fsdp/mlp.md ..."
+    sentence = "To see where and why, repeat the call with the target results/diagnosis/fsdp/mlp.md (or another run's)."
+    assert diagnosis(found) == sentence
     assert diagnosis(table(single=2.0, ddp=2.0)) == ""
 
 

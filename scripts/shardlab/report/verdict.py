@@ -120,18 +120,19 @@ def flips(table: pd.DataFrame) -> str:
 
 
 def pages(table: pd.DataFrame) -> dict[str, str]:
-    """Return the first runs that are not equal to ``single``, and for each the page of its diagnosis in results/."""
+    """Return the runs that are not equal to ``single``, and for each the page of its diagnosis in results/."""
     done = table[(table.status == "done") & table.equality.isin([UNEQUAL, ROUNDING])]
     return {
         f"{row['strategy']} x {row['workload']}": f"diagnosis/{row['strategy']}/{row['workload']}.md"
-        for row in done.head(NAMED).to_dict("records")
+        for row in done.to_dict("records")
     }
 
 
 def diagnosis(table: pd.DataFrame) -> str:
-    """Return a sentence with the call that diagnoses what is not equal; empty if everything is."""
+    """Return a sentence with a target that diagnoses what is not equal; empty if everything is."""
     found = [*pages(table).values()]
-    return f"Where and why: snakemake results/{found[0]}" + " ..." * (len(found) > 1) if found else ""
+    other = " (or another run's)" if len(found) > 1 else ""
+    return f"To see where and why, repeat the call with the target results/{found[0]}{other}." if found else ""
 
 
 def _of_choices(row: dict[Any, Any]) -> str:
