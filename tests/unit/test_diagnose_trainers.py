@@ -52,7 +52,7 @@ def test_equal_dumps_have_status_0_and_different_ones_status_1(compare):
     assert "| gradient | 2 | 0.0e+00 |" in page
     status, page = compare({"gradients-0": times(4)}, {"gradients-0": TENSORS}, "--ranks", "dp=4")
     assert status == 1
-    assert "Each affected tensor is 4 times the reference's, as the ranks of dp or all ranks." in page
+    assert "Each affected tensor is 4 times the reference's. The factor is the number of ranks along dp or " in page
     assert "1. **summed instead of averaged**" in page
 
 
@@ -104,7 +104,8 @@ def test_a_wrong_shard_is_named_by_its_rows(compare):
     other = {f"gradients.tp{rank}": {"up.weight": wrong.chunk(2)[rank]} for rank in range(2)}
     reference = {"gradients": {"up.weight": UP}}
     _, page = compare(other, reference, "--merge", "up.weight=0", "--ranks", "tp=2")
-    assert "up.weight[4-7] along dimension 0 is 0.5 times the reference's, as 1 / the ranks of tp" in page
+    assert "up.weight[4-7] along dimension 0 is 0.5 times the reference's." in page
+    assert "The factor is 1 / the number of ranks along tp" in page
 
 
 def test_tensors_can_be_left_out(compare):
@@ -165,14 +166,14 @@ def test_a_twin_tells_rounding_from_a_mistake(compare, tmp_path):
     twin = dump(tmp_path / "twin", {"gradients": times(1.01)})
     status, page = compare({"gradients": times(1.05)}, {"gradients": TENSORS}, "--twin", twin)
     assert status == 0
-    assert "ten times the distance of a twin" in page
+    assert "ten times the distance between the reference and its twin" in page
     assert compare({"gradients": times(1.5)}, {"gradients": TENSORS}, "--twin", twin)[0] == 1
 
 
 @pytest.mark.parametrize(
     ("value", "sides", "says"),
     [
-        ("nan", (0,), "has values that are not a number: 1 of 32, in this one."),
+        ("nan", (0,), "has values that are not a number: 1 of 32, in this training."),
         ("nan", (1,), "has values that are not a number: 1 of 32, in the reference."),
         ("inf", (0, 1), "has values that are infinite: 1 of 32, in both."),
     ],
@@ -202,8 +203,8 @@ BAD = {
         {"gradients": {"layer.up": UP}},
         {"gradients": {"up": UP}},
         [],
-        "step0/gradients: tensors differ in name, 1 only in other (layer.up) and 1 only in reference (up); map them "
-        "with --rename, or leave them out (--skip).",
+        "step0/gradients: the names of tensors differ, 1 only in other (layer.up) and 1 only in reference (up); map "
+        "them with --rename, or leave them out (--skip).",
     ),
     "shapes": (
         {"gradients": {"up": UP[:4]}},
@@ -216,13 +217,13 @@ BAD = {
         {"gradients-5": TENSORS},
         {"gradients-0": TENSORS},
         [],
-        "other and reference have no step in common: steps 5 and steps 0; both must count alike.",
+        "other and reference have no step in common: steps 5 and steps 0; both must number their steps alike.",
     ),
     "kinds": (
         {"weights": TENSORS},
         GRADIENTS,
         [],
-        "other has weights, reference has gradients; they need one of them in common.",
+        "other has weights, reference has gradients; they have none of these in common.",
     ),
     "no kind of a step": (
         {"weights-0": TENSORS, "gradients-1": TENSORS},
@@ -234,19 +235,19 @@ BAD = {
         GRADIENTS,
         GRADIENTS,
         ["--rename", "module.="],
-        "--rename 'module.' matches no tensor of other, such as down.weight.",
+        "--rename 'module.' matches no tensor of other; one of the names is down.weight.",
     ),
     "unused merge": (
         GRADIENTS,
         GRADIENTS,
         ["--merge", "up=0"],
-        "--merge 'up' matches no tensor of other and reference, such as down.weight.",
+        "--merge 'up' matches no tensor of other and reference; one of the names is down.weight.",
     ),
     "unused skip": (
         GRADIENTS,
         GRADIENTS,
         ["--skip", "qkv"],
-        "--skip 'qkv' matches no tensor of other and reference, such as down.weight.",
+        "--skip 'qkv' matches no tensor of other and reference; one of the names is down.weight.",
     ),
     "two of a name": (
         {"gradients": {"a.x": UP, "b.x": DOWN}},
@@ -259,7 +260,7 @@ BAD = {
         {"gradients": {"up": UP}},
         [],
         "up differs between other/gradients.tp0.safetensors and gradients.tp1.safetensors: if these are shards, join "
-        "them with --merge 'up=DIM'; if not, the ranks should have the same, and do not.",
+        "them with --merge 'up=DIM'; if not, all ranks should have the same values, but do not.",
     ),
     "shards that do not fit": (
         {"gradients.tp0": {"up": UP[:, :3]}, "gradients.tp1": {"up": UP}},
@@ -286,7 +287,7 @@ BAD = {
         GRADIENTS,
         GRADIENTS,
         ["--rename", "up"],
-        "--rename up: there is no '='; write it such as --rename '^module\\.='.",
+        "--rename up: there is no '='; write it like this: --rename '^module\\.='.",
     ),
     "no expression": (
         GRADIENTS,
@@ -318,7 +319,7 @@ def test_damaged_files_and_empty_folders_are_one_sentence(compare, tmp_path):
     (tmp_path / "other/gradients.safetensors").write_bytes(b"not a header")
     status, said = compare({}, GRADIENTS)
     assert status == 2
-    assert re.fullmatch(r"error: other/gradients.safetensors is no safetensors file \(.*\); write it again.\n", said)
+    assert re.fullmatch(r"error: other/gradients.safetensors is not a safetensors file \(.*\); write it again.\n", said)
     whole = (tmp_path / "reference/gradients.safetensors").read_bytes()
     (tmp_path / "other/gradients.safetensors").write_bytes(whole[:-8])
     assert compare({}, GRADIENTS)[0] == 2

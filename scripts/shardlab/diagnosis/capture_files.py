@@ -70,7 +70,7 @@ class Tensors:
         try:
             return safe_open(self.path, framework="pt")
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{self.path} is no safetensors file ({error}); write it again.") from None
+            raise UserError(f"{self.path} is not a safetensors file ({error}); write it again.") from None
 
 
 class Capture:

@@ -161,7 +161,7 @@ class Parts(Tensors):
         if any(each.shape != values[0].shape or not _same(each, values[0]) for each in values[1:]):
             raise UserError(
                 f"{name} differs between {paths}: if these are shards, join them with --merge "
-                f"'{re.escape(name)}=DIM'; if not, the ranks should have the same, and do not."
+                f"'{re.escape(name)}=DIM'; if not, all ranks should have the same values, but do not."
             )
         return values[0]
 

@@ -59,7 +59,7 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
             found.note("name", row.name)
             ratio = _ratio(row.note)
             if ratio is not None:
-                name_factor(pair, ratio, found, "It")
+                name_factor(pair, ratio, found, f"`{row.name}`")
         if stage.kind == "loss":
             _also_the_gradient(pair, stage.step, found)
     else:
@@ -92,7 +92,7 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
         if stage.kind == "optimizer state" and names and pair.actual.about:
             update = updates(pair.actual, stage.step)
             found.note("update", "none" if not any(bool(update(name).any()) for name in names) else "some")
-        found.say("Tensors are missing in one of them.")
+        found.say("Some tensors are missing in one of the two trainings.")
         return
     actual, expected = _readers(pair, stage)
     if any(not math.isfinite(row.apart) for row in stage.wrong):
@@ -104,7 +104,7 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
     zero = [name for name in wrong if not bool(actual(name).any())]
     if len(zero) == len(wrong):
         found.note("pattern", "zero")
-        found.say("It is zero.")
+        found.say("The affected tensors are zero.")
     elif len(good) == len(wrong):
         look_at_factors(pair, good, found)
     else:
@@ -113,7 +113,7 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
         own = pair.actual.tensors(f"step{stage.step}/gradients")
         if all(patterns.factor(actual(name), own[name]).coefficients[0] > 1 - 1e-9 for name in wrong[:3]):
             found.note("pattern", "unclipped")
-            found.say("It is the gradient before clipping.")
+            found.say("These are the gradients before clipping.")
 
 
 def _mixture(
@@ -132,7 +132,7 @@ def _mixture(
         fit = patterns.combination(wrong, actual, [expected, before.__getitem__])
         if fit.rest < pair.fits:
             found.note("pattern", "stale")
-            found.say(f"It has {fit.coefficients[1]:.4g} times the gradient of the step before in it.")
+            found.say(f"The gradient still contains {fit.coefficients[1]:.4g} times that of the previous step.")
             return
     weights = pair.reference.tensors(f"step{stage.step - 1}/weights" if stage.step else "initial")
     if stage.kind in ("optimizer state", "update", "clipped gradient", "gradient") and weights:
@@ -165,15 +165,18 @@ def _rows(
         if fit.rest < pair.fits:
             name_factor(pair, fit.coefficients[0], found, f"{name}[{text}] along dimension {dim}")
         else:
-            found.say(f"{name} differs along dimension {dim} only at {text} of {value.shape[dim]}.")
+            found.say(f"{name} differs only at indices {text} (of {value.shape[dim]}) along dimension {dim}.")
         return
     if patterns.is_permuted(value, other, limit):
         found.note("pattern", "permuted")
-        found.say(f"The rows of {name} are those of the reference in another order.")
+        found.say(f"{name} has the reference's rows in a different order.")
         return
     found.note("pattern", "none")
     fit = patterns.factor(value, other)
-    found.say(f"No factor and no sum of parts fits; the best one, {fit.coefficients[0]:.4g}, leaves {fit.rest:.1e}.")
+    found.say(
+        "Neither a factor nor a sum of parts explains the difference; the best factor, "
+        f"{fit.coefficients[0]:.4g}, leaves a relative error of {fit.rest:.1e}."
+    )
 
 
 def _index(indices: list[int]) -> Tensor:
@@ -215,7 +218,7 @@ def _disagreements(pair: Pair, step: int, found: Evidence) -> None:
     partial = sorted({name for rank in ranks for name in rank.notes.get("partial", [])})
     if partial:
         found.note("partial", "tensors")
-        found.say(f"The optimizer gets gradients that are sums of a part only, not reduced: {_some(partial)}.")
+        found.say(f"The optimizer gets partial gradients, which are not reduced: {_some(partial)}.")
     for kind in ("gradients", "weights"):
         axes: dict[str, set[str]] = {}
         for number, rank in enumerate(ranks):
@@ -228,9 +231,7 @@ def _disagreements(pair: Pair, step: int, found: Evidence) -> None:
                             axes.setdefault(differ[0], set()).add(name)
         for axis, names in axes.items():
             found.note("disagree", axis)
-            found.say(
-                f"Ranks along {axis} hold different {kind} where they should hold the same: {_some(sorted(names))}."
-            )
+            found.say(f"Ranks along {axis} hold different {kind} that should be the same: {_some(sorted(names))}.")
         if axes:
             return
 
@@ -248,8 +249,8 @@ def _look_at_norm(pair: Pair, stage: Stage, found: Evidence) -> None:
     values = [capture.about["steps"][stage.step]["norm"] for capture in (pair.actual, pair.reference)]
     found.note("pattern", "small" if values[0] < values[1] else "large")
     found.say(
-        f"The norm is {values[0] / values[1]:.6g} times the reference's, though the gradients are equal: "
-        + ("some parts do not count." if values[0] < values[1] else "some parts count more than once.")
+        f"The norm is {values[0] / values[1]:.6g} times the reference's, although the gradients are equal: "
+        + ("some parts are not counted." if values[0] < values[1] else "some parts are counted more than once.")
     )
 
 

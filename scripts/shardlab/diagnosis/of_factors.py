@@ -20,11 +20,11 @@ def look_at_factors(pair: Pair, factors: dict[str, float], found: "Evidence") ->
     own = {key: [times for name, times in factors.items() if name.endswith(f"//{key}")] for key in keys}
     if {*keys} == {"exp_avg", "exp_avg_sq"} and _squares(own["exp_avg"], own["exp_avg_sq"], pair.fits):
         found.note("pattern", "gradient's factor")
-        name_factor(pair, own["exp_avg"][0], found, "The gradient that the state is made of")
+        name_factor(pair, own["exp_avg"][0], found, "The gradient that went into the optimizer state")
         return
     found.note("pattern", "factors")
     listed = ", ".join(f"{name} {times:.4g}" for name, times in [*factors.items()][:4])
-    found.say(f"Each affected tensor has its own factor: {listed}.")
+    found.say(f"The affected tensors have different factors: {listed}.")
 
 
 def _squares(first: list[float], second: list[float], fits: float) -> bool:
@@ -39,18 +39,18 @@ def candidates(pair: Pair) -> dict[str, tuple[float, str]]:
     """Return what a factor can be: its name for people, its value, and its kind for causes."""
     about = pair.actual.about
     mesh = about.get("mesh", {})
-    numbers = {f"the ranks of {axis}": (float(degree), "ranks") for axis, degree in mesh.items()}
+    numbers = {f"the number of ranks along {axis}": (float(degree), "ranks") for axis, degree in mesh.items()}
     world = len(about.get("ranks", [])) or math.prod(mesh.values())
-    numbers |= {"all ranks": (float(world), "ranks")}
-    numbers |= {"the micro-batches": (float(about.get("accumulation") or 1), "microbatches")}
-    numbers |= {"the pipeline's micro-batches": (float(about.get("chunks") or 1), "microbatches")}
+    numbers |= {"the total number of ranks": (float(world), "ranks")}
+    numbers |= {"the number of micro-batches": (float(about.get("accumulation") or 1), "microbatches")}
+    numbers |= {"the pipeline's number of micro-batches": (float(about.get("chunks") or 1), "microbatches")}
     found: dict[str, tuple[float, str]] = {}
     for name, (value, kind) in numbers.items():
         if value > 1:
             found |= {name: (value, kind), f"1 / {name}": (1 / value, f"1/{kind}")}
             found |= {
                 f"the square of {name}": (value**2, f"{kind}^2"),
-                f"the root of {name}": (value**0.5, f"root {kind}"),
+                f"the square root of {name}": (value**0.5, f"root {kind}"),
             }
     return found
 
@@ -63,4 +63,4 @@ def name_factor(pair: Pair, times: float, found: "Evidence", what: str) -> None:
     found.note("factor", "above 1" if times > 1 else "below 1")
     found.note("by", *(name for name, _ in named))
     means = " or ".join(name for name, _ in named)
-    found.say(f"{what} is {times:.6g} times the reference's" + (f", as {means}." if means else "."))
+    found.say(f"{what} is {times:.6g} times the reference's." + (f" The factor is {means}." if means else ""))

@@ -41,7 +41,7 @@ def _last_equal(stage: Stage, found: "Evidence") -> None:
     place = next(number for number, row in enumerate(stage.rows) if row.differs)
     if place:
         before = stage.rows[place - 1].name.rpartition("/")[0]
-        found.say(f"The output before it, of {before or 'the model'}, is equal.")
+        found.say(f"The previous output, that of {before or 'the model'}, is equal.")
 
 
 def _places(pair: Pair, stage: Stage, where: Where, found: "Evidence") -> None:
@@ -66,10 +66,10 @@ def _places(pair: Pair, stage: Stage, where: Where, found: "Evidence") -> None:
     wrong_samples = {sample for sample, is_wrong in where.samples.items() if is_wrong}
     if wrong_samples and wrong_samples == _of_later_micro_batches(pair, stage.step) & {*where.samples}:
         found.note("samples", "of later micro-batches")
-        found.say("These are the samples of all micro-batches but each rank's first.")
+        found.say("These are the samples of every micro-batch except each rank's first.")
     if padded and wrong_samples and wrong_samples <= padded and not padded >= {*where.samples}:
         found.note("samples", "padded")
-        found.say("All of these samples are shorter than their batch, so that padding follows them.")
+        found.say("All of these samples are padded, because their batch has longer ones.")
 
 
 def _named_positions(pair: Pair, where: Where) -> list[str]:
@@ -125,19 +125,19 @@ def _values(pair: Pair, stage: Stage, module: str, where: Where, found: "Evidenc
         _batch(value, other, found)
     if fit.rest < FITS:
         found.note("pattern", "factor")
-        found.say(f"It is {fit.coefficients[0]:.6g} times the reference's.")
+        found.say(f"The values are {fit.coefficients[0]:.6g} times the reference's.")
     elif stage.kind == "batch" and affine is not None:
         found.note("pattern", "scaled")
-        found.say(f"It is {affine[0]:.6g} times the reference's plus {affine[1]:.6g}.")
+        found.say(f"The values are {affine[0]:.6g} times the reference's plus {affine[1]:.6g}.")
     elif (times := _bias(pair, module, value - other)) is not None:
         found.note("pattern", "bias")
-        found.say(f"The difference is {times:.4g} times {module}.bias in each row.")
+        found.say(f"In each row, the difference is {times:.4g} times {module}.bias.")
     elif _other_zeros(value, other):
         found.note("pattern", "zeros")
-        found.say("Zeros are at other places.")
+        found.say("Zeros are in different places.")
     elif patterns.is_permuted(value, other, 1e-9 * float(other.abs().max())):
         found.note("pattern", "permuted")
-        found.say("Its rows are those of the reference in another order.")
+        found.say("The rows are the reference's in a different order.")
     else:
         found.note("pattern", "none")
 
@@ -166,11 +166,11 @@ def _batch(value: Tensor, other: Tensor, found: "Evidence") -> None:
             shifted = other.roll(-by, 1)[:, 1:-1]
             if torch.equal(value[:, 1:-1], shifted):
                 found.note("content", "shifted")
-                found.say(f"It is the reference's, shifted by {by} position.")
+                found.say(f"The values are the reference's, shifted by {by} position.")
         filled = (other == -100) & (value != -100)
         if bool(filled.any()) and torch.equal(value[~filled], other[~filled]):
             found.note("content", "padding counts")
-            found.say("Positions that are padding count.")
+            found.say("Padding positions count as targets.")
 
 
 def _other_zeros(value: Tensor, other: Tensor) -> bool:

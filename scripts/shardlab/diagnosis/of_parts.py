@@ -33,19 +33,19 @@ def fit_parts(pair: Pair, names: list[str], actual: Callable[[str], Tensor], fou
             means = {key: sum(values) / len(values) for key, values in groups.items()}
             alone = [key for key, value in means.items() if abs(value) > SAME]
             found.note("parts", f"one {name}" if len(alone) == 1 else f"by {name}")
-            listed = ", ".join(f"{value:.4g} of {_NAMES[name]} {key}" for key, value in means.items())
-            found.say(f"It is this sum of the gradients that the loss of each {_NAMES[name]} has: {listed}.")
+            listed = ", ".join(f"{value:.4g} x {_NAMES[name]} {key}" for key, value in means.items())
+            found.say(f"The gradient is this sum of the gradients of each {_NAMES[name]}: {listed}.")
             return True
     found.note("parts", "by sample")
     zero = [sample for (sample, _), value in times.items() if abs(value) < SAME]
     more = {sample: value for (sample, _), value in times.items() if value > 1 + SAME}
     found.note("parts", *["dropped samples"] * bool(zero), *["doubled samples"] * bool(more))
-    listed = ", ".join(f"{value:.4g} of sample {sample}" for (sample, _), value in [*times.items()][:16])
-    found.say(f"It is this sum of the gradients of the samples: {listed}.")
+    listed = ", ".join(f"{value:.4g} x sample {sample}" for (sample, _), value in [*times.items()][:16])
+    found.say(f"The gradient is this sum of the gradients of each sample: {listed}.")
     return True
 
 
-_NAMES = {"rank": "data-parallel rank", "micro-batch": "micro-batch", "part": "part of the sequences"}
+_NAMES = {"rank": "data-parallel rank", "micro-batch": "micro-batch", "part": "sequence part"}
 
 
 def _groupings(pair: Pair, times: dict[tuple[int, int], float]) -> list[dict[int, list[float]]]:

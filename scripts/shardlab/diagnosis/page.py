@@ -90,14 +90,14 @@ def _conditions(found: Diagnosis) -> list[str]:
     parts += about.get("notes", [])
     if twin:
         parts.append(
-            "`rounding up to` is the larger of the dtype's limit and ten times the distance of a twin of the "
-            "reference, which starts from weights moved by one rounding."
+            "Differences up to the tolerance count as rounding: it is the larger of the dtype's limit and ten times "
+            "the distance between the reference and its twin, which starts from weights perturbed by one rounding."
         )
     return [*parts, ""] if parts else []
 
 
 def _tensors(stage: Stage) -> list[str]:
-    lines = [f"| {stage.kind} | relative difference | rounding up to | |", "| --- | --- | --- | --- |"]
+    lines = [f"| {stage.kind} | relative difference | tolerance | |", "| --- | --- | --- | --- |"]
     for row in stage.wrong[:LISTED]:
         lines.append(f"| `{row.name}` | {row.apart:.1e} | {row.limit:.1e} | {row.note} |")
     if (more := len(stage.wrong) - LISTED) > 0:
@@ -109,8 +109,7 @@ def _causes(found: Diagnosis) -> list[str]:
     if not found.causes:
         return ["None of the known patterns fits."]
     return [
-        f"{number}. **{cause.cause}**: {cause.says} Look at: {cause.look}"
-        for number, cause in enumerate(found.causes, 1)
+        f"{number}. **{cause.cause}**: {cause.says} Check: {cause.look}" for number, cause in enumerate(found.causes, 1)
     ]
 
 
@@ -126,7 +125,7 @@ def _stages(found: Diagnosis) -> list[str]:
             worst[stage.kind] = stage if best is None or _share(stage) > _share(best) else best
         shown = [*worst.values()]
     lines = [
-        "| step | stage | compared | largest difference | rounding up to | |",
+        "| step | stage | compared | largest difference | tolerance | |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for stage in shown:

@@ -90,7 +90,7 @@ class Pair:
         if not found:
             raise UserError(
                 f"{self.actual.folder} and {self.reference.folder} have no step in common: {_listed(steps)} and "
-                f"{_listed(others)}; both must count alike."
+                f"{_listed(others)}; both must number their steps alike."
             )
         return found
 

@@ -76,7 +76,7 @@ def not_finite(names: Iterable[str], actual: Read, expected: Read) -> str:
         value, other = (read(name) for read in (actual, expected))
         counts = [int((~torch.isfinite(each)).sum()) for each in (value, other)]
         if any(counts):
-            where = "both" if all(counts) else "the reference" if counts[1] else "this one"
+            where = "both" if all(counts) else "the reference" if counts[1] else "this training"
             kind = "not a number" if bool(torch.isnan(value).any() or torch.isnan(other).any()) else "infinite"
             return f"{name} has values that are {kind}: {max(counts)} of {value.numel()}, in {where}."
     return "It has values that are too large."

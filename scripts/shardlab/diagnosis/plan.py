@@ -25,8 +25,8 @@ def look_at_plan(pair: Pair, stage: Stage, found: "Evidence") -> None:
     if before and (_style(plan, before), _style(plan, module)) == ("column", "row"):
         found.note("plan", "column to row")
         found.say(
-            f"Between {before} and {module} each rank has a part of the features: nothing there may mix or reorder "
-            "them (a layer that is several in one, such as a gated one; a softmax; a norm)."
+            f"Between {before} and {module}, each rank has only a part of the features, so nothing there may mix or "
+            "reorder them (as a fused or gated layer, a softmax or a norm would)."
         )
 
 
@@ -54,4 +54,4 @@ def _line(plan: dict[str, str], module: str) -> str:
     for pattern, style in plan.items():
         if _matches(module, pattern):
             return f"`{module}` is `{style}` (`tensor: {{{pattern}: {style}}}`)"
-    return f"`{module}` is not split (no line of `tensor:` names it)"
+    return f"`{module}` is not split (no entry of `tensor:` matches it)"

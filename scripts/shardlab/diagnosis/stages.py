@@ -91,7 +91,7 @@ def _batch(pair: Pair, step: int) -> Iterator[Row]:
     )
     note = "; ".join(
         f"{what} {', '.join(map(str, [*samples][:8]))}"
-        for what, samples in (("missing", expected - found), ("read twice or not of this step", found - expected))
+        for what, samples in (("missing:", expected - found), ("read twice or from another step:", found - expected))
         if samples
     )
     yield Row("samples", float(found != expected), 0.5, note)
@@ -106,7 +106,7 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
             missing = [each for each in pairs[1].names if each not in pairs[0]]
             missing = missing or [each for each in pairs[0].names if each not in pairs[1]]
             if missing and kind == "optimizer":
-                yield Row(missing[0], float("inf"), 1.0, "missing in one of them")
+                yield Row(missing[0], float("inf"), 1.0, "missing in one of the two")
             elif missing:
                 _same_names(pair, name)
             names = [each for each in pairs[1].names if each in pairs[0]]
@@ -172,7 +172,7 @@ def _same_names(pair: Pair, file: str) -> None:
             if names
         )
         raise UserError(
-            f"{file}: tensors differ in name, {listed}; map them with --rename, or leave them out (--skip)."
+            f"{file}: the names of tensors differ, {listed}; map them with --rename, or leave them out (--skip)."
         )
 
 
@@ -217,7 +217,7 @@ def _restored(pair: Pair) -> Iterator[Row]:
         files: list[Tensors] = [capture.tensors(f"restored/{kind}"), capture.tensors(f"step{last}/{kind}")]
         for name in files[1].names:
             same = name in files[0] and torch.allclose(files[0][name].double(), files[1][name].double(), 1e-5, 1e-12)
-            yield Row(f"{kind} {name}", float(not same), 0.5, "is not what was saved")
+            yield Row(f"{kind} {name}", float(not same), 0.5, "differs from what was saved")
 
 
 STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {

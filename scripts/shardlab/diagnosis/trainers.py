@@ -11,6 +11,8 @@ from shardlab.diagnosis.patterns import ranges
 from shardlab.errors import UserError, choices
 
 MICRO_BATCHES = "micro-batches"
+LABELS = {"clipped": "clipped gradients", "optimizer": "optimizer states", "initial": "initial weights"}
+"""What the kinds of files are called, where not by their own name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +45,9 @@ def pair(args: argparse.Namespace) -> Pair:
             pattern = rule if isinstance(rule, str) else rule[0]
             if pattern not in rules.matched:
                 where = args.other if option == "rename" else f"{args.other} and {args.reference}"
-                raise UserError(f"--{option} '{pattern}' matches no tensor of {where}, such as {_some(actual)}.")
+                raise UserError(
+                    f"--{option} '{pattern}' matches no tensor of {where}; one of the names is {_some(actual)}."
+                )
     degrees = {name: _number("ranks", name, number) for name, number in _parts("ranks", args.ranks, is_pattern=False)}
     if MICRO_BATCHES in degrees:
         actual.about["accumulation"] = degrees.pop(MICRO_BATCHES)
@@ -62,7 +66,7 @@ def _parts(option: str, rules: list[str], is_pattern: bool = True) -> list[tuple
         pattern, equals, value = rule.rpartition("=")
         if not equals:
             example = {"rename": "'^module\\.='", "merge": "'.*up\\.weight=0'", "ranks": "dp=4"}[option]
-            raise UserError(f"--{option} {rule}: there is no '='; write it such as --{option} {example}.")
+            raise UserError(f"--{option} {rule}: there is no '='; write it like this: --{option} {example}.")
         found.append((_expression(option, pattern) if is_pattern else pattern, value))
     return found
 
@@ -86,7 +90,7 @@ def _read(source: Path, rules: Rules) -> Capture:
     """Return a dump, or a capture of this project."""
     if (source / NAME).exists():
         if rules.rename:
-            raise UserError(f"{source} is a capture with names of its model; give it as --reference, or no --rename.")
+            raise UserError(f"{source} is a capture; --rename cannot change its names. Give it as --reference.")
         return Capture(source)
     if not source.exists():
         raise UserError(f"{source} does not exist.")
@@ -108,30 +112,30 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
         more = [step for step in capture.steps if step not in other.steps]
         if more:
             notes.append(
-                f"Steps {ranges(more)} are only in `{capture.folder}` and not compared; both must count from 0."
+                f"Steps {ranges(more)} are only in `{capture.folder}` and not compared; both must number steps from 0."
             )
     found: dict[str, list[set[str]]] = {
         kind: [_dtypes(capture, kind) for capture in captures] for kind in (*KINDS, "initial")
     }
     if not any(all(each) for each in found.values()):
-        has = [choices(kind for kind in found if found[kind][place]) for place in (0, 1)]
+        has = [choices(LABELS.get(kind, kind) for kind in found if found[kind][place]) for place in (0, 1)]
         raise UserError(
-            f"{captures[0].folder} has {has[0]}, {captures[1].folder} has {has[1]}; they need one of them in common."
+            f"{captures[0].folder} has {has[0]}, {captures[1].folder} has {has[1]}; they have none of these in common."
         )
-    for kind, (own, others) in found.items():
+    for kind, (own, others) in ((LABELS.get(kind, kind), dtypes) for kind, dtypes in found.items()):
         if own and others and own != others:
             notes.append(f"The {kind} are {choices(own)} against {choices(others)}: the coarser one sets the limit.")
         if bool(own) != bool(others):
             notes.append(f"Only `{captures[not own].folder}` has {kind}; they are not compared.")
         if (own | others) & COARSE:
             notes.append(
-                f"The {kind} are in low precision, so that differences below 5 % of a tensor's largest value pass."
+                f"The {kind} are in low precision: differences below 5 % of a tensor's largest value count as equal."
             )
     skipped = sum(each.skipped for each in getattr(pair.actual, "files", {}).values())
     if skipped:
         notes.append(f"Left out (--skip): {skipped} tensors of `{captures[0].folder}`.")
     if "mesh" not in pair.actual.about and "accumulation" not in pair.actual.about:
-        notes.append("With `--ranks dp=N` (or another axis, or `micro-batches=N`), factors are named.")
+        notes.append("With `--ranks dp=N` (or another axis, or `micro-batches=N`), the page also explains factors.")
     return notes
 
 
