@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -32,6 +33,14 @@ KINDS = ("gradients", "clipped", "optimizer", "weights")
 def rank_file(folder: Path, step: int, rank: int) -> Path:
     """Return the file of what a rank read and computed in a step; its notes are next to it, in JSON."""
     return folder / f"step{step}" / f"rank{rank}.safetensors"
+
+
+def missing(path: Path, name: str) -> UserError:
+    """Return the error for a tensor that a file, or a step of a dump, should have."""
+    return UserError(
+        f"{path} is missing, or {name} in it; write all tensors in each file of a kind, also of a twin, or leave them "
+        "out (--skip)."
+    )
 
 
 class Tensors:
@@ -51,9 +60,15 @@ class Tensors:
         return {self._file.get_slice(name).get_dtype() for name in self.names}
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor in its own dtype."""
+        """Return a tensor in its own dtype; of a complex one the real and the imaginary part, along a last dimension.
+
+        Raises:
+            UserError: the file, or a tensor of that name in it, is missing.
+        """
+        if name not in self:
+            raise missing(self.path, name)
         tensor: Tensor = self._file.get_tensor(name)
-        return tensor
+        return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
     def __contains__(self, name: str) -> bool:
         """True if it has a tensor of that name."""

@@ -111,9 +111,14 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
         _mixture(pair, stage, wrong, actual, expected, found)
     if stage.kind == "clipped gradient":
         own = pair.actual.tensors(f"step{stage.step}/gradients")
-        if all(patterns.factor(actual(name), own[name]).coefficients[0] > 1 - 1e-9 for name in wrong[:3]):
+        if all(name in own and _is_same(actual(name), own[name], pair.fits) for name in wrong[:3]):
             found.note("pattern", "unclipped")
             found.say("It is the gradient before clipping.")
+
+
+def _is_same(value: Tensor, other: Tensor, fits: float) -> bool:
+    fit = patterns.factor(value, other)
+    return abs(fit.coefficients[0] - 1) < fits and fit.rest < fits
 
 
 def _mixture(
@@ -137,7 +142,13 @@ def _mixture(
     weights = pair.reference.tensors(f"step{stage.step - 1}/weights" if stage.step else "initial")
     if stage.kind in ("optimizer state", "update", "clipped gradient", "gradient") and weights:
         # Of Adam's state the first moment shows what is added to the gradient.
-        names = [n for n in wrong if n.split("//")[0] in weights and not n.endswith("//exp_avg_sq")]
+        names = [
+            name
+            for name in wrong
+            if not name.endswith("//exp_avg_sq")
+            and (parameter := name.split("//")[0]) in weights
+            and weights[parameter].shape == expected(name).shape
+        ]
         fit = patterns.combination(names, actual, [expected, lambda name: weights[name.split("//")[0]]])
         if fit.rest < pair.fits:
             found.note("pattern", "decay")

@@ -1,7 +1,9 @@
 """The stages of a step in the order in which they are computed, and how far two captures are apart in each."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -39,17 +41,30 @@ def compare(
     apart: dict[str, tuple[float, float, float]] = {}
     for name in names:
         value, expected = actual(name).double(), reference(name).double()
-        if value.shape != expected.shape:
-            raise UserError(
-                f"{name} is {tuple(value.shape)} in {pair.actual.folder} and {tuple(expected.shape)} in "
-                f"{pair.reference.folder}; merge its shards (--merge), or compare trainings of the same model."
-            )
-        of_twin = float(_largest(twin(name).double() - expected)) if twin else 0.0
+        _same_shape(name, (value, pair.actual.folder), (expected, pair.reference.folder))
+        of_twin = 0.0
+        if twin and pair.twin:
+            moved = twin(name).double()
+            _same_shape(name, (moved, pair.twin.folder), (expected, pair.reference.folder))
+            of_twin = _finite(float(_largest(moved - expected)))
         apart[name] = float(_largest(value - expected)), float(_largest(expected)), of_twin
-    scale = max((size for _, size, _ in apart.values()), default=0.0)
+    scale = max((_finite(size) for _, size, _ in apart.values()), default=0.0)
     for name, (away, size, of_twin) in apart.items():
         unit = max(size, FLOOR * scale) or 1.0
         yield Row(name, away / unit, max(limit, MULTIPLE * of_twin / unit, slack(name) / unit))
+
+
+def _same_shape(name: str, *places: tuple[Tensor, Path]) -> None:
+    """Raise a UserError unless a tensor has one shape in two folders or files."""
+    shapes = [tuple(value.shape) for value, _ in places]
+    if shapes[0] != shapes[1]:
+        listed = " and ".join(f"{shape} in {path}" for shape, (_, path) in zip(shapes, places, strict=True))
+        raise UserError(f"{name} is {listed}; merge its shards (--merge), or compare trainings of the same model.")
+
+
+def _finite(value: float) -> float:
+    """Return a number, but 0 for one that is not finite: as a scale or a twin's distance it would excuse anything."""
+    return value if math.isfinite(value) else 0.0
 
 
 def _largest(value: Tensor) -> Tensor:
@@ -119,7 +134,13 @@ def updates(capture: Capture, step: int) -> Callable[[str], Tensor]:
     """Return what a step added to a weight, by the weight's name."""
     after = capture.tensors(f"step{step}/weights")
     before = capture.tensors(f"step{step - 1}/weights" if step else "initial")
-    return lambda name: after[name].double() - before[name].double()
+
+    def update(name: str) -> Tensor:
+        values = after[name], before[name]
+        _same_shape(name, (values[0], after.path), (values[1], before.path))
+        return values[0].double() - values[1].double()
+
+    return update
 
 
 def _update(pair: Pair, step: int) -> Iterator[Row]:

@@ -258,7 +258,7 @@ def _gradients_of_parts(state: loop.TrainState, recorder: _Recorder, like: Run) 
     """Write the gradient of each part of each sample of the first step's loss; leaves no trace in the training."""
     task, engine, step = state.task, state.engine, state.steps[0]
     batch = state.steps.order.batch(0)
-    ranks = like.mesh.parts("sequence")
+    ranks = like.mesh.parts("sequence") if "targets" in task.sequences else 1  # one target per sample has no parts
     if len(batch) * ranks > capture_files.PARTS:
         return
     whole = SequenceSplit(ranks, head_tail=like.options.splits_head_and_tail)
