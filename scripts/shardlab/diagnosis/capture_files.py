@@ -70,6 +70,10 @@ class Tensors:
         tensor: Tensor = self._file.get_tensor(name)
         return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor without reading it."""
+        return tuple(self._file.get_slice(name).get_shape())
+
     def __contains__(self, name: str) -> bool:
         """True if it has a tensor of that name."""
         return name in self.names
@@ -126,6 +130,9 @@ class RankStep:
     def __init__(self, capture: Capture, step: int, rank: int, about: dict[str, Any]) -> None:
         self.rank, self.about = rank, about
         self.mesh: dict[str, int] = capture.about["mesh"]
+        self.sequences: list[str] = capture.about["sequences"]
+        """Tensors of a batch (batch, length) of which context parallelism gives each rank a part."""
+        self._whole_sequences: list[str] = capture.about["whole_sequences"]
         path = rank_file(capture.folder, step, rank)
         self.tensors = Tensors(path)
         self.notes = read_json(path.with_suffix(".json"), "capture", "make it again")
@@ -140,6 +147,14 @@ class RankStep:
         """Return the samples of a micro-batch, without those that fill it up."""
         found: list[int] = self.notes["indices"][micro_batch][: self.notes["counts"][micro_batch]]
         return found
+
+    def lengths(self, micro_batch: int) -> tuple[set[int], set[int]]:
+        """Return how long this rank's parts of a micro-batch's sequences are, and how long those that it has whole."""
+        parts, wholes = (
+            {self.tensors.shape(f"{micro_batch}/batch/{name}")[1] for name in names}
+            for names in (self.sequences, self._whole_sequences)
+        )
+        return parts, wholes
 
     def every(self, kind: str) -> Iterator[tuple[int, str]]:
         """Yield (micro-batch, name) of each tensor of a kind: batch, input or output."""

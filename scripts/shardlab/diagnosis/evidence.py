@@ -12,7 +12,7 @@ from shardlab.diagnosis.of_outputs import look_at_outputs
 from shardlab.diagnosis.of_parts import fit_parts
 from shardlab.diagnosis.pair import FILES, Pair, Stage
 from shardlab.diagnosis.plan import look_at_plan
-from shardlab.diagnosis.stages import updates
+from shardlab.diagnosis.stages import has_update, updates
 
 
 @dataclass
@@ -89,7 +89,7 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
     if any(row.note for row in stage.wrong):
         found.note("pattern", "missing")
         names = pair.reference.about.get("parameters", [])
-        if stage.kind == "optimizer state" and names and pair.actual.about:
+        if stage.kind == "optimizer state" and names and has_update(pair.actual, stage.step):
             update = updates(pair.actual, stage.step)
             found.note("update", "none" if not any(bool(update(name).any()) for name in names) else "some")
         found.say("Tensors are missing in one of them.")
@@ -256,7 +256,11 @@ def _some(names: list[str]) -> str:
 
 
 def _look_at_norm(pair: Pair, stage: Stage, found: Evidence) -> None:
-    values = [capture.about["steps"][stage.step]["norm"] for capture in (pair.actual, pair.reference)]
+    values = [capture.about["steps"][stage.step]["norm"] for capture in pair.captures]
+    if not math.isfinite(values[0]) or not values[1]:
+        found.note("pattern", "nan")
+        found.say(f"The norm is {values[0]:.6g}, not {values[1]:.6g}, though the gradients are equal.")
+        return
     found.note("pattern", "small" if values[0] < values[1] else "large")
     found.say(
         f"The norm is {values[0] / values[1]:.6g} times the reference's, though the gradients are equal: "

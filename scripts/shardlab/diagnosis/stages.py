@@ -144,7 +144,7 @@ def updates(capture: Capture, step: int) -> Callable[[str], Tensor]:
 
 
 def _update(pair: Pair, step: int) -> Iterator[Row]:
-    if not all(_has_update(capture, step) for capture in pair.captures):
+    if not all(has_update(capture, step) for capture in pair.captures):
         return
     name = f"step{step}/weights"
     _same_names(pair, name)
@@ -163,7 +163,7 @@ def _weights(pair: Pair, step: int) -> Iterator[Row]:
     """Compare weights of which no update is known."""
     name = f"step{step}/weights"
     if all(capture.tensors(name) for capture in pair.captures) and not all(
-        _has_update(capture, step) for capture in pair.captures
+        has_update(capture, step) for capture in pair.captures
     ):
         _same_names(pair, name)
         yield from _whole(pair, name, pair.reference.tensors(name).names)
@@ -202,7 +202,8 @@ def _parameters(pair: Pair, step: int) -> list[str]:
     return known
 
 
-def _has_update(capture: Capture, step: int) -> bool:
+def has_update(capture: Capture, step: int) -> bool:
+    """Return whether the weights before and after a step are known."""
     before = capture.tensors(f"step{step - 1}/weights" if step else "initial")
     return bool(before) and bool(capture.tensors(f"step{step}/weights"))
 
@@ -217,12 +218,13 @@ def _initial(pair: Pair, step: int) -> Iterator[Row]:
 
 def _load(pair: Pair, step: int) -> Iterator[Row]:
     found = [
-        capture.about.get("steps", [{}] * (step + 1))[step].get("expert_load")
-        for capture in (pair.actual, pair.reference)
+        dict(enumerate(capture.about.get("steps", []))).get(step, {}).get("expert_load")
+        for capture in (pair.actual, pair.reference, pair.twin or pair.reference)
     ]
     if all(found):
-        away = torch.tensor(found[0]) - torch.tensor(found[1])
-        yield Row("expert_load", float(_largest(away)), 0.5, f"{found[0]}, not {found[1]}")
+        load, expected, moved = (torch.tensor(each) for each in found)
+        limit = max(0.5, MULTIPLE * float(_largest(moved - expected)))  # rounding flips a choice
+        yield Row("expert_load", float(_largest(load - expected)), limit, f"{found[0]}, not {found[1]}")
 
 
 def _restored(pair: Pair) -> Iterator[Row]:

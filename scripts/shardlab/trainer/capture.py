@@ -152,7 +152,8 @@ class _Recorder:
 
     def save_state(self, name: str) -> None:
         """Write the optimizer's whole tensors, ``<parameter>//<key>``; a collective."""
-        own = {key: value for key, value in self.engine.optimizer_state().items() if value.dim()}
+        # DeepSpeed's whole tensors are in memory together: only on the rank that writes them.
+        own = {key: value for key, value in self.engine.optimizer_state(to_write=True).items() if value.dim()}
         keys = sorted({key.rpartition("/")[2] for keys in self.state.world.gather([*own]) for key in keys})
         names = [f"{name}//{key}" for name in self.names for key in keys]
         self.save(name, self._state(own, names), names)
@@ -171,19 +172,21 @@ class _Recorder:
             **{"engine": run.engine_file, "accumulation": run.recipe.gradient_accumulation_steps},
             **{"chunks": self.engine.chunks, "max_grad_norm": run.recipe.max_grad_norm},
             **{"steps_in_all": self.state.steps.count, "steps": self.steps, "ranks": ranks, "modules": modules},
-            **{"parameters": self.names},
+            **{"parameters": self.names, "sequences": [*self.state.task.sequences]},
+            **{"whole_sequences": [*self.state.task.whole_sequences]},
         }
 
     def _state(self, own: Mapping[str, Tensor], names: list[str]) -> Iterator[tuple[str, Tensor]]:
+        parameters = self._own()
         for name in names:
             parameter, _, key = name.partition("//")
             value = own.get(f"{parameter}/{key}")
             if self.native is None:
                 yield name, plain(cast(Tensor, value))
-            elif value is None and not self.state.run.mesh.pipelined:  # it never had a gradient
-                yield name, torch.zeros_like(self.engine.meta_state_dict[parameter], device=self.state.world.device)
-            else:
-                yield name, self.native.whole(parameter, value)
+                continue
+            if value is None and parameter in parameters:  # it never had a gradient
+                value = torch.zeros_like(parameters[parameter])
+            yield name, self.native.whole(parameter, value)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -248,7 +251,7 @@ class _Recorder:
         for name, value in tensors.items():
             placements, mesh = getattr(value, "placements", ()), getattr(value, "device_mesh", None)
             place = [] if mesh is None else zip(mesh.mesh_dim_names, mesh.get_coordinate(), placements, strict=True)
-            part = [f"{axis}={rank}" for axis, rank, each in place if each.is_shard()]
+            part = [f"{axis}={rank}" for axis, rank, each in place if not each.is_replicate()]
             precise = local(value.detach()).double()
             found[name] = [float(precise.norm()), float(precise.sum()), part]
         return found

@@ -1,0 +1,151 @@
+"""Comparison of what ranks read and what their modules return: which places of one device's tensors they have."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from shardlab.diagnosis import outputs
+from shardlab.diagnosis.capture_files import Capture, rank_file
+from shardlab.diagnosis.pair import Pair
+from shardlab.trainer.capture import _Recorder
+from shardlab.trainer.module_outputs import ModuleOutputs
+
+LENGTHS = {0: 8, 1: 3}
+"""Sample: its length."""
+
+
+def whole(samples, length):
+    """A module's output for some samples, padded to a length: (samples, length, 4)."""
+    values = torch.stack([torch.arange(4 * length).view(length, 4) + 1000.0 * (sample + 1) for sample in samples])
+    for row, sample in enumerate(samples):
+        values[row, LENGTHS[sample] :] = 0
+    return values.double()
+
+
+def targets(samples, length):
+    """Targets of some samples, padded to a length."""
+    values = whole(samples, length)[..., 0]
+    return values.masked_fill(values == 0, -100).long()
+
+
+def write(folder, ranks, mesh):
+    """A capture of one step; each rank: its place, its part of sequences, its micro-batches (samples, tensors)."""
+    folder.mkdir()
+    about = {"dtype": "float64", "mesh": mesh, "sequences": ["targets"], "whole_sequences": [], "ranks": []}
+    for number, (place, split, micro_batches) in enumerate(ranks):
+        sequence = {"ranks": mesh.get("cp", 1), "rank": split, "head_tail": False}
+        about["ranks"].append({"place": place, "data_rank": place.get("dp", 0), "sequence": sequence})
+        path = rank_file(folder, 0, number)
+        path.parent.mkdir(exist_ok=True)
+        tensors = {f"{n}/{name}": v for n, (_, found) in enumerate(micro_batches) for name, v in found.items()}
+        save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+        samples = [found for found, _ in micro_batches]
+        notes = {"indices": samples, "counts": [len(each) for each in samples], "order": ["up"]}
+        path.with_suffix(".json").write_text(json.dumps(notes))
+    (folder / "capture.json").write_text(json.dumps(about))
+    return Capture(folder)
+
+
+def tensors(samples, length, keep=slice(None), wrong=None):
+    """Targets and output of some samples at these positions; ``wrong``: a value that is put into the output."""
+    output = whole(samples, length)[:, keep]
+    if wrong is not None:
+        output[-1, 0, 0] = wrong
+    return {"batch/targets": targets(samples, length)[:, keep], "output/up/0": output}
+
+
+def apart(tmp_path, ranks, mesh, single=None):
+    """Which rows differ, by name."""
+    single = single or [([0, 1], tensors([0, 1], 8))]
+    reference = write(tmp_path / "single", [({}, 0, single)], {})
+    pair = Pair(write(tmp_path / "other", ranks, mesh), reference)
+    return {row.name: row.differs for row in outputs.rows(pair, 0, ("batch", "output"))}
+
+
+EQUAL = {"batch targets": False, "up/0": False}
+
+
+@pytest.mark.parametrize("wrong", [None, 7.0, float("nan"), float("inf")])
+def test_parts_of_sequences_that_a_data_parallel_rank_pads_to_a_shorter_length(tmp_path, wrong):
+    def of_rank(dp, cp):
+        samples, length = [dp], (8, 4)[dp]
+        keep = slice(cp * length // 2, (cp + 1) * length // 2)
+        return {"dp": dp, "cp": cp}, cp, [(samples, tensors(samples, length, keep, wrong if dp and cp else None))]
+
+    ranks = [of_rank(dp, cp) for dp in (0, 1) for cp in (0, 1)]
+    assert apart(tmp_path, ranks, {"dp": 2, "cp": 2}) == EQUAL | {"up/0": wrong is not None}
+
+
+def test_sequence_parallelism_of_sequences_that_a_data_parallel_rank_pads_to_a_shorter_length(tmp_path):
+    def of_rank(dp, tp):
+        length = (8, 4)[dp]
+        keep = slice(tp * length // 2, (tp + 1) * length // 2)
+        batch = {"batch/targets": targets([dp], length)}
+        return {"dp": dp, "tp": tp}, 0, [([dp], tensors([dp], length, keep) | batch)]
+
+    ranks = [of_rank(dp, tp) for dp in (0, 1) for tp in (0, 1)]
+    assert apart(tmp_path, ranks, {"dp": 2, "tp": 2}) == EQUAL
+
+
+def test_micro_batches_that_one_device_pads_to_other_lengths(tmp_path):
+    single = [([1], tensors([1], 3)), ([0], tensors([0], 8))]
+    assert apart(tmp_path, [({}, 0, [([0, 1], tensors([0, 1], 8))])], {}, single) == EQUAL
+
+
+def test_the_smaller_micro_batch_of_one_device_counts(tmp_path):
+    single = [([0, 0], tensors([0, 0], 8)), ([1], tensors([1], 3))]
+    ranks = [({}, 0, [([1], tensors([1], 3, wrong=7.0))])]
+    assert apart(tmp_path, ranks, {}, single) == EQUAL | {"up/0": True}
+
+
+def test_a_module_that_returned_something_else_for_a_micro_batch_of_one_device(tmp_path):
+    single = [([0], tensors([0], 8)), ([1], {"batch/targets": targets([1], 3)})]
+    assert apart(tmp_path, [({}, 0, [([1], tensors([1], 3))])], {}, single) == {"batch targets": False}
+
+
+def test_the_same_infinity_is_equal(tmp_path):
+    masked = tensors([0, 1], 8, wrong=float("-inf"))
+    ranks = [({}, 0, [([0, 1], masked)])]
+    assert apart(tmp_path, ranks, {}, [([0, 1], masked)]) == EQUAL
+
+
+class Model(nn.Module):
+    """Calls one module for tokens, another one twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.twice = nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x):
+        return self.twice(self.twice(self.up(x.flatten(0, 1)).unflatten(0, x.shape[:2])) - 1)
+
+
+@pytest.mark.parametrize(("chunks", "before"), [(None, 0), (2, 0), (2, 1)])
+def test_outputs_of_modules_that_see_tokens_or_are_called_twice(chunks, before):
+    """``before``: passes that only infer shapes."""
+    model, x = Model(), torch.randn(4, 3, 4)
+    run = SimpleNamespace(options=SimpleNamespace(single_process=None), recipe=SimpleNamespace(compile=None))
+    found = ModuleOutputs(run, SimpleNamespace(chunks=chunks, parameter_count=1, parts=[model]))
+    pieces = x.chunk(chunks or 1)
+    expected = torch.cat([model(piece) for piece in pieces])
+    found.clear()
+    for piece in [*pieces[:1] * before, *pieces]:
+        model(piece)
+    kept, order = found.take([4])
+    assert {*kept} == {"0/output/twice/0", "0/output//0"}
+    assert all(torch.equal(value, expected.detach()) for value in kept.values())
+    assert order == ["up", "twice", ""]
+
+
+def test_a_parameter_of_a_pipeline_that_never_had_a_gradient_has_a_state_of_zeros():
+    parameter = nn.Parameter(torch.ones(2))
+    recorder = object.__new__(_Recorder)
+    recorder.native = SimpleNamespace(parameters=lambda: {"own": parameter}, whole=lambda name, value: value)
+    recorder.state = SimpleNamespace(run=SimpleNamespace(mesh=SimpleNamespace(pipelined=True)))
+    found = dict(recorder._state({}, ["own//exp_avg", "other//exp_avg"]))
+    assert torch.equal(found["own//exp_avg"], torch.zeros(2))
+    assert found["other//exp_avg"] is None
