@@ -36,6 +36,7 @@ def write(folder, ranks, mesh):
     """A capture of one step; each rank: its place, its part of sequences, its micro-batches (samples, tensors)."""
     folder.mkdir()
     about = {"dtype": "float64", "mesh": mesh, "sequences": ["targets"], "whole_sequences": [], "ranks": []}
+    about["at_first_position"] = ["labels"]
     for number, (place, split, micro_batches) in enumerate(ranks):
         sequence = {"ranks": mesh.get("cp", 1), "rank": split, "head_tail": False}
         about["ranks"].append({"place": place, "data_rank": place.get("dp", 0), "sequence": sequence})
@@ -63,7 +64,7 @@ def apart(tmp_path, ranks, mesh, single=None):
     single = single or [([0, 1], tensors([0, 1], 8))]
     reference = write(tmp_path / "single", [({}, 0, single)], {})
     pair = Pair(write(tmp_path / "other", ranks, mesh), reference)
-    return {row.name: row.differs for row in outputs.rows(pair, 0, ("batch", "output"))}
+    return {row.name: row.differs for row in outputs.rows(pair, 0, ("batch", "input", "output"))}
 
 
 EQUAL = {"batch targets": False, "up/0": False}
@@ -113,6 +114,14 @@ def test_the_same_infinity_is_equal(tmp_path):
     assert apart(tmp_path, ranks, {}, [([0, 1], masked)]) == EQUAL
 
 
+def test_targets_in_chunks_of_other_sizes_are_not_compared(tmp_path):
+    def of(keep, size):
+        return [([0], {"batch/targets": targets([0], 8)[:, keep], "input/targets": torch.ones(1, 2, size)})]
+
+    ranks = [({"cp": cp}, cp, of(slice(4 * cp, 4 * cp + 4), 2)) for cp in (0, 1)]
+    assert apart(tmp_path, ranks, {"cp": 2}, of(slice(None), 4)) == {"batch targets": False}
+
+
 class Model(nn.Module):
     """Calls one module for tokens, another one twice."""
 
@@ -124,12 +133,18 @@ class Model(nn.Module):
         return self.twice(self.twice(self.up(x.flatten(0, 1)).unflatten(0, x.shape[:2])) - 1)
 
 
+def watched(model, pieces=None, loss_chunks=1):
+    """Outputs of a model on one device, or in a pipeline of that many pieces."""
+    recipe = SimpleNamespace(compile=None, loss_chunks=loss_chunks)
+    run = SimpleNamespace(options=SimpleNamespace(single_process=None), recipe=recipe)
+    return ModuleOutputs(run, SimpleNamespace(chunks=pieces, parameter_count=1, parts=[model]))
+
+
 @pytest.mark.parametrize(("chunks", "before"), [(None, 0), (2, 0), (2, 1)])
 def test_outputs_of_modules_that_see_tokens_or_are_called_twice(chunks, before):
     """``before``: passes that only infer shapes."""
     model, x = Model(), torch.randn(4, 3, 4)
-    run = SimpleNamespace(options=SimpleNamespace(single_process=None), recipe=SimpleNamespace(compile=None))
-    found = ModuleOutputs(run, SimpleNamespace(chunks=chunks, parameter_count=1, parts=[model]))
+    found = watched(model, chunks)
     pieces = x.chunk(chunks or 1)
     expected = torch.cat([model(piece) for piece in pieces])
     found.clear()
@@ -139,6 +154,27 @@ def test_outputs_of_modules_that_see_tokens_or_are_called_twice(chunks, before):
     assert {*kept} == {"0/output/twice/0", "0/output//0"}
     assert all(torch.equal(value, expected.detach()) for value in kept.values())
     assert order == ["up", "twice", ""]
+
+
+def test_a_module_that_sees_one_chunk_of_the_positions_after_the_other_is_left_out():
+    model = Model()
+    found = watched(model, loss_chunks=2)
+    model(torch.randn(4, 3, 4))
+    assert {*found.take([4])[0]} == {"0/output//0"}
+
+
+def test_ranks_without_the_first_position_have_no_class_token(tmp_path):
+    def of(first):
+        values = torch.ones(1, 4).double() if first else torch.zeros(1, 4).double()
+        labels = torch.tensor([3 if first else -100])
+        return [([0], {"batch/labels": labels, "batch/targets": targets([0], 8), "output/up/0": values})]
+
+    ranks = [({"cp": cp}, cp, of(cp == 0)) for cp in (0, 1)]
+    ranks = [
+        (*rank[:2], [(s, found | {"batch/targets": targets([0], 8).chunk(2, 1)[rank[1]]}) for s, found in rank[2]])
+        for rank in ranks
+    ]
+    assert apart(tmp_path, ranks, {"cp": 2}, of(True)) == EQUAL | {"batch labels": False}
 
 
 def test_a_parameter_of_a_pipeline_that_never_had_a_gradient_has_a_state_of_zeros():

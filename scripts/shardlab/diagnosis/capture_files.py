@@ -132,6 +132,7 @@ class RankStep:
         self.mesh: dict[str, int] = capture.about["mesh"]
         self.sequences: list[str] = capture.about["sequences"]
         """Tensors of a batch (batch, length) of which context parallelism gives each rank a part."""
+        self._at_first_position: list[str] = capture.about["at_first_position"]
         self._whole_sequences: list[str] = capture.about["whole_sequences"]
         path = rank_file(capture.folder, step, rank)
         self.tensors = Tensors(path)
@@ -155,6 +156,13 @@ class RankStep:
             for names in (self.sequences, self._whole_sequences)
         )
         return parts, wholes
+
+    def lacks(self, kind: str, name: str, value: Tensor) -> bool:
+        """Return whether a tensor belongs to the first position of a split sequence, which this rank does not have: a
+        class token's target, and what is computed from that token alone, (rows, features).
+        """
+        belongs = name in self._at_first_position if kind == "batch" else kind == "output" and value.dim() == 2
+        return bool(self._at_first_position) and self.about["sequence"]["rank"] > 0 and belongs
 
     def every(self, kind: str) -> Iterator[tuple[int, str]]:
         """Yield (micro-batch, name) of each tensor of a kind: batch, input or output."""

@@ -136,7 +136,7 @@ def _placed(
     """
     samples = [sample for sample in rank.samples(micro) if sample in whole.at]
     value = rank.get(micro, kind, name)
-    if not samples or value.shape[0] < len(rank.samples(micro)):
+    if not samples or value.shape[0] < len(rank.samples(micro)) or rank.lacks(kind, name, value):
         return None
     keep = [row for row, sample in enumerate(rank.samples(micro)) if sample in whole.at]
     if not whole.has(kind, name, samples):
@@ -187,7 +187,7 @@ def _positions(rank: RankStep, micro: int, kind: str, name: str, value: Tensor, 
 def _aligned(value: Tensor, expected: Tensor, positions: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return both at the same positions; what is after the end of one of them is compared with what fills it."""
     length = expected.shape[1]
-    if name in FILLS and len(positions) <= value.shape[1]:
+    if name in FILLS and value.dim() == 2 and len(positions) <= value.shape[1]:
         filled = torch.full_like(value, FILLS[name])
         where = torch.arange(value.shape[1]) if len(positions) < value.shape[1] else positions
         inside = where < length

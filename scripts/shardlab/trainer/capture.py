@@ -1,10 +1,12 @@
 """The first steps of a training, with what each of them read and computed in files: the input of a diagnosis.
 
-A capture is a folder (see diagnosis/capture_files.py). Whole tensors pass through a rank one at a time, so that a rank
-needs no more memory than a training step does.
+A capture is a folder (see diagnosis/capture_files.py). Whole tensors pass through a device one at a time, so that it
+needs no more memory than a training step in this dtype does. The host's memory has what modules return, until the end
+of a step, and on rank 0 under DeepSpeed the whole state of the optimizer.
 """
 
 import gc
+import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shardlab.diagnosis import capture_files
-from shardlab.files import write_json
+from shardlab.files import write_text
 from shardlab.models import weights
 from shardlab.models._sequence import SequenceSplit
 from shardlab.records import manifest
@@ -61,7 +63,12 @@ def capture(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run
         if not run.evaluated_sharded:
             test = evaluation.evaluate(run, data, folder / "run/model.safetensors")
             about["evaluated"] |= {"test": test.loss, "metric": test.metric_value}
-        write_json(folder / capture_files.NAME, about)
+        _write_numbers(folder / capture_files.NAME, about)
+
+
+def _write_numbers(path: Path, value: Any) -> None:
+    """Write JSON, in which what is not finite has Python's spelling: here it is a finding."""
+    write_text(path, json.dumps(value))
 
 
 def _take_steps(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run | None) -> dict[str, Any]:
@@ -130,7 +137,7 @@ class _Recorder:
         save_file({name: value.contiguous() for name, value in (tensors | kept).items()}, path)
         record |= {"indices": self.indices, "counts": [micro.count for micro in step.micro_batches], "order": order}
         record["weights"] = self._sums(self._own())
-        write_json(path.with_suffix(".json"), record)
+        _write_numbers(path.with_suffix(".json"), record)
         self.steps.append(
             {
                 **{"samples": step.samples, "targets": step.targets, "learning_rate": step.learning_rate},
@@ -174,6 +181,7 @@ class _Recorder:
             **{"steps_in_all": self.state.steps.count, "steps": self.steps, "ranks": ranks, "modules": modules},
             **{"parameters": self.names, "sequences": [*self.state.task.sequences]},
             **{"whole_sequences": [*self.state.task.whole_sequences]},
+            **{"at_first_position": [*self.state.task.at_first_position]},
         }
 
     def _state(self, own: Mapping[str, Tensor], names: list[str]) -> Iterator[tuple[str, Tensor]]:

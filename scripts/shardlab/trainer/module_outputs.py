@@ -28,6 +28,9 @@ class ModuleOutputs:
         self._kept: dict[tuple[int, str, int], dict[int, Tensor]] = defaultdict(dict)
         """Of each forward pass of a part of the model, what a module returned in its last call."""
         self._pass = 0
+        self._chunks = run.recipe.loss_chunks
+        self._divided: set[tuple[int, str, int]] = set()
+        """What is called for one chunk of the positions after the other: other positions than those of one device."""
         self._order: dict[str, None] = {}
         parts = getattr(engine, "parts", None) or [engine.plain]  # type: ignore[attr-defined]
         if run.options.single_process == "dp":
@@ -40,6 +43,7 @@ class ModuleOutputs:
         self.micro_batch = 0
         self._kept.clear()
         self._order.clear()
+        self._divided.clear()
 
     def take(self, rows: list[int]) -> tuple[dict[str, Tensor], list[str]]:
         """Return the outputs since the last call, ``<micro-batch>/output/<module>/<index>``: (rows, ...), and the
@@ -50,7 +54,8 @@ class ModuleOutputs:
             # Before its first micro-batch a pipeline runs each stage once, only to infer shapes.
             pieces = [*calls.values()][-self._pieces :]
             # Rows that are no samples, such as tokens, cannot be found again on one device.
-            if len({piece.shape for piece in pieces}) == 1 and sum(map(len, pieces)) == rows[micro]:
+            is_divided = (micro, name, index) in self._divided
+            if not is_divided and len({piece.shape for piece in pieces}) == 1 and sum(map(len, pieces)) == rows[micro]:
                 taken[f"{micro}/output/{name}/{index}"] = torch.cat(pieces)
         order = [*self._order]
         self.clear()
@@ -81,7 +86,10 @@ class ModuleOutputs:
                 kept = local(value.detach())
                 if self._thinned and kept.dim() > 2:
                     kept = kept[..., ::EVERY]
-                self._kept[self.micro_batch, name, index][self._pass] = kept.to("cpu", copy=True)
+                key = self.micro_batch, name, index
+                if self._chunks > 1 and self._pass in self._kept[key]:
+                    self._divided.add(key)
+                self._kept[key][self._pass] = kept.to("cpu", copy=True)
 
 
 def _is_partial(value: Tensor) -> bool:
