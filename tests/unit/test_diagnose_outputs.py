@@ -122,6 +122,15 @@ def test_targets_in_chunks_of_other_sizes_are_not_compared(tmp_path):
     assert apart(tmp_path, ranks, {"cp": 2}, of(slice(None), 4)) == {"batch targets": False}
 
 
+def test_losses_of_samples_are_of_the_positions_of_a_rank(tmp_path):
+    def of(keep):
+        own = targets([0], 8)[:, keep]
+        return [([0], {"batch/targets": own, "output/up/0": own.double().sum(1)})]
+
+    ranks = [({"cp": cp}, cp, of(slice(4 * cp, 4 * cp + 4))) for cp in (0, 1)]
+    assert apart(tmp_path, ranks, {"cp": 2}, of(slice(None))) == {"batch targets": False}
+
+
 class Model(nn.Module):
     """Calls one module for tokens, another one twice."""
 
