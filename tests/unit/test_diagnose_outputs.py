@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from shardlab.diagnosis import outputs
+from shardlab.diagnosis import evidence, outputs, stages
 from shardlab.diagnosis.capture_files import Capture, rank_file
 from shardlab.diagnosis.pair import Pair
 from shardlab.trainer.capture import _Recorder
@@ -115,20 +115,20 @@ def test_the_same_infinity_is_equal(tmp_path):
 
 
 def test_targets_in_chunks_of_other_sizes_are_not_compared(tmp_path):
-    def of(keep, size):
+    def micro_batches(keep, size):
         return [([0], {"batch/targets": targets([0], 8)[:, keep], "input/targets": torch.ones(1, 2, size)})]
 
-    ranks = [({"cp": cp}, cp, of(slice(4 * cp, 4 * cp + 4), 2)) for cp in (0, 1)]
-    assert apart(tmp_path, ranks, {"cp": 2}, of(slice(None), 4)) == {"batch targets": False}
+    ranks = [({"cp": cp}, cp, micro_batches(slice(4 * cp, 4 * cp + 4), 2)) for cp in (0, 1)]
+    assert apart(tmp_path, ranks, {"cp": 2}, micro_batches(slice(None), 4)) == {"batch targets": False}
 
 
 def test_losses_of_samples_are_of_the_positions_of_a_rank(tmp_path):
-    def of(keep):
+    def micro_batches(keep):
         own = targets([0], 8)[:, keep]
         return [([0], {"batch/targets": own, "output/up/0": own.double().sum(1)})]
 
-    ranks = [({"cp": cp}, cp, of(slice(4 * cp, 4 * cp + 4))) for cp in (0, 1)]
-    assert apart(tmp_path, ranks, {"cp": 2}, of(slice(None))) == {"batch targets": False}
+    ranks = [({"cp": cp}, cp, micro_batches(slice(4 * cp, 4 * cp + 4))) for cp in (0, 1)]
+    assert apart(tmp_path, ranks, {"cp": 2}, micro_batches(slice(None))) == {"batch targets": False}
 
 
 class Model(nn.Module):
@@ -173,17 +173,17 @@ def test_a_module_that_sees_one_chunk_of_the_positions_after_the_other_is_left_o
 
 
 def test_ranks_without_the_first_position_have_no_class_token(tmp_path):
-    def of(first):
+    def micro_batches(first):
         values = torch.ones(1, 4).double() if first else torch.zeros(1, 4).double()
         labels = torch.tensor([3 if first else -100])
         return [([0], {"batch/labels": labels, "batch/targets": targets([0], 8), "output/up/0": values})]
 
-    ranks = [({"cp": cp}, cp, of(cp == 0)) for cp in (0, 1)]
+    ranks = [({"cp": cp}, cp, micro_batches(cp == 0)) for cp in (0, 1)]
     ranks = [
         (*rank[:2], [(s, found | {"batch/targets": targets([0], 8).chunk(2, 1)[rank[1]]}) for s, found in rank[2]])
         for rank in ranks
     ]
-    assert apart(tmp_path, ranks, {"cp": 2}, of(True)) == EQUAL | {"batch labels": False}
+    assert apart(tmp_path, ranks, {"cp": 2}, micro_batches(True)) == EQUAL | {"batch labels": False}
 
 
 def test_a_parameter_of_a_pipeline_that_never_had_a_gradient_has_a_state_of_zeros():
@@ -194,3 +194,19 @@ def test_a_parameter_of_a_pipeline_that_never_had_a_gradient_has_a_state_of_zero
     found = dict(recorder._state({}, ["own//exp_avg", "other//exp_avg"]))
     assert torch.equal(found["own//exp_avg"], torch.zeros(2))
     assert found["other//exp_avg"] is None
+
+
+def test_the_same_infinite_loss_is_equal(tmp_path):
+    captures = [Capture(tmp_path), Capture(tmp_path)]
+    losses = [float("inf"), 1.0]
+    for capture in captures:
+        capture.about = {"dtype": "float64", "steps": [{"loss": loss} for loss in losses]}
+    captures[0].about["steps"][1] = {"loss": float("nan")}
+    rows = [[*stages.STAGES["loss"](Pair(*captures), step)] for step in (0, 1)]
+    assert [row.differs for found in rows for row in found] == [False, True]
+
+
+def test_ranks_with_the_same_values_that_are_not_finite_do_not_disagree():
+    assert evidence._near((float("inf"), float("nan")), [float("inf"), float("nan")])
+    assert not evidence._near((1.0, 1.0), [float("inf"), 1.0])
+    assert not evidence._near((1.0, float("nan")), [1.0, 1.0])

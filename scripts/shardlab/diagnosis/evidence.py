@@ -248,7 +248,10 @@ def _disagreements(pair: Pair, step: int, found: Evidence) -> None:
 
 def _near(values: tuple[float, float], others: list[float]) -> bool:
     size = max(abs(values[0]), abs(others[0]), 1e-300)
-    return all(abs(value - other) <= 1e-5 * size for value, other in zip(values, others, strict=False))
+    return all(
+        abs(value - other) <= 1e-5 * size < math.inf or str(value) == str(other)  # also of what is not finite
+        for value, other in zip(values, others, strict=False)
+    )
 
 
 def _some(names: list[str]) -> str:

@@ -177,9 +177,9 @@ def _positions(rank: RankStep, micro: int, kind: str, name: str, value: Tensor, 
         if is_part:
             return _pieces(own, **split)
     elif value.dim() > 2 and own not in parts:
-        for of in (*sorted(parts), length):
-            chunk = _chunk(of, *_tensor_parallel(rank))
-            if len(chunk) == own < of:
+        for before in (*sorted(parts), length):
+            chunk = _chunk(before, *_tensor_parallel(rank))
+            if len(chunk) == own < before:
                 return chunk
     return torch.arange(length)
 

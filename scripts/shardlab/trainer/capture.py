@@ -7,8 +7,9 @@ of a step, and on rank 0 under DeepSpeed the whole state of the optimizer.
 
 import gc
 import json
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -61,9 +63,17 @@ def capture(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run
     gc.collect()
     if distributed.is_main():
         if not run.evaluated_sharded:
-            test = evaluation.evaluate(run, data, folder / "run/model.safetensors")
-            about["evaluated"] |= {"test": test.loss, "metric": test.metric_value}
+            about["evaluated"] |= _tested(lambda: evaluation.evaluate(run, data, folder / "run/model.safetensors"))
         _write_numbers(folder / capture_files.NAME, about)
+
+
+def _tested(evaluate: Callable[[], evaluation.Evaluated]) -> dict[str, float | None]:
+    """Return loss and metric of the test split; nan if they are not finite, which no report accepts."""
+    try:
+        test = evaluate()
+    except ValidationError:
+        return {"test": math.nan, "metric": math.nan}
+    return {"test": test.loss, "metric": test.metric_value}
 
 
 def _write_numbers(path: Path, value: Any) -> None:
@@ -85,8 +95,7 @@ def _take_steps(run: Run, data: Path, initial: Path, folder: Path, divided_like:
     evaluated: dict[str, Any] = {"validation": state.checkpointer.validate()}
     state.checkpointer.save("model.safetensors")
     if run.evaluated_sharded:
-        test = evaluation.evaluate_sharded(run, state.engine, state.task, state.world)
-        evaluated |= {"test": test.loss, "metric": test.metric_value}
+        evaluated |= _tested(lambda: evaluation.evaluate_sharded(run, state.engine, state.task, state.world))
     state.checkpointer.close()
     state.log.close()
     return recorder.about() | {"evaluated": evaluated}
