@@ -122,13 +122,14 @@ def test_targets_in_chunks_of_other_sizes_are_not_compared(tmp_path):
     assert apart(tmp_path, ranks, {"cp": 2}, micro_batches(slice(None), 4)) == {"batch targets": False}
 
 
-def test_losses_of_samples_are_of_the_positions_of_a_rank(tmp_path):
-    def micro_batches(keep):
+@pytest.mark.parametrize("factor", [1, 2, 3])
+def test_losses_of_samples_are_a_sum_over_the_ranks_of_a_sequence_or_a_mean(tmp_path, factor):
+    def micro_batches(keep, factor=1):
         own = targets([0], 8)[:, keep]
-        return [([0], {"batch/targets": own, "output/up/0": own.double().sum(1)})]
+        return [([0], {"batch/targets": own, "output/up/0": factor * own.double().sum(1)})]
 
-    ranks = [({"cp": cp}, cp, micro_batches(slice(4 * cp, 4 * cp + 4))) for cp in (0, 1)]
-    assert apart(tmp_path, ranks, {"cp": 2}, micro_batches(slice(None))) == {"batch targets": False}
+    ranks = [({"cp": cp}, cp, micro_batches(slice(4 * cp, 4 * cp + 4), factor)) for cp in (0, 1)]
+    assert apart(tmp_path, ranks, {"cp": 2}, micro_batches(slice(None))) == EQUAL | {"up/0": factor == 3}
 
 
 class Model(nn.Module):

@@ -158,13 +158,9 @@ class RankStep:
         return parts, wholes
 
     def lacks(self, kind: str, name: str, value: Tensor) -> bool:
-        """Return whether this rank does not have what one device does, as its sequences are split.
-
-        A number per sample, (rows,), such as its loss, is of this rank's positions. A class token's target, and what is
-        computed from that token alone, (rows, features), belong to the first position.
+        """Return whether a tensor belongs to the first position of a split sequence, which this rank does not have: a
+        class token's target, and what is computed from that token alone, (rows, features).
         """
-        if self.about["sequence"]["ranks"] > 1 and kind == "output" and value.dim() == 1:
-            return True
         belongs = name in self._at_first_position if kind == "batch" else kind == "output" and value.dim() == 2
         return bool(self._at_first_position) and self.about["sequence"]["rank"] > 0 and belongs
 

@@ -52,7 +52,7 @@ def rows(pair: "Pair", step: int, kinds: tuple[str, ...]) -> Iterator["Row"]:
                 for micro, each in rank.every(kind):
                     if each != name or not rank.samples(micro):
                         continue
-                    placed = _placed(rank, micro, kind, name, whole)
+                    placed = _placed(rank, micro, kind, name, whole, ranks)
                     if placed is None:
                         continue
                     value, expected, positions, features = placed
@@ -129,13 +129,14 @@ class _Whole:
 
 
 def _placed(
-    rank: RankStep, micro: int, kind: str, name: str, whole: _Whole
+    rank: RankStep, micro: int, kind: str, name: str, whole: _Whole, ranks: list[RankStep]
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None] | None:
     """Return a rank's values, those of one device at the same places, and its positions and features; None if they
     cannot be compared.
     """
     samples = [sample for sample in rank.samples(micro) if sample in whole.at]
     value = rank.get(micro, kind, name)
+    parts = _parts_of_samples(rank, micro, name, ranks) if kind == "output" and value.dim() == 1 else []
     if not samples or value.shape[0] < len(rank.samples(micro)) or rank.lacks(kind, name, value):
         return None
     keep = [row for row, sample in enumerate(rank.samples(micro)) if sample in whole.at]
@@ -144,6 +145,9 @@ def _placed(
     value, expected = value[keep].double(), whole.rows(kind, name, samples)
     if value.dim() != expected.dim():
         return None
+    if len(parts) > 1:
+        totals = torch.stack([part[keep].double() for part in parts]).sum(0)
+        value = min(totals, totals / len(parts), key=lambda each: _most(_off(each, expected)))
     positions: Tensor | None = None
     features: Tensor | None = None
     last = value.dim() - 1
@@ -160,6 +164,16 @@ def _placed(
                 return None
             expected = expected[..., features]
     return (value, expected, positions, features) if value.shape == expected.shape else None
+
+
+def _parts_of_samples(rank: RankStep, micro: int, name: str, ranks: list[RankStep]) -> list[Tensor]:
+    """Return numbers per sample, (rows,), of all ranks with a part of the same sequences. One device has their sum (a
+    loss), or their mean (an imbalance).
+    """
+    if rank.about["sequence"]["ranks"] == 1:
+        return []
+    place = rank.place | {"cp": 0}
+    return [each.get(micro, "output", name) for each in ranks if each.place | {"cp": 0} == place]
 
 
 def _positions(rank: RankStep, micro: int, kind: str, name: str, value: Tensor, length: int) -> Tensor:

@@ -67,7 +67,7 @@ def capture(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run
         _write_numbers(folder / capture_files.NAME, about)
 
 
-def _tested(evaluate: Callable[[], evaluation.Evaluated]) -> dict[str, float | None]:
+def _tested(evaluate: Callable[[], Any]) -> dict[str, float | None]:
     """Return loss and metric of the test split; nan if they are not finite, which no report accepts."""
     try:
         test = evaluate()
