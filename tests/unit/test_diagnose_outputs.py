@@ -197,14 +197,14 @@ def test_a_parameter_of_a_pipeline_that_never_had_a_gradient_has_a_state_of_zero
     assert found["other//exp_avg"] is None
 
 
-def test_the_same_infinite_loss_is_equal(tmp_path):
+def test_the_same_loss_that_is_not_finite_is_equal(tmp_path):
     captures = [Capture(tmp_path), Capture(tmp_path)]
-    losses = [float("inf"), 1.0]
+    losses = [float("inf"), float("nan"), 1.0]
     for capture in captures:
         capture.about = {"dtype": "float64", "steps": [{"loss": loss} for loss in losses]}
-    captures[0].about["steps"][1] = {"loss": float("nan")}
-    rows = [[*stages.STAGES["loss"](Pair(*captures), step)] for step in (0, 1)]
-    assert [row.differs for found in rows for row in found] == [False, True]
+    captures[0].about["steps"][2] = {"loss": float("nan")}
+    rows = [[*stages.STAGES["loss"](Pair(*captures), step)] for step in (0, 1, 2)]
+    assert [row.differs for found in rows for row in found] == [False, False, True]
 
 
 def test_ranks_with_the_same_values_that_are_not_finite_do_not_disagree():

@@ -83,8 +83,8 @@ def _numbers(pair: Pair, step: int, *keys: str) -> Iterator[Row]:
         if isinstance(value, int | float) and isinstance(expected, int | float):
             unit = abs(expected) or 1.0
             limit = max(pair.limit(SCALARS), MULTIPLE * abs((twin or expected) - expected) / unit)
-            away = 0.0 if value == expected else abs(value - expected)  # also of the same infinity
-            yield Row(key, away / unit, limit, f"{value:.10g}, not {expected:.10g}")
+            apart = 0.0 if str(value) == str(expected) else abs(value - expected) / unit  # also of what is not finite
+            yield Row(key, apart, limit, f"{value:.10g}, not {expected:.10g}")
 
 
 def _schedule(pair: Pair, step: int) -> Iterator[Row]:
