@@ -11,7 +11,7 @@ from shardlab.diagnosis.page import diagnose, markdown
 from shardlab.diagnosis.pair import Pair
 
 CORRECT = [compared(s, "llama2") for s in ("fsdp", "tp_sp", "cp", "zero3")]
-CORRECT += [Case("ep", "moe"), Case("pp", "moe")]
+CORRECT += [Case("ep", "moe"), Case("pp", "moe"), Case("cp", "vit")]
 FAULTS = {
     "summed": ("gradient (21 of 21, first ", "summed instead of averaged"),
     "unreduced_norm": ("gradient (5 of 21, first layers.0.attention_norm.weight)", "not reduced"),

@@ -197,6 +197,71 @@ def test_optimizer_state_and_clipped_gradients(compare):
     assert "1. **no clipping**" in page or "1. **clipping**" in page
 
 
+def test_clipped_gradients_without_those_before_clipping(compare):
+    _, page = compare({"clipped-0": times(2)}, {"clipped-0": TENSORS})
+    assert "First difference: step 0, clipped gradient (2 of 2" in page
+    assert "before clipping" not in page
+    _, page = compare({"clipped-0": times(9), "gradients-0": TENSORS}, {"clipped-0": TENSORS, "gradients-0": TENSORS})
+    assert "before clipping" not in page
+
+
+@pytest.mark.parametrize("key", ["exp_avg_sq", "row"])
+def test_optimizer_state_that_weights_do_not_explain(compare, key):
+    state = {"up.weight//exp_avg": UP, f"up.weight//{key}": DOWN[0].clone()}
+    wrong = state | {f"up.weight//{key}": UP[0].clone()}
+    _, page = compare({"initial": TENSORS, "optimizer": wrong}, {"initial": TENSORS, "optimizer": state})
+    assert f"First difference: step 0, optimizer state (1 of 2, first up.weight//{key})" in page
+
+
+def test_empty_tensors_of_several_files(compare):
+    empty = {"gradients.rank0": {"x": UP[:0]}, "gradients.rank1": {"x": UP[:0]}}
+    assert compare(empty, {"gradients": {"x": UP[:0]}})[0] == 0
+
+
+def test_the_imaginary_part_counts(compare):
+    values = [{"gradients": {"x": torch.complex(UP, sign * DOWN)}} for sign in (1, -1)]
+    assert compare(*values)[0] == 1
+
+
+def test_an_infinite_tensor_hides_no_other_one(compare):
+    reference = TENSORS | {"up.weight": UP / 0}
+    _, page = compare({"gradients": times(2)}, {"gradients": reference})
+    assert "gradient (2 of 2" in page
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_twin_that_is_not_finite_excuses_nothing(compare, tmp_path, value):
+    twin = dump(tmp_path / "twin", {"gradients": times(float(value))})
+    assert compare({"gradients": times(3)}, GRADIENTS, "--twin", twin)[0] == 1
+
+
+def test_the_step_in_the_name_of_a_single_file(compare, tmp_path, monkeypatch, capsys):
+    path = dump(tmp_path, {"gradients.step3": TENSORS}) / "gradients.step3.safetensors"
+    monkeypatch.setattr(sys, "argv", ["diagnose.py", "--other", str(path), "--reference", str(path)])
+    assert diagnose.main() == 0
+    assert "Nothing differs in step 3." in capsys.readouterr().out
+
+
+LEFT_OUT = "write all tensors in each file of a kind, also of a twin, or leave them out (--skip)."
+
+
+@pytest.mark.parametrize(
+    ("twin", "says"),
+    [
+        ({"weights": TENSORS}, f"twin/step0/gradients.safetensors is missing, or down.weight in it; {LEFT_OUT}"),
+        ({"gradients": {"up.weight": UP}}, f"twin/step0/gradients is missing, or down.weight in it; {LEFT_OUT}"),
+        (
+            {"gradients": {name: value[:2] for name, value in TENSORS.items()}},
+            "down.weight is (2, 8) in twin and (4, 8) in reference; merge its shards (--merge), or compare trainings "
+            "of the same model.",
+        ),
+    ],
+)
+def test_a_twin_that_does_not_fit_is_one_sentence(compare, tmp_path, twin, says):
+    folder = dump(tmp_path / "twin", twin)
+    assert compare(GRADIENTS, GRADIENTS, "--twin", folder) == (2, f"error: {says}\n")
+
+
 GRADIENTS = {"gradients": TENSORS}
 BAD = {
     "names": (
@@ -212,6 +277,19 @@ BAD = {
         [],
         "up is (4, 4) in other and (8, 4) in reference; merge its shards (--merge), or compare trainings of the same "
         "model.",
+    ),
+    "weights before a step": (
+        {"initial": {"up.weight": UP}, "weights": TENSORS},
+        {"initial": {"up.weight": UP}, "weights": TENSORS},
+        [],
+        f"other/initial is missing, or down.weight in it; {LEFT_OUT}",
+    ),
+    "shapes before a step": (
+        {"initial": {"up": UP[:2]}, "weights": {"up": UP}},
+        {"initial": {"up": UP[:2]}, "weights": {"up": UP}},
+        [],
+        "up is (8, 4) in other/step0/weights and (2, 4) in other/initial; merge its shards (--merge), or compare "
+        "trainings of the same model.",
     ),
     "steps": (
         {"gradients-5": TENSORS},

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -32,6 +33,14 @@ KINDS = ("gradients", "clipped", "optimizer", "weights")
 def rank_file(folder: Path, step: int, rank: int) -> Path:
     """Return the file of what a rank read and computed in a step; its notes are next to it, in JSON."""
     return folder / f"step{step}" / f"rank{rank}.safetensors"
+
+
+def missing(path: Path, name: str) -> UserError:
+    """Return the error for a tensor that a file, or a step of a dump, should have."""
+    return UserError(
+        f"{path} is missing, or {name} in it; write all tensors in each file of a kind, also of a twin, or leave them "
+        "out (--skip)."
+    )
 
 
 class Tensors:
@@ -51,9 +60,19 @@ class Tensors:
         return {self._file.get_slice(name).get_dtype() for name in self.names}
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor in its own dtype."""
+        """Return a tensor in its own dtype; of a complex one the real and the imaginary part, along a last dimension.
+
+        Raises:
+            UserError: the file, or a tensor of that name in it, is missing.
+        """
+        if name not in self:
+            raise missing(self.path, name)
         tensor: Tensor = self._file.get_tensor(name)
-        return tensor
+        return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor without reading it."""
+        return tuple(self._file.get_slice(name).get_shape())
 
     def __contains__(self, name: str) -> bool:
         """True if it has a tensor of that name."""
@@ -111,6 +130,10 @@ class RankStep:
     def __init__(self, capture: Capture, step: int, rank: int, about: dict[str, Any]) -> None:
         self.rank, self.about = rank, about
         self.mesh: dict[str, int] = capture.about["mesh"]
+        self.sequences: list[str] = capture.about["sequences"]
+        """Tensors of a batch (batch, length) of which context parallelism gives each rank a part."""
+        self._at_first_position: list[str] = capture.about["at_first_position"]
+        self._whole_sequences: list[str] = capture.about["whole_sequences"]
         path = rank_file(capture.folder, step, rank)
         self.tensors = Tensors(path)
         self.notes = read_json(path.with_suffix(".json"), "capture", "make it again")
@@ -125,6 +148,21 @@ class RankStep:
         """Return the samples of a micro-batch, without those that fill it up."""
         found: list[int] = self.notes["indices"][micro_batch][: self.notes["counts"][micro_batch]]
         return found
+
+    def lengths(self, micro_batch: int) -> tuple[set[int], set[int]]:
+        """Return how long this rank's parts of a micro-batch's sequences are, and how long those that it has whole."""
+        parts, wholes = (
+            {self.tensors.shape(f"{micro_batch}/batch/{name}")[1] for name in names}
+            for names in (self.sequences, self._whole_sequences)
+        )
+        return parts, wholes
+
+    def lacks(self, kind: str, name: str, value: Tensor) -> bool:
+        """Return whether a tensor belongs to the first position of a split sequence, which this rank does not have: a
+        class token's target, and what is computed from that token alone, (rows, features).
+        """
+        belongs = name in self._at_first_position if kind == "batch" else kind == "output" and value.dim() == 2
+        return bool(self._at_first_position) and self.about["sequence"]["rank"] > 0 and belongs
 
     def every(self, kind: str) -> Iterator[tuple[int, str]]:
         """Yield (micro-batch, name) of each tensor of a kind: batch, input or output."""

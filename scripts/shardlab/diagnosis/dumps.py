@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis.capture_files import KINDS, Capture, RankStep, Tensors
+from shardlab.diagnosis.capture_files import KINDS, Capture, RankStep, Tensors, missing
 from shardlab.errors import UserError
 
 ENDING = ".safetensors"
@@ -77,7 +77,7 @@ class Dump(Capture):
         super().__init__(folder)
         groups: dict[str, list[Path]] = defaultdict(list)
         for path in files:
-            groups[_file(path.relative_to(folder) if path != folder else Path(path.stem))].append(path)
+            groups[_file(path.relative_to(folder) if path != folder else Path(path.name))].append(path)
         self.files = {
             name: Parts(self, name, sorted(paths, key=_natural), rules) for name, paths in sorted(groups.items())
         }
@@ -91,7 +91,7 @@ class Dump(Capture):
 
     def tensors(self, name: str) -> Tensors:
         """Return the tensors of a step and kind."""
-        return self.files.get(name) or Tensors(self.folder / name / "none")
+        return self.files.get(name) or super().tensors(name)
 
     def ranks(self, step: int) -> list[RankStep]:
         """Return nothing: what the ranks read is unknown."""
@@ -144,8 +144,10 @@ class Parts(Tensors):
         """Return a tensor, joined.
 
         Raises:
-            UserError: its parts do not fit together, or differ though no --merge names them.
+            UserError: it is missing, its parts do not fit together, or differ though no --merge names them.
         """
+        if name not in self:
+            raise missing(self.path, name)
         places = self.places[name]
         values = [file[former] for file, former in places]
         dim = self.rules.dimension(name)
@@ -168,7 +170,8 @@ class Parts(Tensors):
 
 def _same(value: Tensor, other: Tensor) -> bool:
     """Return whether replicas are equal: bitwise, or up to rounding."""
-    return torch.allclose(value.double(), other.double(), 1e-5, 1e-5 * float(other.double().abs().max()), True)
+    largest = float(other.double().abs().max()) if other.numel() else 0.0
+    return torch.allclose(value.double(), other.double(), 1e-5, 1e-5 * largest, True)
 
 
 def _file(path: Path) -> str:

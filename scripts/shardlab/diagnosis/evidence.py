@@ -12,7 +12,7 @@ from shardlab.diagnosis.of_outputs import look_at_outputs
 from shardlab.diagnosis.of_parts import fit_parts
 from shardlab.diagnosis.pair import FILES, Pair, Stage
 from shardlab.diagnosis.plan import look_at_plan
-from shardlab.diagnosis.stages import updates
+from shardlab.diagnosis.stages import has_update, updates
 
 
 @dataclass
@@ -89,7 +89,7 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
     if any(row.note for row in stage.wrong):
         found.note("pattern", "missing")
         names = pair.reference.about.get("parameters", [])
-        if stage.kind == "optimizer state" and names and pair.actual.about:
+        if stage.kind == "optimizer state" and names and has_update(pair.actual, stage.step):
             update = updates(pair.actual, stage.step)
             found.note("update", "none" if not any(bool(update(name).any()) for name in names) else "some")
         found.say("Some tensors are missing in one of the two trainings.")
@@ -111,9 +111,14 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
         _mixture(pair, stage, wrong, actual, expected, found)
     if stage.kind == "clipped gradient":
         own = pair.actual.tensors(f"step{stage.step}/gradients")
-        if all(patterns.factor(actual(name), own[name]).coefficients[0] > 1 - 1e-9 for name in wrong[:3]):
+        if all(name in own and _is_same(actual(name), own[name], pair.fits) for name in wrong[:3]):
             found.note("pattern", "unclipped")
             found.say("These are the gradients before clipping.")
+
+
+def _is_same(value: Tensor, other: Tensor, fits: float) -> bool:
+    fit = patterns.factor(value, other)
+    return abs(fit.coefficients[0] - 1) < fits and fit.rest < fits
 
 
 def _mixture(
@@ -137,7 +142,13 @@ def _mixture(
     weights = pair.reference.tensors(f"step{stage.step - 1}/weights" if stage.step else "initial")
     if stage.kind in ("optimizer state", "update", "clipped gradient", "gradient") and weights:
         # Of Adam's state the first moment shows what is added to the gradient.
-        names = [n for n in wrong if n.split("//")[0] in weights and not n.endswith("//exp_avg_sq")]
+        names = [
+            name
+            for name in wrong
+            if not name.endswith("//exp_avg_sq")
+            and (parameter := name.split("//")[0]) in weights
+            and weights[parameter].shape == expected(name).shape
+        ]
         fit = patterns.combination(names, actual, [expected, lambda name: weights[name.split("//")[0]]])
         if fit.rest < pair.fits:
             found.note("pattern", "decay")
@@ -238,7 +249,10 @@ def _disagreements(pair: Pair, step: int, found: Evidence) -> None:
 
 def _near(values: tuple[float, float], others: list[float]) -> bool:
     size = max(abs(values[0]), abs(others[0]), 1e-300)
-    return all(abs(value - other) <= 1e-5 * size for value, other in zip(values, others, strict=False))
+    return all(
+        abs(value - other) <= 1e-5 * size < math.inf or str(value) == str(other)  # also of what is not finite
+        for value, other in zip(values, others, strict=False)
+    )
 
 
 def _some(names: list[str]) -> str:
@@ -246,7 +260,11 @@ def _some(names: list[str]) -> str:
 
 
 def _look_at_norm(pair: Pair, stage: Stage, found: Evidence) -> None:
-    values = [capture.about["steps"][stage.step]["norm"] for capture in (pair.actual, pair.reference)]
+    values = [capture.about["steps"][stage.step]["norm"] for capture in pair.captures]
+    if not math.isfinite(values[0]) or not values[1]:
+        found.note("pattern", "nan")
+        found.say(f"The norm is {values[0]:.6g}, not {values[1]:.6g}, though the gradients are equal.")
+        return
     found.note("pattern", "small" if values[0] < values[1] else "large")
     found.say(
         f"The norm is {values[0] / values[1]:.6g} times the reference's, although the gradients are equal: "

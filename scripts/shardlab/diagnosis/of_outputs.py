@@ -115,7 +115,7 @@ def _values(pair: Pair, stage: Stage, module: str, where: Where, found: "Evidenc
     """Note how the values differ: a factor, a constant for each feature, shifted, zeros at other places, permuted."""
     actual = torch.cat([value.flatten() for value, _ in where.values])
     expected = torch.cat([value.flatten() for _, value in where.values])
-    if bool(torch.isnan(actual).any()):
+    if not bool(torch.isfinite(actual).all()):
         found.note("pattern", "nan")
         return
     fit = patterns.factor(actual, expected)

@@ -4,11 +4,13 @@ A rank has some samples of a batch, with context or sequence parallelism some of
 parallelism some of the features: which ones follows from its place and from the sizes.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shardlab.diagnosis.capture_files import RankStep
@@ -50,23 +52,16 @@ def rows(pair: "Pair", step: int, kinds: tuple[str, ...]) -> Iterator["Row"]:
                 for micro, each in rank.every(kind):
                     if each != name or not rank.samples(micro):
                         continue
-                    placed = _placed(rank, micro, kind, name, whole)
+                    placed = _placed(rank, micro, kind, name, whole, ranks)
                     if placed is None:
                         continue
                     value, expected, positions, features = placed
-                    off = (value - expected).abs()
-                    away = max(away, _most(off))
-                    size = max(size, _most(expected.abs()))
+                    away = _larger(away, _off(value, expected))
+                    size = max(size, _most(expected[torch.isfinite(expected)].abs()))
                     if twin:
-                        of_twin = max(
-                            of_twin,
-                            _most(
-                                (
-                                    twin.rows(kind, name, rank.samples(micro))
-                                    - whole.rows(kind, name, rank.samples(micro))
-                                ).abs()
-                            ),
-                        )
+                        samples = rank.samples(micro)
+                        moved, unmoved = (each.rows(kind, name, samples) for each in (twin, whole))
+                        of_twin = max(of_twin, _most(_off(moved, unmoved)))
                     where.values.append((value, expected))
                     places.append((rank, micro, positions, features))
             if places:
@@ -75,7 +70,7 @@ def rows(pair: "Pair", step: int, kinds: tuple[str, ...]) -> Iterator["Row"]:
                 row = Row(shown, away / unit, max(pair.limit(LIMITS), MULTIPLE * of_twin / unit), "", where)
                 if row.differs:
                     for place, (value, expected) in zip(places, where.values, strict=True):
-                        _note(where, *place, (value - expected).abs(), row.limit * unit)
+                        _note(where, *place, _off(value, expected), row.limit * unit)
                 yield row
 
 
@@ -101,13 +96,27 @@ class _Whole:
             else names
         )
 
+    def has(self, kind: str, name: str, samples: list[int]) -> bool:
+        """Return whether it has a row for each sample; a module may return something else, or not at all."""
+        full = {micro: f"{micro}/{kind}/{name}" for micro in {self.at[sample][0] for sample in samples}}
+        return all(
+            key in self.rank.tensors and self.rank.tensors.shape(key)[0] >= len(self.rank.samples(micro))
+            for micro, key in full.items()
+        )
+
     def rows(self, kind: str, name: str, samples: list[int]) -> Tensor:
-        """Return the rows of samples: (samples, ...), cut to the shortest; only samples that it has."""
+        """Return the rows of samples: (samples, ...), only those that it has.
+
+        Rows of other lengths are cut to the shortest; what has a fill value is filled up to the longest.
+        """
         found = [
             self._tensor(self.at[sample][0], kind, name)[self.at[sample][1]] for sample in samples if sample in self.at
         ]
         if not found:
             return torch.zeros(0)
+        if kind == "batch" and name in FILLS:
+            longest = max(len(each) for each in found)
+            found = [F.pad(each, (0, longest - len(each)), value=FILLS[name]) for each in found]
         shapes = [each.shape for each in found]
         least = [min(sizes) for sizes in zip(*shapes, strict=True)]
         return torch.stack([each[tuple(slice(end) for end in least)] for each in found]).double()
@@ -120,50 +129,79 @@ class _Whole:
 
 
 def _placed(
-    rank: RankStep, micro: int, kind: str, name: str, whole: _Whole
+    rank: RankStep, micro: int, kind: str, name: str, whole: _Whole, ranks: list[RankStep]
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None] | None:
     """Return a rank's values, those of one device at the same places, and its positions and features; None if they
     cannot be compared.
     """
     samples = [sample for sample in rank.samples(micro) if sample in whole.at]
     value = rank.get(micro, kind, name)
-    if not samples or value.shape[0] < len(rank.samples(micro)):
+    parts = _parts_of_samples(rank, micro, name, ranks) if kind == "output" and value.dim() == 1 else []
+    if not samples or value.shape[0] < len(rank.samples(micro)) or rank.lacks(kind, name, value):
         return None
     keep = [row for row, sample in enumerate(rank.samples(micro)) if sample in whole.at]
-    value, expected = value[keep].double(), whole.rows(kind, name, samples)
-    if value.dim() != expected.dim() or whole._tensor(whole.at[samples[0]][0], kind, name).shape[0] < len(
-        whole.rank.samples(0)
-    ):
+    if not whole.has(kind, name, samples):
         return None
+    value, expected = value[keep].double(), whole.rows(kind, name, samples)
+    if value.dim() != expected.dim():
+        return None
+    if len(parts) > 1:
+        totals = torch.stack([part[keep].double() for part in parts]).sum(0)
+        value = min(totals, totals / len(parts), key=lambda each: _most(_off(each, expected)))
     positions: Tensor | None = None
     features: Tensor | None = None
     last = value.dim() - 1
-    tp, place = _degree(rank, "tp"), rank.place.get("tp", 0)
     if last >= 1:
-        split = rank.about["sequence"]
-        has_positions = last > 1 or split["ranks"] > 1 or kind != "output"
+        has_positions = last > 1 or rank.about["sequence"]["ranks"] > 1 or kind != "output"
         if has_positions:
-            positions = torch.arange(expected.shape[1])
-            if split["ranks"] > 1 and value.shape[1] * split["ranks"] >= expected.shape[1] > value.shape[1]:
-                positions = _pieces(value.shape[1], **split)
-            elif tp > 1 and last > 1 and value.shape[1] < expected.shape[1]:
-                chunk = _chunk(expected.shape[1], tp, place)
-                positions = chunk if len(chunk) == value.shape[1] else positions
+            positions = _positions(rank, micro, kind, name, value, expected.shape[1])
             value, expected, positions = _aligned(value, expected, positions, name)
             if value.shape[1] == 0:
                 return None
-        if value.shape[last] != expected.shape[last]:
-            features = _chunk(expected.shape[last], tp, place)
+        if value.shape[last] != expected.shape[last] and kind == "output":
+            features = _chunk(expected.shape[last], *_tensor_parallel(rank))
             if len(features) != value.shape[last]:
                 return None
             expected = expected[..., features]
     return (value, expected, positions, features) if value.shape == expected.shape else None
 
 
+def _parts_of_samples(rank: RankStep, micro: int, name: str, ranks: list[RankStep]) -> list[Tensor]:
+    """Return numbers per sample, (rows,), of all ranks with a part of the same sequences. One device has their sum (a
+    loss), or their mean (an imbalance).
+    """
+    if rank.about["sequence"]["ranks"] == 1:
+        return []
+    place = rank.place | {"cp": 0}
+    return [each.get(micro, "output", name) for each in ranks if each.place | {"cp": 0} == place]
+
+
+def _positions(rank: RankStep, micro: int, kind: str, name: str, value: Tensor, length: int) -> Tensor:
+    """Return the positions in the whole sequence that a rank's tensor (rows, positions, ...) has; ``length``: number of
+    positions on one device, which may have padded the samples to another length.
+    """
+    own, split = value.shape[1], rank.about["sequence"]
+    parts, wholes = rank.lengths(micro)
+    if split["ranks"] > 1:
+        is_part = length <= own * split["ranks"] and own < length
+        if kind == "batch" and (parts or wholes):
+            is_part = name in rank.sequences
+        elif (own in parts) != (own in wholes) and (value.dim() > 2 or own != length):
+            is_part = own in parts
+        if is_part:
+            return _pieces(own, **split)
+    elif value.dim() > 2 and own not in parts:
+        for before in (*sorted(parts), length):
+            chunk = _chunk(before, *_tensor_parallel(rank))
+            if len(chunk) == own < before:
+                return chunk
+    return torch.arange(length)
+
+
 def _aligned(value: Tensor, expected: Tensor, positions: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return both at the same positions; what is after the end of one of them is compared with what fills it."""
     length = expected.shape[1]
-    if name in FILLS and len(positions) <= value.shape[1]:
+    if name in FILLS and value.dim() == 2 and len(positions) <= value.shape[1]:
         filled = torch.full_like(value, FILLS[name])
         where = torch.arange(value.shape[1]) if len(positions) < value.shape[1] else positions
         inside = where < length
@@ -194,9 +232,20 @@ def _chunk(size: int, count: int, place: int) -> Tensor:
     return chunks[place] if place < len(chunks) else torch.arange(0)
 
 
-def _degree(rank: RankStep, axis: str) -> int:
-    degree: int = rank.mesh.get(axis, 1)
-    return degree
+def _tensor_parallel(rank: RankStep) -> tuple[int, int]:
+    """Return the number of tensor-parallel ranks, and which of them a rank is."""
+    return rank.mesh.get("tp", 1), rank.place.get("tp", 0)
+
+
+def _off(value: Tensor, expected: Tensor) -> Tensor:
+    """Return absolute differences: 0 also where both are the same infinity, such as masked scores."""
+    return (value - expected).abs().masked_fill(value == expected, 0.0)
+
+
+def _larger(number: float, off: Tensor) -> float:
+    """Return the largest of these; nan if one is, which max() would miss."""
+    most = _most(off)
+    return number if math.isnan(number) or most <= number else most
 
 
 def _most(value: Tensor) -> float:

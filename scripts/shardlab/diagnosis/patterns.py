@@ -36,10 +36,12 @@ def factor(actual: Tensor, expected: Tensor) -> Fit:
 def combination(names: Iterable[str], actual: Read, terms: list[Read]) -> Fit:
     """Return the coefficients with which the sum of ``terms`` is ``actual``, the same for all these tensors."""
     names = [*names]
+    if not names:
+        return Fit([float("nan")] * len(terms), float("inf"))
     every = max(1, sum(actual(name).numel() for name in names) // SAMPLE)
     value = _column(names, actual, every)
     matrix = torch.stack([_column(names, term, every) for term in terms], 1)
-    if not bool(torch.isfinite(value).all()):
+    if not bool(torch.isfinite(value).all() and torch.isfinite(matrix).all()):
         return Fit([float("nan")] * len(terms), float("inf"))
     scale = matrix.norm(dim=0).clamp(min=1e-300)
     solution = torch.linalg.lstsq(matrix / scale, value[:, None], driver="gelsd").solution[:, 0]

@@ -1,7 +1,9 @@
 """The stages of a step in the order in which they are computed, and how far two captures are apart in each."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -39,17 +41,30 @@ def compare(
     apart: dict[str, tuple[float, float, float]] = {}
     for name in names:
         value, expected = actual(name).double(), reference(name).double()
-        if value.shape != expected.shape:
-            raise UserError(
-                f"{name} is {tuple(value.shape)} in {pair.actual.folder} and {tuple(expected.shape)} in "
-                f"{pair.reference.folder}; merge its shards (--merge), or compare trainings of the same model."
-            )
-        of_twin = float(_largest(twin(name).double() - expected)) if twin else 0.0
+        _same_shape(name, (value, pair.actual.folder), (expected, pair.reference.folder))
+        of_twin = 0.0
+        if twin and pair.twin:
+            moved = twin(name).double()
+            _same_shape(name, (moved, pair.twin.folder), (expected, pair.reference.folder))
+            of_twin = _finite(float(_largest(moved - expected)))
         apart[name] = float(_largest(value - expected)), float(_largest(expected)), of_twin
-    scale = max((size for _, size, _ in apart.values()), default=0.0)
+    scale = max((_finite(size) for _, size, _ in apart.values()), default=0.0)
     for name, (away, size, of_twin) in apart.items():
         unit = max(size, FLOOR * scale) or 1.0
         yield Row(name, away / unit, max(limit, MULTIPLE * of_twin / unit, slack(name) / unit))
+
+
+def _same_shape(name: str, *places: tuple[Tensor, Path]) -> None:
+    """Raise a UserError unless a tensor has one shape in two folders or files."""
+    shapes = [tuple(value.shape) for value, _ in places]
+    if shapes[0] != shapes[1]:
+        listed = " and ".join(f"{shape} in {path}" for shape, (_, path) in zip(shapes, places, strict=True))
+        raise UserError(f"{name} is {listed}; merge its shards (--merge), or compare trainings of the same model.")
+
+
+def _finite(value: float) -> float:
+    """Return a number, but 0 for one that is not finite: as a scale or a twin's distance it would excuse anything."""
+    return value if math.isfinite(value) else 0.0
 
 
 def _largest(value: Tensor) -> Tensor:
@@ -68,7 +83,8 @@ def _numbers(pair: Pair, step: int, *keys: str) -> Iterator[Row]:
         if isinstance(value, int | float) and isinstance(expected, int | float):
             unit = abs(expected) or 1.0
             limit = max(pair.limit(SCALARS), MULTIPLE * abs((twin or expected) - expected) / unit)
-            yield Row(key, abs(value - expected) / unit, limit, f"{value:.10g}, not {expected:.10g}")
+            apart = 0.0 if str(value) == str(expected) else abs(value - expected) / unit  # also of what is not finite
+            yield Row(key, apart, limit, f"{value:.10g}, not {expected:.10g}")
 
 
 def _schedule(pair: Pair, step: int) -> Iterator[Row]:
@@ -119,11 +135,17 @@ def updates(capture: Capture, step: int) -> Callable[[str], Tensor]:
     """Return what a step added to a weight, by the weight's name."""
     after = capture.tensors(f"step{step}/weights")
     before = capture.tensors(f"step{step - 1}/weights" if step else "initial")
-    return lambda name: after[name].double() - before[name].double()
+
+    def update(name: str) -> Tensor:
+        values = after[name], before[name]
+        _same_shape(name, (values[0], after.path), (values[1], before.path))
+        return values[0].double() - values[1].double()
+
+    return update
 
 
 def _update(pair: Pair, step: int) -> Iterator[Row]:
-    if not all(_has_update(capture, step) for capture in pair.captures):
+    if not all(has_update(capture, step) for capture in pair.captures):
         return
     name = f"step{step}/weights"
     _same_names(pair, name)
@@ -142,7 +164,7 @@ def _weights(pair: Pair, step: int) -> Iterator[Row]:
     """Compare weights of which no update is known."""
     name = f"step{step}/weights"
     if all(capture.tensors(name) for capture in pair.captures) and not all(
-        _has_update(capture, step) for capture in pair.captures
+        has_update(capture, step) for capture in pair.captures
     ):
         _same_names(pair, name)
         yield from _whole(pair, name, pair.reference.tensors(name).names)
@@ -181,7 +203,8 @@ def _parameters(pair: Pair, step: int) -> list[str]:
     return known
 
 
-def _has_update(capture: Capture, step: int) -> bool:
+def has_update(capture: Capture, step: int) -> bool:
+    """Return whether the weights before and after a step are known."""
     before = capture.tensors(f"step{step - 1}/weights" if step else "initial")
     return bool(before) and bool(capture.tensors(f"step{step}/weights"))
 
@@ -196,12 +219,13 @@ def _initial(pair: Pair, step: int) -> Iterator[Row]:
 
 def _load(pair: Pair, step: int) -> Iterator[Row]:
     found = [
-        capture.about.get("steps", [{}] * (step + 1))[step].get("expert_load")
-        for capture in (pair.actual, pair.reference)
+        dict(enumerate(capture.about.get("steps", []))).get(step, {}).get("expert_load")
+        for capture in (pair.actual, pair.reference, pair.twin or pair.reference)
     ]
     if all(found):
-        away = torch.tensor(found[0]) - torch.tensor(found[1])
-        yield Row("expert_load", float(_largest(away)), 0.5, f"{found[0]}, not {found[1]}")
+        load, expected, moved = (torch.tensor(each) for each in found)
+        limit = max(0.5, MULTIPLE * float(_largest(moved - expected)))  # rounding flips a choice
+        yield Row("expert_load", float(_largest(load - expected)), limit, f"{found[0]}, not {found[1]}")
 
 
 def _restored(pair: Pair) -> Iterator[Row]:

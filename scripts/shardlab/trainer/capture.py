@@ -1,12 +1,15 @@
 """The first steps of a training, with what each of them read and computed in files: the input of a diagnosis.
 
-A capture is a folder (see diagnosis/capture_files.py). Whole tensors pass through a rank one at a time, so that a rank
-needs no more memory than a training step does.
+A capture is a folder (see diagnosis/capture_files.py). Whole tensors pass through a device one at a time, so that it
+needs no more memory than a training step in this dtype does. The host's memory has what modules return, until the end
+of a step, and on rank 0 under DeepSpeed the whole state of the optimizer.
 """
 
 import gc
+import json
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +17,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from shardlab.diagnosis import capture_files
-from shardlab.files import write_json
+from shardlab.files import write_text
 from shardlab.models import weights
 from shardlab.models._sequence import SequenceSplit
 from shardlab.records import manifest
@@ -59,9 +63,22 @@ def capture(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run
     gc.collect()
     if distributed.is_main():
         if not run.evaluated_sharded:
-            test = evaluation.evaluate(run, data, folder / "run/model.safetensors")
-            about["evaluated"] |= {"test": test.loss, "metric": test.metric_value}
-        write_json(folder / capture_files.NAME, about)
+            about["evaluated"] |= _tested(lambda: evaluation.evaluate(run, data, folder / "run/model.safetensors"))
+        _write_numbers(folder / capture_files.NAME, about)
+
+
+def _tested(evaluate: Callable[[], Any]) -> dict[str, float | None]:
+    """Return loss and metric of the test split; nan if they are not finite, which no report accepts."""
+    try:
+        test = evaluate()
+    except ValidationError:
+        return {"test": math.nan, "metric": math.nan}
+    return {"test": test.loss, "metric": test.metric_value}
+
+
+def _write_numbers(path: Path, value: Any) -> None:
+    """Write JSON, in which what is not finite has Python's spelling: here it is a finding."""
+    write_text(path, json.dumps(value))
 
 
 def _take_steps(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run | None) -> dict[str, Any]:
@@ -78,8 +95,7 @@ def _take_steps(run: Run, data: Path, initial: Path, folder: Path, divided_like:
     evaluated: dict[str, Any] = {"validation": state.checkpointer.validate()}
     state.checkpointer.save("model.safetensors")
     if run.evaluated_sharded:
-        test = evaluation.evaluate_sharded(run, state.engine, state.task, state.world)
-        evaluated |= {"test": test.loss, "metric": test.metric_value}
+        evaluated |= _tested(lambda: evaluation.evaluate_sharded(run, state.engine, state.task, state.world))
     state.checkpointer.close()
     state.log.close()
     return recorder.about() | {"evaluated": evaluated}
@@ -130,7 +146,7 @@ class _Recorder:
         save_file({name: value.contiguous() for name, value in (tensors | kept).items()}, path)
         record |= {"indices": self.indices, "counts": [micro.count for micro in step.micro_batches], "order": order}
         record["weights"] = self._sums(self._own())
-        write_json(path.with_suffix(".json"), record)
+        _write_numbers(path.with_suffix(".json"), record)
         self.steps.append(
             {
                 **{"samples": step.samples, "targets": step.targets, "learning_rate": step.learning_rate},
@@ -152,7 +168,8 @@ class _Recorder:
 
     def save_state(self, name: str) -> None:
         """Write the optimizer's whole tensors, ``<parameter>//<key>``; a collective."""
-        own = {key: value for key, value in self.engine.optimizer_state().items() if value.dim()}
+        # DeepSpeed's whole tensors are in memory together: only on the rank that writes them.
+        own = {key: value for key, value in self.engine.optimizer_state(to_write=True).items() if value.dim()}
         keys = sorted({key.rpartition("/")[2] for keys in self.state.world.gather([*own]) for key in keys})
         names = [f"{name}//{key}" for name in self.names for key in keys]
         self.save(name, self._state(own, names), names)
@@ -171,19 +188,22 @@ class _Recorder:
             **{"engine": run.engine_file, "accumulation": run.recipe.gradient_accumulation_steps},
             **{"chunks": self.engine.chunks, "max_grad_norm": run.recipe.max_grad_norm},
             **{"steps_in_all": self.state.steps.count, "steps": self.steps, "ranks": ranks, "modules": modules},
-            **{"parameters": self.names},
+            **{"parameters": self.names, "sequences": [*self.state.task.sequences]},
+            **{"whole_sequences": [*self.state.task.whole_sequences]},
+            **{"at_first_position": [*self.state.task.at_first_position]},
         }
 
     def _state(self, own: Mapping[str, Tensor], names: list[str]) -> Iterator[tuple[str, Tensor]]:
+        parameters = self._own()
         for name in names:
             parameter, _, key = name.partition("//")
             value = own.get(f"{parameter}/{key}")
             if self.native is None:
                 yield name, plain(cast(Tensor, value))
-            elif value is None and not self.state.run.mesh.pipelined:  # it never had a gradient
-                yield name, torch.zeros_like(self.engine.meta_state_dict[parameter], device=self.state.world.device)
-            else:
-                yield name, self.native.whole(parameter, value)
+                continue
+            if value is None and parameter in parameters:  # it never had a gradient
+                value = torch.zeros_like(parameters[parameter])
+            yield name, self.native.whole(parameter, value)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -248,7 +268,7 @@ class _Recorder:
         for name, value in tensors.items():
             placements, mesh = getattr(value, "placements", ()), getattr(value, "device_mesh", None)
             place = [] if mesh is None else zip(mesh.mesh_dim_names, mesh.get_coordinate(), placements, strict=True)
-            part = [f"{axis}={rank}" for axis, rank, each in place if each.is_shard()]
+            part = [f"{axis}={rank}" for axis, rank, each in place if not each.is_replicate()]
             precise = local(value.detach()).double()
             found[name] = [float(precise.norm()), float(precise.sum()), part]
         return found
@@ -258,7 +278,7 @@ def _gradients_of_parts(state: loop.TrainState, recorder: _Recorder, like: Run) 
     """Write the gradient of each part of each sample of the first step's loss; leaves no trace in the training."""
     task, engine, step = state.task, state.engine, state.steps[0]
     batch = state.steps.order.batch(0)
-    ranks = like.mesh.parts("sequence")
+    ranks = like.mesh.parts("sequence") if "targets" in task.sequences else 1  # one target per sample has no parts
     if len(batch) * ranks > capture_files.PARTS:
         return
     whole = SequenceSplit(ranks, head_tail=like.options.splits_head_and_tail)

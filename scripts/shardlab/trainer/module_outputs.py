@@ -20,10 +20,17 @@ class ModuleOutputs:
     def __init__(self, run: Run, engine: Engine) -> None:
         """Hook each module, or with recipe.compile only what calls compiled code."""
         self.micro_batch = 0
+        self._pieces = engine.chunks or 1
+        """Forward passes of a micro-batch: a pipeline divides it."""
         self._thinned = engine.parameter_count > LARGE
         self.modules: dict[str, list[str]] = {}
         """Module: names of its class and of those of the modules around it, innermost first."""
-        self._kept: dict[tuple[int, str, int], list[Tensor]] = defaultdict(list)
+        self._kept: dict[tuple[int, str, int], dict[int, Tensor]] = defaultdict(dict)
+        """Of each forward pass of a part of the model, what a module returned in its last call."""
+        self._pass = 0
+        self._chunks = run.recipe.loss_chunks
+        self._divided: set[tuple[int, str, int]] = set()
+        """What is called for one chunk of the positions after the other: other positions than those of one device."""
         self._order: dict[str, None] = {}
         parts = getattr(engine, "parts", None) or [engine.plain]  # type: ignore[attr-defined]
         if run.options.single_process == "dp":
@@ -36,6 +43,7 @@ class ModuleOutputs:
         self.micro_batch = 0
         self._kept.clear()
         self._order.clear()
+        self._divided.clear()
 
     def take(self, rows: list[int]) -> tuple[dict[str, Tensor], list[str]]:
         """Return the outputs since the last call, ``<micro-batch>/output/<module>/<index>``: (rows, ...), and the
@@ -43,15 +51,18 @@ class ModuleOutputs:
         """
         taken = {}
         for (micro, name, index), calls in self._kept.items():
-            rest = {value.shape[1:] for value in calls}
-            if len(rest) == 1:
-                # Before its first micro-batch a pipeline runs each stage once, only to infer shapes.
-                taken[f"{micro}/output/{name}/{index}"] = torch.cat(calls)[-rows[micro] :]
+            # Before its first micro-batch a pipeline runs each stage once, only to infer shapes.
+            pieces = [*calls.values()][-self._pieces :]
+            # Rows that are no samples, such as tokens, cannot be found again on one device.
+            is_divided = (micro, name, index) in self._divided
+            if not is_divided and len({piece.shape for piece in pieces}) == 1 and sum(map(len, pieces)) == rows[micro]:
+                taken[f"{micro}/output/{name}/{index}"] = torch.cat(pieces)
         order = [*self._order]
         self.clear()
         return taken, order
 
     def _hook(self, part: nn.Module, compiled: list[nn.Module], *, inner: bool) -> None:
+        part.register_forward_pre_hook(lambda *_: self._count())
         inside = {each for block in compiled for each in block.modules() if each is not block}
         for name, module in part.named_modules():
             above = [part.get_submodule(".".join(name.split(".")[:end])) for end in range(name.count(".") + 1)]
@@ -60,6 +71,9 @@ class ModuleOutputs:
             is_partial_chain = not getattr(module, "has_last_segment", True)
             if module not in inside and (inner or not name) and not is_partial_chain:
                 module.register_forward_hook(lambda _, __, output, name=name: self._keep(name, output))
+
+    def _count(self) -> None:
+        self._pass += 1
 
     def _keep(self, name: str, output: Any) -> None:
         # Not a recomputation in the backward pass, and not a pass without gradients that only infers shapes.
@@ -72,7 +86,10 @@ class ModuleOutputs:
                 kept = local(value.detach())
                 if self._thinned and kept.dim() > 2:
                     kept = kept[..., ::EVERY]
-                self._kept[self.micro_batch, name, index].append(kept.to("cpu", copy=True))
+                key = self.micro_batch, name, index
+                if self._chunks > 1 and self._pass in self._kept[key]:
+                    self._divided.add(key)
+                self._kept[key][self._pass] = kept.to("cpu", copy=True)
 
 
 def _is_partial(value: Tensor) -> bool:
