@@ -152,7 +152,7 @@ def training_job(learner, run, driver):
         assert driver.poll() is None, learner.finish(driver).stdout
         return lock.exists() and lock.read_text()
 
-    until(f"a job that trains {run}", locked)
+    until(f"a job that trains {run}", locked, seconds=300)
     return lock.read_text().removeprefix("Slurm job ")
 
 

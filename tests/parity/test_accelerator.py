@@ -11,7 +11,9 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from cases import ACCUMULATED, STRATEGIES, Case, supported
 from group import Group, Server, differences, outside, steps
 
@@ -20,7 +22,7 @@ from helpers.common import ROOT, TINY, tiny_run
 from shardlab.files import write_json
 from shardlab.records import metrics
 from shardlab.trainer.simulate import simulate
-from shardlab.training import evaluation
+from shardlab.training import evaluation, tasks
 
 NATIVE = ["single", *(name for name in STRATEGIES if "zero" not in name)]
 HARD = [Case(s, "llama2", tuple(ACCUMULATED.items())) for s in NATIVE]
@@ -118,7 +120,11 @@ def test_a_plan_is_of_the_fullest_device_of_a_process(folders, case, tiny_data):
     for kind in ("weights", "optimizer"):
         assert planned["largest"][kind] == pytest.approx(measured["largest"][kind], abs=64)
     most = allocated if case.strategy == "dp" else measured["peak"]
-    assert 0.97 * measured["peak"] < planned["peak"] < 1.03 * most
+    # Whether a thread has loaded the next step's batch when the step is counted depends on the machine.
+    task = tasks.of_run(case.run(), tiny_data / case.workload, torch.device("cpu"))
+    batch = task.micro_batch("train", np.arange(case.run().recipe.global_batch_size)).batch
+    loaded = sum(value.nbytes for value in batch.values())
+    assert 0.97 * (measured["peak"] - loaded) < planned["peak"] < 1.03 * most
 
 
 def test_each_rank_says_what_its_own_device_holds(folders):

@@ -13,7 +13,8 @@ from helpers.common import ROOT
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTS += [ROOT / "config/README.md", ROOT / "results/README.md"]
 FILLED = {"NAME": "test", "STRATEGY": "ddp", "WORKLOAD": "llama2", "N": "1", "--profile ...": "--profile slurm"}
-"""What stands for a word that the reader puts in."""
+FILLED |= {"ngram": "llama2"}
+"""What stands for a word that the reader puts in, or for the reader's workload."""
 SMALLER = {"last: 1000": "last: 2"}
 """A sweep of 1,000 seeds takes a minute to look at."""
 FOLLOWED = {"docs/bring-your-own.md": "test_bring_your_own.py", "docs/extend.md": "test_extend.py"}
@@ -21,6 +22,7 @@ FOLLOWED = {"docs/bring-your-own.md": "test_bring_your_own.py", "docs/extend.md"
 ELSEWHERE = {
     ("python", "tests/mutants"): "tests/unit/test_mutants.py starts it",
     ("python", "-m"): "pytest, which runs this",
+    ("python", "-c"): "tests/workflow/test_documents.py runs it",
 }
 OTHERS = {"cat", "cd", "chgrp", "chmod", "find", "git", "grep", "head", "scontrol", "source", "tail", "true", "umask"}
 """Not the project's own."""
