@@ -37,7 +37,7 @@ def main() -> int:
     if bool(args.reference) == bool(args.settings):
         parser.error("give --reference, a dump of another training, or --settings, run.json of `single`; not both.")
     if args.settings:
-        with tempfile.TemporaryDirectory() as place:
+        with tempfile.TemporaryDirectory(dir=args.output and args.output.parent) as place:
             _show(*of_run(args, Path(place)), args.output)
         return 0
     try:

@@ -27,6 +27,8 @@ from shardlab.files import read_json
 NAME = "capture.json"
 PARTS = 64
 """Largest number of parts of a first step's loss whose gradients are written."""
+PARTS_VALUES = 2**30
+"""Largest number of values in all of them: 8 GiB in float64."""
 KINDS = ("gradients", "clipped", "optimizer", "weights")
 
 

@@ -277,9 +277,9 @@ class _Recorder:
 def _gradients_of_parts(state: loop.TrainState, recorder: _Recorder, like: Run) -> None:
     """Write the gradient of each part of each sample of the first step's loss; leaves no trace in the training."""
     task, engine, step = state.task, state.engine, state.steps[0]
-    batch = state.steps.order.batch(0)
+    batch, size = state.steps.order.batch(0), engine.parameter_count
     ranks = like.mesh.parts("sequence") if "targets" in task.sequences else 1  # one target per sample has no parts
-    if len(batch) * ranks > capture_files.PARTS:
+    if (parts := len(batch) * ranks) > capture_files.PARTS or parts * size > capture_files.PARTS_VALUES:
         return
     whole = SequenceSplit(ranks, head_tail=like.options.splits_head_and_tail)
     every = task.micro_batch("train", batch).batch
