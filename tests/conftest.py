@@ -5,10 +5,7 @@ import subprocess
 
 import pytest
 
-from helpers.common import HARD_NAME, ROOT, TINY, Tree, tiny_run
-from shardlab import data as data_sets
-from shardlab.data import store
-from shardlab.data.encoders import encode
+from helpers.common import HARD_NAME, ROOT, Tree, write_tiny_data
 
 pytest_plugins = ["helpers.progress"]
 
@@ -17,9 +14,7 @@ pytest_plugins = ["helpers.progress"]
 def tiny_data(tmp_path_factory):
     """Folder with the tiny prepared data set of every workload, each under the workload's name."""
     folder = tmp_path_factory.mktemp("prepared")
-    for workload in TINY:
-        data = tiny_run(workload).data
-        store.write(folder / workload, data, *encode(data, data_sets.read(data, folder)))
+    write_tiny_data(folder)
     return folder
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+from shardlab import data as data_sets
+from shardlab.data import store
+from shardlab.data.encoders import encode
 from shardlab.settings import load, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +63,13 @@ def build(run):
     from shardlab import models
 
     return models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
+
+
+def write_tiny_data(folder):
+    """Write the tiny prepared data set of every workload into a folder, each under the workload's name."""
+    for workload in TINY:
+        data = tiny_run(workload).data
+        store.write(folder / workload, data, *encode(data, data_sets.read(data, folder)))
 
 
 def initial_weights(run):

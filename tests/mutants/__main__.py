@@ -2,7 +2,7 @@
 
 With WORDS only the faults whose name has them. First their tests run without a fault, and all must pass. A fault is
 caught by a failed assertion or by the program's own sentence, not by a crash (judge.py). Ends with status 1 if one is
-not caught.
+not caught, or if too few of those that change numbers are diagnosed with the right cause.
 """
 
 import os
@@ -49,17 +49,7 @@ def main():
         f"{len(faults) - len(missed)} of {len(faults)} faults were caught{took}"
         + (f"; not: {missed}" if missed else "")
     )
-    changes_numbers = [fault.name for fault in faults if fault.name in DIAGNOSES or fault.name in UNNAMED]
-    right = [
-        name for name in changes_numbers if name in found and DIAGNOSES[name].cause in found[name].get("causes", [])
-    ]
-    first = [name for name in right if found[name]["causes"][0] == DIAGNOSES[name].cause]
-    if changes_numbers:
-        print(
-            f"{len(right)} of {len(changes_numbers)} faults that change numbers are diagnosed with the right cause, "
-            f"{len(first)} of them as the first"
-        )
-    sys.exit(bool(missed) or len(right) < LEAST * len(changes_numbers))
+    sys.exit(bool(missed) or named(faults, found) < LEAST)
 
 
 def copy(folder):
@@ -101,6 +91,20 @@ def diagnosed(faults, copies, place):
             sys.exit(f"The code without a fault cannot be captured:\n{run.output[-3000:]}")
     runs = [Run((), fault, ("diagnose", DIAGNOSES[fault.name].case, place)) for fault in faults]
     return {run.fault.name: run.found for run in running.work_off(runs, copies)}
+
+
+def named(faults, found):
+    """Return the part of the faults that change numbers whose diagnosis lists the right cause; prints the numbers."""
+    changes_numbers = [fault.name for fault in faults if fault.name in DIAGNOSES or fault.name in UNNAMED]
+    if not changes_numbers:
+        return 1.0
+    right = [name for name in found if DIAGNOSES[name].cause in found[name].get("causes", [])]
+    first = [name for name in right if found[name]["causes"][0] == DIAGNOSES[name].cause]
+    print(
+        f"{len(right)} of {len(changes_numbers)} faults that change numbers are diagnosed with the right cause, "
+        f"{len(first)} of them as the first"
+    )
+    return len(right) / len(changes_numbers)
 
 
 def of_diagnosis(name, found):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is expected of the diagnosis of a fault."""
+    """A fault's case, and the cause that its diagnosis must name."""
 
     case: str
     """Strategy, workload, and optionally a recipe (accumulated: of the hard cases; thrice: in three micro-batches;
@@ -15,148 +15,194 @@ class Diagnosis:
     """As in scripts/shardlab/diagnosis/causes.yaml."""
 
 
-DIAGNOSES = {}
-
-
-def _add(cause, *pairs):
-    for name, case in pairs:
-        DIAGNOSES[name] = Diagnosis(case, cause)
-
-
-# Between ranks.
-_add("norm of a part", ("norm for clipping of the local shard alone", "fsdp mlp"))
-_add("norm of a part", ("a pipeline's ranks clip each by their own norm", "pp mnist"))
-_add("norm of a part", ("each group of experts clips by its own norm (Automodel #3816)", "ep moe"))
-_add("norm counts twice", ("norms of replicated gradients counted twice (DeepSpeed #8475)", "tp moe"))
-_add("clipping", ("clip factor times the square root of the ranks", "fsdp llama2 accumulated"))
-_add("clipping", ("clips at twice the norm", "single mlp reference"))
-_add("no clipping", ("no clipping", "single mlp reference"))
-_add("clipping", ("ZeRO does not clip", "zero1 llama2 accumulated"))
-_add("partial gradients", ("gradients of norms not reduced under sequence parallelism", "tp_sp vit"))
-_add("not reduced", ("DDP never synchronizes", "ddp mlp"))
-_add("not reduced", ("HSDP's replicas do not average", "hsdp mlp"))
-_add("summed instead of averaged", ("gradients summed over the ranks, not averaged", "ddp mlp"))
-_add(
-    "divided by the micro-batches once too often",
-    ("ZeRO's loss without times gradient_accumulation_steps", "zero1 llama2 accumulated thrice"),
-)
-_add("update between micro-batches", ("ZeRO steps at each micro-batch", "zero1 llama2 accumulated"))
-_add("bias added by every rank", ("bias of a row layer added by every rank", "tp mlp"))
-_add("some gradients scaled", ("half of the gradient of a split embedding", "tp llama2"))
-_add("samples count differently", ("rows that fill a pipeline's batch counted as samples", "pp mnist"))
-_add(
-    "divided by the micro-batches once too often",
-    ("a pipeline averages over its micro-batches once more", "pp mnist"),
-)
-_add("no gradient", ("no gradient goes back between the devices of model parallelism", "mp mnist"))
-_add("samples of a step", ("every rank trains on the whole batch", "ddp mlp"))
-_add("samples of a step", ("replicas of HSDP read the same samples", "hsdp mlp"))
-_add("samples of a step", ("a batch's remainder is dropped", "ddp mlp"))
-_add("number of steps", ("an epoch's last batch is dropped", "single mlp reference"))
-_add("samples of a step", ("the same order in each epoch", "single mlp reference"))
-_add("number of steps", ("one epoch too many", "single mlp reference"))
-_add("evaluation", ("the test split is the validation split", "single mlp reference"))
-_add("evaluation", ("the test loss is of the validation split", "single mlp reference"))
-# In all strategies.
-_add("number of targets", ("the number of targets of language models is one off", "single llama2 reference"))
-_add("shifted targets", ("language models predict the token that they see", "single llama2 reference"))
-_add("padding counts", ("padding of a summary counts as targets", "single xsum reference"))
-_add("padding mask", ("padding of a document is attended to", "single xsum reference"))
-_add("scaled inputs", ("images scaled to [0, 1]", "single mnist reference"))
-_add("evaluation", ("the test loss is a mean of the batches' means", "single xsum reference"))
-_add("evaluation", ("accuracy of the least likely class", "single mnist reference"))
-_add("micro-batches count differently", ("micro-batches averaged, whatever their size", "single mlp reference"))
-_add("weight decay", ("weight decay ignored", "single mlp reference"))
-_add("optimizer settings", ("betas ignored", "single xsum reference"))
-_add("optimizer settings", ("momentum ignored", "single mlp reference"))
-_add("learning-rate schedule", ("gamma ignored", "single mlp reference"))
-_add("learning-rate schedule", ("warm-up one step too short", "single xsum reference"))
-_add("learning-rate schedule", ("cosine down to 0, whatever the end", "single xsum reference"))
-_add("weight decay", ("Adam's decay in place of AdamW's", "single xsum reference"))
-_add("learning rate not set", ("the schedule's rate not given to native engines", "single mlp reference"))
-_add("learning rate not set", ("the schedule's rate not given to ZeRO", "zero1 llama2 accumulated"))
-_add("learning rate not set", ("twice the rate under tensor parallelism", "tp mlp"))
-_add("no update", ("no step of the optimizer", "single mlp reference"))
-_add("gradients not cleared", ("gradients are never cleared", "single mlp reference"))
-_add("micro-batches lost", ("only the last micro-batch's gradient counts", "single mlp reference"))
-_add("restored state", ("a run goes on without the optimizer's state", "fsdp llama2"))
-_add("restored state", ("a run resumes one step too late", "single llama2 reference"))
-_add("positions", ("rotary positions left out", "single llama2 reference"))
-_add("causal mask", ("a decoder that sees the future", "single llama2 reference"))
-_add("initial weights", ("initial weights that do not depend on the seed", "single llama2 reference"))
-# Context parallelism.
-_add("averaged once too often", ("the gradient divided by the number of parts of a sequence", "cp llama2"))
-_add(
-    "positions of a split sequence",
-    ("rotary positions begin anew on each rank", "cp llama2"),
-    ("learned positions begin anew on each rank", "cp xsum"),
-)
-_add("targets at boundaries", ("targets shifted after the split, so that those at boundaries are wrong", "cp llama2"))
-_add(
-    "attention's backward pass over a split sequence",
-    ("a ring's backward pass with the first step's keys", "cp_ring llama2"),
-    ("a ring's backward pass with the log-sum-exp of a block instead of the row's", "cp_ring llama2"),
-    ("a ring's backward pass with the log-sum-exp of the rank's own keys", "cp_ring llama2"),
-    ("gradients of keys and values stay where they are computed", "cp_ring llama2"),
-    ("gradients of gathered keys and values not reduced", "cp llama2"),
-)
-_add(
-    "attention over a split sequence",
-    ("each rank attends to its own part only", "cp llama2"),
-    ("gathered keys stay in the order of head and tail", "cp llama2"),
-    ("a ring leaves out later keys of attention that is not causal", "cp_ring xsum"),
-    ("causal masks as if a piece began at the first key", "cp llama2"),
-    ("Ulysses repeats key heads in turn instead of each for its group", "cp_ulysses llama2 4"),
-)
-_add(
-    "padding mask",
-    ("the padding mask lost", "cp xsum"),
-    ("a ring's padding mask of the own part for those of others", "cp_ring xsum"),
-    ("the first sample's padding mask for all of a micro-batch", "cp xsum"),
-)
-_add("evaluation", ("the loss of an evaluation times the number of parts of a sequence", "cp llama2"))
-_add("ranks count differently", ("each rank's loss divided by its own number of targets", "cp xsum"))
-_add(
-    "padding counts",
-    ("padding that fills up a sequence counts as targets", "cp xsum"),
-)
-# Experts.
-ROUTER = "routing weights or auxiliary loss without their gradient"
-_add(
-    "not reduced over the tensor-parallel ranks",
-    ("router's gradient from this rank's part of the experts (torchtitan #2387)", "tp moe"),
-    ("tokens' gradient from this rank's part of the experts", "tp moe"),
-)
-_add(
-    ROUTER,
-    ("routing weights without a gradient (torchtitan #1805)", "single moe reference"),
-    ("auxiliary loss without its gradient (Automodel #1408)", "single moe reference"),
-)
-_add(
-    "auxiliary loss",
-    ("auxiliary loss by the tokens of a micro-batch (Megatron #2217)", "ddp moe"),
-    ("auxiliary loss by the load of a part of the sequences (Megatron #5047)", "cp moe"),
-)
-_add("samples in the loss", ("auxiliary loss of padding, too", "pp moe"))
-_add(
-    "load of experts",
-    ("load of padding, too", "pp moe"),
-    ("load of the last micro-batch alone", "ddp moe accumulated"),
-)
-_add(
-    "balancing of experts",
-    ("bias by this rank's load", "ddp moe"),
-    ("bias of the first layer alone (torchtitan #1593)", "single moe reference"),
-    ("bias moves towards the experts with most tokens", "single moe reference"),
-)
-_add("experts' rows", ("rows return to other tokens", "single moe reference"))
-_add(
-    "some gradients scaled",
-    ("experts' gradient times the ranks of ep (Megatron #5956)", "ep moe"),
-    ("a divisor ignored where experts have one shard (pytorch #160285)", "ep moe"),
-)
-_add("experts' rows", ("rows stay sorted by the rank that sent them", "ep moe"))
-_add("exchange of experts' rows in the backward pass", ("exchanged rows without a gradient", "ep moe"))
+CAUSES = {
+    "norm of a part": {
+        "norm for clipping of the local shard alone": "fsdp mlp",
+        "a pipeline's ranks clip each by their own norm": "pp mnist",
+        "each group of experts clips by its own norm (Automodel #3816)": "ep moe",
+    },
+    "norm counts twice": {
+        "norms of replicated gradients counted twice (DeepSpeed #8475)": "tp moe",
+    },
+    "clipping": {
+        "clip factor times the square root of the ranks": "fsdp llama2 accumulated",
+        "clips at twice the norm": "single mlp reference",
+        "ZeRO does not clip": "zero1 llama2 accumulated",
+    },
+    "no clipping": {
+        "no clipping": "single mlp reference",
+    },
+    "partial gradients": {
+        "gradients of norms not reduced under sequence parallelism": "tp_sp vit",
+    },
+    "not reduced": {
+        "DDP never synchronizes": "ddp mlp",
+        "HSDP's replicas do not average": "hsdp mlp",
+    },
+    "summed instead of averaged": {
+        "gradients summed over the ranks, not averaged": "ddp mlp",
+    },
+    "divided by the micro-batches once too often": {
+        "ZeRO's loss without times gradient_accumulation_steps": "zero1 llama2 accumulated thrice",
+        "a pipeline averages over its micro-batches once more": "pp mnist",
+    },
+    "update between micro-batches": {
+        "ZeRO steps at each micro-batch": "zero1 llama2 accumulated",
+    },
+    "bias added by every rank": {
+        "bias of a row layer added by every rank": "tp mlp",
+    },
+    "some gradients scaled": {
+        "half of the gradient of a split embedding": "tp llama2",
+        "experts' gradient times the ranks of ep (Megatron #5956)": "ep moe",
+        "a divisor ignored where experts have one shard (pytorch #160285)": "ep moe",
+    },
+    "samples count differently": {
+        "rows that fill a pipeline's batch counted as samples": "pp mnist",
+    },
+    "no gradient": {
+        "no gradient goes back between the devices of model parallelism": "mp mnist",
+    },
+    "samples of a step": {
+        "every rank trains on the whole batch": "ddp mlp",
+        "replicas of HSDP read the same samples": "hsdp mlp",
+        "a batch's remainder is dropped": "ddp mlp",
+        "the same order in each epoch": "single mlp reference",
+    },
+    "number of steps": {
+        "an epoch's last batch is dropped": "single mlp reference",
+        "one epoch too many": "single mlp reference",
+    },
+    "evaluation": {
+        "the test split is the validation split": "single mlp reference",
+        "the test loss is of the validation split": "single mlp reference",
+        "the test loss is a mean of the batches' means": "single xsum reference",
+        "accuracy of the least likely class": "single mnist reference",
+        "the loss of an evaluation times the number of parts of a sequence": "cp llama2",
+    },
+    "number of targets": {
+        "the number of targets of language models is one off": "single llama2 reference",
+    },
+    "shifted targets": {
+        "language models predict the token that they see": "single llama2 reference",
+    },
+    "padding counts": {
+        "padding of a summary counts as targets": "single xsum reference",
+        "padding that fills up a sequence counts as targets": "cp xsum",
+    },
+    "padding mask": {
+        "padding of a document is attended to": "single xsum reference",
+        "the padding mask lost": "cp xsum",
+        "a ring's padding mask of the own part for those of others": "cp_ring xsum",
+        "the first sample's padding mask for all of a micro-batch": "cp xsum",
+    },
+    "scaled inputs": {
+        "images scaled to [0, 1]": "single mnist reference",
+    },
+    "micro-batches count differently": {
+        "micro-batches averaged, whatever their size": "single mlp reference",
+    },
+    "weight decay": {
+        "weight decay ignored": "single mlp reference",
+        "Adam's decay in place of AdamW's": "single xsum reference",
+    },
+    "optimizer settings": {
+        "betas ignored": "single xsum reference",
+        "momentum ignored": "single mlp reference",
+    },
+    "learning-rate schedule": {
+        "gamma ignored": "single mlp reference",
+        "warm-up one step too short": "single xsum reference",
+        "cosine down to 0, whatever the end": "single xsum reference",
+    },
+    "learning rate not set": {
+        "the schedule's rate not given to native engines": "single mlp reference",
+        "the schedule's rate not given to ZeRO": "zero1 llama2 accumulated",
+        "twice the rate under tensor parallelism": "tp mlp",
+    },
+    "no update": {
+        "no step of the optimizer": "single mlp reference",
+    },
+    "gradients not cleared": {
+        "gradients are never cleared": "single mlp reference",
+    },
+    "micro-batches lost": {
+        "only the last micro-batch's gradient counts": "single mlp reference",
+    },
+    "restored state": {
+        "a run goes on without the optimizer's state": "fsdp llama2",
+        "a run resumes one step too late": "single llama2 reference",
+    },
+    "positions": {
+        "rotary positions left out": "single llama2 reference",
+    },
+    "causal mask": {
+        "a decoder that sees the future": "single llama2 reference",
+    },
+    "initial weights": {
+        "initial weights that do not depend on the seed": "single llama2 reference",
+    },
+    "averaged once too often": {
+        "the gradient divided by the number of parts of a sequence": "cp llama2",
+    },
+    "positions of a split sequence": {
+        "rotary positions begin anew on each rank": "cp llama2",
+        "learned positions begin anew on each rank": "cp xsum",
+    },
+    "targets at boundaries": {
+        "targets shifted after the split, so that those at boundaries are wrong": "cp llama2",
+    },
+    "attention's backward pass over a split sequence": {
+        "a ring's backward pass with the first step's keys": "cp_ring llama2",
+        "a ring's backward pass with the log-sum-exp of a block instead of the row's": "cp_ring llama2",
+        "a ring's backward pass with the log-sum-exp of the rank's own keys": "cp_ring llama2",
+        "gradients of keys and values stay where they are computed": "cp_ring llama2",
+        "gradients of gathered keys and values not reduced": "cp llama2",
+    },
+    "attention over a split sequence": {
+        "each rank attends to its own part only": "cp llama2",
+        "gathered keys stay in the order of head and tail": "cp llama2",
+        "a ring leaves out later keys of attention that is not causal": "cp_ring xsum",
+        "causal masks as if a piece began at the first key": "cp llama2",
+        "Ulysses repeats key heads in turn instead of each for its group": "cp_ulysses llama2 4",
+    },
+    "ranks count differently": {
+        "each rank's loss divided by its own number of targets": "cp xsum",
+    },
+    "not reduced over the tensor-parallel ranks": {
+        "router's gradient from this rank's part of the experts (torchtitan #2387)": "tp moe",
+        "tokens' gradient from this rank's part of the experts": "tp moe",
+    },
+    "routing weights or auxiliary loss without their gradient": {
+        "routing weights without a gradient (torchtitan #1805)": "single moe reference",
+        "auxiliary loss without its gradient (Automodel #1408)": "single moe reference",
+    },
+    "auxiliary loss": {
+        "auxiliary loss by the tokens of a micro-batch (Megatron #2217)": "ddp moe",
+        "auxiliary loss by the load of a part of the sequences (Megatron #5047)": "cp moe",
+    },
+    "samples in the loss": {
+        "auxiliary loss of padding, too": "pp moe",
+    },
+    "load of experts": {
+        "load of padding, too": "pp moe",
+        "load of the last micro-batch alone": "ddp moe accumulated",
+    },
+    "balancing of experts": {
+        "bias by this rank's load": "ddp moe",
+        "bias of the first layer alone (torchtitan #1593)": "single moe reference",
+        "bias moves towards the experts with most tokens": "single moe reference",
+    },
+    "experts' rows": {
+        "rows return to other tokens": "single moe reference",
+        "rows stay sorted by the rank that sent them": "ep moe",
+    },
+    "exchange of experts' rows in the backward pass": {
+        "exchanged rows without a gradient": "ep moe",
+    },
+}
+"""Cause: the faults that it must explain, and the case of each."""
+DIAGNOSES = {name: Diagnosis(case, cause) for cause, faults in CAUSES.items() for name, case in faults.items()}
 
 DROPOUT = "captures are without dropout"
 UNNAMED = {

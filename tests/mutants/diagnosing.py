@@ -96,18 +96,6 @@ def _folder(place, text):
 
 def prepare(copy, folder):
     """Write the tiny data sets, in a process that imports nothing of the project into this one."""
-    program = "import sys, pathlib, diagnosing as d; d.use(sys.argv[1]); d.write(pathlib.Path(sys.argv[2]))"
+    program = "import sys, pathlib, diagnosing as d; d.use(sys.argv[1]); from helpers.common import write_tiny_data; "
+    program += "write_tiny_data(pathlib.Path(sys.argv[2]))"
     subprocess.run([sys.executable, "-c", program, copy, folder], cwd=Path(__file__).parent, check=True)
-
-
-def write(folder: Path):
-    """Write the tiny data sets."""
-    from helpers.common import TINY, tiny_run
-    from shardlab import data as data_sets
-    from shardlab.data import store
-    from shardlab.data.encoders import encode
-
-    for workload in TINY:
-        if not (folder / workload).exists():
-            data = tiny_run(workload).data
-            store.write(folder / workload, data, *encode(data, data_sets.read(data, folder)))

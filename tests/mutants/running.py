@@ -38,9 +38,9 @@ class Run:
     tests: tuple[str, ...]
     fault: Fault | None = None
     task: tuple = ()
-    """What diagnosing.py does instead of tests: ("references", cases) or ("diagnose", case)."""
+    """Instead of tests, a task for diagnosing.py: ("references", cases) or ("diagnose", case), and the folder."""
     found: dict = field(default_factory=dict)
-    """What it found."""
+    """Result of the task."""
     passed: set[str] = field(default_factory=set)
     skipped: dict[str, str] = field(default_factory=dict)
     """Test: reason."""

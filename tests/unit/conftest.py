@@ -1,7 +1,11 @@
-"""Fixtures of the tests of settings: a site without limits, a strategy for one test."""
+"""Fixtures of the tests of settings (a site without limits, a strategy for one test) and of scripts/diagnose.py."""
 
+import sys
+
+import diagnose
 import pytest
 
+from helpers.dumps import dump
 from shardlab.settings import load
 from shardlab.settings.sites import LauncherSettings
 
@@ -32,3 +36,19 @@ def strategy(monkeypatch):
 
     yield add
     load.strategy.cache_clear()
+
+
+@pytest.fixture
+def compare(tmp_path, monkeypatch, capsys):
+    """Function that compares the files of two dumps with these options; returns the status and what is printed."""
+
+    def run(other, reference, *options):
+        folders = [dump(tmp_path / name, files) for name, files in (("other", other), ("reference", reference))]
+        arguments = ["--other", folders[0], "--reference", folders[1], *options]
+        monkeypatch.setattr(sys, "argv", ["diagnose.py", *map(str, arguments)])
+        status = diagnose.main()
+        printed = capsys.readouterr()
+        assert bool(printed.err) == (status == 2)
+        return status, printed.out or printed.err.replace(f"{tmp_path}/", "")
+
+    return run

@@ -60,7 +60,7 @@ def tensors(samples, length, keep=slice(None), wrong=None):
 
 
 def apart(tmp_path, ranks, mesh, single=None):
-    """Which rows differ, by name."""
+    """Names of the rows that differ."""
     single = single or [([0, 1], tensors([0, 1], 8))]
     reference = write(tmp_path / "single", [({}, 0, single)], {})
     pair = Pair(write(tmp_path / "other", ranks, mesh), reference)

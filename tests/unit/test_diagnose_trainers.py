@@ -1,4 +1,4 @@
-"""scripts/diagnose.py on dumps of other trainers: names, shards, steps, dtypes, and bad input."""
+"""scripts/diagnose.py on dumps of other trainers: names, shards, steps and dtypes."""
 
 import re
 import sys
@@ -7,41 +7,9 @@ from pathlib import Path
 import diagnose
 import pytest
 import torch
-from safetensors.torch import save_file
 
+from helpers.dumps import DOWN, GRADIENTS, TENSORS, UP, dump, times
 from shardlab.diagnosis import dumps
-
-UP, DOWN = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0)).unbind()
-TENSORS = {"up.weight": UP, "down.weight": DOWN.T.contiguous()}
-
-
-def dump(folder, files):
-    """Write files, by their names without the ending; returns the folder."""
-    for name, tensors in files.items():
-        path = folder / f"{name}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({key: value.contiguous() for key, value in tensors.items()}, path)
-    return folder
-
-
-def times(factor, tensors=TENSORS):
-    return {name: factor * value for name, value in tensors.items()}
-
-
-@pytest.fixture
-def compare(tmp_path, monkeypatch, capsys):
-    """Function that compares the files of two dumps with these options; returns the status and what is printed."""
-
-    def run(other, reference, *options):
-        folders = [dump(tmp_path / name, files) for name, files in (("other", other), ("reference", reference))]
-        arguments = ["--other", folders[0], "--reference", folders[1], *options]
-        monkeypatch.setattr(sys, "argv", ["diagnose.py", *map(str, arguments)])
-        status = diagnose.main()
-        printed = capsys.readouterr()
-        assert bool(printed.err) == (status == 2)
-        return status, printed.out or printed.err.replace(f"{tmp_path}/", "")
-
-    return run
 
 
 def test_equal_dumps_have_status_0_and_different_ones_status_1(compare):
@@ -240,167 +208,6 @@ def test_the_step_in_the_name_of_a_single_file(compare, tmp_path, monkeypatch, c
     monkeypatch.setattr(sys, "argv", ["diagnose.py", "--other", str(path), "--reference", str(path)])
     assert diagnose.main() == 0
     assert "Nothing differs in step 3." in capsys.readouterr().out
-
-
-LEFT_OUT = "write all tensors in each file of a kind, also of a twin, or leave them out (--skip)."
-
-
-@pytest.mark.parametrize(
-    ("twin", "says"),
-    [
-        ({"weights": TENSORS}, f"twin/step0/gradients.safetensors is missing, or down.weight in it; {LEFT_OUT}"),
-        ({"gradients": {"up.weight": UP}}, f"twin/step0/gradients is missing, or down.weight in it; {LEFT_OUT}"),
-        (
-            {"gradients": {name: value[:2] for name, value in TENSORS.items()}},
-            "down.weight is (2, 8) in twin and (4, 8) in reference; merge its shards (--merge), or compare trainings "
-            "of the same model.",
-        ),
-    ],
-)
-def test_a_twin_that_does_not_fit_is_one_sentence(compare, tmp_path, twin, says):
-    folder = dump(tmp_path / "twin", twin)
-    assert compare(GRADIENTS, GRADIENTS, "--twin", folder) == (2, f"error: {says}\n")
-
-
-GRADIENTS = {"gradients": TENSORS}
-BAD = {
-    "names": (
-        {"gradients": {"layer.up": UP}},
-        {"gradients": {"up": UP}},
-        [],
-        "step0/gradients: the names of tensors differ, 1 only in other (layer.up) and 1 only in reference (up); map "
-        "them with --rename, or leave them out (--skip).",
-    ),
-    "shapes": (
-        {"gradients": {"up": UP[:4]}},
-        {"gradients": {"up": UP}},
-        [],
-        "up is (4, 4) in other and (8, 4) in reference; merge its shards (--merge), or compare trainings of the same "
-        "model.",
-    ),
-    "weights before a step": (
-        {"initial": {"up.weight": UP}, "weights": TENSORS},
-        {"initial": {"up.weight": UP}, "weights": TENSORS},
-        [],
-        f"other/initial is missing, or down.weight in it; {LEFT_OUT}",
-    ),
-    "shapes before a step": (
-        {"initial": {"up": UP[:2]}, "weights": {"up": UP}},
-        {"initial": {"up": UP[:2]}, "weights": {"up": UP}},
-        [],
-        "up is (8, 4) in other/step0/weights and (2, 4) in other/initial; merge its shards (--merge), or compare "
-        "trainings of the same model.",
-    ),
-    "steps": (
-        {"gradients-5": TENSORS},
-        {"gradients-0": TENSORS},
-        [],
-        "other and reference have no step in common: steps 5 and steps 0; both must number their steps alike.",
-    ),
-    "kinds": (
-        {"weights": TENSORS},
-        GRADIENTS,
-        [],
-        "other has weights, reference has gradients; they have none of these in common.",
-    ),
-    "no kind of a step": (
-        {"weights-0": TENSORS, "gradients-1": TENSORS},
-        {"weights-1": TENSORS, "gradients-0": TENSORS},
-        [],
-        "other and reference have no tensors of the same step and kind.",
-    ),
-    "unused rename": (
-        GRADIENTS,
-        GRADIENTS,
-        ["--rename", "module.="],
-        "--rename 'module.' matches no tensor of other; one of the names is down.weight.",
-    ),
-    "unused merge": (
-        GRADIENTS,
-        GRADIENTS,
-        ["--merge", "up=0"],
-        "--merge 'up' matches no tensor of other and reference; one of the names is down.weight.",
-    ),
-    "unused skip": (
-        GRADIENTS,
-        GRADIENTS,
-        ["--skip", "qkv"],
-        "--skip 'qkv' matches no tensor of other and reference; one of the names is down.weight.",
-    ),
-    "two of a name": (
-        {"gradients": {"a.x": UP, "b.x": DOWN}},
-        {"gradients": {"x": UP}},
-        ["--rename", r"\w\.="],
-        "a.x and b.x of other both become x; write --rename so that they differ.",
-    ),
-    "shards that are not merged": (
-        {"gradients.tp0": {"up": UP[:4]}, "gradients.tp1": {"up": UP[4:]}},
-        {"gradients": {"up": UP}},
-        [],
-        "up differs between other/gradients.tp0.safetensors and gradients.tp1.safetensors: if these are shards, join "
-        "them with --merge 'up=DIM'; if not, all ranks should have the same values, but do not.",
-    ),
-    "shards that do not fit": (
-        {"gradients.tp0": {"up": UP[:, :3]}, "gradients.tp1": {"up": UP}},
-        {"gradients": {"up": UP}},
-        ["--merge", "up=0"],
-        "up cannot be joined along dimension 0 (--merge): (8, 3) and (8, 4) in other/gradients.tp0.safetensors and "
-        "gradients.tp1.safetensors.",
-    ),
-    "no such dimension": (
-        {"gradients.tp0": {"up": UP}, "gradients.tp1": {"up": UP}},
-        {"gradients": {"up": UP}},
-        ["--merge", "up=2"],
-        "up cannot be joined along dimension 2 (--merge): (8, 4) and (8, 4) in other/gradients.tp0.safetensors and "
-        "gradients.tp1.safetensors.",
-    ),
-    "no tensors": (
-        {"gradients": {}},
-        GRADIENTS,
-        [],
-        "the files of other have no tensors; docs/diagnose.md shows how to write them.",
-    ),
-    "no files": ({}, GRADIENTS, [], "other does not exist."),
-    "no replacement": (
-        GRADIENTS,
-        GRADIENTS,
-        ["--rename", "up"],
-        "--rename up: there is no '='; write it like this: --rename '^module\\.='.",
-    ),
-    "no expression": (
-        GRADIENTS,
-        GRADIENTS,
-        ["--merge", "*up=0"],
-        "--merge '*up' is not a regular expression (nothing to repeat at position 0).",
-    ),
-    "no group": (
-        GRADIENTS,
-        GRADIENTS,
-        ["--rename", r"up=\1"],
-        r"--rename 'up=\1': \1 is not a replacement (invalid group reference 1 at position 1).",
-    ),
-    "no dimension": (GRADIENTS, GRADIENTS, ["--merge", "up=rows"], "--merge 'up=rows': rows is not a number."),
-    "no degree": (GRADIENTS, GRADIENTS, ["--ranks", "dp=0"], "--ranks 'dp=0': 0 is not a positive number."),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence(compare, case):
-    other, reference, options, sentence = BAD[case]
-    assert compare(other, reference, *options) == (2, f"error: {sentence}\n")
-
-
-def test_damaged_files_and_empty_folders_are_one_sentence(compare, tmp_path):
-    (tmp_path / "other").mkdir()
-    no_files = "error: other has no .safetensors files; docs/diagnose.md shows how to write them.\n"
-    assert compare({}, GRADIENTS) == (2, no_files)
-    (tmp_path / "other/gradients.safetensors").write_bytes(b"not a header")
-    status, said = compare({}, GRADIENTS)
-    assert status == 2
-    assert re.fullmatch(r"error: other/gradients.safetensors is not a safetensors file \(.*\); write it again.\n", said)
-    whole = (tmp_path / "reference/gradients.safetensors").read_bytes()
-    (tmp_path / "other/gradients.safetensors").write_bytes(whole[:-8])
-    assert compare({}, GRADIENTS)[0] == 2
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 DOCUMENTS += [ROOT / "config/README.md", ROOT / "results/README.md"]
 FILLED = {"NAME": "test", "STRATEGY": "ddp", "WORKLOAD": "llama2", "N": "1", "--profile ...": "--profile slurm"}
 FILLED |= {"ngram": "llama2"}
-"""What stands for a word that the reader puts in, or for the reader's workload."""
+"""Values for words that the reader fills in, and for the reader's own workload."""
 SMALLER = {"last: 1000": "last: 2"}
 """A sweep of 1,000 seeds takes a minute to look at."""
 FOLLOWED = {"docs/bring-your-own.md": "test_bring_your_own.py", "docs/extend.md": "test_extend.py"}

@@ -146,6 +146,11 @@ class RankStep:
         place: dict[str, int] = self.about["place"]
         return place
 
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """Place of each module in the order in which they returned."""
+        return {name: place for place, name in enumerate(self.notes["order"])}
+
     def samples(self, micro_batch: int) -> list[int]:
         """Return the samples of a micro-batch, without those that fill it up."""
         found: list[int] = self.notes["indices"][micro_batch][: self.notes["counts"][micro_batch]]

@@ -10,7 +10,7 @@ from shardlab.diagnosis import patterns
 from shardlab.diagnosis.of_factors import look_at_factors, name_factor
 from shardlab.diagnosis.of_outputs import look_at_outputs
 from shardlab.diagnosis.of_parts import fit_parts
-from shardlab.diagnosis.pair import FILES, Pair, Stage
+from shardlab.diagnosis.pair import FILES, Pair, Stage, owner
 from shardlab.diagnosis.plan import look_at_plan
 from shardlab.diagnosis.stages import has_update, updates
 
@@ -199,28 +199,23 @@ def _index(indices: list[int]) -> Tensor:
 def _look_at_names(pair: Pair, stage: Stage, found: Evidence) -> None:
     """Note the classes of the modules of the affected parameter that the backward pass reaches first."""
     modules, ranks = pair.reference.about.get("modules"), pair.reference.ranks(stage.step)
-    names = [row.name.split("//")[0] for row in stage.wrong]
+    names = [row.parameter for row in stage.wrong]
     if not modules or not ranks:
         return
-    order = {name: place for place, name in enumerate(ranks[0].notes["order"])}
-    owners = {name: name.rpartition(".")[0] for name in names}
+    order = ranks[0].order
+    owners = {name: owner(name) for name in names}
     latest = max(names, key=lambda name: order.get(owners[name], -1))
-    kinds = {modules[owner][0] for owner in owners.values() if owner in modules}
+    kinds = {modules[module][0] for module in owners.values() if module in modules}
     found.note("kinds", *(kinds if len(kinds) == 1 else set()))
     found.note("inside", *modules.get(owners[latest], []))
     found.note("parameter", latest.rpartition(".")[2])
-    right = [row.name.split("//")[0] for row in stage.rows if not row.differs]
-    after = [name for name in right if order.get(name.rpartition(".")[0], -1) > order.get(owners[latest], -1)]
+    right = [row.parameter for row in stage.rows if not row.differs]
+    after = [name for name in right if order.get(owner(name), -1) > order.get(owners[latest], -1)]
     if stage.kind == "gradient" and after and len(names) > 1:
         found.note("backward", "from within")
-        following = min(after, key=lambda name: order.get(_owner(name), -1))
-        found.note("follows", *modules.get(_owner(following), []))
+        following = min(after, key=lambda name: order.get(owner(name), -1))
+        found.note("follows", *modules.get(owner(following), []))
         found.say(f"The backward pass is right down to {following} and wrong from {latest} on.")
-
-
-def _owner(name: str) -> str:
-    """Return the module that has a parameter."""
-    return name.rpartition(".")[0]
 
 
 def _disagreements(pair: Pair, step: int, found: Evidence) -> None:
@@ -250,7 +245,7 @@ def _disagreements(pair: Pair, step: int, found: Evidence) -> None:
 def _near(values: tuple[float, float], others: list[float]) -> bool:
     size = max(abs(values[0]), abs(others[0]), 1e-300)
     return all(
-        abs(value - other) <= 1e-5 * size < math.inf or str(value) == str(other)  # also of what is not finite
+        abs(value - other) <= 1e-5 * size < math.inf or patterns.is_same_number(value, other)
         for value, other in zip(values, others, strict=False)
     )
 

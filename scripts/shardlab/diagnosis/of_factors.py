@@ -1,4 +1,4 @@
-"""What a factor between the tensors of two trainings can be: a number of ranks, of micro-batches, or its inverse."""
+"""Meanings of a factor between the tensors of two trainings: a number of ranks, of micro-batches, or its inverse."""
 
 import math
 from typing import TYPE_CHECKING

@@ -23,7 +23,7 @@ def look_at_outputs(pair: Pair, stage: Stage, found: "Evidence") -> None:
         found.note("name", row.name)
         found.say(f"{row.name}: {row.note}.")
         return
-    module = row.name.rpartition("/")[0]
+    module = row.module
     index = row.name.rpartition("/")[2]
     if stage.kind == "output":
         found.note("inside", *pair.reference.about.get("modules", {}).get(module, []))
@@ -38,10 +38,8 @@ def look_at_outputs(pair: Pair, stage: Stage, found: "Evidence") -> None:
 
 def _last_equal(stage: Stage, found: "Evidence") -> None:
     """Say which module is the last one before it."""
-    place = next(number for number, row in enumerate(stage.rows) if row.differs)
-    if place:
-        before = stage.rows[place - 1].name.rpartition("/")[0]
-        found.say(f"The previous output, that of {before or 'the model'}, is equal.")
+    if stage.before:
+        found.say(f"The previous output, that of {stage.before.module or 'the model'}, is equal.")
 
 
 def _places(pair: Pair, stage: Stage, where: Where, found: "Evidence") -> None:

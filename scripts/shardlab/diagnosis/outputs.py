@@ -7,16 +7,14 @@ parallelism some of the features: which ones follows from its place and from the
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shardlab.diagnosis.capture_files import RankStep
-
-if TYPE_CHECKING:
-    from shardlab.diagnosis.pair import Pair, Row
+from shardlab.diagnosis.pair import LIMITS, MULTIPLE, Pair, Row
 
 FILLS = {"targets": -100, "mask": 0}
 """Values after the end of a sample."""
@@ -34,10 +32,8 @@ class Where:
     """(actual, reference) of each rank and micro-batch."""
 
 
-def rows(pair: "Pair", step: int, kinds: tuple[str, ...]) -> Iterator["Row"]:
+def rows(pair: Pair, step: int, kinds: tuple[str, ...]) -> Iterator[Row]:
     """Yield a row per tensor or module, in the order of the forward pass."""
-    from shardlab.diagnosis.pair import LIMITS, MULTIPLE, Row
-
     ranks, reference = pair.actual.ranks(step), pair.reference.ranks(step)
     if not ranks or not reference:
         return
@@ -89,7 +85,7 @@ class _Whole:
     def names(self, kind: str) -> list[str]:
         """Names of a kind; outputs in the order in which the modules returned."""
         names = [*dict.fromkeys(name for _, name in self.rank.every(kind))]
-        order = {name: place for place, name in enumerate(self.rank.notes["order"])}
+        order = self.rank.order
         return (
             sorted(names, key=lambda name: (order.get(name.rpartition("/")[0], -1), name))
             if kind == "output"

@@ -36,14 +36,25 @@ class Row:
     """One tensor or number of a stage."""
 
     name: str
+    """Of a parameter, ``<parameter>//<key>`` of an optimizer's tensor, or ``<module>/<index>`` of an output."""
     apart: float
     """Largest difference relative to the reference's largest value; nan where one of them is not a number."""
     limit: float
     """Up to which it is rounding."""
     note: str = ""
-    """What differs, where it is not a number."""
+    """The difference in words, where it is not a number."""
     where: Any = None
     """Where an output differs (see outputs.Where)."""
+
+    @property
+    def parameter(self) -> str:
+        """Name of the parameter."""
+        return self.name.split("//")[0]
+
+    @property
+    def module(self) -> str:
+        """Module that returns this output."""
+        return self.name.rpartition("/")[0]
 
     @property
     def differs(self) -> bool:
@@ -63,6 +74,12 @@ class Stage:
     def wrong(self) -> list[Row]:
         """Rows that differ, in the order in which they are computed."""
         return [row for row in self.rows if row.differs]
+
+    @property
+    def before(self) -> Row | None:
+        """The row before the first one that differs."""
+        place = next((number for number, row in enumerate(self.rows) if row.differs), 0)
+        return self.rows[place - 1] if place else None
 
     @property
     def worst(self) -> Row | None:
@@ -109,6 +126,11 @@ class Pair:
     def fits(self) -> float:
         """Largest rest of a fit that holds."""
         return self.limit(FITS, *(f"step{step}/{kind}" for step in self.steps[:1] for kind in KINDS))
+
+
+def owner(parameter: str) -> str:
+    """Return the module that has a parameter."""
+    return parameter.rpartition(".")[0]
 
 
 def _listed(steps: list[int]) -> str:

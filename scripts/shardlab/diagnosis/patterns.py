@@ -72,6 +72,11 @@ def is_permuted(actual: Tensor, expected: Tensor, limit: float) -> bool:
     return bool((rows - others).abs().max() <= limit)
 
 
+def is_same_number(value: float, other: float) -> bool:
+    """Return whether two numbers are the same infinity, both not a number, or equal."""
+    return value == other or (value != value and other != other)
+
+
 def not_finite(names: Iterable[str], actual: Read, expected: Read) -> str:
     """Return a sentence on the first tensor that is not finite, and in which of the two."""
     for name in names:

@@ -3,7 +3,7 @@
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from shardlab.diagnosis.pair import FILES, Pair, Stage
+from shardlab.diagnosis.pair import FILES, Pair, Stage, owner
 
 if TYPE_CHECKING:
     from shardlab.diagnosis.evidence import Evidence
@@ -33,13 +33,11 @@ def look_at_plan(pair: Pair, stage: Stage, found: "Evidence") -> None:
 def _modules(pair: Pair, stage: Stage) -> tuple[str, str]:
     """Return the module that differs first, in the direction of computation, and the last equal one before it."""
     if stage.kind == "output":
-        place = next(number for number, row in enumerate(stage.rows) if row.differs)
-        before = stage.rows[place - 1].name.rpartition("/")[0] if place else ""
-        return stage.rows[place].name.rpartition("/")[0], before
+        return stage.wrong[0].module, stage.before.module if stage.before else ""
     ranks = pair.reference.ranks(stage.step)
-    order = {name: place for place, name in enumerate(ranks[0].notes["order"])} if ranks else {}
-    owners = [row.name.split("//")[0].rpartition(".")[0] for row in stage.wrong]
-    return max(owners, key=lambda owner: order.get(owner, -1)), ""
+    order = ranks[0].order if ranks else {}
+    owners = [owner(row.parameter) for row in stage.wrong]
+    return max(owners, key=lambda module: order.get(module, -1)), ""
 
 
 def _style(plan: dict[str, str], module: str) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis import outputs
+from shardlab.diagnosis import outputs, patterns
 from shardlab.diagnosis.capture_files import Capture, Tensors
 from shardlab.diagnosis.pair import EPSILONS, FLOOR, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
 from shardlab.errors import UserError
@@ -83,7 +83,7 @@ def _numbers(pair: Pair, step: int, *keys: str) -> Iterator[Row]:
         if isinstance(value, int | float) and isinstance(expected, int | float):
             unit = abs(expected) or 1.0
             limit = max(pair.limit(SCALARS), MULTIPLE * abs((twin or expected) - expected) / unit)
-            apart = 0.0 if str(value) == str(expected) else abs(value - expected) / unit  # also of what is not finite
+            apart = 0.0 if patterns.is_same_number(value, expected) else abs(value - expected) / unit
             yield Row(key, apart, limit, f"{value:.10g}, not {expected:.10g}")
 
 

@@ -12,7 +12,7 @@ from shardlab.errors import UserError, choices
 
 MICRO_BATCHES = "micro-batches"
 LABELS = {"clipped": "clipped gradients", "optimizer": "optimizer states", "initial": "initial weights"}
-"""What the kinds of files are called, where not by their own name."""
+"""Names of the kinds of files in sentences, where they differ from those of the files."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +106,7 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
     Raises:
         UserError: nothing can be compared.
     """
-    captures = (pair.actual, pair.reference)
+    captures = pair.captures
     notes = []
     for capture, other in (captures, captures[::-1]):
         more = [step for step in capture.steps if step not in other.steps]

@@ -31,7 +31,7 @@ class Chain(nn.Module):
 
     _kept: list[Segment] | None = None
     has_last_segment = True
-    """Whether it returns the model's output, and not what the next stage takes."""
+    """True if it returns the model's output, not the input of the next stage."""
 
     def segments(self) -> list[Segment]:
         """Return the links in order; each submodule and parameter of the model is in one of them."""

@@ -30,7 +30,7 @@ class ModuleOutputs:
         self._pass = 0
         self._chunks = run.recipe.loss_chunks
         self._divided: set[tuple[int, str, int]] = set()
-        """What is called for one chunk of the positions after the other: other positions than those of one device."""
+        """Outputs of modules that are called once per chunk of the positions, which one device divides differently."""
         self._order: dict[str, None] = {}
         parts = getattr(engine, "parts", None) or [engine.plain]  # type: ignore[attr-defined]
         if run.options.single_process == "dp":
