@@ -32,8 +32,9 @@ def test_each_run_is_evaluated_by_its_own_weights(tree):
     assert sorted(lines) == [(run, run) for run in runs]
 
 
-def test_the_graph_of_jobs_is_drawn(tree):
-    drawn = tree.run("snakemake", "results/fsdp/mlp.done", "--dag").stdout
+@pytest.mark.parametrize("graph", ["--rulegraph", "--dag"])
+def test_graphs_are_drawn(tree, graph):
+    drawn = tree.run("snakemake", "results/fsdp/mlp.done", graph).stdout
     assert drawn.count("digraph") == 1
     for rule in ("resolve", "prepare", "init", "train"):
         assert rule in drawn
