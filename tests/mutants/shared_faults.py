@@ -73,8 +73,8 @@ FAULTS = [
     Fault(
         "micro-batches averaged, whatever their size",
         STEP,
-        "engine.forward_backward(micro, world.dims.loss_parts / step.targets, last",
-        "engine.forward_backward(micro, step.samples / step.targets / len(step.micro_batches) / micro.count, last",
+        "world.dims.loss_parts / step.targets, last",
+        "step.samples / step.targets / len(step.micro_batches) / (micro.count or 1), last",
         reference("mlp"),
     ),
     # How the optimizer is driven.

@@ -119,9 +119,26 @@ def test_bf16_is_compared_with_its_own_limit(compare, factor, status):
     found, page = compare({"gradients": low}, {"gradients": TENSORS}, "--ranks", "dp=2")
     assert found == status
     assert "The gradients are BF16 against F32: the coarser one sets the limit." in page
-    assert "below 5 % of a tensor's largest value" in page
+    assert "Gradients in low precision count as equal up to 5 % of a tensor's largest value." in page
     if status:
         assert "1. **summed instead of averaged**" in page
+
+
+def test_one_tensor_in_bf16_loosens_no_other(compare):
+    reference = TENSORS | {"down.weight": TENSORS["down.weight"].bfloat16()}
+    assert compare({"gradients": times(1.01)}, {"gradients": reference})[1].count("gradient (1 of 2, first up.weight)")
+
+
+def test_a_reference_of_zeros_has_no_factor(compare):
+    _, page = compare({"gradients": TENSORS}, {"gradients": TENSORS | {"up.weight": 0 * UP}})
+    assert "- up.weight is zero in the reference." in page
+
+
+def test_weights_before_the_first_step_alone(compare):
+    assert compare({"initial": TENSORS}, {"initial": TENSORS})[0] == 0
+    assert (
+        "First difference: step 0, initial weights (2 of 2" in compare({"initial": times(2)}, {"initial": TENSORS})[1]
+    )
 
 
 def test_float32_files_of_a_training_in_bf16(compare):
@@ -220,6 +237,9 @@ def test_the_step_in_the_name_of_a_single_file(compare, tmp_path, monkeypatch, c
         ("gradcheck/step1/weights", "step1/weights"),
         ("checkpoint-10/model-00001-of-00002", "step10/weights"),
         ("initial_weights", "initial"),
+        ("initial/model-00001-of-00002", "initial"),
+        ("initial_run/gradients-1", "step1/gradients"),
+        ("gradients-fp32-1", "step1/gradients"),
         ("optim.tp1.pp0", "step0/optimizer"),
         ("3", "step3/gradients"),
     ],

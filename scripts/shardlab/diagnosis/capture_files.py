@@ -59,7 +59,12 @@ class Tensors:
     @cached_property
     def dtypes(self) -> set[str]:
         """Dtypes of its tensors, as safetensors names them (F32, BF16)."""
-        return {self._file.get_slice(name).get_dtype() for name in self.names}
+        return {self.dtype(name) for name in self.names}
+
+    def dtype(self, name: str) -> str:
+        """Return the dtype of a tensor without reading it."""
+        found: str = self._file.get_slice(name).get_dtype()
+        return found
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor in its own dtype; of a complex one the real and the imaginary part, along a last dimension.

@@ -29,7 +29,8 @@ WORDS = {
 }
 WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names that torch.compile, FSDP1 and activation checkpointing add."""
-RANK = re.compile(r"(?<![a-z])(?:rank|tp|pp|dp|cp|ep|shard)[-_.]?\d+|\d+[-_]of[-_]\d+")
+NO_STEP = re.compile(r"(?<![a-z])(?:rank|tp|pp|dp|cp|ep|shard)[-_.]?\d+|\d+[-_]of[-_]\d+|(?:fp|bf|f|float)\d+")
+"""Numbers of ranks, shards and dtypes."""
 
 
 @dataclass
@@ -87,7 +88,8 @@ class Dump(Capture):
     @property
     def steps(self) -> list[int]:
         """Numbers of its steps."""
-        return sorted({int(name.partition("/")[0].removeprefix("step")) for name in self.files if "/" in name})
+        numbers = {int(name.partition("/")[0].removeprefix("step")) for name in self.files if "/" in name}
+        return sorted(numbers) or [0]  # weights before the first step alone
 
     def tensors(self, name: str) -> Tensors:
         """Return the tensors of a step and kind."""
@@ -135,10 +137,10 @@ class Parts(Tensors):
         """True: it has files."""
         return True
 
-    @cached_property
-    def dtypes(self) -> set[str]:
-        """Dtypes of all of them."""
-        return {dtype for places in self.places.values() for dtype in places[0][0].dtypes}
+    def dtype(self, name: str) -> str:
+        """Return the dtype of a tensor's first part."""
+        file, former = self.places[name][0]
+        return file.dtype(former)
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor, joined.
@@ -177,10 +179,10 @@ def _same(value: Tensor, other: Tensor) -> bool:
 def _file(path: Path) -> str:
     """Return which file of a capture a file is, by its path in the dump."""
     names = [part.lower() for part in reversed(path.with_suffix("").parts)]
-    if any("initial" in name for name in names):
-        return "initial"
     kinds = [kind for name in names for word, kind in WORDS.items() if word in name]
-    numbers = [number for name in names for number in re.findall(r"\d+", RANK.sub("", name))]
+    if any("initial" in name for name in names) and kinds[:1] in ([], ["weights"]):
+        return "initial"
+    numbers = [number for name in names for number in re.findall(r"\d+", NO_STEP.sub("", name))]
     steps = [number for name in names for number in re.findall(r"step[-_.]?(\d+)", name)]
     return f"step{int(([*steps, *numbers] or ['0'])[0])}/{kinds[0] if kinds else KINDS[0]}"
 

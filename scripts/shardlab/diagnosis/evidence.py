@@ -183,6 +183,9 @@ def _rows(
         found.say(f"{name} has the reference's rows in a different order.")
         return
     found.note("pattern", "none")
+    if not bool(other.any()):
+        found.say(f"{name} is zero in the reference.")
+        return
     fit = patterns.factor(value, other)
     found.say(
         "Neither a factor nor a sum of parts explains the difference; the best factor, "

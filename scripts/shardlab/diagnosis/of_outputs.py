@@ -12,8 +12,6 @@ from shardlab.diagnosis.pair import Pair, Stage
 if TYPE_CHECKING:
     from shardlab.diagnosis.evidence import Evidence
 
-FITS = 1e-6
-
 
 def look_at_outputs(pair: Pair, stage: Stage, found: "Evidence") -> None:
     """Look at the first output, or part of the batch, that differs."""
@@ -33,7 +31,7 @@ def look_at_outputs(pair: Pair, stage: Stage, found: "Evidence") -> None:
     else:
         found.note("name", row.name.split(" ")[1])
     _places(pair, stage, where, found)
-    _values(pair, stage, module, where, found)
+    _values(pair, stage, where, found)
 
 
 def _last_equal(stage: Stage, found: "Evidence") -> None:
@@ -109,7 +107,7 @@ def _padded(pair: Pair) -> set[int]:
     return found
 
 
-def _values(pair: Pair, stage: Stage, module: str, where: Where, found: "Evidence") -> None:
+def _values(pair: Pair, stage: Stage, where: Where, found: "Evidence") -> None:
     """Note how the values differ: a factor, a constant for each feature, shifted, zeros at other places, permuted."""
     actual = torch.cat([value.flatten() for value, _ in where.values])
     expected = torch.cat([value.flatten() for _, value in where.values])
@@ -117,11 +115,12 @@ def _values(pair: Pair, stage: Stage, module: str, where: Where, found: "Evidenc
         found.note("pattern", "nan")
         return
     fit = patterns.factor(actual, expected)
-    affine = _affine(actual, expected)
-    value, other = where.values[0]
+    affine = _affine(actual, expected, pair.fits)
+    row, (value, other) = stage.wrong[0], where.values[0]
+    module = row.module
     if stage.kind == "batch":
         _batch(value, other, found)
-    if fit.rest < FITS:
+    if fit.rest < pair.fits:
         found.note("pattern", "factor")
         found.say(f"The values are {fit.coefficients[0]:.6g} times the reference's.")
     elif stage.kind == "batch" and affine is not None:
@@ -133,17 +132,17 @@ def _values(pair: Pair, stage: Stage, module: str, where: Where, found: "Evidenc
     elif _other_zeros(value, other):
         found.note("pattern", "zeros")
         found.say("Zeros are in different places.")
-    elif patterns.is_permuted(value, other, 1e-9 * float(other.abs().max())):
+    elif patterns.is_permuted(value, other, row.limit * float(other.abs().max())):
         found.note("pattern", "permuted")
         found.say("The rows are the reference's in a different order.")
     else:
         found.note("pattern", "none")
 
 
-def _affine(actual: Tensor, expected: Tensor) -> tuple[float, float] | None:
+def _affine(actual: Tensor, expected: Tensor, fits: float) -> tuple[float, float] | None:
     ones = torch.ones_like(expected)
     fit = patterns.combination(["it"], lambda _: actual, [lambda _: expected, lambda _: ones])
-    return (fit.coefficients[0], fit.coefficients[1]) if fit.rest < FITS else None
+    return (fit.coefficients[0], fit.coefficients[1]) if fit.rest < fits else None
 
 
 def _bias(pair: Pair, module: str, off: Tensor) -> float | None:
@@ -155,7 +154,7 @@ def _bias(pair: Pair, module: str, off: Tensor) -> float | None:
     if bias.shape[-1] != off.shape[-1]:
         return None
     fit = patterns.factor(off, bias.expand_as(off))
-    return fit.coefficients[0] if fit.rest < FITS else None
+    return fit.coefficients[0] if fit.rest < pair.fits else None
 
 
 def _batch(value: Tensor, other: Tensor, found: "Evidence") -> None:

@@ -1,5 +1,6 @@
 """Two captures that are compared, the rows and stages of a comparison, and up to which distance tensors are equal."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -113,9 +114,18 @@ class Pair:
 
     def limit(self, dtypes: dict[str, float], *names: str) -> float:
         """Return the limit of the coarsest dtype of both captures, and of both's files of these names."""
-        found = {NUMBERS[capture.about["dtype"]] for capture in self.captures if "dtype" in capture.about}
-        found = found.union(*(capture.tensors(name).dtypes for capture in self.captures for name in names))
-        return max((dtypes[dtype] for dtype in found & dtypes.keys()), default=dtypes["F32"])
+        found = self._trained.union(*(capture.tensors(name).dtypes for capture in self.captures for name in names))
+        return _coarsest(dtypes, found)
+
+    def limits(self, dtypes: dict[str, float], file: str) -> Callable[[str], float]:
+        """Return the limit of a tensor of a file that both have, by its name."""
+        files = [capture.tensors(file) for capture in self.captures]
+        return lambda name: _coarsest(dtypes, self._trained | {each.dtype(name) for each in files})
+
+    @property
+    def _trained(self) -> set[str]:
+        """Dtypes in which both were trained, if they are known."""
+        return {NUMBERS[capture.about["dtype"]] for capture in self.captures if "dtype" in capture.about}
 
     @property
     def captures(self) -> tuple[Capture, Capture]:
@@ -126,6 +136,10 @@ class Pair:
     def fits(self) -> float:
         """Largest rest of a fit that holds."""
         return self.limit(FITS, *(f"step{step}/{kind}" for step in self.steps[:1] for kind in KINDS))
+
+
+def _coarsest(dtypes: dict[str, float], found: set[str]) -> float:
+    return max((dtypes[dtype] for dtype in found & dtypes.keys()), default=dtypes["F32"])
 
 
 def owner(parameter: str) -> str:

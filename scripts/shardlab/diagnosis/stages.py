@@ -28,7 +28,7 @@ def compare(
     names: Iterable[str],
     pair: Pair,
     read: Callable[[Capture], Callable[[str], Tensor]],
-    limit: float,
+    limit: Callable[[str], float],
     slack: Callable[[str], float] = lambda name: 0.0,
 ) -> Iterator[Row]:
     """Yield a row per name of tensors that ``read`` returns of each capture; ``limit``: see ``Row``, at least.
@@ -51,7 +51,7 @@ def compare(
     scale = max((_finite(size) for _, size, _ in apart.values()), default=0.0)
     for name, (away, size, of_twin) in apart.items():
         unit = max(size, FLOOR * scale) or 1.0
-        yield Row(name, away / unit, max(limit, MULTIPLE * of_twin / unit, slack(name) / unit))
+        yield Row(name, away / unit, max(limit(name), MULTIPLE * of_twin / unit, slack(name) / unit))
 
 
 def _same_shape(name: str, *places: tuple[Tensor, Path]) -> None:
@@ -150,13 +150,13 @@ def _update(pair: Pair, step: int) -> Iterator[Row]:
     name = f"step{step}/weights"
     _same_names(pair, name)
     after = pair.reference.tensors(name)
-    rounding = 4 * pair.limit(EPSILONS, name)
+    limits, epsilons = pair.limits(LIMITS, name), pair.limits(EPSILONS, name)
     yield from compare(
         _parameters(pair, step),
         pair,
         lambda capture: updates(capture, step),
-        max(UPDATES, pair.limit(LIMITS, name)),
-        lambda name: rounding * float(_largest(after[name].double())),
+        lambda each: max(UPDATES, limits(each)),
+        lambda each: 4 * epsilons(each) * float(_largest(after[each].double())),
     )
 
 
@@ -180,7 +180,7 @@ def _buffers(pair: Pair, step: int) -> Iterator[Row]:
 
 def _whole(pair: Pair, name: str, names: list[str]) -> Iterator[Row]:
     """Compare tensors of a file of both."""
-    yield from compare(names, pair, lambda capture: capture.tensors(name).__getitem__, pair.limit(LIMITS, name))
+    yield from compare(names, pair, lambda capture: capture.tensors(name).__getitem__, pair.limits(LIMITS, name))
 
 
 def _same_names(pair: Pair, file: str) -> None:
@@ -212,9 +212,11 @@ def has_update(capture: Capture, step: int) -> bool:
 def _initial(pair: Pair, step: int) -> Iterator[Row]:
     if all(capture.tensors("initial") for capture in pair.captures):
         _same_names(pair, "initial")
-        names, limit = pair.reference.tensors("initial").names, 4 * pair.limit(EPSILONS, "initial")
+        names, epsilons = pair.reference.tensors("initial").names, pair.limits(EPSILONS, "initial")
         both = Pair(pair.actual, pair.reference)
-        yield from compare(names, both, lambda capture: capture.tensors("initial").__getitem__, limit)
+        yield from compare(
+            names, both, lambda capture: capture.tensors("initial").__getitem__, lambda name: 4 * epsilons(name)
+        )
 
 
 def _load(pair: Pair, step: int) -> Iterator[Row]:

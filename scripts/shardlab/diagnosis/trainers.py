@@ -128,9 +128,7 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
         if bool(own) != bool(others):
             notes.append(f"Only `{captures[not own].folder}` has {kind}; they are not compared.")
         if (own | others) & COARSE:
-            notes.append(
-                f"The {kind} are in low precision: differences below 5 % of a tensor's largest value count as equal."
-            )
+            notes.append(f"{kind.capitalize()} in low precision count as equal up to 5 % of a tensor's largest value.")
     skipped = sum(each.skipped for each in getattr(pair.actual, "files", {}).values())
     if skipped:
         notes.append(f"Left out (--skip): {skipped} tensors of `{captures[0].folder}`.")
