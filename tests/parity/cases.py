@@ -112,7 +112,9 @@ HALF += [
 ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp", "pp")]
 CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
 LONG = [*MORE]
-LONG += [c for c in (*HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
+LONG += [c for c in (*MATRIX, *HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
+# But for one workload of each strategy.
+LONG = [c for c in LONG if c not in MATRIX or c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
 # The same blocks are compiled under fsdp and ep, and DDP around a compiled model.
 LONG += [case for case in COMPILE if case.strategy == "single"]
 LONG += [case for case in COMPILE if case.strategy == "ddp" and dict(case.recipe)["compile"] == "blocks"]

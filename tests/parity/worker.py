@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab import strategies
+from shardlab.measure import flops
 from shardlab.settings.types import Run
 from shardlab.strategies import ddp, tensor
 from shardlab.trainer import loop
@@ -62,7 +63,10 @@ def main(cases):
                 continue
             resume = case["resume"] and Path(case["resume"])
             observe = keep_first_gradients(output)
-            with mock.patch.object(loop, "train_step", watched(loop.train_step, output)):
+            with (
+                mock.patch.object(loop, "train_step", watched(loop.train_step, output)),
+                mock.patch.object(flops, "of_step", counted_once(flops.of_step)),
+            ):
                 files = Path(case["data"]), Path(case["weights"]), output
                 # On a CPU samples of what is used would only take time from the others.
                 seconds = 0.02 if run.site.device == "cuda" else None
@@ -71,6 +75,23 @@ def main(cases):
         finally:
             strategies.build = build
     distributed.finish()
+
+
+COUNTED = {}
+"""Operations of a step, by all that they follow from: they take as long to count as a step of the tiny models."""
+
+
+def counted_once(of_step):
+    """``of_step`` that counts once for a model and a batch's shapes."""
+
+    def counting(run, task, micro):
+        shapes = [(name, values.shape, values.dtype) for name, values in micro.batch.items()]
+        key = run.model.model_dump_json() + run.task + repr(shapes)
+        if key not in COUNTED:
+            COUNTED[key] = of_step(run, task, micro)
+        return COUNTED[key]
+
+    return counting
 
 
 METHODS = ("tolist", "numpy", "cpu", "item", "__array__", "__bool__", "__float__", "__int__", "__index__")
