@@ -116,7 +116,9 @@ def _parse(words):
 
 if __name__ == "__main__":
     sys.path[0] = str(Path("scripts").resolve())
-    import torch  # noqa: F401
+    import altair  # noqa: F401
+    import pandas  # noqa: F401
+    import torch.distributed.fsdp  # noqa: F401
     from snakemake import cli  # noqa: F401
 
     from shardlab.settings import load, resolve

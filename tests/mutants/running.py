@@ -137,7 +137,8 @@ def _work(run, copy, notes, log):
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             return diagnosing.work(*run.task, copy, notes, _Ranks)
-    options = ["-x", "-p", "no:cacheprovider", f"--basetemp={copy.with_suffix('.tmp')}", f"--timeout={SECONDS - 30}"]
+    options = ["--long", "-x", "-p", "no:cacheprovider"]
+    options += [f"--basetemp={copy.with_suffix('.tmp')}", f"--timeout={SECONDS - 30}"]
     with log.open("w", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

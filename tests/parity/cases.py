@@ -115,8 +115,8 @@ LONG = [*MORE]
 LONG += [c for c in (*MATRIX, *HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
 # But for one workload of each strategy.
 LONG = [c for c in LONG if c not in MATRIX or c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
-# The same blocks are compiled under fsdp and ep, and DDP around a compiled model.
-LONG += [case for case in COMPILE if case.strategy == "single"]
+# The same blocks are compiled under fsdp and ep, the same context under cp, and DDP around a compiled model.
+LONG += [case for case in COMPILE if case.strategy in ("single", "cp_ulysses", "cp_ring", "zero2")]
 LONG += [case for case in COMPILE if case.strategy == "ddp" and dict(case.recipe)["compile"] == "blocks"]
 """Cases of the long form: four ranks wait for each other's cores, and what other cases cover takes long to compile."""
 

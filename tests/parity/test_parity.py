@@ -167,7 +167,8 @@ PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_
 @pytest.fixture(scope="session")
 def plans(request, results):
     """Plans of the requested cases, by name."""
-    cases = [case for case in requested(request.session.items, long=False) if case in PLANNED]
+    long = request.config.getoption("--long")
+    cases = [case for case in requested(request.session.items, long=long) if case in PLANNED]
     return dict(
         zip([case.name for case in cases], simulate([(c.run(), data_of(results, c)) for c in cases], 2), strict=True)
     )

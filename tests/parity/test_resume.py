@@ -37,6 +37,8 @@ PAIRS = [
     ("zero3", "single", "vit", 2),
 ]
 """Strategy that stops, strategy that resumes, workload, ranks per node of the first."""
+LONG = ("pp_interleaved", "fsdp_pp", "fsdp_ep_cp", "fsdp_tp_ep", "fsdp_cp")
+"""Strategies of the long form, of four ranks and more; fsdp_tp and hsdp are the others."""
 LOW = ("zero1", "zero2", "zero3")
 """Strategies that are stopped and resumed in bf16: their float32 master weights are part of a checkpoint."""
 
@@ -45,12 +47,16 @@ def dtype(*strategies):
     return "float32" if any("zero" in name for name in strategies) else "float64"
 
 
-def requested(items):
+def is_long(pair):
+    return not {*pair}.isdisjoint(LONG)
+
+
+def requested(items, *, long):
     """The pairs of PAIRS and the names of LOW that the chosen tests need: all pairs if one looks at several."""
     actual = [item for item in items if "folder" in item.fixturenames and item.path == Path(__file__)]
     chosen = [(*item.callspec.params.values(),) for item in actual if hasattr(item, "callspec")]
     pairs = [pair for pair in PAIRS if pair in chosen] if len(chosen) == len(actual) else PAIRS
-    return pairs, [name for name in LOW if (name,) in chosen]
+    return [pair for pair in pairs if long or not is_long(pair)], [name for name in LOW if (name,) in chosen]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +64,7 @@ def folder(request, server, tmp_path_factory, tiny_data):
     """Folder with the whole training on one device, and the two halves of every pair."""
     group = Group(server, tmp_path_factory.mktemp("resume"), tiny_data)
     first, second = defaultdict(list), defaultdict(list)
-    pairs, low = requested(request.session.items)
+    pairs, low = requested(request.session.items, long=request.config.getoption("--long"))
     for before, after, workload, ranks in pairs:
         kind = dtype(before, after)
         group.add(f"single-{workload}-{kind}", tiny_run(workload, dtype=kind))
@@ -81,7 +87,10 @@ def folder(request, server, tmp_path_factory, tiny_data):
     return group.folder
 
 
-@pytest.mark.parametrize(("before", "after", "workload", "ranks"), PAIRS)
+@pytest.mark.parametrize(
+    ("before", "after", "workload", "ranks"),
+    [pytest.param(*pair, marks=[pytest.mark.long] * is_long(pair)) for pair in PAIRS],
+)
 def test_ends_where_an_uninterrupted_run_ends(folder, before, after, workload, ranks):
     kind = dtype(before, after)
     single, actual = folder / f"single-{workload}-{kind}", folder / f"{before}-{after}-{workload}"

@@ -58,7 +58,10 @@ class Case:
 
 
 CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in BASES]
+LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in ("gpt2", "vit")]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
+LONG += [case for case in CASES if case.hard]
+"""Cases of the long form."""
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +97,9 @@ def resolved(tmp_path_factory):
 
 
 def parametrized(cases):
-    """``cases`` as a test's parameters; the hard ones are of the long form."""
+    """``cases`` as a test's parameters."""
     marks = {True: [pytest.mark.long], False: []}
-    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c.hard]) for c in cases])
+    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c in LONG]) for c in cases])
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +110,7 @@ def folder(request, server, resolved, tmp_path_factory):
         settings = resolved("single", name).data
         store.write(data / name, settings, *encode(settings, data_sets.read(settings, data)))
     group = Group(server, tmp_path_factory.mktemp("transformers"), data)
-    cases = [case for case in CASES if request.config.getoption("--long") or not case.hard]
+    cases = [case for case in CASES if request.config.getoption("--long") or case not in LONG]
     for case in cases:
         hard = {"max_grad_norm": HARD["max_grad_norm"]} if case.hard else {}
         group.add(case.single, resolved("single", case.model, dtype=case.dtype, **hard))
