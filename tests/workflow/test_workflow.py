@@ -1,11 +1,14 @@
 """Calls of Snakemake in a fresh copy of the project."""
 
 import fcntl
+import json
 import re
+import sys
 
 import pandas as pd
 import pytest
 
+from helpers.common import ROOT
 from shardlab.measure.collectives import COLLECTIVES
 
 TINY = ["--config", "workloads=[mlp]", "strategies=[single,ddp]", "recipe={max_steps: 3}", "noise_floor_runs=0", "--"]
@@ -40,28 +43,39 @@ def test_graphs_are_drawn(tree, graph):
         assert rule in drawn
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--config", "worklods=[mlp]", "--", "all"], "unknown key `worklods`; did you mean `workloads`?"),
-        (["--config", "strategies=[fsdp,ddpp]", "--", "all"], "there is no strategy 'ddpp'; did you mean ddp?"),
-        (["results/fsdpp/mlp.done"], "there is no strategy 'fsdpp'; did you mean fsdp?"),
-        (["results/fsdp/lama2.done"], "there is no workload 'lama2'; did you mean llama2?"),
-        (["results/pp_zbv/mlp.done"], "mlp can be split into 2 segments, and pp_zbv needs 4"),
-        (["results/ddp/my-mlp.done"], "there is no workload 'my-mlp'"),
-        (["--config", "nodes=2", "--", "all"], "can have at most 1; set nodes to at most 1"),
-        (["results/ddp/mlp/tset.json"], "no rule makes results/ddp/mlp/tset.json; did you mean results/ddp/mlp/test."),
-        (
-            ["results/export/ddp/mlp"],
-            "model mlp has no counterpart in transformers; models that have one: llama, moe, vit",
-        ),
-    ],
-)
-def test_mistakes_end_the_call_before_any_job(tree, arguments, words):
-    done = tree.snakemake(*arguments, check=False)
-    assert done.returncode != 0
-    assert words in done.stdout
-    assert "Traceback" not in done.stdout
+MISTAKES = [
+    (["--config", "worklods=[mlp]", "--", "all"], "unknown key `worklods`; did you mean `workloads`?"),
+    (["--config", "strategies=[fsdp,ddpp]", "--", "all"], "there is no strategy 'ddpp'; did you mean ddp?"),
+    (["results/fsdpp/mlp.done"], "there is no strategy 'fsdpp'; did you mean fsdp?"),
+    (["results/fsdp/lama2.done"], "there is no workload 'lama2'; did you mean llama2?"),
+    (["results/pp_zbv/mlp.done"], "mlp can be split into 2 segments, and pp_zbv needs 4"),
+    (["results/ddp/my-mlp.done"], "there is no workload 'my-mlp'"),
+    (["--config", "nodes=2", "--", "all"], "can have at most 1; set nodes to at most 1"),
+    (["results/ddp/mlp/tset.json"], "no rule makes results/ddp/mlp/tset.json; did you mean results/ddp/mlp/test."),
+    (
+        ["results/export/ddp/mlp"],
+        "model mlp has no counterpart in transformers; models that have one: llama, moe, vit",
+    ),
+]
+"""Arguments of a call, and words of the sentence that ends it."""
+
+
+@pytest.fixture(scope="module")
+def ended(make_tree, tmp_path_factory):
+    """A copy of the project, and (status, output) of each call with a mistake in it."""
+    tree = make_tree(tmp_path_factory.mktemp("mistakes"))
+    calls = json.dumps([["--profile", "workflow/profiles/local", *arguments] for arguments, _ in MISTAKES])
+    said = tree.run(sys.executable, str(ROOT / "tests/helpers/calls.py"), calls).stdout
+    return tree, json.loads(said.splitlines()[-1])
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[words for _, words in MISTAKES])
+def test_mistakes_end_the_call_before_any_job(ended, number):
+    tree, calls = ended
+    status, output = calls[number]
+    assert status not in (None, 0)
+    assert MISTAKES[number][1] in output
+    assert "Traceback" not in output
     assert not (tree.path / "data").exists()
     assert [path.name for path in (tree.path / "results").iterdir()] == ["README.md"]
 
