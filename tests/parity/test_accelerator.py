@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cases import ACCUMULATED, STRATEGIES, Case, supported
-from group import Group, Server, differences, outside, steps
+from group import Group, Server, differences, job, outside, steps
 
 from helpers import accelerator
 from helpers.common import ROOT, TINY, tiny_run
@@ -125,6 +125,17 @@ def test_a_plan_is_of_the_fullest_device_of_a_process(folders, case, tiny_data):
     batch = task.micro_batch("train", np.arange(case.run().recipe.global_batch_size)).batch
     loaded = sum(value.nbytes for value in batch.values())
     assert 0.97 * (measured["peak"] - loaded) < planned["peak"] < 1.03 * most
+
+
+def test_a_capture_needs_no_more_memory_of_a_device_than_a_training(folders, simulated, tiny_data):
+    """Outputs of modules wait in the host's memory; whole tensors pass through a device one at a time."""
+    _, sim = folders
+    case, weights = Case("fsdp", "llama2"), sim / "llama2-float64.safetensors"
+    run = on_accelerator(case.run())
+    simulated.work_off([job(run, tiny_data / "llama2", weights, sim / "capture", capture=True)], sim, 2)
+    report = json.loads((sim / case.name / "train.json").read_text())
+    captured = [json.loads((sim / f"capture/peak-{rank}.json").read_text()) for rank in (0, 1)]
+    assert all(own <= 1.01 * peak for own, peak in zip(captured, report["peak_memory_bytes"], strict=True))
 
 
 def test_each_rank_says_what_its_own_device_holds(folders):

@@ -31,13 +31,13 @@ from shardlab.settings.types import Run
 from shardlab.strategies import ddp, tensor
 from shardlab.trainer import loop
 from shardlab.trainer.capture import capture
-from shardlab.training import distributed, evaluation, tasks
+from shardlab.training import device, distributed, evaluation, tasks
 
 
 def main(cases):
     if cases:
-        device = cases[0]["run"]["site"]["device"] if "run" in cases[0] else "cpu"
-        distributed.start(device, timeout_seconds=60)
+        kind = cases[0]["run"]["site"]["device"] if "run" in cases[0] else "cpu"
+        distributed.start(kind, timeout_seconds=60)
     for case in cases:
         if "attention" in case:
             attention.of_rank(case)
@@ -59,7 +59,8 @@ def main(cases):
         try:
             if case["capture"]:
                 like = case["like"] and Run.model_validate(case["like"])
-                capture(run, Path(case["data"]), Path(case["weights"]), output, like)
+                with peak_noted(run, output):
+                    capture(run, Path(case["data"]), Path(case["weights"]), output, like)
                 continue
             resume = case["resume"] and Path(case["resume"])
             observe = keep_first_gradients(output)
@@ -75,6 +76,16 @@ def main(cases):
         finally:
             strategies.build = build
     distributed.finish()
+
+
+@contextmanager
+def peak_noted(run, output):
+    """Write the most bytes that tensors take on this rank's device, unless that is a CPU."""
+    devices = [device.of_rank(run.site.device)]
+    device.forget_peak(devices)
+    yield
+    if run.site.device == "cuda":
+        (output / f"peak-{dist.get_rank()}.json").write_text(json.dumps(device.peak_memory(devices)))
 
 
 COUNTED = {}
