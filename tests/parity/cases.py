@@ -115,11 +115,11 @@ LONG = [*MORE]
 LONG += [c for c in (*MATRIX, *HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
 # But for one workload of each strategy.
 LONG = [c for c in LONG if c not in MATRIX or c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
-# The same blocks are compiled under fsdp and ep, the same context under cp, and DDP around a compiled model.
-LONG += [case for case in COMPILE if case.strategy in ("single", "cp_ulysses", "cp_ring", "zero2")]
+# The same blocks are compiled under fsdp, the same context under cp, and DDP around a compiled model.
+LONG += [c for c in COMPILE if c.workload == "moe" or c.strategy in ("single", "cp_ulysses", "cp_ring", "zero2")]
 LONG += [case for case in COMPILE if case.strategy == "ddp" and dict(case.recipe)["compile"] == "blocks"]
-# Under another schedule or another division of the model, other workloads show nothing that llama2 does not.
-LONG += [c for c in MATRIX if c.strategy in ("pp_gpipe", "fsdp_size") and c.workload != "llama2"]
+# Under another schedule, division or place of the same state, other workloads show nothing that llama2 does not.
+LONG += [c for c in MATRIX if c.strategy in ("pp_gpipe", "fsdp_size", "zero3_offload") and c.workload != "llama2"]
 """Cases of the long form: four ranks wait for each other's cores, and what other cases cover takes long to compile."""
 
 

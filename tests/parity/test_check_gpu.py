@@ -37,7 +37,7 @@ def markdown(text):
     return above, pd.DataFrame(cells[2:], columns=cells[0])
 
 
-SEVERAL = ["dp", "mp", "ddp", "fsdp", "zero2"]
+SEVERAL = ["dp", "fsdp", "zero2"]
 
 
 def test_each_strategy_that_fits_two_ranks_is_in_the_table(request, tmp_path):
