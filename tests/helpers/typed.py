@@ -64,19 +64,25 @@ def words_of(command):
 
 def _tried(words):
     """Return the error of a command, or None."""
+    wrong, said = captured(_dry_run if words[0] == "snakemake" else _parse, words[1:])
+    return wrong and f"{wrong}: {said[-2000:]}"
+
+
+def captured(act, *args):
+    """Call a function in a fork made for it; return how it failed, or None, and what it and its children wrote."""
     with tempfile.TemporaryFile("w+") as said:
         for number in (1, 2):
             os.dup2(said.fileno(), number)
         wrong = None
         try:
-            (_dry_run if words[0] == "snakemake" else _parse)(words[1:])
+            act(*args)
         except SystemExit as end:
             wrong = end.code or None
         except BaseException as error:
             wrong = repr(error)
         sys.stdout.flush()
         said.seek(0)
-        return wrong and f"{wrong}: {said.read()[-2000:]}"
+        return wrong, said.read()
 
 
 def _dry_run(words):

@@ -29,7 +29,7 @@ WORDS = {
 }
 WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names that torch.compile, FSDP1 and activation checkpointing add."""
-NO_STEP = re.compile(r"(?<![a-z])(?:rank|tp|pp|dp|cp|ep|shard)[-_.]?\d+|\d+[-_]of[-_]\d+|(?:fp|bf|f|float)\d+")
+NO_STEP = re.compile(r"(?<![a-z])(?:rank|tp|pp|dp|cp|ep|shard|b?float|fp|bf)[-_.]?\d+|\d+[-_]of[-_]\d+")
 """Numbers of ranks, shards and dtypes."""
 
 
