@@ -139,6 +139,7 @@ def test_a_loss_that_is_no_number(tmp_path, code):
     assert [step["step"] for step in skips.steps() if step["loss"] is None] == [7]
 
 
+@pytest.mark.long
 def test_the_driver_is_killed(tree):
     """By Ctrl-C in its terminal, then Snakemake alone by SIGKILL. The same call resumes without another flag."""
     call = ["snakemake", "--profile", "workflow/profiles/local", "results/fsdp/llama2.done"]
