@@ -1,7 +1,7 @@
 """Calls of Snakemake in forks of one process that has imported it.
 
-Run as a program in a copy of the project: its argument is a JSON list of the calls' arguments, its last output line how
-each failed, or null, and its output.
+Run as a program in a copy of the project: its argument is a JSON list of the calls' arguments, its last output line a
+JSON list of how each call failed (null: it did not) and what it wrote.
 """
 
 import json

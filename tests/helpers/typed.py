@@ -69,7 +69,7 @@ def _tried(words):
 
 
 def captured(act, *args):
-    """Call a function in a fork made for it; return how it failed, or None, and what it and its children wrote."""
+    """Call a function in this process, which must be a fork; return how it failed, or None, and what it wrote."""
     with tempfile.TemporaryFile("w+") as said:
         for number in (1, 2):
             os.dup2(said.fileno(), number)

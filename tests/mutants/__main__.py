@@ -2,7 +2,7 @@
 
 With WORDS only the faults whose name has them. First their tests run without a fault, and all must pass. A fault is
 caught by a failed assertion or by the program's own sentence, not by a crash (judge.py). Ends with status 1 if one is
-not caught, or if, of all that change numbers, too few are diagnosed with the right cause.
+not caught, or, without WORDS, if too few of the faults that change numbers are diagnosed with the right cause.
 """
 
 import os

@@ -113,14 +113,14 @@ ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp",
 CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
 LONG = [*MORE]
 LONG += [c for c in (*MATRIX, *HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
-# But for one workload of each strategy.
+# Except one workload of each strategy.
 LONG = [c for c in LONG if c not in MATRIX or c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
 # The same blocks are compiled under fsdp, the same context under cp, and DDP around a compiled model.
 LONG += [c for c in COMPILE if c.workload == "moe" or c.strategy in ("single", "cp_ulysses", "cp_ring", "zero2")]
 LONG += [case for case in COMPILE if case.strategy == "ddp" and dict(case.recipe)["compile"] == "blocks"]
-# Under another schedule, division or place of the same state, other workloads show nothing that llama2 does not.
+# These differ from pp, fsdp and zero3 only in the schedule, the unit of sharding or the place of the state.
 LONG += [c for c in MATRIX if c.strategy in ("pp_gpipe", "fsdp_size", "zero3_offload") and c.workload != "llama2"]
-"""Cases of the long form: four ranks wait for each other's cores, and what other cases cover takes long to compile."""
+"""Cases of the long form: four ranks wait for each other's cores, compilation takes long, and others cover the most."""
 
 
 def parametrized(cases):

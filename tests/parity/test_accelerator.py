@@ -18,7 +18,7 @@ from cases import ACCUMULATED, STRATEGIES, Case, supported
 from group import Group, Server, differences, job, outside, steps
 
 from helpers import accelerator
-from helpers.common import ROOT, TINY, tiny_run
+from helpers.common import ROOT, TINY, save_initial, tiny_run
 from shardlab.files import write_json
 from shardlab.records import metrics
 from shardlab.trainer.simulate import simulate
@@ -127,14 +127,15 @@ def test_a_plan_is_of_the_fullest_device_of_a_process(folders, case, tiny_data):
     assert 0.97 * (measured["peak"] - loaded) < planned["peak"] < 1.03 * most
 
 
-def test_a_capture_needs_no_more_memory_of_a_device_than_a_training(folders, simulated, tiny_data):
+def test_a_capture_needs_no_more_memory_of_a_device_than_a_training(simulated, tmp_path, tiny_data):
     """Outputs of modules wait in the host's memory; whole tensors pass through a device one at a time."""
-    _, sim = folders
-    case, weights = Case("fsdp", "llama2"), sim / "llama2-float64.safetensors"
-    run = on_accelerator(case.run())
-    simulated.work_off([job(run, tiny_data / "llama2", weights, sim / "capture", capture=True)], sim, 2)
-    report = json.loads((sim / case.name / "train.json").read_text())
-    captured = [json.loads((sim / f"capture/peak-{rank}.json").read_text()) for rank in (0, 1)]
+    run, weights = on_accelerator(tiny_run("llama2", "fsdp", dtype="float64")), tmp_path / "initial.safetensors"
+    save_initial(run, weights)
+    for name in ("train", "capture"):
+        output = tmp_path / name
+        simulated.work_off([job(run, tiny_data / "llama2", weights, output, capture=name == "capture")], tmp_path, 2)
+    report = json.loads((tmp_path / "train/train.json").read_text())
+    captured = [json.loads((tmp_path / f"capture/peak-{rank}.json").read_text()) for rank in (0, 1)]
     assert all(own <= 1.01 * peak for own, peak in zip(captured, report["peak_memory_bytes"], strict=True))
 
 

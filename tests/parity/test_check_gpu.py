@@ -41,8 +41,8 @@ SEVERAL = ["dp", "fsdp", "zero2"]
 
 
 def test_each_strategy_that_fits_two_ranks_is_in_the_table(request, tmp_path):
-    """Also those that drive two devices from one process, in one run with those of two ranks. The short form: some."""
-    expected = {*SEVERAL, "fsdp_offload", "fsdp_size", "mp_ranks", "pp", "zero1", "zero3"}
+    """Those that drive two devices from one process run together with those of two ranks. The short form has three."""
+    expected = {"dp", "ddp", "fsdp", "fsdp_offload", "fsdp_size", "mp", "mp_ranks", "pp", "zero1", "zero2", "zero3"}
     words = ["--device", "cpu", "--ranks", 2, "--only", "equal", "--workloads", "mlp", "--output", tmp_path]
     if not request.config.getoption("--long"):
         words += ["--strategies", *SEVERAL]

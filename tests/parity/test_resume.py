@@ -38,7 +38,7 @@ PAIRS = [
 ]
 """Strategy that stops, strategy that resumes, workload, ranks per node of the first."""
 LONG = ("pp_interleaved", "fsdp_pp", "fsdp_ep_cp", "fsdp_tp_ep", "fsdp_cp")
-"""Strategies of the long form, of four ranks and more; fsdp_tp and hsdp are the others."""
+"""Strategies of the long form."""
 LOW = ("zero1", "zero2", "zero3")
 """Strategies that are stopped and resumed in bf16: their float32 master weights are part of a checkpoint."""
 

@@ -89,7 +89,7 @@ def peak_noted(run, output):
 
 
 COUNTED = {}
-"""Operations of a step, by all that they follow from: they take as long to count as a step of the tiny models."""
+"""Operations of a step, by all that they depend on: counting them takes as long as a step of a tiny model."""
 
 
 def counted_once(of_step):

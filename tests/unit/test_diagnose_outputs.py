@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from shardlab.diagnosis import evidence, outputs, stages
+from shardlab.diagnosis import evidence, outputs, patterns, stages
 from shardlab.diagnosis.capture_files import Capture, rank_file
 from shardlab.diagnosis.pair import Pair
 from shardlab.trainer.capture import _Recorder
@@ -205,6 +205,18 @@ def test_the_same_loss_that_is_not_finite_is_equal(tmp_path):
     captures[0].about["steps"][2] = {"loss": float("nan")}
     rows = [[*stages.STAGES["loss"](Pair(*captures), step)] for step in (0, 1, 2)]
     assert [row.differs for found in rows for row in found] == [False, False, True]
+
+
+def test_a_factor_near_1_must_explain_the_difference_and_not_only_the_tensor():
+    x, bias = torch.randn(64, 32), 0.01 * torch.randn(32)
+    assert patterns.factor(1.01 * x, x).is_factor(2e-2)
+    assert not patterns.factor(x + bias, x).is_factor(2e-2)
+
+
+def test_normalized_rows_are_the_same_in_another_order_or_others():
+    rows, others = (nn.functional.layer_norm(torch.randn(512, 64), (64,)) for _ in "ab")
+    assert patterns.is_permuted(rows.flip(0), rows, 1e-3)
+    assert not patterns.is_permuted(others, rows, 1e-3)
 
 
 def test_ranks_with_the_same_values_that_are_not_finite_do_not_disagree():

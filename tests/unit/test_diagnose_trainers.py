@@ -118,7 +118,7 @@ def test_bf16_is_compared_with_its_own_limit(compare, factor, status):
     low = {name: (factor * value).bfloat16() for name, value in TENSORS.items()}
     found, page = compare({"gradients": low}, {"gradients": TENSORS}, "--ranks", "dp=2")
     assert found == status
-    assert "The gradients are BF16 against F32: the coarser one sets the limit." in page
+    assert "The gradients are BF16 against F32: the coarser dtype of a tensor sets its limit." in page
     assert "Gradients in low precision count as equal up to 5 % of a tensor's largest value." in page
     if status:
         assert "1. **summed instead of averaged**" in page
@@ -239,7 +239,11 @@ def test_the_step_in_the_name_of_a_single_file(compare, tmp_path, monkeypatch, c
         ("initial_weights", "initial"),
         ("initial/model-00001-of-00002", "initial"),
         ("initial_run/gradients-1", "step1/gradients"),
+        ("initial_run/weights-1", "step1/weights"),
+        ("grad_dump/initial", "initial"),
         ("gradients-fp32-1", "step1/gradients"),
+        ("gradients-float-2", "step2/gradients"),
+        ("gradients-float8_e4m3-1", "step1/gradients"),
         ("optim.tp1.pp0", "step0/optimizer"),
         ("3", "step3/gradients"),
     ],

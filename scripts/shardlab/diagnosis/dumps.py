@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -29,7 +30,10 @@ WORDS = {
 }
 WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names that torch.compile, FSDP1 and activation checkpointing add."""
-NO_STEP = re.compile(r"(?<![a-z])(?:rank|tp|pp|dp|cp|ep|shard|b?float|fp|bf)[-_.]?\d+|\d+[-_]of[-_]\d+")
+NO_STEP = re.compile(
+    r"(?<![a-z])(?:rank|tp|pp|dp|cp|ep|shard)[-_.]?\d+|\d+[-_]of[-_]\d+"
+    r"|(?<![a-z])(?:b?float|fp|bf|f|u?int)(?:8|16|32|64)(?!\d)(?:_e\dm\d)?"
+)
 """Numbers of ranks, shards and dtypes."""
 
 
@@ -88,8 +92,7 @@ class Dump(Capture):
     @property
     def steps(self) -> list[int]:
         """Numbers of its steps."""
-        numbers = {int(name.partition("/")[0].removeprefix("step")) for name in self.files if "/" in name}
-        return sorted(numbers) or [0]  # weights before the first step alone
+        return sorted({int(name.partition("/")[0].removeprefix("step")) for name in self.files if "/" in name})
 
     def tensors(self, name: str) -> Tensors:
         """Return the tensors of a step and kind."""
@@ -179,12 +182,20 @@ def _same(value: Tensor, other: Tensor) -> bool:
 def _file(path: Path) -> str:
     """Return which file of a capture a file is, by its path in the dump."""
     names = [part.lower() for part in reversed(path.with_suffix("").parts)]
-    kinds = [kind for name in names for word, kind in WORDS.items() if word in name]
-    if any("initial" in name for name in names) and kinds[:1] in ([], ["weights"]):
+    nearer = list(takewhile(lambda name: "initial" not in name, names))
+    if len(nearer) < len(names) and not _numbers(nearer) and _kinds(nearer)[:1] in ([], ["weights"]):
         return "initial"
-    numbers = [number for name in names for number in re.findall(r"\d+", NO_STEP.sub("", name))]
+    kinds, numbers = _kinds(names), _numbers(names)
     steps = [number for name in names for number in re.findall(r"step[-_.]?(\d+)", name)]
     return f"step{int(([*steps, *numbers] or ['0'])[0])}/{kinds[0] if kinds else KINDS[0]}"
+
+
+def _kinds(names: list[str]) -> list[str]:
+    return [kind for name in names for word, kind in WORDS.items() if word in name]
+
+
+def _numbers(names: list[str]) -> list[str]:
+    return [number for name in names for number in re.findall(r"\d+", NO_STEP.sub("", name))]
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -100,7 +100,7 @@ def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
         found.say(patterns.not_finite(wrong, actual, expected))
         return
     fits = {name: patterns.factor(actual(name), expected(name)) for name in wrong}
-    good = {name: fit.coefficients[0] for name, fit in fits.items() if fit.rest < pair.fits}
+    good = {name: fit.coefficients[0] for name, fit in fits.items() if fit.is_factor(pair.fits)}
     zero = [name for name in wrong if not bool(actual(name).any())]
     if len(zero) == len(wrong):
         found.note("pattern", "zero")
@@ -173,7 +173,7 @@ def _rows(
         found.note("pattern", "rows")
         text = patterns.ranges(indices)
         fit = patterns.factor(value.index_select(dim, _index(indices)), other.index_select(dim, _index(indices)))
-        if fit.rest < pair.fits:
+        if fit.is_factor(pair.fits):
             name_factor(pair, fit.coefficients[0], found, f"{name}[{text}] along dimension {dim}")
         else:
             found.say(f"{name} differs only at indices {text} (of {value.shape[dim]}) along dimension {dim}.")

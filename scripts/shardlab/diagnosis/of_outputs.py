@@ -120,7 +120,7 @@ def _values(pair: Pair, stage: Stage, where: Where, found: "Evidence") -> None:
     module = row.module
     if stage.kind == "batch":
         _batch(value, other, found)
-    if fit.rest < pair.fits:
+    if fit.is_factor(pair.fits):
         found.note("pattern", "factor")
         found.say(f"The values are {fit.coefficients[0]:.6g} times the reference's.")
     elif stage.kind == "batch" and affine is not None:
@@ -141,8 +141,8 @@ def _values(pair: Pair, stage: Stage, where: Where, found: "Evidence") -> None:
 
 def _affine(actual: Tensor, expected: Tensor, fits: float) -> tuple[float, float] | None:
     ones = torch.ones_like(expected)
-    fit = patterns.combination(["it"], lambda _: actual, [lambda _: expected, lambda _: ones])
-    return (fit.coefficients[0], fit.coefficients[1]) if fit.rest < fits else None
+    fit = patterns.combination(["it"], lambda _: actual - expected, [lambda _: expected, lambda _: ones])
+    return (1 + fit.coefficients[0], fit.coefficients[1]) if fit.rest < fits else None
 
 
 def _bias(pair: Pair, module: str, off: Tensor) -> float | None:

@@ -104,6 +104,8 @@ class Pair:
             UserError: there are none.
         """
         steps, others = self.actual.steps, self.reference.steps
+        if not steps and not others:
+            return [0]  # both have only weights before the first step
         found = [step for step in others if step in steps]
         if not found:
             raise UserError(
@@ -118,7 +120,7 @@ class Pair:
         return _coarsest(dtypes, found)
 
     def limits(self, dtypes: dict[str, float], file: str) -> Callable[[str], float]:
-        """Return the limit of a tensor of a file that both have, by its name."""
+        """Return a function from the name of a tensor to its limit, for a file that both have."""
         files = [capture.tensors(file) for capture in self.captures]
         return lambda name: _coarsest(dtypes, self._trained | {each.dtype(name) for each in files})
 

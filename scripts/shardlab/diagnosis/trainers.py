@@ -122,12 +122,14 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
         raise UserError(
             f"{captures[0].folder} has {has[0]}, {captures[1].folder} has {has[1]}; they have none of these in common."
         )
-    for kind, (own, others) in ((LABELS.get(kind, kind), dtypes) for kind, dtypes in found.items()):
+    for name, (own, others) in found.items():
+        kind = LABELS.get(name, name)
         if own and others and own != others:
-            notes.append(f"The {kind} are {choices(own)} against {choices(others)}: the coarser one sets the limit.")
+            dtypes = f"{choices(own)} against {choices(others)}"
+            notes.append(f"The {kind} are {dtypes}: the coarser dtype of a tensor sets its limit.")
         if bool(own) != bool(others):
             notes.append(f"Only `{captures[not own].folder}` has {kind}; they are not compared.")
-        if (own | others) & COARSE:
+        if (own | others) & COARSE and name in KINDS:
             notes.append(f"{kind.capitalize()} in low precision count as equal up to 5 % of a tensor's largest value.")
     skipped = sum(each.skipped for each in getattr(pair.actual, "files", {}).values())
     if skipped:
