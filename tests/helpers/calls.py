@@ -4,12 +4,10 @@ Run as a program in a copy of the project: its argument is a JSON list of the ca
 JSON list of how each call failed (null: it did not) and what it wrote.
 """
 
-import json
 import sys
-from multiprocessing import get_context
 
 from snakemake import cli
-from typed import captured
+from typed import captured, print_each
 
 
 def _called(words):
@@ -18,5 +16,4 @@ def _called(words):
 
 
 if __name__ == "__main__":
-    with get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-        print(json.dumps(pool.map(_called, json.loads(sys.argv[1]), chunksize=1)))
+    print_each(_called)

@@ -68,6 +68,12 @@ def _tried(words):
     return wrong and f"{wrong}: {said[-2000:]}"
 
 
+def print_each(act):
+    """Print what a function returns for each item of the JSON list in the first argument, each in a fork."""
+    with get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+        print(json.dumps(pool.map(act, json.loads(sys.argv[1]), chunksize=1)))
+
+
 def captured(act, *args):
     """Call a function in this process, which must be a fork; return how it failed, or None, and what it wrote."""
     with tempfile.TemporaryFile("w+") as said:
@@ -130,6 +136,4 @@ if __name__ == "__main__":
     from shardlab.settings import load, resolve
 
     resolve.matrix(load.config(load.read_yaml(load.CONFIG / "config.yaml")))
-    tried = json.loads(sys.argv[1])
-    with get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-        print(json.dumps(pool.map(_tried, tried, chunksize=1)))
+    print_each(_tried)

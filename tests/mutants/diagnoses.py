@@ -129,7 +129,7 @@ CAUSES = {
         "only the last micro-batch's gradient counts": "single mlp reference",
     },
     "restored state": {
-        "a run goes on without the optimizer's state": "fsdp llama2",
+        "a run resumes without the optimizer's state": "fsdp llama2",
         "a run resumes one step too late": "single llama2 reference",
     },
     "positions": {
@@ -209,7 +209,7 @@ UNNAMED = {
     "other dropout masks on each rank of a tensor-parallel group": DROPOUT,
     "dropout masks that do not depend on the step": DROPOUT,
     "the same dropout masks on all data-parallel ranks": DROPOUT,
-    "dropout masks not seeded by the step, so that a run that goes on repeats them": DROPOUT,
+    "dropout masks not seeded by the step, so that a resumed run repeats them": DROPOUT,
     "validation in training mode": DROPOUT,
     "evaluation mode after a validation": DROPOUT,
     "FSDP sums bf16 gradients in bf16": "captures are in full precision",

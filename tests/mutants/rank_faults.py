@@ -153,7 +153,7 @@ FAULTS = [
         SEEDS,
     ),
     Fault(
-        "dropout masks not seeded by the step, so that a run that goes on repeats them",
+        "dropout masks not seeded by the step, so that a resumed run repeats them",
         STEP,
         "device.seed(world.device, step.seed)",
         "pass",

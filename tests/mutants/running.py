@@ -137,6 +137,7 @@ def _work(run, copy, notes, log):
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             return diagnosing.work(*run.task, copy, notes, _Ranks)
+    # A fault's tests may be of the long form.
     options = ["--long", "-x", "-p", "no:cacheprovider"]
     options += [f"--basetemp={copy.with_suffix('.tmp')}", f"--timeout={SECONDS - 30}"]
     with log.open("w", buffering=1) as file:

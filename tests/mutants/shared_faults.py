@@ -144,7 +144,7 @@ FAULTS = [
         "the worst weights are kept as the best", CHECKPOINT, "loss < self.best", "loss > self.best", reference("mlp")
     ),
     Fault(
-        "a run goes on without the optimizer's state",
+        "a run resumes without the optimizer's state",
         RESUMING,
         '        _load(folder, "optimizer", tensors, world)\n',
         "",

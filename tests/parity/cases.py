@@ -111,23 +111,27 @@ HALF += [
 ]
 ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp", "pp")]
 CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
+OTHERS = [c for c in MATRIX if c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
+"""All workloads of each strategy but one."""
 LONG = [*MORE]
-LONG += [c for c in (*MATRIX, *HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
-# Except one workload of each strategy.
-LONG = [c for c in LONG if c not in MATRIX or c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
+LONG += [c for c in (*OTHERS, *HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
 # The same blocks are compiled under fsdp, the same context under cp, and DDP around a compiled model.
 LONG += [c for c in COMPILE if c.workload == "moe" or c.strategy in ("single", "cp_ulysses", "cp_ring", "zero2")]
 LONG += [case for case in COMPILE if case.strategy == "ddp" and dict(case.recipe)["compile"] == "blocks"]
 # These differ from pp, fsdp and zero3 only in the schedule, the unit of sharding or the place of the state.
-LONG += [c for c in MATRIX if c.strategy in ("pp_gpipe", "fsdp_size", "zero3_offload") and c.workload != "llama2"]
+LONG += [c for c in OTHERS if c.strategy in ("pp_gpipe", "fsdp_size", "zero3_offload")]
 """Cases of the long form: four ranks wait for each other's cores, compilation takes long, and others cover the most."""
 
 
 def parametrized(cases):
     """Parametrize a test with those of the cases that are supported."""
-    marks = {True: [pytest.mark.long], False: []}
-    runs = [case for case in cases if supported(case)]
-    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c in LONG]) for c in runs])
+    return with_marks([case for case in cases if supported(case)], lambda case: case in LONG)
+
+
+def with_marks(cases, is_long):
+    """Parametrize a test with cases, some of them of the long form."""
+    found = [pytest.param(case, id=case.name, marks=[pytest.mark.long] * is_long(case)) for case in cases]
+    return pytest.mark.parametrize("case", found)
 
 
 def requested(items, *, long):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import ACCUMULATED, STRATEGIES, Case, supported
+from cases import ACCUMULATED, STRATEGIES, Case, supported, with_marks
 from group import Group, Server, differences, job, outside, steps
 
 from helpers import accelerator
@@ -40,8 +40,7 @@ def on_accelerator(run):
 
 
 def parametrized(cases):
-    marks = {True: [], False: [pytest.mark.long]}
-    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c in SHORT]) for c in cases])
+    return with_marks(cases, lambda case: case not in SHORT)
 
 
 def requested(items, *, long):

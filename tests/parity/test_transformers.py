@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from cases import with_marks
 from group import Group, differences, outside
 from safetensors.torch import load_file
 
@@ -96,12 +97,6 @@ def resolved(tmp_path_factory):
     return run_of
 
 
-def parametrized(cases):
-    """``cases`` as a test's parameters."""
-    marks = {True: [pytest.mark.long], False: []}
-    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c in LONG]) for c in cases])
-
-
 @pytest.fixture(scope="module")
 def folder(request, server, resolved, tmp_path_factory):
     """Folder with the results of every case, and of the trainings on one device."""
@@ -124,7 +119,7 @@ def folder(request, server, resolved, tmp_path_factory):
     return group
 
 
-@parametrized(CASES)
+@with_marks(CASES, lambda case: case in LONG)
 def test_equals_one_device(folder, resolved, case, record_property):
     run = resolved("single", case.model, dtype=case.dtype)
     found = differences(folder.folder / case.name, folder.folder / case.single, run, folder.data / case.model)
