@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
+from shardlab.models.contents import shared_outside
 from shardlab.settings.types import StrategyOptions
 from shardlab.training.distributed import text_of_mesh
 
@@ -56,6 +58,11 @@ def apply(
                 offload_policy=offload,
             )
         log.info("Applied FSDP to %d modules of experts, mesh %s", len(experts[0]), text_of_mesh(grid))
+    # A unit has all modules of its parameters: a tied one belongs to the model's.
+    tied = shared_outside(model, blocks)
+    if tied and options.wrap_parameters is None:
+        log.info("Left %d blocks with tied parameters to the root", len(tied))
+    blocks = [block for block in blocks if block not in tied]
     if options.wrap_parameters is not None:
         blocks = [block for block in _large(model, options.wrap_parameters) if not isinstance(block, FSDPModule)]
     for module, precision in (*((block, inside) for block in blocks), (model, outside)):
@@ -67,6 +74,8 @@ def apply(
             mp_policy=precision,
             offload_policy=offload,
         )
+    if options.find_unused_parameters:
+        cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
     log.info(
         "Applied %s to %d blocks and the root, mesh %s%s%s",
         "HSDP" if mesh.ndim > 1 else "FSDP",
@@ -96,7 +105,9 @@ def _large(model: nn.Module, parameters: int) -> list[nn.Module]:
     """Return submodules with at least this many parameters that no deeper module has wrapped: deepest first."""
     found: list[nn.Module] = []
     taken: set[nn.Parameter] = set()
-    for module in reversed([module for module in model.modules() if module is not model]):
+    inside = [module for module in model.modules() if module is not model]
+    tied = shared_outside(model, inside)
+    for module in reversed([module for module in inside if module not in tied]):
         own = [parameter for parameter in module.parameters() if parameter not in taken]
         if isinstance(module, nn.ModuleList | nn.ModuleDict) or sum(p.numel() for p in own) < parameters:
             continue

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab import models
+from shardlab.models import contents
 from shardlab.models.weights import check_weights, materialize, open_weights
 from shardlab.patches import deepspeed_startup
 from shardlab.settings.deepspeed import sized
@@ -92,14 +93,17 @@ class ZeroEngine:
         self.precision = PRECISIONS[run.recipe.arithmetic]
         self.scales_loss = self.precision.scales_loss
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
+        contents.check(run, whole)
         self.meta_state_dict = {
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }
         self.parameter_count = models.parameter_count(whole)
         self.load_shape = getattr(whole, "load_shape", None)
         self.config = sized(run.engine_config or {}, self.parameter_count)
-        self.plain = self._sharded(weights) if run.zero_stage == 3 else whole
-        if run.zero_stage != 3:
+        self.plain = whole
+        if run.zero_stage == 3:
+            self._shard(whole, weights)
+        else:
             materialize(whole, weights, world.device)
         # DeepSpeed does the rest, such as sharding and precision, according to its own JSON.
         parallelize.recompute(self.plain, run.model.blocks, run.recipe.activation_checkpointing)
@@ -116,18 +120,29 @@ class ZeroEngine:
                 for name, parameter in self.plain.named_parameters():
                     _set(parameter, file.get_tensor(name), world.rank)
 
-    def _sharded(self, weights: Path) -> nn.Module:
-        """Return the model with its weights, of which each rank holds only its part at any time."""
-        # The dtype comes from the configuration: passed as an argument, any dtype becomes bfloat16 on a CPU.
-        with deepspeed.zero.Init(config_dict_or_path=dict(self.config)):
-            model = models.construct(self.run.model, self.run.task)
-        with open_weights(weights) as file:
+    def _shard(self, model: nn.Module, weights: Path) -> None:
+        """Load a model's weights, of which each rank holds only its part; one is whole at a time.
+
+        ``deepspeed.zero.Init`` around the constructor would take the values away from constructors that copy, reshape
+        or read them (weight norm, deep copies of a layer).
+        """
+        dtype = getattr(torch, self.precision.dtype)
+        for name, buffer in model.named_buffers():
+            if buffer.is_meta:
+                owner, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(owner), leaf, torch.empty_like(buffer, device=self.world.device))
+        with open_weights(weights) as file, torch.no_grad():
             check_weights(file, self.meta_state_dict, weights, whole=True)
             for name, value in models.state(model).items():
-                with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
-                    if self.world.is_rank0 or not hasattr(value, "ds_id"):
-                        value.detach().copy_(file.get_tensor(name))
-        return model
+                whole = file.get_tensor(name)
+                if not isinstance(value, nn.Parameter):
+                    value.copy_(whole)
+                    continue
+                if whole.is_floating_point() and not self.precision.is_full:
+                    whole = whole.to(dtype)
+                real = nn.Parameter(whole.to(self.world.device), requires_grad=value.requires_grad)
+                torch.utils.swap_tensors(value, real)
+                deepspeed.zero.Init(module=nn.ParameterList([value]), config_dict_or_path=dict(self.config))
 
     def train(self, mode: bool) -> None:
         self.model.train(mode)
