@@ -3,6 +3,7 @@
 All are regressions, (batch, inputs) to (batch, outputs), and know nothing about ranks or this project.
 """
 
+import copy
 import math
 import re
 from collections.abc import Callable
@@ -511,3 +512,374 @@ class VectorQueue(nn.Module):
             self.queue[(self.pointer + torch.arange(len(h))) % len(self.queue)] = h.detach()
             self.pointer[0] = (self.pointer[0] + len(h)) % len(self.queue)
         return self.last(F.gelu(h - past))
+
+
+# sometimes_unused: parameters without a gradient in some or all steps
+
+UNUSED = {
+    "ddp": "refused: needs find_unused_parameters",
+    "zero": "differs: ZeRO decays weights without a gradient, AdamW leaves them out",
+}
+BRANCHES = {
+    "ddp": "refused: needs find_unused_parameters",
+    "fsdp": "refused: ranks have gradients of different parameters",
+    "zero1": "differs: the branch of half a batch, and ZeRO steps without a gradient",
+    "zero3": "refused: ranks gather different parameters",
+}
+
+
+@foreign("sometimes_unused", "a branch that depends on the batch", **BRANCHES)
+class DataBranch(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        return self.last(self.a(h) if x.sum() > 0 else self.b(h))
+
+
+@foreign("sometimes_unused", "a module that is never called", **UNUSED)
+class UnusedPooler(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last, self.pooler = nn.Linear(inputs, 16), nn.Linear(16, outputs), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("sometimes_unused", "two modules that take turns, step by step", **UNUSED)
+class TakingTurns(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.even, self.odd = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        if not self.training:
+            return self.last((self.even(h) + self.odd(h)) / 2)
+        self.steps += 1
+        return self.last(self.odd(h) if self.steps % 2 else self.even(h))
+
+
+@foreign("sometimes_unused", "blocks that are left out in some steps (layer drop)", blocks=("layers.*",), **UNUSED)
+class LayerDrop(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        self.steps += self.training
+        for number, layer in enumerate(self.layers):
+            if not self.training or (self.steps + number) % 3:
+                h = h + F.gelu(layer(h))
+        return self.last(h)
+
+
+@foreign("sometimes_unused", "a second output that is computed and dropped", **UNUSED)
+class DroppedHead(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last, self.other = nn.Linear(inputs, 16), nn.Linear(16, outputs), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        self.logits = self.other(h)
+        return self.last(h)
+
+
+@foreign("sometimes_unused", "experts that are not called without samples", **BRANCHES)
+class SkippedExperts(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        chosen, out = (2 * x[:, 0].abs()).long().clamp(max=7), torch.zeros_like(h)
+        for number in chosen.unique().tolist():
+            rows = (chosen == number).nonzero()[:, 0]
+            out = out.index_add(0, rows, self.experts[number](h[rows]))
+        return self.last(h + out)
+
+
+@foreign("sometimes_unused", "experts that are called with no samples")
+class EmptyExperts(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        chosen, out = (2 * x[:, 0].abs()).long().clamp(max=7), torch.zeros_like(h)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero()[:, 0]
+            out = out.index_add(0, rows, expert(h[rows]))
+        return self.last(h + out)
+
+
+@foreign("sometimes_unused", "rows of an embedding that never occur")
+class EmbeddingRows(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.table, self.last = nn.Linear(inputs, 16), nn.Embedding(50, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = (x > 0).long() + 10 * torch.arange(x.shape[1]) % 50
+        return self.last(F.gelu(self.first(x) + self.table(rows).sum(1)))
+
+
+@foreign("sometimes_unused", "an embedding with sparse gradients", every="refused: AdamW takes no sparse gradients")
+class SparseEmbedding(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.table = nn.Embedding(50, 16, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) + self.table((x > 0).long()).sum(1)))
+
+
+@foreign("sometimes_unused", "a module that is called without gradients", **UNUSED)
+class NoGradUse(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(inputs, 16), nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            gate = self.gate(x).sigmoid()
+        return self.last(F.gelu(self.first(x)) * gate)
+
+
+@foreign("sometimes_unused", "a module that only evaluation calls", **UNUSED)
+class EvaluationOnly(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.calibration = nn.Linear(outputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(F.gelu(self.first(x)))
+        return y if self.training else self.calibration(y)
+
+
+@foreign("sometimes_unused", "a gradient that is exactly zero: 0 times a module")
+class ZeroGradient(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last, self.other = nn.Linear(inputs, 16), nn.Linear(16, outputs), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        return self.last(h) + 0 * self.other(h)
+
+
+@foreign("sometimes_unused", "a module that joins at the sixth step", **UNUSED)
+class LateModule(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.late, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, outputs)
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        self.steps += self.training
+        return self.last(h if self.steps < 6 else h + self.late(h))
+
+
+# frozen: parameters that are not trained, and parameters without values
+
+DEEP_COPY = "refused: zero.Init cannot follow deep copies of split parameters (DeepSpeed#5543)"
+
+
+@foreign("frozen", "a frozen first layer")
+class FrozenFirst(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16).requires_grad_(False), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("frozen", "LoRA: frozen weights with trained factors beside them", blocks=("first", "middle", "last"))
+class LowRank(nn.Module):
+    class Adapted(nn.Module):
+        def __init__(self, width: int, rank: int) -> None:
+            super().__init__()
+            self.base = nn.Linear(width, width).requires_grad_(False)
+            self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+            nn.init.zeros_(self.up.weight)
+
+        def forward(self, h: Tensor) -> Tensor:
+            return self.base(h) + self.up(self.down(h))
+
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(inputs, 16), self.Adapted(16, 2), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.middle(F.gelu(self.first(x)))))
+
+
+@foreign("frozen", "a parameter of size zero", zero3="refused: ZeRO-3 cannot gather parameters without values")
+class EmptyParameter(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.prompt = nn.Parameter(torch.empty(0, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        return self.last(torch.cat((self.prompt, h))[len(self.prompt) :])
+
+
+@foreign("frozen", "everything frozen but the head", blocks=("body.*",))
+class HeadOnly(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(inputs, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU())
+        self.last = nn.Linear(16, outputs)
+        for parameter in self.body.parameters():
+            parameter.requires_grad = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(x))
+
+
+@foreign("frozen", "a frozen block between trained ones", blocks=("layers.*",))
+class FrozenBlock(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.layers[1].requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for layer in self.layers:
+            h = h + F.gelu(layer(h))
+        return self.last(h)
+
+
+@foreign("frozen", "a frozen embedding of given values", blocks=("table", "last"))
+class FrozenEmbedding(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding.from_pretrained(torch.linspace(-1, 1, 64 * 16).sin().view(64, 16))
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = ((x > 0).long() * 2 ** torch.arange(x.shape[1])).sum(1) % 64
+        return self.last(F.gelu(self.first(x) + self.table(rows)))
+
+
+@foreign("frozen", "frozen batch norm that stays in evaluation mode")
+class FrozenBatchNorm(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.norm = nn.BatchNorm1d(16).requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "FrozenBatchNorm":
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.norm(self.first(x))))
+
+
+@foreign("frozen", "frozen biases, trained weights")
+class FrozenBiases(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(not name.endswith("bias"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("frozen", "frozen weights, trained biases")
+class TrainedBiases(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name.endswith("bias"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("frozen", "a frozen weight that two layers share", blocks=("up", "down"))
+class FrozenTie(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.down.weight = self.up.weight
+        self.up.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.down(F.gelu(self.up(self.first(x)))))
+
+
+@foreign("frozen", "a layer without inputs, frozen", zero3="refused: ZeRO-3 cannot gather parameters without values")
+class FrozenEmpty(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.extra = nn.Linear(0, 16).requires_grad_(False)
+        nn.init.ones_(self.extra.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) + self.extra(x[:, :0])))
+
+
+@foreign("frozen", "a frozen deep copy of a trained layer", blocks=("first", "teacher", "last"), zero3=DEEP_COPY)
+class FrozenTeacher(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.teacher = copy.deepcopy(self.first).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)) - self.teacher(x))
+
+
+@foreign("frozen", "a frozen int8 parameter")
+class IntegerParameter(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        codes = (torch.arange(256) * 37 % 255 - 127).to(torch.int8).view(16, 16)
+        self.codes = nn.Parameter(codes, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        return self.last(h + F.linear(h, self.codes.to(h.dtype) / 127))
+
+
+@foreign("frozen", "frozen bfloat16 weights under trained ones of another precision")
+class FrozenBfloat16(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.base = nn.Parameter((torch.randn(16, 16) / 4).bfloat16(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        return self.last(h + F.linear(h, self.base.to(h.dtype)))
