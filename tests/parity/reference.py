@@ -14,12 +14,19 @@ from torch.nn.utils import clip_grad_norm_
 
 
 def train(settings, folder, initial):
-    """Train as run.json (a dict) says; records of each step and validation, test losses."""
+    """Train as run.json (a dict) says; records of each step and validation, test losses, the trained network."""
+    model = settings["model"]
+    network = import_module(f"shardlab.models.{model['name']}").Model(**model["args"])
+    in_precision(network, getattr(torch, settings["recipe"]["dtype"]))
+    network.load_state_dict(load_file(initial))
+    return train_network(network, settings, folder)
+
+
+def train_network(network, settings, folder):
+    """Train a network that has its weights; see ``train``."""
     recipe, model = settings["recipe"], settings["model"]
     dtype = getattr(torch, recipe["dtype"])
     splits = {name: load_file(folder / f"{name}.safetensors") for name in ("train", "validation", "test")}
-    network = import_module(f"shardlab.models.{model['name']}").Model(**model["args"]).to(dtype)
-    network.load_state_dict(load_file(initial))
     optimizer = make_optimizer(recipe["optimizer"], network.parameters())
     loss_of, length = TASKS[settings["task"]]
     count = length(splits["train"])
@@ -49,7 +56,16 @@ def train(settings, folder, initial):
             if validations[-1] == min(validations):
                 best = mean_loss(network, loss_of, splits["test"], length, dtype)
     test = mean_loss(network, loss_of, splits["test"], length, dtype)
-    return {"steps": steps, "validations": validations, "test": test, "best": best}
+    return {"steps": steps, "validations": validations, "test": test, "best": best, "network": network}
+
+
+def in_precision(network, dtype):
+    """Float32 and complex64, which constructors make unless told otherwise, become the training's; others stay."""
+    for value in (*network.parameters(), *network.buffers()):
+        if value.dtype == torch.float32:
+            value.data = value.data.to(dtype)
+        if value.dtype == torch.complex64 and dtype == torch.float64:
+            value.data = value.data.to(torch.complex128)
 
 
 def mean_loss(network, loss_of, split, length, dtype):
