@@ -26,8 +26,7 @@ def register():
 
 def run_of(name, strategy, **recipe):
     """A run of a model; its workload has the model's name."""
-    dtype = "float32" if strategy.startswith("zero") else "float64"
-    run = tiny_run(DATA, strategy, **({"dtype": dtype} | RECIPE | recipe))
+    run = tiny_run(DATA, strategy, **(RECIPE | recipe))
     args = {key: run.data.options[key] for key in ("inputs", "outputs")}
     of_mlp = {"tensor": {}, "segments": 0}
     model = run.model.model_copy(update=of_mlp | {"name": name, "args": args, "blocks": MODELS[name].blocks})

@@ -33,6 +33,7 @@ def train_network(network, settings, folder):
     per_epoch = math.ceil(count / recipe["global_batch_size"])
     total = min(recipe["epochs"] * per_epoch, recipe["max_steps"] or math.inf)
     steps, validations, best = [], [], math.nan
+    network.train()
     loads = []
     network.register_forward_hook(lambda *call: loads.append(call[2][1]) if isinstance(call[2], tuple) else None)
     for number in range(total):

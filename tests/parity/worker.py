@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardlab import strategies
 from shardlab.errors import UserError
 from shardlab.measure import flops
+from shardlab.models.weights import on_disk
 from shardlab.settings.types import Run
 from shardlab.strategies import ddp, tensor
 from shardlab.trainer import loop
@@ -221,7 +222,7 @@ def keep_first_gradients(output):
     def observe(step, engine):
         if step:
             return
-        gradients = {name: gradient.detach().clone().contiguous() for name, gradient in engine.gradients()}
+        gradients = {name: on_disk(gradient).detach().clone().contiguous() for name, gradient in engine.gradients()}
         if not dist.is_initialized() or dist.get_rank() == 0:
             save_file(gradients, output / "gradients.safetensors")
 

@@ -82,8 +82,13 @@ def _set(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = No
 
 
 def _check(run: Run, model: nn.Module) -> None:
-    """Raise Unsupported if DeepSpeed cannot train one of the model's parameters in its type."""
+    """Raise Unsupported if DeepSpeed cannot train one of the model's parameters in its type, or not split it."""
     for name, parameter in model.named_parameters():
+        if run.zero_stage == 3 and not parameter.numel():
+            raise Unsupported(
+                f"{run.strategy}: {name} of model {run.model.name} has no values, and DeepSpeed cannot gather it; make "
+                "it None, or use another strategy."
+            )
         if parameter.requires_grad and parameter.dtype != getattr(torch, run.recipe.dtype):
             kind = str(parameter.dtype).removeprefix("torch.")
             raise Unsupported(

@@ -119,6 +119,7 @@ def set_up(
     if resume is None and world.is_rank0:
         shutil.rmtree(output / "checkpoints", ignore_errors=True)
     engine = strategies.build(run, task, world, weights)
+    engine.train(True)  # a model's own method may leave modules in evaluation mode, such as frozen batch norm
     distributed.limit_groups(run.site.hang_seconds)
     steps = Steps(task, engine, run.recipe, run.seed, world)
     start = restore(start, engine, steps, resume, world, output)
