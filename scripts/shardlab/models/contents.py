@@ -72,8 +72,8 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
         "scalar": [name for name, value in parameters.items() if not value.dim()],
         "empty": [name for name, value in parameters.items() if not value.numel()],
         "complex": [name for name, value in parameters.items() if value.is_complex()],
-        "mixed": [name for name, value in trained.items() if value.dtype not in (dtype, dtype.to_complex())],
-        "mixed_in_block": _of_several_dtypes(run, model),
+        "mixed": [name for name, value in trained.items() if value.dtype != dtype and not value.is_complex()],
+        "mixed_in_module": [*_of_several_dtypes(model, dtype)],
         "made": [] if drawn_by_module else made,
         "made_unsaved": [*(made if drawn_by_module else []), *_made_unsaved(model)],
         "mixes": [name for name, module in model.named_modules() if is_batch_norm(module)],
@@ -167,16 +167,12 @@ def _across_stages(run: Run, model: nn.Module, ties: list[list[str]]) -> list[st
     return [name for names in ties if len(stages_of(names)) > 1 for name in names]
 
 
-def _of_several_dtypes(run: Run, model: nn.Module) -> list[str]:
-    """Return a parameter of each dtype of the first of FSDP's units that has several."""
-    left = {id(value): (name, value) for name, value in model.named_parameters() if value.requires_grad}
-    blocks = [module for pattern in run.model.blocks for module in matching(model, pattern)]
-    for unit in (*blocks, model):
-        own = [left.pop(id(value)) for value in unit.parameters() if id(value) in left]
-        names = {value.dtype: name for name, value in reversed(own)}
-        if len(names) > 1:
-            return [*names.values()]
-    return []
+def _of_several_dtypes(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
+    """Yield the trained parameters of another dtype in modules that also have those of ``dtype``, or in the model."""
+    for prefix, module in model.named_modules():
+        own = {name: value for name, value in module.named_parameters(recurse=False) if value.requires_grad}
+        if len({value.dtype for value in own.values()}) > 1 or not prefix:
+            yield from (f"{prefix}.{name}".lstrip(".") for name, value in own.items() if value.dtype != dtype)
 
 
 def _made_unsaved(model: nn.Module) -> Iterator[str]:

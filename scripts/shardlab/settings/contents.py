@@ -66,9 +66,9 @@ RULES = {
         "trained parameters of another dtype than recipe.dtype",
         dict.fromkeys(ZERO, "DeepSpeed has one dtype; use ddp or fsdp"),
     ),
-    "mixed_in_block": Rule(
-        "trained parameters of several dtypes in one module of `blocks`, or outside of all",
-        {"fsdp": "FSDP gathers parameters of one dtype together; name modules of one dtype in `blocks`, or use ddp"},
+    "mixed_in_module": Rule(
+        "trained parameters of several dtypes in one module, or of another one in the model itself",
+        {"fsdp": "FSDP reduces one dtype at a time; give those of another to a submodule, or use ddp"},
     ),
     "made": Rule("persistent buffers made from parameters (spectral norm, masks)"),
     "made_unsaved": Rule(

@@ -63,9 +63,12 @@ def apply(
     if tied and options.wrap_parameters is None:
         log.info("Left %d blocks with tied parameters to the root", len(tied))
     blocks = [block for block in blocks if block not in tied]
+    # FSDP cannot send parameters without values; each rank keeps them as they are.
+    empty = {parameter for parameter in model.parameters() if not parameter.numel()}
     if options.wrap_parameters is not None:
         blocks = [block for block in _large(model, options.wrap_parameters) if not isinstance(block, FSDPModule)]
-    for module, precision in (*((block, inside) for block in blocks), (model, outside)):
+    apart = [(module, MixedPrecisionPolicy()) for module in of_another_type(model, dtype)]
+    for module, precision in (*apart, *((block, inside) for block in blocks), (model, outside)):
         fully_shard(
             module,
             mesh=mesh,
@@ -73,6 +76,7 @@ def apply(
             shard_placement_fn=partial(_placement, ranks=mesh.size(mesh.ndim - 1)),
             mp_policy=precision,
             offload_policy=offload,
+            ignored_params=empty,
         )
     if options.find_unused_parameters:
         cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
@@ -84,6 +88,16 @@ def apply(
         f", computing in {str(low).removeprefix('torch.')}" if low else "",
         ", states in CPU memory" if options.cpu_offload else "",
     )
+
+
+def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
+    """Return the modules whose own trained parameters are not of the training's type: FSDP reduces one type at a time.
+    """
+    return [
+        module
+        for module in model.modules()
+        if {value.dtype for value in module.parameters(recurse=False) if value.requires_grad and value.numel()} - {dtype}
+    ]
 
 
 def _placement(parameter: nn.Parameter, ranks: int) -> Shard:

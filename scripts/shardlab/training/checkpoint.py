@@ -102,7 +102,11 @@ class Checkpointer:
             "weights": self.engine.weights_state(to_write=True),
             "optimizer": self.engine.optimizer_state(to_write=True),
         }
-        tensors = {f"{kind}/{name}": _copy(value) for kind, state in kinds.items() for name, value in state.items()}
+        tensors = {
+            f"{kind}/{name}": _copy(weights.on_disk(value))
+            for kind, state in kinds.items()
+            for name, value in state.items()
+        }
         folder = manifest.place(self.output, step)
         new = folder.with_name(f".{folder.name}.new")
         if self.world.is_rank0:
