@@ -4,6 +4,7 @@ All are regressions, (batch, inputs) to (batch, outputs), and know nothing about
 """
 
 import copy
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import spectral_norm
+from torch.nn.utils import parametrizations, prune, spectral_norm
 
 ENGINES = ("single", "ddp", "fsdp", "zero1", "zero3")
 Class = TypeVar("Class", bound=type[nn.Module])
@@ -883,3 +884,322 @@ class FrozenBfloat16(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = F.gelu(self.first(x))
         return self.last(h + F.linear(h, self.base.to(h.dtype)))
+
+
+# shapes_and_ties: shared weights, and parameters of unusual shapes, strides and names
+
+STRIDES = "refused: ZeRO broadcasts contiguous parameters"
+READS_WEIGHT = "refused: the constructor computes with a weight, which zero.Init has split"
+SPLIT_ELSEWHERE = "refused: a module reads a weight of another block, which is split"
+
+
+@foreign("shapes_and_ties", "weights tied by attribute", blocks=("up", "down"))
+class TiedWeights(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.down.weight = self.up.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.down(F.gelu(self.up(self.first(x)))))
+
+
+@foreign("shapes_and_ties", "weights tied by a local variable", blocks=("a", "b"))
+class TiedByVariable(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+        weight = nn.Parameter(torch.randn(16, 16) / 4)
+        self.a.weight = weight
+        self.b.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.b(F.gelu(self.a(self.first(x)))))
+
+
+@foreign("shapes_and_ties", "a module that is called three times", blocks=("layer",))
+class CalledThreeTimes(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for _ in range(3):
+            h = h + F.gelu(self.layer(h))
+        return self.last(h)
+
+
+@foreign(
+    "shapes_and_ties",
+    "a parameter without dimensions",
+    fsdp="refused: fully_shard does not support scalar parameters",
+    zero="refused: ZeRO broadcasts parameters as bytes, which needs a dimension",
+)
+class ScalarParameter(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) * self.scale))
+
+
+@foreign("shapes_and_ties", "a transposed parameter", zero=STRIDES)
+class TransposedParameter(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(24, outputs)
+        self.middle = nn.Parameter((torch.randn(24, 16) / 4).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) @ self.middle))
+
+
+@foreign("shapes_and_ties", "weight norm (parametrizations)", zero3=READS_WEIGHT)
+class WeightNorm(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = parametrizations.weight_norm(nn.Linear(inputs, 16)), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign(
+    "shapes_and_ties", "nn.TransformerEncoder: deep copies of a layer", blocks=("encoder.layers.*",), zero3=DEEP_COPY
+)
+class Encoder(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 16), nn.Linear(16, outputs)
+        layer = nn.TransformerEncoderLayer(16, nhead=2, dim_feedforward=32, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, num_layers=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.encoder(self.first(x[..., None])).mean(1))
+
+
+@foreign("shapes_and_ties", "an LSTM", blocks=("cells",))
+class Lstm(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.cells, self.last = nn.LSTM(1, 12, num_layers=2, batch_first=True), nn.Linear(12, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.cells(x[..., None])[0][:, -1])
+
+
+@foreign("shapes_and_ties", "a GRU in both directions", blocks=("cells",))
+class BothDirections(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.cells, self.last = nn.GRU(1, 8, bidirectional=True), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.cells(x.T[..., None])[0].mean(0))
+
+
+@foreign("shapes_and_ties", "a weight shared by two of three blocks, inside them", blocks=("layers.*",))
+class TiedAcrossBlocks(nn.Module):
+    class Layer(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+        def forward(self, h: Tensor) -> Tensor:
+            return h + self.down(F.gelu(self.up(h)))
+
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.layers = nn.Sequential(*(self.Layer(16) for _ in range(3)))
+        self.layers[2].down.weight = self.layers[0].down.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layers(self.first(x)))
+
+
+@foreign("shapes_and_ties", "a weight used again, transposed, outside its module", blocks=("middle",))
+class TransposedTie(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.middle(self.first(x)))
+        return self.last(F.linear(h, self.first.weight.t()))
+
+
+@foreign(
+    "shapes_and_ties",
+    "a weight of a block used again, transposed, by another module",
+    blocks=("first", "last"),
+    fsdp=SPLIT_ELSEWHERE,
+)
+class TransposedTieOfBlock(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.middle(self.first(x)))
+        return self.last(F.linear(h, self.first.weight.t()))
+
+
+@foreign("shapes_and_ties", "a list with the same module twice", blocks=("layers.*",))
+class RepeatedModule(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        shared = nn.Linear(16, 16)
+        self.layers = nn.ModuleList([shared, nn.Linear(16, 16), shared])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for layer in self.layers:
+            h = h + F.gelu(layer(h))
+        return self.last(h)
+
+
+@foreign("shapes_and_ties", "a buffer that two modules share: one writes, the other reads")
+class SharedBuffer(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        steps = torch.tensor(0.0)
+        self.first.register_buffer("steps", steps)
+        self.last.register_buffer("steps", steps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.first.steps += 1
+        return self.last(F.gelu(self.first(x))) * (self.last.steps / 10).clamp(max=1)
+
+
+@foreign("shapes_and_ties", "a frozen expanded parameter: one value for all rows", zero=STRIDES)
+class ExpandedParameter(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.middle = nn.Parameter(torch.linspace(-1, 1, 16).expand(16, 16), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        return self.last(h + h @ self.middle)
+
+
+@foreign("shapes_and_ties", "prime sizes", blocks=("layers.*",))
+class PrimeSizes(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        sizes = (inputs, 13, 7, 31, 3)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.last = nn.Linear(3, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x))
+        return self.last(x)
+
+
+@foreign("shapes_and_ties", "sizes of one: fewer rows than ranks", blocks=("narrow", "wide"))
+class SizesOfOne(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.narrow, self.wide, self.last = nn.Linear(inputs, 1), nn.Linear(1, 16), nn.Linear(16, outputs)
+        self.token = nn.Parameter(torch.zeros(1, 1, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.cat((self.token.expand(len(x), 1, 16), self.wide(self.narrow(x))[:, None]), dim=1)
+        return self.last(F.gelu(h).sum(1))
+
+
+@foreign("shapes_and_ties", "a convolution with five dimensions", blocks=("convolution",))
+class FiveDimensions(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 36), nn.Linear(16, outputs)
+        self.convolution = nn.Conv3d(2, 4, (2, 2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.convolution(self.first(x).view(-1, 2, 3, 3, 2))).flatten(1)[:, ::2])
+
+
+@foreign("shapes_and_ties", "a ParameterList of ParameterDicts with names of unusual characters", blocks=("first",))
+class UnusualNames(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        names = ("*", "[0]", "a b", "x/y", "µ", "weight:0", "{h}")
+        self.shifts = nn.ParameterList([torch.randn(16), torch.randn(16)])
+        self.gains = nn.ParameterDict({name: torch.randn(16) for name in names})
+        self.add_module("last block", nn.Linear(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x) + sum(self.shifts)
+        for gain in self.gains.values():
+            h = h + F.gelu(h * gain) / len(self.gains)
+        return self.last(self.get_submodule("last block")(h))
+
+
+@foreign("shapes_and_ties", "modules named as wrappers name theirs", blocks=("module", "_orig_mod"))
+class WrapperNames(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.module, self._orig_mod = nn.Linear(inputs, 16), nn.Linear(16, 16)
+        self._fsdp_wrapped_module, self._checkpoint_wrapped_module = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.weight = nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self._orig_mod(F.gelu(self.module(x)))
+        return self.weight(self._checkpoint_wrapped_module(F.gelu(self._fsdp_wrapped_module(h))))
+
+
+@foreign("shapes_and_ties", "an orthogonal weight (parametrizations)", blocks=("turn",), zero3=READS_WEIGHT)
+class OrthogonalWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.turn = parametrizations.orthogonal(nn.Linear(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.turn(self.first(x))))
+
+
+@foreign("shapes_and_ties", "pruned weights: a hook and a mask made from them", zero3=READS_WEIGHT)
+class PrunedWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        prune.l1_unstructured(self.first, "weight", amount=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("shapes_and_ties", "a convolution in channels_last", blocks=("convolution",), zero=STRIDES)
+class ChannelsLast(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 32), nn.Linear(8, outputs)
+        self.convolution = nn.Conv2d(2, 8, 3).to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.convolution(self.first(x).view(-1, 2, 4, 4))).mean((2, 3)))
+
+
+@foreign("shapes_and_ties", "two parameters that are parts of one storage")
+class SharedStorage(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        joined = torch.randn(32, 16) / 4
+        self.gate, self.up = nn.Parameter(joined[:16]), nn.Parameter(joined[16:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(F.silu(F.linear(h, self.gate)) * F.linear(h, self.up))
