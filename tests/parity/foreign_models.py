@@ -6,15 +6,17 @@ All are regressions, (batch, inputs) to (batch, outputs), and know nothing about
 import copy
 import itertools
 import math
+import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, prune, spectral_norm
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
 
 ENGINES = ("single", "ddp", "fsdp", "zero1", "zero3")
 Class = TypeVar("Class", bound=type[nn.Module])
@@ -1203,3 +1205,367 @@ class SharedStorage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)
         return self.last(F.silu(F.linear(h, self.gate)) * F.linear(h, self.up))
+
+
+# constructors_and_outputs: what a constructor does besides drawing weights, and what a forward pass returns
+
+NO_TENSOR = "refused: the output is not a tensor"
+MIXES = "differs: the output depends on the other samples of a rank's batch"
+REPLACED = "refused: the constructor keeps the parameter that the engine replaces"
+
+
+@foreign("constructors_and_outputs", "a mask made from a weight", blocks=("last",), zero3=READS_WEIGHT)
+class MaskOfWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.register_buffer("mask", (self.first.weight.detach().abs() > 0.1).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.first.weight * self.mask.to(x.dtype)
+        return self.last(F.gelu(F.linear(x, weight, self.first.bias)))
+
+
+@foreign("constructors_and_outputs", "spectral norm (parametrizations): vectors made from a weight", zero3=READS_WEIGHT)
+class SpectralNorm(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = parametrizations.spectral_norm(nn.Linear(inputs, 16)), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("constructors_and_outputs", "a number read from a weight", zero3=READS_WEIGHT)
+class NumberOfWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.scale = float(self.first.weight.std())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) / self.scale))
+
+
+@foreign("constructors_and_outputs", "weights drawn again by apply()")
+class AppliedInit(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.apply(self._init)
+
+    @staticmethod
+    def _init(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.2)
+            nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("constructors_and_outputs", "weights scaled in place through .data")
+class ScaledWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.first.weight.data *= 2
+        self.last.weight.data = self.last.weight.data / 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign(
+    "constructors_and_outputs",
+    "weights copied in place under no_grad",
+    blocks=("first", "same", "last"),
+    zero3="refused: zero.Init has split the weight that the constructor writes",
+)
+class CopiedWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.same, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, outputs)
+        with torch.no_grad():
+            self.same.weight.copy_(torch.eye(16))
+            self.same.bias[:8] = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.same(self.first(x))))
+
+
+@foreign("constructors_and_outputs", "a random buffer that is saved")
+class RandomBuffer(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 16), nn.Linear(16, outputs)
+        self.register_buffer("frequencies", torch.randn(inputs, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = x @ self.frequencies
+        return self.last(F.gelu(self.first(torch.cat((angles.sin(), angles.cos()), dim=-1))))
+
+
+@foreign("constructors_and_outputs", "a random buffer that is not saved")
+class UnsavedRandomBuffer(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.register_buffer("projection", torch.randn(16, 16) / 4, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) @ self.projection))
+
+
+@foreign("constructors_and_outputs", "weights and a buffer from NumPy's generator")
+class NumpyWeights(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        generator = np.random.default_rng(7)
+        order = torch.from_numpy(generator.permutation(16))
+        weight = torch.from_numpy(generator.normal(size=(16, inputs)) / 3)
+        self.first.weight = nn.Parameter(weight.to(self.first.weight.dtype))
+        self.register_buffer("order", order, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)[:, self.order] * self.order.add(1).log()))
+
+
+@foreign("constructors_and_outputs", "an attribute drawn by Python's random: no checkpoint has it")
+class RandomAttribute(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.scale = random.uniform(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) * self.scale))
+
+
+@foreign(
+    "constructors_and_outputs",
+    "a lazy layer: no shape before the first forward pass",
+    every="refused: parameters without a shape (nn.LazyLinear)",
+)
+class LazyLayer(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.LazyLinear(16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign(
+    "constructors_and_outputs", "a lazy layer whose shape a forward pass of the constructor sets", zero3=READS_WEIGHT
+)
+class SettledLazyLayer(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.LazyLinear(16), nn.Linear(16, outputs)
+        self(torch.zeros(2, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("constructors_and_outputs", "a forward pass in the constructor to find a size", zero3=READS_WEIGHT)
+class SizeByForward(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 5, 3), nn.GELU(), nn.Flatten())
+        with torch.no_grad():
+            size = self.first(torch.zeros(1, inputs)).shape[-1]
+        self.last = nn.Linear(size, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x))
+
+
+@foreign("constructors_and_outputs", "a dictionary as output", every=NO_TENSOR)
+class DictionaryOutput(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = F.gelu(self.first(x))
+        return {"y": self.last(h), "hidden": h}
+
+
+@foreign("constructors_and_outputs", "a tuple as output", every=NO_TENSOR)
+class TupleOutput(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.gelu(self.first(x))
+        return self.last(h), h
+
+
+@foreign("constructors_and_outputs", "a list with one tensor as output", every=NO_TENSOR)
+class ListOutput(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [self.last(F.gelu(self.first(x)))]
+
+
+@foreign("constructors_and_outputs", "a dataclass as output", every=NO_TENSOR)
+class DataclassOutput(nn.Module):
+    @dataclass
+    class Output:
+        y: Tensor
+
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Output:
+        return self.Output(self.last(F.gelu(self.first(x))))
+
+
+@foreign("constructors_and_outputs", "an output in float64 in every precision")
+class Float64Output(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x))).double()
+
+
+@foreign("constructors_and_outputs", "an output without a gradient", every="refused: no parameter gets a gradient")
+class DetachedOutput(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x))).detach()
+
+
+@foreign("constructors_and_outputs", "mean and deviation over the batch, without buffers", ranks=MIXES)
+class CenteredBatch(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(F.gelu((h - h.mean(0)) / (h.std(0, correction=0) + 0.1)))
+
+
+@foreign("constructors_and_outputs", "attention between the samples of a batch (contrastive)", ranks=MIXES)
+class BatchAttention(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        return self.last(h + (h @ h.T).softmax(-1) @ h)
+
+
+@foreign("constructors_and_outputs", "a running sum over the sorted batch", ranks=MIXES)
+class SortedSum(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        h = F.gelu(self.first(x[order])).cumsum(0) / len(x)
+        return self.last(h[order.argsort()])
+
+
+@foreign("constructors_and_outputs", "a batch that is sorted and put back: samples do not mix")
+class SortedAndBack(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        return self.last(F.gelu(self.first(x[order])))[order.argsort()]
+
+
+@foreign("constructors_and_outputs", "forward hooks of the constructor that change input and output")
+class ForwardHooks(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.first.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+        self.first.register_forward_hook(self._shift)
+
+    def _shift(self, module: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+        return output + self.last.in_features / 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("constructors_and_outputs", "a hook of the constructor on a parameter's gradient", fsdp=REPLACED)
+class GradientHook(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        columns = (torch.arange(inputs) % 2).to(self.first.weight.dtype)
+        self.first.weight.register_hook(lambda gradient: gradient * columns)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("constructors_and_outputs", "a Python list of parameters that forward uses", fsdp=REPLACED, zero3=REPLACED)
+class ListedParameter(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.listed = [self.first.weight, self.first.bias]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(F.linear(x, *self.listed)))
+
+
+@foreign("constructors_and_outputs", "a tensor that is neither parameter nor buffer")
+class PlainTensor(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.gains = torch.linspace(0.5, 1.5, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) * self.gains.to(x)))
+
+
+@foreign("constructors_and_outputs", "a weight with a parametrization of its own", zero3=READS_WEIGHT)
+class SymmetricWeight(nn.Module):
+    class Symmetric(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return weight.triu() + weight.triu(1).mT
+
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, outputs)
+        parametrize.register_parametrization(self.middle, "weight", self.Symmetric())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.middle(self.first(x))))
+
+
+@foreign(
+    "constructors_and_outputs", "a buffer that is the memory of a weight and follows it", fsdp=REPLACED, zero3=REPLACED
+)
+class AliasOfWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.register_buffer("target", self.first.weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)) - F.linear(x, self.target))
