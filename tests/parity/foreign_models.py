@@ -101,6 +101,7 @@ class SavedRotary(nn.Module):
     "dtypes",
     "a complex parameter: a filter of frequencies",
     blocks=("first", "spectral", "last"),
+    fsdp="refused: AdamW does not update complex parameters that fully_shard has split",
     zero="refused: ZeRO keeps real master weights",
 )
 class FrequencyFilter(nn.Module):
@@ -172,7 +173,9 @@ class PackedCodes(nn.Module):
         return self.last(F.gelu(h * (codes.to(h.dtype) / 8)))
 
 
-@foreign("dtypes", "an int16 index that is not saved", blocks=("first",))
+@foreign(
+    "dtypes", "an int16 index that is not saved", blocks=("first",), ddp="refused: neither Gloo nor NCCL sends int16"
+)
 class PositionIndex(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1082,7 +1085,11 @@ class SharedBuffer(nn.Module):
         return self.last(F.gelu(self.first(x))) * (self.last.steps / 10).clamp(max=1)
 
 
-@foreign("shapes_and_ties", "a frozen expanded parameter: one value for all rows", zero=STRIDES)
+@foreign(
+    "shapes_and_ties",
+    "a frozen expanded parameter: one row for all rows",
+    ranks="refused: engines copy into a parameter, and its rows share memory",
+)
 class ExpandedParameter(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
