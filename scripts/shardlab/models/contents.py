@@ -5,7 +5,9 @@ The rules are in settings/contents.py.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from shardlab.errors import UserError
 from shardlab.models import matching
 from shardlab.models._chain import Chain
-from shardlab.settings.contents import RULES, techniques
+from shardlab.settings.contents import KEY, OWN_PIECES, OWN_SAMPLES, RULES, techniques
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.types import Run
 
@@ -31,12 +33,35 @@ def check(run: Run, model: nn.Module) -> None:
         raise UserError(f"{run.strategy} x {run.workload}: {sentence}")
 
 
+def check_all(run: Run, model: nn.Module, runs: list[Run], seen: Mapping[str, list[str]]) -> list[str]:
+    """Check that the model is one that each of the runs takes; return notes on those that will not be equal.
+
+    ``run`` is one on one device, whether it is among the runs or not; ``seen``: further properties (training/trial.py).
+
+    Raises:
+        UserError: a run does not take it; names those that do.
+    """
+    check(run, model)
+    found = {each.strategy: inspect(each, model) | dict(seen) for each in runs}
+    refused = {each.strategy: refusal(each, found[each.strategy]) for each in runs}
+    if sentence := next(filter(None, refused.values()), None):
+        names = [name for name, why in refused.items() if why]
+        taken = [name for name, why in refused.items() if not why]
+        rest = f" These strategies take the model: {', '.join(taken)}." if taken else ""
+        raise UserError(f"{', '.join(names)} x {run.workload}: {sentence}{rest}")
+    sentences: dict[str, list[str]] = defaultdict(list)
+    for each in runs:
+        for note in notes(each, found[each.strategy]):
+            sentences[note].append(each.strategy)
+    return [f"{', '.join(names)}: {note}" for note, names in sentences.items()]
+
+
 def refusal(run: Run, found: Mapping[str, list[str]]) -> str | None:
     """Return a sentence on why a strategy does not take a model with these properties (property: names)."""
     for key, names in found.items():
         for technique in techniques(run):
             remedy = RULES[key].refused.get(technique)
-            if remedy and not (key == "unused" and run.options.find_unused_parameters):
+            if remedy and not (KEY in remedy and getattr(run.options, KEY) and run.engine == "torch"):
                 return f"model {run.model.name} has {_named(key, names)}; {remedy}."
     return None
 
@@ -44,8 +69,11 @@ def refusal(run: Run, found: Mapping[str, list[str]]) -> str | None:
 def notes(run: Run, found: Mapping[str, list[str]]) -> Iterator[str]:
     """Yield a sentence for each property with which a strategy trains, but not the same model as one device."""
     for key, names in found.items():
-        for remedy in {RULES[key].noted.get(technique) for technique in techniques(run)} - {None}:
-            if not (key == "mixes" and run.recipe.sync_batch_norm and "data-parallel" in str(remedy)):
+        for technique in techniques(run):
+            remedy = RULES[key].noted.get(technique)
+            if remedy == OWN_SAMPLES and run.recipe.sync_batch_norm and technique != "dp":
+                remedy = OWN_PIECES if run.recipe.gradient_accumulation_steps > 1 else None
+            if remedy:
                 yield f"model {run.model.name} has {_named(key, names)}; {remedy}."
 
 
@@ -114,8 +142,14 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def unused(model: nn.Module, loss: Tensor) -> list[str]:
-    """Return the trained parameters that a loss does not depend on, from its autograd graph; no backward pass."""
-    reached: set[int] = set()
+    """Return the trained parameters that a loss does not depend on."""
+    used = reached(loss)
+    return [name for name, value in model.named_parameters() if value.requires_grad and id(value) not in used]
+
+
+def reached(loss: Tensor) -> set[int]:
+    """Return the ids of the parameters that a loss depends on, from its autograd graph; no backward pass."""
+    found: set[int] = set()
     seen: set[Any] = set()
     waiting = [loss.grad_fn]
     while waiting:
@@ -124,9 +158,34 @@ def unused(model: nn.Module, loss: Tensor) -> list[str]:
             continue
         seen.add(node)
         if (variable := getattr(node, "variable", None)) is not None:
-            reached.add(id(variable))
+            found.add(id(variable))
         waiting += [following for following, _ in node.next_functions]
-    return [name for name, value in model.named_parameters() if value.requires_grad and id(value) not in reached]
+    return found
+
+
+@contextmanager
+def read_outside(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[set[str]]:
+    """Yield a set that collects the parameters of blocks that are read while the block's forward does not run."""
+    found: set[str] = set()
+    names = {id(value): name for name, value in model.named_parameters()}
+    owners = {id(value): block for block in blocks for value in block.parameters()}
+    running: list[nn.Module] = []
+    get = nn.Module.__getattr__
+
+    def noted(module: nn.Module, key: str) -> Any:
+        value = get(module, key)
+        if isinstance(value, nn.Parameter) and id(value) in owners and owners[id(value)] not in running:
+            found.add(names[id(value)])
+        return value
+
+    hooks: list[Any] = []
+    for block in {*owners.values()}:
+        hooks.append(block.register_forward_pre_hook(lambda module, _: running.append(module), prepend=True))
+        hooks.append(block.register_forward_hook(lambda module, *_: running.remove(module), always_call=True))
+    with mock.patch.object(nn.Module, "__getattr__", noted):
+        yield found
+    for hook in hooks:
+        hook.remove()
 
 
 def check_outputs(run: Run, outputs: Any) -> None:
@@ -149,6 +208,11 @@ def _in_split_layers(run: Run, model: nn.Module, ties: list[list[str]]) -> list[
     split = {id(module) for pattern in run.model.tensor for module in matching(model, pattern)}
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for names in ties for name in names}
     return [name for names in ties if any(id(owners[name]) in split for name in names) for name in names]
+
+
+def blocks_of(run: Run, model: nn.Module) -> list[nn.Module]:
+    """Return the modules of the workload's `blocks`."""
+    return [module for pattern in run.model.blocks for module in matching(model, pattern)]
 
 
 def _across_stages(run: Run, model: nn.Module, ties: list[list[str]]) -> list[str]:

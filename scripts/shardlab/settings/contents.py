@@ -3,7 +3,10 @@
 docs/bring-your-own.md shows the same table.
 """
 
-from typing import NamedTuple
+import json
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from shardlab.settings.types import Run
 
@@ -26,25 +29,23 @@ ZERO = ("zero12", "zero3")
 
 
 class Rule(NamedTuple):
-    """A property of models that some technique does not take, or takes with a condition."""
+    """A property of models, and what the techniques make of it; they take it where the rule says nothing."""
 
     title: str
-    refused: dict[str, str] = {}
+    refused: Mapping[str, str] = MappingProxyType({})
     """Technique: what would work, the end of a sentence that names the parameters or buffers."""
-    noted: dict[str, str] = {}
-    """Technique: the same where it trains, but what it computes may not be equal."""
+    noted: Mapping[str, str] = MappingProxyType({})
+    """Technique: the same where it trains, but what it computes is not equal to one device."""
 
 
 ONE_VALUE = "make each a vector of one value, nn.Parameter(torch.ones(1))"
-FLAT = "use ddp"
 OWN_SAMPLES = (
     "statistics are of each rank's own samples, so expect unequal results; set recipe.sync_batch_norm to have those of "
     "the whole batch"
 )
 OWN_PIECES = "statistics are of each micro-batch, so expect unequal results; use a norm of single samples"
-UNREACHED = (
-    "set find_unused_parameters in the strategy's entry in config/strategies.yaml, use fsdp, or remove these parameters"
-)
+KEY = "find_unused_parameters"
+FIND = f"set {KEY} in the strategy's entry in config/strategies.yaml"
 
 RULES = {
     "tied": Rule("tied parameters (one parameter of several modules)"),
@@ -79,13 +80,28 @@ RULES = {
             "persistent buffers",
         ),
     ),
-    "unused": Rule("parameters that the loss never depends on", {"ddp": UNREACHED}),
+    "outside": Rule(
+        "parameters of a module of `blocks` that are used outside of its forward",
+        {"fsdp": "FSDP gathers them only there; leave the module out of `blocks`, or use ddp"},
+    ),
+    "unused": Rule(
+        "parameters that the loss never depends on", {"ddp": f"{FIND}, use fsdp, or remove these parameters"}
+    ),
+    "unused_sometimes": Rule(
+        "parameters that the loss depends on in some steps or for some samples only",
+        dict.fromkeys(("ddp", "fsdp"), FIND)
+        | dict.fromkeys(ZERO, f"DeepSpeed waits for their gradients or decays them; use ddp or fsdp with {KEY}"),
+    ),
     "mixes": Rule(
         "batch norm",
-        noted={"pipeline": OWN_PIECES} | dict.fromkeys(("ddp", "fsdp", *ZERO), OWN_SAMPLES),
+        noted={"pipeline": OWN_PIECES} | dict.fromkeys(("dp", "ddp", "fsdp", *ZERO), OWN_SAMPLES),
     ),
 }
 """Property: its rule."""
+
+
+LOOKED_AT = {"engine", "engine_config", "mesh", "nodes", "ranks_per_node", "devices_per_rank", "options"}
+"""Settings of a run that the rules depend on, besides those that all runs of a workload share."""
 
 
 def techniques(run: Run) -> tuple[str, ...]:
@@ -95,6 +111,18 @@ def techniques(run: Run) -> tuple[str, ...]:
     if run.options.single_process:
         return ({"dp": "dp", "mp": "pipeline"}[run.options.single_process],)
     return tuple(name for name in run.mesh.techniques if name in TECHNIQUES) or ("single",)
+
+
+def reduced(runs: Iterable[Run]) -> str:
+    """Return as JSON what the rules look at of some runs, one of those that are alike: {strategy: settings}."""
+    kept: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        settings = run.model_dump(mode="json", include=LOOKED_AT)
+        if run.zero_stage is not None:
+            settings["engine_config"] = {"zero_optimization": {"stage": run.zero_stage}}
+        if settings not in kept.values():
+            kept[run.strategy] = settings
+    return json.dumps(kept)
 
 
 def table() -> str:
@@ -112,5 +140,7 @@ def table() -> str:
         return f"{kind} [{notes.index(sentence) + 1}]"
 
     lines = ["| a model with | " + " | ".join(TECHNIQUES.values()) + " |", "| --- |" + " --- |" * len(TECHNIQUES)]
-    lines += [f"| {rule.title} | " + " | ".join(cell(rule, name) for name in TECHNIQUES) + " |" for rule in RULES.values()]
+    lines += [
+        f"| {rule.title} | " + " | ".join(cell(rule, name) for name in TECHNIQUES) + " |" for rule in RULES.values()
+    ]
     return "\n".join([*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))])

@@ -7,14 +7,14 @@ from functools import partial
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
-from shardlab.models.contents import shared_outside
+from shardlab.models.contents import reached, shared_outside
 from shardlab.settings.types import StrategyOptions
-from shardlab.training.distributed import text_of_mesh
+from shardlab.training.distributed import World, text_of_mesh
 
 log = logging.getLogger(__name__)
 
@@ -90,14 +90,48 @@ def apply(
     )
 
 
-def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
-    """Return the modules whose own trained parameters are not of the training's type: FSDP reduces one type at a time.
+class UsedParameters:
+    """Parameters that the losses of a step depend on, on any rank: the others have no gradient, as on one device.
+
+    FSDP reduces a gradient of 0 for these, which an optimizer would take for one.
     """
-    return [
-        module
-        for module in model.modules()
-        if {value.dtype for value in module.parameters(recurse=False) if value.requires_grad and value.numel()} - {dtype}
-    ]
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.names = [name for name, value in model.named_parameters() if value.requires_grad]
+        self._gathered: dict[int, str] = {}
+        self._used: set[str] = set()
+        for prefix, module in model.named_modules():
+            if isinstance(module, FSDPModule):
+                module.register_forward_pre_hook(partial(self._note, prefix))
+
+    def add(self, loss: Tensor) -> None:
+        """Add those that a loss depends on, before its backward pass."""
+        self._used |= {self._gathered[each] for each in reached(loss) if each in self._gathered}
+
+    def clear_others(self, world: World) -> None:
+        """Clear the gradients of parameters that no rank used, after the last backward pass of a step; a collective."""
+        used = torch.tensor([float(name in self._used) for name in self.names], device=world.device)
+        parameters = dict(self.model.named_parameters())
+        for name, ranks in zip(self.names, world.sum(used).tolist(), strict=True):
+            if not ranks:
+                parameters[name].grad = None
+        self._used.clear()
+
+    def _note(self, prefix: str, module: nn.Module, _: object) -> None:
+        for name, value in module.named_parameters():
+            if not isinstance(value, DTensor):
+                self._gathered[id(value)] = f"{prefix}.{name}".lstrip(".")
+
+
+def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
+    """Return the modules whose own trained parameters are of another type: FSDP reduces one type at a time."""
+    found = []
+    for module in model.modules():
+        own = [value for value in module.parameters(recurse=False) if value.requires_grad and value.numel()]
+        if {value.dtype for value in own} - {dtype}:
+            found.append(module)
+    return found
 
 
 def _placement(parameter: nn.Parameter, ranks: int) -> Shard:

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -24,13 +25,26 @@ from shardlab.training.distributed import World
 log = logging.getLogger(__name__)
 
 
-def apply(run: Run, model: nn.Module, world: World) -> None:
+@dataclass
+class Hooks:
+    """Parts of a transformed model that need to know of each step."""
+
+    batch: Any = None
+    """See batch_norm.Batch."""
+    used: Any = None
+    """See fsdp.UsedParameters."""
+
+
+def apply(run: Run, model: nn.Module, world: World) -> Hooks:
     """Transform a model without weights (on the meta device) in place: split, recompute, compile, shard.
+
+    Return what the engine tells of each step.
 
     Raises:
         UserError: the device does not have the recipe's precision.
     """
     recipe, options = run.recipe, run.options
+    hooks = Hooks()
     precision = PRECISIONS[recipe.arithmetic]
     if not has_capability(world.device, precision.capability):
         raise UserError(f"recipe.precision: {name(world.device)} has no {recipe.precision}; set it to bf16.")
@@ -52,6 +66,10 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
         from shardlab.strategies import context
 
         context.apply(model, options.context, world.sequence, mesh.get_group())
+    if recipe.sync_batch_norm and world.data_group is not None and world.data_size > 1:
+        from shardlab.strategies import batch_norm
+
+        hooks.batch = batch_norm.synchronize(model, world.data_group, world.device)
     experts = _blocks(model, run.model.experts)
     if (mesh := world.expert_mesh) is not None:
         from shardlab.strategies.experts import split
@@ -72,6 +90,9 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
         grouped = world.expert_shard_mesh
         parted = None if grouped is None else (experts, grouped)
         fsdp.apply(model, blocks, mesh, options, dtype, low=low, pipelined=run.mesh.pipelined, experts=parted)
+        if options.find_unused_parameters:
+            hooks.used = fsdp.UsedParameters(model)
+    return hooks
 
 
 def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:

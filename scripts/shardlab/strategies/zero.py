@@ -5,6 +5,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab import models
+from shardlab.errors import Unsupported
 from shardlab.models import contents
 from shardlab.models.weights import check_weights, materialize, open_weights, read
 from shardlab.patches import deepspeed_startup
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
-from shardlab.strategies import parallelize
-from shardlab.training import optimizers
+from shardlab.strategies import batch_norm, parallelize
+from shardlab.training import optimizers, trial
 from shardlab.training.distributed import World
 from shardlab.training.tasks import MicroBatch, Outputs, Task
 
@@ -82,6 +84,13 @@ def _set(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = No
         safe_set_local_optimizer_state(parameter, part, key)
 
 
+def _refuse(run: Run, name: str, _: Tensor) -> None:
+    raise Unsupported(
+        f"{run.strategy}: the loss depends on {name} of model {run.model.name} in this step and not in the first one, "
+        "which DeepSpeed's optimizer cannot follow; use ddp or fsdp with find_unused_parameters."
+    )
+
+
 class ZeroEngine:
     """DeepSpeed's engine, with the recipe's optimizer, as an Engine."""
 
@@ -101,12 +110,16 @@ class ZeroEngine:
         }
         self.parameter_count = models.parameter_count(whole)
         self.load_shape = getattr(whole, "load_shape", None)
+        self.unused = {*trial.unused_without_weights(run, task)}
         self.config = sized(run.engine_config or {}, self.parameter_count)
         self.plain = whole
         if run.zero_stage == 3:
             self._shard(whole, weights)
         else:
             materialize(whole, weights, world.device)
+        self.batch = None
+        if run.recipe.sync_batch_norm and world.size > 1:
+            self.batch = batch_norm.synchronize(self.plain, None, world.device)
         # DeepSpeed does the rest, such as sharding and precision, according to its own JSON.
         parallelize.recompute(self.plain, run.model.blocks, run.recipe.activation_checkpointing)
         parallelize.compile_forward(self.plain, run.model.blocks, run.recipe)
@@ -115,6 +128,9 @@ class ZeroEngine:
             optimizer=optimizers.build(run.recipe.optimizer, self.trained().values()),
             config=dict(self.config),
         )
+        for name, parameter in self.plain.named_parameters():
+            if name in self.unused:
+                parameter.register_hook(partial(_refuse, run, name))
         log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
         if not self.precision.is_full:
             # DeepSpeed casts its master weights from the low-precision ones; training must start from the file's.
@@ -152,21 +168,26 @@ class ZeroEngine:
                     setattr(model.get_submodule(owner), leaf, real)
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that DeepSpeed's optimizer updates: not frozen ones, nor those without values."""
+        """Return the parameters that DeepSpeed's optimizer updates: not frozen ones, nor those without values.
+
+        Nor those that the loss does not depend on, which DeepSpeed would decay, and PyTorch leaves as they are.
+        """
         return {
             name: parameter
             for name, parameter in self.plain.named_parameters()
-            if parameter.requires_grad and self.meta_state_dict[name].numel()
+            if parameter.requires_grad and self.meta_state_dict[name].numel() and name not in self.unused
         }
 
-    def _empty(self, name: str) -> Tensor:
-        return torch.empty_like(self.meta_state_dict[name], device=self.world.device)
+    def _zeros(self, name: str) -> Tensor:
+        return torch.zeros_like(self.meta_state_dict[name], device=self.world.device)
 
     def train(self, mode: bool) -> None:
         self.model.train(mode)
 
     def outputs(self, micro: MicroBatch) -> Outputs:
         """Return the model's outputs for a micro-batch."""
+        if self.batch:
+            self.batch.counts = micro.count > 0
         positional, keywords = self.task.inputs(micro.batch)
         if not self.precision.is_full:
             low = getattr(torch, self.precision.dtype)
@@ -209,7 +230,7 @@ class ZeroEngine:
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         trained = self.trained()
         for name in models.trained_names(self.plain):
-            yield name, safe_get_full_grad(trained[name]) if name in trained else self._empty(name)
+            yield name, safe_get_full_grad(trained[name]) if name in trained else self._zeros(name)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See Engine; in low precision, the float32 master weights, which the optimizer updates, and frozen weights as
