@@ -35,6 +35,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """Dtypes by their names in the safetensors format. It has no complex128: see ``on_disk``."""
+FLOATS = {DTYPES[dtype] for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 
 
 def save(weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor], path: Path) -> str:
@@ -162,16 +163,28 @@ def open_weights(path: Path) -> Iterator[Any]:
 
 
 def check_weights(file: Any, own: Mapping[str, Tensor], path: Path, *, whole: bool) -> None:
-    """Raise a UserError unless the file has each weight of a model in its shape and, if ``whole``, no other."""
-    other_value = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    own = {name: on_disk(value) for name, value in own.items()}
-    wrong = [name for name, value in own.items() if other_value.get(name) != tuple(value.shape)]
+    """Raise a UserError unless the file has each weight of a model in its shape and, if ``whole``, no other.
+
+    Floating-point weights may have another precision in the file.
+    """
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    theirs = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+    ours = {name: (DTYPES[on_disk(value).dtype], tuple(on_disk(value).shape)) for name, value in own.items()}
+    wrong = [name for name in ours if name not in theirs or not _fits(theirs[name], ours[name])]
     if whole:
-        wrong += other_value.keys() - own.keys()
+        wrong += theirs.keys() - ours.keys()
     if wrong:
         name = min(wrong)
-        local = tuple(own[name].shape) if name in own else None
         raise UserError(
-            f"{path} has other weights than the model: {name} is {other_value.get(name)} in the file, "
-            f"{local} in the model; recreate it with this configuration."
+            f"{path} has other weights than the model: {name} is {_text(theirs.get(name))} in the file, "
+            f"{_text(ours.get(name))} in the model; recreate it with this configuration."
         )
+
+
+def _fits(theirs: tuple[str, tuple[int, ...]], ours: tuple[str, tuple[int, ...]]) -> bool:
+    same = theirs[0] == ours[0] or {theirs[0], ours[0]} <= FLOATS
+    return same and theirs[1] == ours[1]
+
+
+def _text(value: tuple[str, tuple[int, ...]] | None) -> str:
+    return "missing" if value is None else f"{value[0]} {value[1]}"

@@ -61,8 +61,10 @@ def apply(
     empty = {parameter for parameter in model.parameters() if not parameter.numel()}
     if options.wrap_parameters is not None:
         blocks = [block for block in _large(model, options.wrap_parameters) if not isinstance(block, FSDPModule)]
-    apart = [(module, MixedPrecisionPolicy()) for module in of_another_type(model, dtype)]
-    for module, precision in (*apart, *((block, inside) for block in blocks), (model, outside)):
+    apart = of_another_type(model, dtype)
+    blocks = [block for block in blocks if block not in apart]
+    exact = [(module, MixedPrecisionPolicy()) for module in apart]
+    for module, precision in (*exact, *((block, inside) for block in blocks), (model, outside)):
         fully_shard(
             module,
             mesh=mesh,
@@ -85,16 +87,21 @@ def apply(
 def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
     """Return the modules whose own trained parameters are not of the training's type: FSDP reduces one type at a time.
 
+    Inner modules come first.
+
     Raises:
-        Unsupported: a module has both, or it is the model itself.
+        Unsupported: a module has several types, or it is the model itself.
     """
     found = []
-    for name, module in model.named_modules():
-        kinds = {value.dtype for value in module.parameters(recurse=False) if value.requires_grad and value.numel()}
-        if kinds <= {dtype}:
+    for name, module in reversed([*model.named_modules()]):
+        own, every = (
+            {value.dtype for value in module.parameters(recurse) if value.requires_grad and value.numel()}
+            for recurse in (False, True)
+        )
+        if own <= {dtype}:
             continue
-        if len(kinds) > 1 or not name:
-            types = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds | {dtype}))
+        if len(every) > 1 or not name:
+            types = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in every | {dtype}))
             raise Unsupported(
                 f"FSDP cannot shard {types} parameters of one module, {name or 'the model itself'}, together; give "
                 "those of another type than the training's to a submodule, or use ddp."
