@@ -98,6 +98,7 @@ class SavedRotary(nn.Module):
     "dtypes",
     "a complex parameter: a filter of frequencies",
     blocks=("first", "spectral", "last"),
+    fsdp="refused: PyTorch updates uneven shards of complex parameters wrongly",
     zero="refused: ZeRO keeps real master weights",
 )
 class FrequencyFilter(nn.Module):
