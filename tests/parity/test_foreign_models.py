@@ -11,7 +11,8 @@ import foreign
 import pytest
 import torch
 from cases import with_marks
-from foreign_models import ENGINES, MODELS
+from foreign import MODELS
+from foreign_models import ENGINES
 from group import Group, steps, worst
 from safetensors.torch import load_file
 from worker import REFUSAL
@@ -20,6 +21,8 @@ from shardlab.training.evaluation import evaluate
 
 KINDS = ("dtypes", "frozen")
 """Kinds of models that are tried."""
+CHAINS = ("dp", "mp", "mp_ranks", "pp", "pp_interleaved", "pp_zbv", "tp", "hsdp", "fsdp_offload", "fsdp_tp", "fsdp_pp")
+"""Strategies besides those of ENGINES for a model that can be cut."""
 CHECKPOINTS = {"checkpoint_interval_steps": 2}
 
 
@@ -36,7 +39,7 @@ class Case:
 
     @property
     def expected(self):
-        return MODELS[self.model].expects[self.strategy]
+        return MODELS[self.model].expects.get(self.strategy, "equal")
 
     @property
     def native(self):
@@ -58,6 +61,8 @@ def cases(name, kind):
 
 
 CASES = [case for name, entry in MODELS.items() if entry.kind in KINDS for case in cases(name, entry.kind)]
+CASES += [Case(strategy, "low_rank_chain") for strategy in CHAINS]
+CASES.append(Case("zero2", "low_rank_chain", "float32"))
 CASES.append(Case("fsdp", "precise_block", "float32", ("first",)))  # the root has parameters of two types
 REFUSED = [case for case in CASES if case.expected.startswith("refused")]
 TRAINED = [case for case in CASES if case not in REFUSED]

@@ -104,6 +104,9 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
         "mixed_in_module": [*_of_several_dtypes(model, dtype)],
         "made": [] if drawn_by_module else made,
         "made_unsaved": [*(made if drawn_by_module else []), *_made_unsaved(model)],
+        "kept": [*_kept(model)],
+        "hooked": [name for name, value in parameters.items() if _has_hooks(value)],
+        "sparse": [name for name, module in model.named_modules() if getattr(module, "sparse", None) is True],
         "mixes": [name for name, module in model.named_modules() if is_batch_norm(module)],
     }
     return {key: names for key, names in found.items() if names}
@@ -232,11 +235,16 @@ def _across_stages(run: Run, model: nn.Module, ties: list[list[str]]) -> list[st
 
 
 def _of_several_dtypes(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
-    """Yield the trained parameters of another dtype in modules that also have those of ``dtype``, or in the model."""
+    """Yield the trained parameters of another dtype that FSDP cannot shard apart from those of ``dtype``."""
     for prefix, module in model.named_modules():
         own = {name: value for name, value in module.named_parameters(recurse=False) if value.requires_grad}
-        if len({value.dtype for value in own.values()}) > 1 or not prefix:
-            yield from (f"{prefix}.{name}".lstrip(".") for name, value in own.items() if value.dtype != dtype)
+        inside = {value.dtype for value in module.parameters() if value.requires_grad and value.numel()}
+        if len(inside) > 1 or not prefix:
+            yield from (_joined(prefix, name) for name, value in own.items() if value.dtype != dtype)
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
 
 
 def _made_unsaved(model: nn.Module) -> Iterator[str]:
@@ -244,10 +252,6 @@ def _made_unsaved(model: nn.Module) -> Iterator[str]:
     saved = saved_buffers(model)
     yield from (name for name, buffer in model.named_buffers() if buffer.is_meta and name not in saved)
     parameters = {id(value) for value in model.parameters()}
-    memory = {value.untyped_storage()._cdata: name for name, value in model.named_parameters()}
-    yield from (
-        name for name, value in model.named_parameters() if memory[value.untyped_storage()._cdata] != name
-    )  # two parameters in one memory: the later one is a view of the other
     for prefix, module in model.named_modules():
         hooks = module._forward_pre_hooks.values()
         computed = {getattr(hook, key, None) for hook in hooks for key in ("name", "_tensor_name")}
@@ -256,4 +260,20 @@ def _made_unsaved(model: nn.Module) -> Iterator[str]:
                 continue
             values = value if isinstance(value, list | tuple) else [value]
             if any(isinstance(each, Tensor) and each.is_meta and id(each) not in parameters for each in values):
-                yield f"{prefix}.{key}".lstrip(".")
+                yield _joined(prefix, key)
+
+
+def _kept(model: nn.Module) -> Iterator[str]:
+    """Yield names of lists and dictionaries of parameters, which are none of a module's own parameters."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):  # renews its list
+            continue
+        for key, value in vars(module).items():
+            if key not in ("_parameters", "_modules", "_buffers") and isinstance(value, list | tuple | dict):
+                values = value.values() if isinstance(value, dict) else value
+                if any(isinstance(each, nn.Parameter) for each in values):
+                    yield _joined(prefix, key)
+
+
+def _has_hooks(parameter: Any) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)

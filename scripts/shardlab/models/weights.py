@@ -35,6 +35,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """Dtypes by their names in the safetensors format. It has no complex128: see ``on_disk``."""
+FLOATS = {DTYPES[dtype] for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 
 
 def save(weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor], path: Path) -> str:
@@ -104,22 +105,32 @@ def materialize(
 
 
 def allocate(model: nn.Module, device: torch.device, buffers: torch.device | None = None) -> None:
-    """Allocate a model's meta parameters, and buffers made from them; the other buffers keep their values, tied
-    parameters stay tied.
+    """Allocate a model's meta parameters, and buffers made from them; the other buffers keep their values, and what
+    several modules share stays shared.
     """
     kept = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
-    names: dict[int, list[str]] = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[id(parameter)].append(name)
+    of_parameters, of_buffers = (
+        names(named(remove_duplicate=False)) for named in (model.named_parameters, model.named_buffers)
+    )
     model.to_empty(device=device)
-    for name, buffer in [*model.named_buffers()]:
-        owner, _, leaf = name.rpartition(".")
+    for first, *others in of_buffers:
         # Offloaded weights are on the CPU between their uses, but nothing moves a buffer to the device.
-        setattr(model.get_submodule(owner), leaf, kept.get(name, buffer).to(buffers or device, copy=True))
-    for first, *others in names.values():
+        value = kept.get(first, model.get_buffer(first)).to(buffers or device, copy=True)
+        for name in (first, *others):
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, value)
+    for first, *others in of_parameters:
         for name in others:
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
+
+
+def names(named: Iterable[tuple[str, Tensor]]) -> list[list[str]]:
+    """Return the names of each tensor."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for name, value in named:
+        found[id(value)].append(name)
+    return [*found.values()]
 
 
 def assign(target: Tensor, whole: Tensor) -> None:
@@ -166,16 +177,28 @@ def open_weights(path: Path) -> Iterator[Any]:
 
 
 def check_weights(file: Any, own: Mapping[str, Tensor], path: Path, *, whole: bool) -> None:
-    """Raise a UserError unless the file has each weight of a model in its shape and, if ``whole``, no other."""
-    other_value = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    own = {name: on_disk(value) for name, value in own.items()}
-    wrong = [name for name, value in own.items() if other_value.get(name) != tuple(value.shape)]
+    """Raise a UserError unless the file has each weight of a model in its shape and, if ``whole``, no other.
+
+    Floating-point weights may have another precision in the file.
+    """
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    theirs = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+    ours = {name: (DTYPES[on_disk(value).dtype], tuple(on_disk(value).shape)) for name, value in own.items()}
+    wrong = [name for name in ours if name not in theirs or not _fits(theirs[name], ours[name])]
     if whole:
-        wrong += other_value.keys() - own.keys()
+        wrong += theirs.keys() - ours.keys()
     if wrong:
         name = min(wrong)
-        local = tuple(own[name].shape) if name in own else None
         raise UserError(
-            f"{path} has other weights than the model: {name} is {other_value.get(name)} in the file, "
-            f"{local} in the model; recreate it with this configuration."
+            f"{path} has other weights than the model: {name} is {_text(theirs.get(name))} in the file, "
+            f"{_text(ours.get(name))} in the model; recreate it with this configuration."
         )
+
+
+def _fits(theirs: tuple[str, tuple[int, ...]], ours: tuple[str, tuple[int, ...]]) -> bool:
+    same = theirs[0] == ours[0] or {theirs[0], ours[0]} <= FLOATS
+    return same and theirs[1] == ours[1]
+
+
+def _text(value: tuple[str, tuple[int, ...]] | None) -> str:
+    return "missing" if value is None else f"{value[0]} {value[1]}"

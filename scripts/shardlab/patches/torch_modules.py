@@ -6,6 +6,7 @@ from typing import Any
 from unittest import mock
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 
@@ -17,7 +18,7 @@ def parameters_on_meta() -> Iterator[None]:
     known: Any = WeakIdKeyDictionary()
 
     def without_data(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
+        if parameter is not None and not parameter.is_meta and not is_lazy(parameter):
             if parameter not in known:
                 known[parameter] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
             parameter = known[parameter]

@@ -62,7 +62,14 @@ RULES = {
     "empty": Rule(
         "parameters of 0 values", {"zero3": "DeepSpeed cannot gather these; use another strategy, or make them None"}
     ),
-    "complex": Rule("complex parameters", dict.fromkeys(ZERO, "DeepSpeed's master weights are real; use ddp or fsdp")),
+    "complex": Rule(
+        "complex parameters",
+        {
+            "fsdp": "PyTorch's optimizers update shards of these wrongly; use ddp, or pairs of real numbers with "
+            "torch.view_as_complex in forward",
+            **dict.fromkeys(ZERO, "DeepSpeed's master weights are real; use ddp"),
+        },
+    ),
     "mixed": Rule(
         "trained parameters of another dtype than recipe.dtype",
         dict.fromkeys(ZERO, "DeepSpeed has one dtype; use ddp or fsdp"),
@@ -79,6 +86,22 @@ RULES = {
             "the constructor reads a weight, and weights are drawn later; compute these in forward, or register "
             "persistent buffers",
         ),
+    ),
+    "kept": Rule(
+        "parameters kept in a list, tuple or dictionary of Python",
+        dict.fromkeys(
+            EVERY, "they are replaced before the training; keep them in an nn.ParameterList or nn.ParameterDict"
+        ),
+    ),
+    "hooked": Rule(
+        "hooks on parameters",
+        dict.fromkeys(
+            EVERY, "parameters, and with them their hooks, are replaced; use a parametrization, or a mask in forward"
+        ),
+    ),
+    "sparse": Rule(
+        "embeddings with sparse gradients",
+        dict.fromkeys(EVERY, "the optimizers take dense gradients; leave out sparse=True"),
     ),
     "outside": Rule(
         "parameters of a module of `blocks` that are used outside of its forward",

@@ -67,8 +67,10 @@ def apply(
     empty = {parameter for parameter in model.parameters() if not parameter.numel()}
     if options.wrap_parameters is not None:
         blocks = [block for block in _large(model, options.wrap_parameters) if not isinstance(block, FSDPModule)]
-    apart = [(module, MixedPrecisionPolicy()) for module in of_another_type(model, dtype)]
-    for module, precision in (*apart, *((block, inside) for block in blocks), (model, outside)):
+    apart = of_another_type(model, dtype)
+    blocks = [block for block in blocks if block not in apart]
+    exact = [(module, MixedPrecisionPolicy()) for module in apart]
+    for module, precision in (*exact, *((block, inside) for block in blocks), (model, outside)):
         fully_shard(
             module,
             mesh=mesh,
@@ -125,9 +127,11 @@ class UsedParameters:
 
 
 def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
-    """Return the modules whose own trained parameters are of another type: FSDP reduces one type at a time."""
+    """Return the modules whose own trained parameters are of another type, inner ones first: FSDP reduces one type at a
+    time.
+    """
     found = []
-    for module in model.modules():
+    for module in reversed([*model.modules()]):
         own = [value for value in module.parameters(recurse=False) if value.requires_grad and value.numel()]
         if {value.dtype for value in own} - {dtype}:
             found.append(module)

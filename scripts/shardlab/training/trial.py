@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from shardlab import models
+from shardlab.errors import UserError
 from shardlab.models import contents
 from shardlab.models.weights import allocate
 from shardlab.settings.types import Run
@@ -43,6 +44,9 @@ def unused_without_weights(run: Run, task: Task) -> list[str]:
     """Return the parameters that the loss of the first training samples does not depend on, from fake tensors.
 
     Without weights the forward pass of a model that looks at values cannot run: none are returned.
+
+    Raises:
+        UserError: see ``look``.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -53,6 +57,8 @@ def unused_without_weights(run: Run, task: Task) -> list[str]:
             allocate(model, torch.device("cpu"))
             batch = {name: torch.empty(values.shape, dtype=values.dtype) for name, values in micro.batch.items()}
             return _unused(run, task, model, replace(micro, batch=batch))
+    except UserError:
+        raise
     except Exception:
         return []
 
@@ -60,7 +66,13 @@ def unused_without_weights(run: Run, task: Task) -> list[str]:
 def _unused(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> list[str]:
     outputs: Any = task.outputs(model, micro.batch)
     contents.check_outputs(run, outputs)
-    return contents.unused(model, task.counted_loss(outputs, micro))
+    loss = task.counted_loss(outputs, micro)
+    if not loss.requires_grad:
+        raise UserError(
+            f"the loss of model {run.model.name} depends on no trained parameter; let its forward return an output with "
+            "a gradient."
+        )
+    return contents.unused(model, loss)
 
 
 @contextmanager
