@@ -43,6 +43,7 @@ def main() -> None:
     tasks.check_loss(run, model)
     runs = [Run.model_validate(run.model_dump() | {"strategy": n} | some) for n, some in args.strategies.items()]
     contents.check_all(run, model, runs, {})
+    contents.check_drawn(run, model)
     digest = save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
     parameters = models.parameter_count(model)
     print(f"{parameters:,} parameters, seed {run.seed}")

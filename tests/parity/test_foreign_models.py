@@ -17,10 +17,13 @@ from group import Group, steps, worst
 from safetensors.torch import load_file
 from worker import REFUSAL
 
+from shardlab.settings.recipe import Recipe
 from shardlab.training.evaluation import evaluate
 
-KINDS = ("dtypes", "frozen")
+KINDS = ("dtypes", "frozen", "shapes_and_ties", "constructors_and_outputs", "sometimes_unused")
 """Kinds of models that are tried."""
+BEFORE = KINDS[2:]
+"""Kinds whose refusals tests/unit/test_contents.py looks at: they come with the initial weights, before there are ranks."""
 CHAINS = ("dp", "mp", "mp_ranks", "pp", "pp_interleaved", "pp_zbv", "tp", "hsdp", "fsdp_offload", "fsdp_tp", "fsdp_pp")
 """Strategies besides those of ENGINES for a model that can be cut."""
 CHECKPOINTS = {"checkpoint_interval_steps": 2}
@@ -32,10 +35,12 @@ class Case:
     model: str
     dtype: str = "float64"
     blocks: tuple | None = None
+    key: str = ""
+    """Option of the strategy or of the recipe that makes it equal."""
 
     @property
     def name(self):
-        return f"{self.strategy}-{self.model}-{self.dtype}" + "-".join(self.blocks or ())
+        return f"{self.strategy}-{self.model}-{self.dtype}" + "-".join(self.blocks or ()) + self.key
 
     @property
     def expected(self):
@@ -46,7 +51,10 @@ class Case:
         return self.dtype == "float64"
 
     def run(self):
-        run = foreign.run_of(self.model, self.strategy, dtype=self.dtype, **CHECKPOINTS)
+        of_recipe = {self.key: True} if self.key in Recipe.model_fields else {}
+        run = foreign.run_of(self.model, self.strategy, dtype=self.dtype, **CHECKPOINTS, **of_recipe)
+        if self.key and not of_recipe:
+            run = run.model_copy(update={"options": run.options.model_copy(update={self.key: True})})
         model = run.model.model_copy(update={} if self.blocks is None else {"blocks": [*self.blocks]})
         return run.model_copy(update={"model": model})
 
@@ -64,8 +72,16 @@ CASES = [case for name, entry in MODELS.items() if entry.kind in KINDS for case 
 CASES += [Case(strategy, "low_rank_chain") for strategy in CHAINS]
 CASES.append(Case("zero2", "low_rank_chain", "float32"))
 CASES.append(Case("fsdp", "precise_block", "float32", ("first",)))  # the root has parameters of two types
+# Ranks that use other parameters than the others, in some steps, or never; a batch norm of all ranks' samples.
+UNUSED_BY_SOME = ("never_called", "taking_turns", "experts_without_samples")
+CASES += [Case(s, name, key="find_unused_parameters") for s in ("ddp", "fsdp") for name in UNUSED_BY_SOME]
+for norm in ("batch_norm", "batch_norm_block"):
+    CASES += [Case(s, norm, key="sync_batch_norm") for s in ("ddp", "fsdp", "hsdp")]
+    CASES += [Case(s, norm, "float32", key="sync_batch_norm") for s in ("zero1", "zero3")]
 REFUSED = [case for case in CASES if case.expected.startswith("refused")]
 TRAINED = [case for case in CASES if case not in REFUSED]
+REFUSED = [case for case in REFUSED if MODELS[case.model].kind not in BEFORE]
+RESUMED = [case for case in TRAINED if MODELS[case.model].kind in ("dtypes", "frozen")]
 EQUAL = [case for case in TRAINED if case.expected == "equal"]
 
 
@@ -89,7 +105,7 @@ def results(request, server, tmp_path_factory, tiny_data):
     for case in CASES:
         if case in requested:
             trained[case.run().world_size].append(case)
-            if case in TRAINED:
+            if case in RESUMED:
                 resumed[case.run().world_size].append(case)
             if not (data / case.model).exists():
                 (data / case.model).symlink_to(tiny_data / foreign.DATA)
@@ -164,7 +180,7 @@ def as_saved(value):
     return torch.view_as_real(value) if value.dtype == torch.complex128 else value
 
 
-@with_marks(TRAINED, is_long)
+@with_marks(RESUMED, is_long)
 def test_a_resumed_training_is_the_same(results, case):
     """Bitwise, from the checkpoint of step 2, which a run writes and reads under each engine."""
     whole, resumed = results / case.name, results / f"{case.name}-resumed"

@@ -3,17 +3,19 @@
 The rules are in settings/contents.py.
 """
 
+import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shardlab.errors import UserError
-from shardlab.models import matching
+from shardlab.models import build, matching
 from shardlab.models._chain import Chain
 from shardlab.settings.contents import KEY, OWN_PIECES, OWN_SAMPLES, RULES, techniques
 from shardlab.settings.pipeline_schedules import boundaries
@@ -31,6 +33,42 @@ def check(run: Run, model: nn.Module) -> None:
     """
     if sentence := refusal(run, inspect(run, model)):
         raise UserError(f"{run.strategy} x {run.workload}: {sentence}")
+
+
+def check_drawn(run: Run, model: nn.Module) -> None:
+    """Check that a second construction, with other random numbers, only draws what files of weights have.
+
+    Raises:
+        UserError: a value that is in no file differs; names it.
+    """
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(run.seed + 1)
+        other = build(run.model, run.task, getattr(torch, run.recipe.dtype))
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    theirs = dict(_unsaved(other))
+    differing = [name for name, value in _unsaved(model) if not _same(value, theirs.get(name))]
+    if differing:
+        raise UserError(
+            f"the constructor of model {run.model.name} draws {', '.join(differing[:SHOWN])}, which no file of weights "
+            "has; register it as a persistent buffer, or draw it from a generator with its own seed."
+        )
+
+
+def _unsaved(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    saved = model.state_dict(keep_vars=True)
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name not in saved)
+    for prefix, module in model.named_modules():
+        values = ((key, value) for key, value in vars(module).items() if isinstance(value, Tensor | int | float))
+        yield from ((_joined(prefix, key), value) for key, value in values)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.is_meta or other.is_meta:
+        return isinstance(one, Tensor) or bool(one == other or one != one)
+    return one.shape == other.shape and bool(((one == other) | (one != one)).all())
 
 
 def check_all(run: Run, model: nn.Module, runs: list[Run], seen: Mapping[str, list[str]]) -> list[str]:

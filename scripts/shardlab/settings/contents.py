@@ -89,15 +89,11 @@ RULES = {
     ),
     "kept": Rule(
         "parameters kept in a list, tuple or dictionary of Python",
-        dict.fromkeys(
-            EVERY, "they are replaced before the training; keep them in an nn.ParameterList or nn.ParameterDict"
-        ),
+        dict.fromkeys(EVERY, "engines replace them; keep them in an nn.ParameterList or nn.ParameterDict"),
     ),
     "hooked": Rule(
         "hooks on parameters",
-        dict.fromkeys(
-            EVERY, "parameters, and with them their hooks, are replaced; use a parametrization, or a mask in forward"
-        ),
+        dict.fromkeys(EVERY, "engines replace parameters with their hooks; compute it in forward"),
     ),
     "sparse": Rule(
         "embeddings with sparse gradients",

@@ -300,7 +300,8 @@ class ZeroEngine:
         groups = self.optimizer.optimizer.param_groups
         flat = [value for group in groups for value in group["params"]]
         state = [value for values in self.optimizer.optimizer.state.values() for value in values.values()]
-        gradients = [safe_get_local_grad(p) if self.run.zero_stage == 3 else p.grad for p in parameters]
+        trained = self.trained().values()
+        gradients = [safe_get_local_grad(p) if self.run.zero_stage == 3 else p.grad for p in trained]
         averaged = getattr(self.optimizer, "averaged_gradients", None) or {}
         gradients += [value for values in averaged.values() for value in values or []]
         return {

@@ -69,8 +69,7 @@ def _unused(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> list[s
     loss = task.counted_loss(outputs, micro)
     if not loss.requires_grad:
         raise UserError(
-            f"the loss of model {run.model.name} depends on no trained parameter; let its forward return an output with "
-            "a gradient."
+            f"the loss of model {run.model.name} depends on no trained parameter; do not detach its output."
         )
     return contents.unused(model, loss)
 
