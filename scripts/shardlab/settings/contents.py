@@ -136,7 +136,7 @@ def reduced(runs: Iterable[Run]) -> str:
     """Return as JSON what the rules look at of some runs, one of those that are alike: {strategy: settings}."""
     kept: dict[str, dict[str, Any]] = {}
     for run in runs:
-        settings = run.model_dump(mode="json", include=LOOKED_AT)
+        settings = run.model_dump(mode="json", include=LOOKED_AT, exclude_defaults=True)
         if run.zero_stage is not None:
             settings["engine_config"] = {"zero_optimization": {"stage": run.zero_stage}}
         if settings not in kept.values():
