@@ -122,6 +122,7 @@ def train_step(
         norm = engine.step(step.learning_rate)
     if load.numel() and not (skip and not math.isfinite(float(norm))):
         engine.balance(tokens.view_as(load)[:, :-1])
+    engine.share_buffers()
     values = torch.cat([reduced, norm.reshape(1), tokens])
     return PendingStep(step, values, experts=load.shape[1] - 1, scaled=engine.scales_loss)
 
