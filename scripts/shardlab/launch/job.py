@@ -124,7 +124,9 @@ def train(
         command = commands.command(run, words, image, scope("train", run))
         print(f"{command.lines}\n\nattempt {attempt.number}; its output is in {story.log(attempt)}", flush=True)
         status = child.run(command, story.log(attempt))
-        stop_signal = child.stop_signal or story.stopped()
+        stop_signal = child.stop_signal or story.stopped(attempt)
+        if not story.stopped(attempt) and story.error(attempt):  # whatever was requested, this is what happened
+            stop_signal = None
         if status == 0 and story.finished() == story.identity:
             attempt.why = "finished"
         elif stop_signal:

@@ -3,7 +3,8 @@
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from shardlab.settings.types import Run
 from shardlab.strategies import parallelize
 from shardlab.training import optimizers
 from shardlab.training.distributed import World
+from shardlab.training.module_state import LocalState, SharedBuffers
 from shardlab.training.tasks import MicroBatch, Outputs, Task
 
 if not (dist.is_initialized() and dist.get_backend() == "nccl"):
@@ -57,9 +59,9 @@ def scaler_state(scaler: Any) -> dict[str, Tensor]:
 
 
 def restore_scaler(scaler: Any, state: dict[str, Tensor]) -> None:
-    """Restore the scaler's state from ``scaler_state``."""
+    """Restore the scaler's state from ``scaler_state``; without it, that of a checkpoint in other arithmetic, none."""
     for key, kind in SCALER.items():
-        if hasattr(scaler, key):
+        if f"loss_scale/{key}" in state:
             setattr(scaler, key, kind(state[f"loss_scale/{key}"]))
 
 
@@ -120,6 +122,8 @@ class ZeroEngine:
         self.plain = self._sharded(weights, whole) if run.zero_stage == 3 else whole
         if run.zero_stage != 3:
             materialize(whole, weights, world.device)
+        self.parts = [self.plain]
+        self.local_state = LocalState(self.parts)
         # DeepSpeed does the rest, such as sharding and precision, according to its own JSON.
         parallelize.recompute(self.plain, run.model.blocks, run.recipe.activation_checkpointing)
         parallelize.compile_forward(self.plain, run.model.blocks, run.recipe)
@@ -128,6 +132,7 @@ class ZeroEngine:
             optimizer=optimizers.build(run.recipe.optimizer, self.trained().values()),
             config=dict(self.config),
         )
+        self.buffers = SharedBuffers(self.parts, world.stage_group())
         log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
         if not self.precision.is_full:
             # DeepSpeed casts its master weights from the low-precision ones; training must start from the file's.
@@ -206,6 +211,9 @@ class ZeroEngine:
     def balance(self, load: Tensor) -> None:
         self.plain.balance(load)  # type: ignore[operator]
 
+    def share_buffers(self) -> None:
+        self.buffers.share()
+
     def zero_grad(self) -> None:
         """See Engine; training under DeepSpeed stops instead (see compatibility.py)."""
         raise NotImplementedError
@@ -245,6 +253,17 @@ class ZeroEngine:
             if name in trained:
                 _set(trained[name], state[name], self.world.rank)
 
+    def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        """See Engine; every parameter of a partition has the state of that partition."""
+        kinds = {name.rpartition("/")[2]: dtype for name, dtype in dtypes.items() if not name.startswith("loss_scale/")}
+        groups = [group["params"] for group in self.optimizer.optimizer.param_groups]
+        partitions = getattr(self.optimizer, "fp32_partitioned_groups_flat", None) or [*chain.from_iterable(groups)]
+        for partition in partitions:
+            for key, dtype in kinds.items():
+                optimizers.create_state(self.optimizer.optimizer, partition, key, dtype)
+        if kinds and hasattr(self.optimizer, "_lazy_init_hp_params_optimizer_state"):
+            self.optimizer._lazy_init_hp_params_optimizer_state()
+
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine; whole tensors, because ZeRO's partitions do not follow the parameters' shapes."""
         flat: dict[str, Any] = next(iter(self.optimizer.optimizer.state.values()), {})
@@ -266,7 +285,9 @@ class ZeroEngine:
     def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
         for name, parameter in self.trained().items():
             for key in next(iter(self.optimizer.optimizer.state.values()), {}):
-                value = state[f"{name}/{key}"]
+                value = state.get(f"{name}/{key}")
+                if value is None:  # the strategy that wrote it had no gradient for this parameter yet
+                    continue
                 if value.dim():
                     _set(parameter, value, self.world.rank, key)
                     continue
