@@ -65,6 +65,8 @@ class Checkpointer:
             1, thread_name_prefix="checkpoint", initializer=device.use, initargs=(world.device,)
         )
         self._under_way: Future[None] | None = None
+        if world.is_rank0:
+            manifest.sweep(output)
         if run.site.container:
             # When a job is killed, the program that serves the image's file system may end before the ranks.
             self._writer.submit(_rehearse)
