@@ -11,7 +11,7 @@ from shardlab.data import store
 from shardlab.errors import run_program
 from shardlab.files import sha256
 from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin
-from shardlab.settings import run_identity
+from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run, read_run
 from shardlab.trainer.evaluation import evaluate
@@ -33,6 +33,7 @@ def main() -> None:
     fingerprint = store.fingerprint_of(args.data)
     distributed.start(run.site.device)
     twins = [twin(run, args.data, args.weights, number) for number in range(args.draws)]
+    code_fingerprint.check_imported(run.sources, run.model.sources)
     report = NoiseFloorReport(
         identity=run_identity.identity_of(run, fingerprint),
         initial_weights=sha256(args.weights),
