@@ -12,7 +12,7 @@ from shardlab.data import store
 from shardlab.errors import run_program
 from shardlab.records.done import weights_digest
 from shardlab.records.reports import InitialReport, TestReport
-from shardlab.settings import run_identity
+from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.types import read_run
 from shardlab.trainer.evaluation import evaluate
 from shardlab.training import distributed
@@ -36,6 +36,7 @@ def main() -> None:
     distributed.start(run.site.device, run.site.hang_seconds)
     digest = weights_digest(args.weights) if distributed.is_main() else ""
     found = evaluate(run, args.data, args.weights)
+    code_fingerprint.check_imported(run.sources, run.model.sources)
     if distributed.is_main():
         report = TestReport(
             **found.model_dump(),

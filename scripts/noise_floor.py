@@ -13,7 +13,7 @@ from shardlab.files import sha256
 from shardlab.models.weights_difference import weights_difference
 from shardlab.records.done import weights_digest
 from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin
-from shardlab.settings import run_identity
+from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run, read_run
 from shardlab.trainer.evaluation import evaluate
@@ -37,6 +37,7 @@ def main() -> None:
     distributed.start(run.site.device)
     single_weights = weights_digest(args.single)
     twins = [twin(run, args.data, args.weights, args.single, number) for number in range(args.draws)]
+    code_fingerprint.check_imported(run.sources, run.model.sources)
     report = NoiseFloorReport(
         identity=run_identity.identity_of(run, fingerprint),
         initial_weights=sha256(args.weights),

@@ -116,6 +116,22 @@ def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code, undi
     )
 
 
+def test_code_that_was_edited_since_its_settings_were_resolved_trains_nothing(tmp_path, code):
+    """Comments do not count; without the edit, the same call trains."""
+    trial = Trial(tmp_path, "ddp")
+    trial.scripts = code / "scripts"
+    model = trial.scripts / "shardlab/models/llama.py"
+    original = model.read_text()
+    model.write_text(original.replace("return self.output(", "return 2 * self.output("))
+    assert model.read_text() != original
+    assert trial.start().wait() == 1
+    assert "scripts/shardlab/models/llama.py was edited since this run's settings were resolved" in log(trial)
+    assert not trial.steps()
+    assert not (trial.folder / "train.json").exists()
+    model.write_text(f"# A comment.\n{original}")
+    assert trial.start().wait() == 0, log(trial)
+
+
 @pytest.mark.long
 def test_a_rank_that_just_ends(tmp_path, code, undisturbed):
     mistake(code, "trainer/loop.py", "audit.add(step)", "if number == 17 and world.rank: __import__('os')._exit(0)")
