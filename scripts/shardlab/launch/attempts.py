@@ -184,8 +184,8 @@ class AttemptLog:
 
     def stopped(self) -> str | None:
         """Return why the last attempt saved and stopped, if it did."""
-        stop_signal = reversed(metrics.read(self.folder / metrics.NAME))
-        last = next((record for record in stop_signal if record["kind"] != "usage"), None)
+        records = metrics.read(self.folder / metrics.NAME)
+        last = next((record for record in reversed(records) if record["kind"] != "usage"), None)
         return last["why"] if last and last["kind"] == "stopped" else None
 
     def sentence(self, attempt: Attempt, status: int) -> str:
@@ -202,9 +202,9 @@ class AttemptLog:
         return f"{who} was killed by signal {number} ({signal.strsignal(number)}); see {self.log(attempt)}"
 
     def _end(self, attempt: Attempt, why: str) -> None:
-        stop_signal = metrics.read(self.folder / metrics.NAME)
-        started = [record for record in stop_signal if record["kind"] == "attempt"]
-        steps = [record["step"] for record in stop_signal if record["kind"] == "train"]
+        records = metrics.read(self.folder / metrics.NAME)
+        started = [record for record in records if record["kind"] == "attempt"]
+        steps = [record["step"] for record in records if record["kind"] == "train"]
         saved = manifest.saved(self.folder)
         if len(started) and started[-1].get("number") == attempt.number:
             attempt.from_step, attempt.first_step_at = started[-1]["step"], started[-1].get("time")

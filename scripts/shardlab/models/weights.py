@@ -132,14 +132,14 @@ def open_weights(path: Path) -> Iterator[Any]:
 
 def check_weights(file: Any, own: Mapping[str, Tensor], path: Path, *, whole: bool) -> None:
     """Raise a UserError unless the file has each weight of a model in its shape and, if ``whole``, no other."""
-    other_value = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    wrong = [name for name, value in own.items() if other_value.get(name) != tuple(value.shape)]
+    shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    wrong = [name for name, value in own.items() if shapes.get(name) != tuple(value.shape)]
     if whole:
-        wrong += other_value.keys() - own.keys()
+        wrong += shapes.keys() - own.keys()
     if wrong:
         name = min(wrong)
         local = tuple(own[name].shape) if name in own else None
         raise UserError(
-            f"{path} has other weights than the model: {name} is {other_value.get(name)} in the file, "
+            f"{path} has other weights than the model: {name} is {shapes.get(name)} in the file, "
             f"{local} in the model; recreate it with this configuration."
         )
