@@ -211,9 +211,9 @@ class AttemptLog:
         return f"{who} was killed by signal {number} ({signal.strsignal(number)}); see {self.log(attempt)}"
 
     def _end(self, attempt: Attempt, why: str) -> None:
-        stop_signal = metrics.read(self.folder / metrics.NAME)
-        started = [record for record in stop_signal if record["kind"] == "attempt"]
-        steps = [record["step"] for record in stop_signal if record["kind"] == "train"]
+        records = metrics.read(self.folder / metrics.NAME)
+        started = [record for record in records if record["kind"] == "attempt"]
+        steps = [record["step"] for record in records if record["kind"] == "train"]
         saved = manifest.saved(self.folder)
         if len(started) and started[-1].get("number") == attempt.number:
             attempt.from_step, attempt.first_step_at = started[-1]["step"], started[-1].get("time")

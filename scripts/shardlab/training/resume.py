@@ -118,9 +118,9 @@ def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, 
         return start
     found = _whole(folder, world)
     if key := difference(start.training, found.training):
-        ours, other_value = (dict(flat(values)).get(key) for values in (start.training, found.training))
+        ours, saved = (dict(flat(values)).get(key) for values in (start.training, found.training))
         raise UserError(
-            f"{folder} was written by a training with another {key}: {other_value}, and this run has {ours}; resume "
+            f"{folder} was written by a training with another {key}: {saved}, and this run has {ours}; resume "
             "with the same, or start from scratch without --resume."
         )
     if found.step > steps.count:
