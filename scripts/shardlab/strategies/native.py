@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardlab import models
+from shardlab.models import contents
 from shardlab.models.weights import materialize
 from shardlab.settings.types import Run
 from shardlab.strategies import parallelize
@@ -41,6 +42,7 @@ class NativeEngine:
         # On the meta device: a sharded model is never whole on a rank.
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
         models.check_plan(run.model, whole)
+        contents.check(run, whole)
         if run.mesh.axes("sequence"):
             from shardlab.strategies import context
 
@@ -107,6 +109,8 @@ class NativeEngine:
             self.task.count(outputs, micro)
             loss = self.task.counted_loss(outputs, micro)
             (loss * scale).backward()
+        if last:
+            parallelize.check_reduced(self.models[0])
         return plain(loss.detach())
 
     def step(self, learning_rate: float) -> Tensor:

@@ -85,7 +85,7 @@ def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
     if (mesh := world.replicate_mesh) is not None and not run.mesh.sharded:
         from shardlab.strategies import ddp
 
-        return ddp.apply(model, mesh)
+        return ddp.apply(model, mesh, find_unused_parameters=run.options.find_unused_parameters)
     return model
 
 
@@ -96,6 +96,18 @@ def synchronized(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
     if set_requires_all_reduce := getattr(model, "set_requires_all_reduce", None):
         set_requires_all_reduce(last)  # HSDP; shards are reduced each time, so that no rank holds whole gradients
     return nullcontext()
+
+
+def check_reduced(model: nn.Module) -> None:
+    """Check after the last backward pass of a step that replicas reduced all gradients.
+
+    Raises:
+        UserError: they did not; see ddp.py.
+    """
+    if isinstance(model, DistributedDataParallel):
+        from shardlab.strategies import ddp
+
+        ddp.check_reduced(model)
 
 
 def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
@@ -167,7 +179,8 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
     """Move buffers in place; ``fully_shard`` would set their data instead, which not every backend supports."""
     for module in model.modules():
         for key, buffer in module.named_buffers(recurse=False):
-            module._buffers[key] = buffer.to(device)
+            if not buffer.is_meta:  # one made from parameters is loaded with them
+                module._buffers[key] = buffer.to(device)
 
 
 def _blocks(model: nn.Module, patterns: list[str]) -> list[nn.Module]:
