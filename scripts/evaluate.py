@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from shardlab.data import store
-from shardlab.errors import UserError, run_program
+from shardlab.errors import UserError, remedy, run_program
 from shardlab.files import sha256
 from shardlab.records.reports import InitialReport, TestReport, TrainReport
 from shardlab.settings import run_identity
@@ -32,7 +32,7 @@ def main() -> None:
     fingerprint = store.fingerprint_of(args.data)
     untrained = None
     if args.initial:
-        untrained = InitialReport.read(args.initial, f"recreate it with: snakemake -f {args.initial}").loss
+        untrained = InitialReport.read(args.initial, remedy("recreate it", args.initial, "-f")).loss
     distributed.start(run.site.device, run.site.hang_seconds)
     digest = origin(args.weights) if distributed.is_main() else ""
     found = evaluate(run, args.data, args.weights)
@@ -57,7 +57,7 @@ def origin(weights: Path) -> str:
     """
     digest = sha256(weights)
     report = weights.with_name("train.json")
-    again = f"train again with: snakemake -f {weights.parent}.done"
+    again = remedy("train again", f"{weights.parent}.done", "-f")
     if report.exists() and TrainReport.read(report, again).weights != digest:
         raise UserError(f"{weights} has changed since the training wrote it (SHA-256 mismatch); {again}.")
     return digest
