@@ -87,15 +87,21 @@ def test_a_call_without_a_profile_is_none(monkeypatch, words):
         ({PROFILE: "slurm"}, "slurm"),
     ],
 )
-def test_a_remedy_is_a_whole_call_with_the_profile_of_the_current_one(monkeypatch, environment, profile):
-    monkeypatch.chdir(ROOT)
+def test_a_remedy_has_the_profile_of_the_current_call(monkeypatch, environment, profile):
     for name in (PROFILE, "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     text = remedy("make it", "results/ddp/mlp/plan.json", "-f")
-    words = re.fullmatch(r"make it with: snakemake (.*), and the --config of your call", text)[1]
-    assert words == f"--profile {profile} -f results/ddp/mlp/plan.json"
+    words = f"--profile {profile} -f results/ddp/mlp/plan.json"
+    assert text == f"make it with: snakemake {words}, and the --config of your call"
+
+
+@pytest.mark.parametrize("profile", ["slurm", "workflow/profiles/local"])
+def test_a_remedy_is_a_whole_call(monkeypatch, profile):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv(PROFILE, profile)
+    words = remedy("make it", "all", "-f").removeprefix("make it with: snakemake ").split(", and ")[0]
     assert refusal(words) is None
 
 
