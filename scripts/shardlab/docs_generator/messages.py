@@ -69,7 +69,7 @@ def _text(node: ast.expr) -> str:
             return f"{action} with: snakemake ... {target}"
         return "{" + _name(node.value) + "}".replace("_", " ")
     if isinstance(node, ast.BinOp):
-        return _text(node.left) + _text(node.right)
+        return _text(node.left) + "/" * isinstance(node.op, ast.Div) + _text(node.right)
     return "{" + _name(node) + "}"
 
 
