@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from shardlab.data import store
-from shardlab.errors import run_program
+from shardlab.errors import remedy, run_program
 from shardlab.records.done import weights_digest
 from shardlab.records.reports import InitialReport, TestReport
 from shardlab.settings import code_fingerprint, run_identity
@@ -32,7 +32,7 @@ def main() -> None:
     fingerprint = store.fingerprint_of(args.data)
     untrained = None
     if args.initial:
-        untrained = InitialReport.read(args.initial, f"recreate it with: snakemake -f {args.initial}").loss
+        untrained = InitialReport.read(args.initial, remedy("recreate it", args.initial, "-f")).loss
     distributed.start(run.site.device, run.site.hang_seconds)
     digest = weights_digest(args.weights) if distributed.is_main() else ""
     found = evaluate(run, args.data, args.weights)

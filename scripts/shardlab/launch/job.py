@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from shardlab.data import store
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.files import ROOT, lock
 from shardlab.launch import commands, container, launchers, signals, slurm
 from shardlab.launch.attempts import AttemptLog
@@ -55,8 +55,8 @@ def main(description: str | None) -> int:
         return Child(run, what).run(command)
     if run.recipe.activation_checkpointing == "auto":
         raise UserError(
-            f"{args.settings} leaves activation_checkpointing to a plan; recreate it with: snakemake --force "
-            f"{args.settings}."
+            f"{args.settings} leaves activation_checkpointing to a plan; "
+            f"{remedy('recreate it', args.settings, '--force')}."
         )
     folder = args.settings.parent
     patience = run.site.stop_seconds + 5

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.files import sha256
 from shardlab.records.metrics import now
 from shardlab.records.reports import Report, TrainReport
@@ -52,7 +52,7 @@ def weights_digest(weights: Path) -> str:
     """
     digest = sha256(weights)
     report = weights.with_name("train.json")
-    again = f"train again with: snakemake -f {weights.parent}.done"
+    again = remedy("train again", f"{weights.parent}.done", "-f")
     if report.exists() and TrainReport.read(report, again).weights != digest:
         raise UserError(f"{weights} has changed since the training wrote it (SHA-256 mismatch); {again}.")
     return digest
