@@ -3,6 +3,7 @@
 What a training leaves and, if it stopped on the way, what it resumes with; or the sentence that refuses the model.
 """
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from shardlab.diagnosis.capture_files import Capture
 from shardlab.diagnosis.page import diagnose
 from shardlab.diagnosis.pair import Pair
 from shardlab.settings import registry
+from shardlab.trainer.simulate import simulate
 from shardlab.training.evaluation import evaluate
 
 KINDS = ("dtypes", "frozen")
@@ -230,6 +232,15 @@ def test_a_diagnosis_finds_nothing(server, case, tiny_data, tmp_path):
     server.work_off([job(run, data, tmp_path / "initial.safetensors", tmp_path / "run", capture=True)], tmp_path, 2)
     pair = Pair(*(Capture(tmp_path / name) for name in ("run", "single", "twin")))
     assert diagnose(pair).sentence == "Nothing differs in steps 0-3."
+
+
+@with_marks([Case(strategy, "low_rank_chain") for strategy in ("ddp", "fsdp", "pp")], is_long)
+def test_a_plan_has_neither_gradients_nor_states_of_frozen_parameters(results, case, tiny_data):
+    (plan,) = simulate([(case.run(), tiny_data / foreign.DATA)])
+    report = json.loads((results / case.name / "train.json").read_text())
+    planned, measured = (each["tensor_bytes"][0]["largest"] for each in (plan, report))
+    kinds = ("weights", "gradients", "optimizer")
+    assert {kind: planned[kind] for kind in kinds} == {kind: measured[kind] for kind in kinds}
 
 
 @with_marks(REFUSED, is_long)
