@@ -24,12 +24,27 @@ def build(settings: types.Model, task: str, dtype: torch.dtype) -> nn.Module:
     """Build the model in a dtype, without weights: parameters are on the meta device, buffers on the CPU.
 
     Raises:
-        UserError: the model does not exist, or does not accept the arguments.
+        UserError: the model does not exist, does not accept the arguments, or reads a weight in its constructor.
     """
-    with parameters_on_meta():
-        model = construct(settings, task)
+    model = _without_weights(settings, task)
     # nn.Module.to would take complex and float64 tensors, too, and leave the real part of a complex one.
     return model._apply(lambda value: value.to(in_precision(value.dtype, dtype)))  # type: ignore[no-untyped-call]
+
+
+def _without_weights(settings: types.Model, task: str) -> nn.Module:
+    try:
+        with parameters_on_meta():
+            model = construct(settings, task)
+    except UserError as error:
+        construct(settings, task)  # if this fails, too, it says why
+        raise UserError(
+            f"the constructor of model {settings.name} reads a weight ({error.__cause__ or error}), but weights are "
+            "drawn later; compute what depends on them in forward, or register it as a persistent buffer."
+        ) from error
+    for parameter in model.parameters():
+        # Files and shards are contiguous, and so are the weights under every strategy.
+        parameter.data = parameter.data.contiguous()
+    return model
 
 
 def in_precision(kind: torch.dtype, dtype: torch.dtype) -> torch.dtype:
@@ -55,8 +70,7 @@ def initial_weights(settings: types.Model, task: str, dtype: torch.dtype, seed: 
     Raises:
         UserError: see ``build``; or a module has no ``reset_parameters``.
     """
-    with parameters_on_meta():
-        model = construct(settings, task)
+    model = _without_weights(settings, task)
     if settings.folder or not hasattr(model, "initialize"):
         torch.manual_seed(seed)
         for name, value in state(construct(settings, task, pretrained=settings.pretrained)).items():

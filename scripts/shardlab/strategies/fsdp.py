@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from shardlab.errors import Unsupported
+from shardlab.models.contents import shared_outside
 from shardlab.settings.types import StrategyOptions
 from shardlab.training.distributed import text_of_mesh
 
@@ -57,6 +58,11 @@ def apply(
                 offload_policy=offload,
             )
         log.info("Applied FSDP to %d modules of experts, mesh %s", len(experts[0]), text_of_mesh(grid))
+    # A unit has all modules of its parameters: a tied one belongs to the model's.
+    tied = shared_outside(model, blocks)
+    if tied and options.wrap_parameters is None:
+        log.info("Left %d blocks with tied parameters to the root", len(tied))
+    blocks = [block for block in blocks if block not in tied]
     # FSDP cannot send parameters without values; each rank keeps them as they are.
     empty = {parameter for parameter in model.parameters() if not parameter.numel()}
     if options.wrap_parameters is not None:
@@ -74,6 +80,8 @@ def apply(
             offload_policy=offload,
             ignored_params=empty,
         )
+    if options.find_unused_parameters:
+        cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
     log.info(
         "Applied %s to %d blocks and the root, mesh %s%s%s",
         "HSDP" if mesh.ndim > 1 else "FSDP",
@@ -85,35 +93,15 @@ def apply(
 
 
 def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
-    """Return the modules whose own trained parameters are not of the training's type: FSDP reduces one type at a time.
-
-    Inner modules come first.
-
-    Raises:
-        Unsupported: a module has several types, or it is the model itself; or its parameters are complex: PyTorch 2.13
-            computes wrong updates of DTensors with uneven shards.
+    """Return the modules whose own trained parameters are not of the training's type, inner ones first: FSDP reduces one
+    type at a time.
     """
-    found = []
-    for name, module in reversed([*model.named_modules()]):
-        own, every = (
-            {value.dtype for value in module.parameters(recurse) if value.requires_grad and value.numel()}
-            for recurse in (False, True)
-        )
-        if own <= {dtype}:
-            continue
-        if any(kind.is_complex for kind in own):
-            raise Unsupported(
-                f"PyTorch's optimizers update shards of complex parameters wrongly ({name or 'the model itself'} has "
-                "some); use ddp, or make pairs of real numbers the parameter, with torch.view_as_complex in forward."
-            )
-        if len(every) > 1 or not name:
-            types = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in every | {dtype}))
-            raise Unsupported(
-                f"FSDP cannot shard {types} parameters of one module, {name or 'the model itself'}, together; give "
-                "those of another type than the training's to a submodule, or use ddp."
-            )
-        found.append(module)
-    return found
+    return [
+        module
+        for module in reversed([*model.modules()])  # inner ones first
+        if {value.dtype for value in module.parameters(recurse=False) if value.requires_grad and value.numel()}
+        - {dtype}
+    ]
 
 
 def _placement(parameter: nn.Parameter, ranks: int) -> Shard:
@@ -135,7 +123,9 @@ def _large(model: nn.Module, parameters: int) -> list[nn.Module]:
     """Return submodules with at least this many parameters that no deeper module has wrapped: deepest first."""
     found: list[nn.Module] = []
     taken: set[nn.Parameter] = set()
-    for module in reversed([module for module in model.modules() if module is not model]):
+    inside = [module for module in model.modules() if module is not model]
+    tied = shared_outside(model, inside)
+    for module in reversed([module for module in inside if module not in tied]):
         own = [parameter for parameter in module.parameters() if parameter not in taken]
         if isinstance(module, nn.ModuleList | nn.ModuleDict) or sum(p.numel() for p in own) < parameters:
             continue

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from shardlab import models
+from shardlab.models import contents
 from shardlab.models.weights import materialize
 from shardlab.settings.types import Run
 from shardlab.strategies import parallelize
 from shardlab.training import optimizers
 from shardlab.training.device import wait
 from shardlab.training.distributed import World
+from shardlab.training.module_state import LocalState, SharedBuffers
 from shardlab.training.tasks import MicroBatch, Outputs, Task
 
 LONGEST_ROW = 2**16
@@ -40,6 +42,7 @@ class NativeEngine:
         # On the meta device: a sharded model is never whole on a rank.
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
         models.check_plan(run.model, whole)
+        contents.check(run, whole)
         if run.mesh.axes("sequence"):
             from shardlab.strategies import context
 
@@ -63,6 +66,9 @@ class NativeEngine:
     def ready(self, wrapped: list[nn.Module]) -> None:
         """Finish once the parts have their weights; ``wrapped``: the module to call instead of each part."""
         self.models = wrapped
+        self.local_state = LocalState(self.parts)
+        has_buffers = len(self.parameter_names) < len(self.meta_state_dict)
+        self.buffers = SharedBuffers(self.parts, self.world.stage_group() if has_buffers else None)
         self.groups = _by_placement(self.parameters())
         self.split: list[Any] = [
             parameter for parameter in self.parameters().values() if hasattr(parameter, "placements")
@@ -103,6 +109,8 @@ class NativeEngine:
             self.task.count(outputs, micro)
             loss = self.task.counted_loss(outputs, micro)
             (loss * scale).backward()
+        if last:
+            parallelize.check_reduced(self.models[0])
         return plain(loss.detach())
 
     def step(self, learning_rate: float) -> Tensor:
@@ -126,6 +134,9 @@ class NativeEngine:
         for part in self.parts:
             cast(Any, part).balance(load)
 
+    def share_buffers(self) -> None:
+        self.buffers.share()
+
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
@@ -148,6 +159,13 @@ class NativeEngine:
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
         """See Engine; the tensors were the parameters' own memory."""
+
+    def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        parameters = self.parameters()
+        for full_name, dtype in dtypes.items():
+            name, _, key = full_name.rpartition("/")
+            if name in parameters:
+                optimizers.create_state(self.optimizer, parameters[name], key, dtype)
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         return {

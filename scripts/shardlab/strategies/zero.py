@@ -3,7 +3,9 @@
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab import models
-from shardlab.errors import Unsupported
+from shardlab.models import contents
 from shardlab.models.weights import check_weights, materialize, open_weights, read
 from shardlab.patches import deepspeed_startup
 from shardlab.settings.deepspeed import sized
@@ -21,6 +23,7 @@ from shardlab.settings.types import Run
 from shardlab.strategies import parallelize
 from shardlab.training import optimizers
 from shardlab.training.distributed import World
+from shardlab.training.module_state import LocalState, SharedBuffers
 from shardlab.training.tasks import MicroBatch, Outputs, Task
 
 if not (dist.is_initialized() and dist.get_backend() == "nccl"):
@@ -57,9 +60,9 @@ def scaler_state(scaler: Any) -> dict[str, Tensor]:
 
 
 def restore_scaler(scaler: Any, state: dict[str, Tensor]) -> None:
-    """Restore the scaler's state from ``scaler_state``."""
+    """Restore the scaler's state from ``scaler_state``; without it, that of a checkpoint in other arithmetic, none."""
     for key, kind in SCALER.items():
-        if hasattr(scaler, key):
+        if f"loss_scale/{key}" in state:
             setattr(scaler, key, kind(state[f"loss_scale/{key}"]))
 
 
@@ -81,22 +84,6 @@ def _set(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = No
         safe_set_local_optimizer_state(parameter, part, key)
 
 
-def _check(run: Run, model: nn.Module) -> None:
-    """Raise Unsupported if DeepSpeed cannot train one of the model's parameters in its type, or not split it."""
-    for name, parameter in model.named_parameters():
-        if run.zero_stage == 3 and not parameter.numel():
-            raise Unsupported(
-                f"{run.strategy}: {name} of model {run.model.name} has no values, and DeepSpeed cannot gather it; make "
-                "it None, or use another strategy."
-            )
-        if parameter.requires_grad and parameter.dtype != getattr(torch, run.recipe.dtype):
-            kind = str(parameter.dtype).removeprefix("torch.")
-            raise Unsupported(
-                f"{run.strategy}: {name} of model {run.model.name} is {kind}, and DeepSpeed trains only "
-                f"{run.recipe.dtype}; use ddp."
-            )
-
-
 class ZeroEngine:
     """DeepSpeed's engine, with the recipe's optimizer, as an Engine."""
 
@@ -110,16 +97,20 @@ class ZeroEngine:
         self.scales_loss = self.precision.scales_loss
         self.weights_file = weights
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
-        _check(run, whole)
+        contents.check(run, whole)
         self.meta_state_dict = {
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }
         self.parameter_count = models.parameter_count(whole)
         self.load_shape = getattr(whole, "load_shape", None)
         self.config = sized(run.engine_config or {}, self.parameter_count)
-        self.plain = self._sharded(weights, whole) if run.zero_stage == 3 else whole
-        if run.zero_stage != 3:
+        self.plain = whole
+        if run.zero_stage == 3:
+            self._shard(whole, weights)
+        else:
             materialize(whole, weights, world.device)
+        self.parts = [self.plain]
+        self.local_state = LocalState(self.parts)
         # DeepSpeed does the rest, such as sharding and precision, according to its own JSON.
         parallelize.recompute(self.plain, run.model.blocks, run.recipe.activation_checkpointing)
         parallelize.compile_forward(self.plain, run.model.blocks, run.recipe)
@@ -128,6 +119,7 @@ class ZeroEngine:
             optimizer=optimizers.build(run.recipe.optimizer, self.trained().values()),
             config=dict(self.config),
         )
+        self.buffers = SharedBuffers(self.parts, world.stage_group())
         log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
         if not self.precision.is_full:
             # DeepSpeed casts its master weights from the low-precision ones; training must start from the file's.
@@ -135,25 +127,34 @@ class ZeroEngine:
                 for name, parameter in self.trained().items():
                     _set(parameter, file.get_tensor(name), world.rank)
 
-    def _sharded(self, weights: Path, whole: nn.Module) -> nn.Module:
-        """Return the model with its weights, of which each rank holds only its part at any time.
+    def _shard(self, model: nn.Module, weights: Path) -> None:
+        """Load a model's weights, of which each rank holds only its part; one is whole at a time.
 
-        ``whole`` is the model without weights: what its constructor computes inside of zero.Init is in DeepSpeed's
-        precision, so buffers come from there.
+        ``deepspeed.zero.Init`` around the constructor would take the values away from constructors that copy, reshape
+        or read them (weight norm, deep copies of a layer).
         """
-        # The dtype comes from the configuration: passed as an argument, any dtype becomes bfloat16 on a CPU.
-        with deepspeed.zero.Init(config_dict_or_path=dict(self.config)):
-            model = models.construct(self.run.model, self.run.task)
-        for name, buffer in whole.named_buffers():
-            owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, buffer.to(self.world.device, copy=True))
-        with open_weights(weights) as file:
+        dtype = getattr(torch, self.precision.dtype)
+        names: dict[int, list[str]] = defaultdict(list)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names[id(parameter)].append(name)
+        for name, buffer in [*model.named_buffers()]:
+            if buffer.is_meta:
+                owner, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(owner), leaf, torch.empty_like(buffer, device=self.world.device))
+        with open_weights(weights) as file, torch.no_grad():
             check_weights(file, self.meta_state_dict, weights, whole=True)
             for name, value in models.state(model).items():
-                with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
-                    if self.world.is_rank0 or not hasattr(value, "ds_id"):
-                        value.detach().copy_(read(file, name, self.meta_state_dict[name]))
-        return model
+                whole = read(file, name, self.meta_state_dict[name])
+                if not isinstance(value, nn.Parameter):
+                    value.copy_(whole)
+                    continue
+                if whole.is_floating_point() and not self.precision.is_full:
+                    whole = whole.to(dtype)
+                real = nn.Parameter(whole.to(self.world.device), requires_grad=value.requires_grad)
+                deepspeed.zero.Init(module=nn.ParameterList([real]), config_dict_or_path=dict(self.config))
+                for alias in names[id(value)]:
+                    owner, _, leaf = alias.rpartition(".")
+                    setattr(model.get_submodule(owner), leaf, real)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Return the parameters that DeepSpeed's optimizer updates: not frozen ones, nor those without values."""
@@ -206,6 +207,9 @@ class ZeroEngine:
     def balance(self, load: Tensor) -> None:
         self.plain.balance(load)  # type: ignore[operator]
 
+    def share_buffers(self) -> None:
+        self.buffers.share()
+
     def zero_grad(self) -> None:
         """See Engine; training under DeepSpeed stops instead (see compatibility.py)."""
         raise NotImplementedError
@@ -245,6 +249,17 @@ class ZeroEngine:
             if name in trained:
                 _set(trained[name], state[name], self.world.rank)
 
+    def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        """See Engine; every parameter of a partition has the state of that partition."""
+        kinds = {name.rpartition("/")[2]: dtype for name, dtype in dtypes.items() if not name.startswith("loss_scale/")}
+        groups = [group["params"] for group in self.optimizer.optimizer.param_groups]
+        partitions = getattr(self.optimizer, "fp32_partitioned_groups_flat", None) or [*chain.from_iterable(groups)]
+        for partition in partitions:
+            for key, dtype in kinds.items():
+                optimizers.create_state(self.optimizer.optimizer, partition, key, dtype)
+        if kinds and hasattr(self.optimizer, "_lazy_init_hp_params_optimizer_state"):
+            self.optimizer._lazy_init_hp_params_optimizer_state()
+
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine; whole tensors, because ZeRO's partitions do not follow the parameters' shapes."""
         flat: dict[str, Any] = next(iter(self.optimizer.optimizer.state.values()), {})
@@ -266,7 +281,9 @@ class ZeroEngine:
     def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
         for name, parameter in self.trained().items():
             for key in next(iter(self.optimizer.optimizer.state.values()), {}):
-                value = state[f"{name}/{key}"]
+                value = state.get(f"{name}/{key}")
+                if value is None:  # the strategy that wrote it had no gradient for this parameter yet
+                    continue
                 if value.dim():
                     _set(parameter, value, self.world.rank, key)
                     continue
