@@ -30,17 +30,17 @@ def main() -> None:
 
     run = read_run(args.settings)
     fingerprint = store.fingerprint_of(args.data)
-    untrained = None
+    initial = None
     if args.initial:
-        untrained = InitialReport.read(args.initial, f"recreate it with: snakemake -f {args.initial}").loss
+        initial = InitialReport.read(args.initial, f"recreate it with: snakemake -f {args.initial}")
     distributed.start(run.site.device, run.site.hang_seconds)
-    digest = origin(args.weights) if distributed.is_main() else ""
+    digest = origin(args.weights, initial) if distributed.is_main() else ""
     found = evaluate(run, args.data, args.weights)
     code_fingerprint.check_imported(run.sources, run.model.sources)
     if distributed.is_main():
         report = TestReport(
             **found.model_dump(),
-            untrained_loss=untrained,
+            untrained_loss=initial and initial.loss,
             identity=run_identity.identity_of(run, fingerprint),
             weights=digest,
         )
@@ -50,17 +50,21 @@ def main() -> None:
     distributed.finish()
 
 
-def origin(weights: Path) -> str:
+def origin(weights: Path, initial: InitialReport | None) -> str:
     """Return the SHA-256 of trained weights, after comparing it with the report next to them.
 
     Raises:
-        UserError: they differ.
+        UserError: they differ, or were trained from other initial weights than those of the report ``initial``.
     """
     digest = sha256(weights)
     report = weights.with_name("train.json")
     again = f"train again with: snakemake -f {weights.parent}.done"
-    if report.exists() and TrainReport.read(report, again).weights != digest:
-        raise UserError(f"{weights} has changed since the training wrote it (SHA-256 mismatch); {again}.")
+    if report.exists():
+        train = TrainReport.read(report, again)
+        if train.weights != digest:
+            raise UserError(f"{weights} has changed since the training wrote it (SHA-256 mismatch); {again}.")
+        if initial and initial.weights != train.initial_weights:
+            raise UserError(f"{weights} was trained from other initial weights than those there are now; {again}.")
     return digest
 
 

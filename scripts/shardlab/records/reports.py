@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from shardlab.errors import UserError
-from shardlab.files import read_json, write_json
+from shardlab.files import read_json, sha256, write_json
 from shardlab.schema import Strict, check
 from shardlab.settings.run_identity import Identity, digest
 from shardlab.settings.types import WARMUP_STEPS
@@ -238,6 +238,19 @@ class InitialReport(Report):
         description="Mean loss per target over the test split; null if runs are evaluated sharded, as one device "
         "may not hold the model."
     )
+
+
+def initial_digest(weights: Path) -> str:
+    """Return the SHA-256 of initial weights, after comparing it with the report next to them, if there is one.
+
+    Raises:
+        UserError: they differ.
+    """
+    digest, report = sha256(weights), weights.with_suffix(".json")
+    again = f"recreate both with: snakemake --cores 1 --force {weights}, and the --config of your call"
+    if report.exists() and InitialReport.read(report, again).weights != digest:
+        raise UserError(f"{weights} is damaged: its SHA-256 is not the one in {report}; {again}.")
+    return digest
 
 
 class Twin(Strict):
