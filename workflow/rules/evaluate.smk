@@ -23,8 +23,8 @@ rule evaluate:
     message:
         "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " evaluate --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
-        " --weights results/{wildcards.strategy}/{wildcards.workload}/model.safetensors"
-        " --initial {input.initial} --output {output}"
-        " > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        ' evaluate --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
+        " --weights results/{wildcards.strategy:q}/{wildcards.workload:q}/model.safetensors"
+        " --initial {input.initial:q} --output {output:q}"
+        " > {log:q} 2>&1"
