@@ -59,7 +59,7 @@ def main(description: str | None) -> int:
             f"{remedy('recreate it', args.settings, '--force')}."
         )
     folder = args.settings.parent
-    patience = run.site.stop_seconds + 5
+    patience = 2 * run.site.stop_seconds + 5  # for the ranks of a call that has ended
     try:
         with lock(folder / ".lock", "trained", slurm.holder(), slurm.in_queue, patience) as descriptor:
             story = AttemptLog(run, folder, fingerprint, args.weights)
