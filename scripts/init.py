@@ -14,7 +14,7 @@ from shardlab.data import store
 from shardlab.errors import run_program
 from shardlab.models.weights import save
 from shardlab.records.reports import InitialReport
-from shardlab.settings import run_identity
+from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.types import read_run
 from shardlab.training import distributed, evaluation, tasks
 
@@ -35,6 +35,7 @@ def main() -> None:
     model = models.build(run.model, run.task, dtype)
     models.check_plan(run.model, model)
     tasks.check_loss(run, model)
+    code_fingerprint.check_imported(run.sources, run.model.sources)
     digest = save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
     parameters = models.parameter_count(model)
     print(f"{parameters:,} parameters, seed {run.seed}")

@@ -40,6 +40,20 @@ FAULTS = [
         at("parity/test_dropout", "test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop"),
     ),
     # When, and how whole, a checkpoint is.
+    Fault(
+        "no validation where a training stops",
+        f"{S}trainer/loop.py",
+        "if step.validates:",
+        "if step.validates and not deferred.flags.stop:",
+        at(CHECKPOINTS, "test_a_stop_is_obeyed_and_loses_no_validation"),
+    ),
+    Fault(
+        "a checkpoint that is due clears a request to stop",
+        f"{S}trainer/loop.py",
+        "stops = deferred.flags.stop and unfinished  #",
+        "stops = False  #",
+        at(CHECKPOINTS, "test_a_stop_is_obeyed_and_loses_no_validation"),
+    ),
     Fault("a checkpoint a step too late", CHECKPOINT, "step % every == 0", "step % every == 1", DUE),
     Fault("checkpoint_interval_minutes are seconds", CHECKPOINT, "> 60 * minutes", "> minutes", DUE),
     Fault(
@@ -110,5 +124,27 @@ FAULTS = [
         "(days * 24 + hours)",
         "(days * 12 + hours)",
         at("unit/test_slurm_limits", "test_slurm_s_times"),
+    ),
+    # What killed processes leave.
+    Fault(
+        "checkpoints that killed processes were writing stay",
+        MANIFEST,
+        '(output / "checkpoints").glob("*")',
+        '(output / "checkpoints").glob("step-*")',
+        at(CHECKPOINTS, "test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one"),
+    ),
+    Fault(
+        "a checkpoint with its manifest and without its name stays",
+        MANIFEST,
+        "if path.is_dir() and path not in whole:",
+        "if path.is_dir() and not (path / NAME).is_file():",
+        at(CHECKPOINTS, "test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one"),
+    ),
+    Fault(
+        "weights that killed processes were writing stay",
+        CHECKPOINT,
+        "            manifest.sweep(output)\n",
+        "            pass\n",
+        at(CHECKPOINTS, "test_a_start_removes_what_killed_processes_left"),
     ),
 ]

@@ -71,8 +71,9 @@ except UserError as error:
 DATA_SETS = sorted({run.data.name for run in RUNS})
 MODEL_FOLDERS = sorted({run.model.folder for run in RUNS if run.model.folder})
 
-# Workloads whose `single` gets twins, for the table.
+# Workloads whose `single` gets twins, and runs whose weights are compared with those of `single`, for the table.
 NOISE_FLOOR_WORKLOADS = resolve.twinned(CONFIG, RUNS)
+COMPARED = resolve.compared(CONFIG, RUNS)
 CONFIG_JSON = CONFIG.model_dump_json()
 ONE_JSON = CONFIG.of_one.model_dump_json()
 
@@ -122,11 +123,14 @@ def environment(name):
 
 
 def every_result():
-    """Return what the table and the report are made from: all runs, their noise floors and plans."""
+    """Return what the table and the report are made from: all runs, their noise floors, differences and plans."""
     floors = [
         f"results/noise_floor/{workload}.json" for workload in NOISE_FLOOR_WORKLOADS
     ]
-    return [*every_run(), *floors, "results/plans"]
+    differences = [
+        f"results/{run.strategy}/{run.workload}/weights.json" for run in COMPARED
+    ]
+    return [*every_run(), *floors, *differences, "results/plans"]
 
 
 def every_run():

@@ -5,10 +5,12 @@ from pathlib import Path
 sys.path.insert(0, str(SCRIPTS.resolve()))
 
 from shardlab.errors import UserError
-from shardlab.launch import call
+from shardlab.launch import call, signals
 from shardlab.patches import snakemake_logging
 
 snakemake_logging.respect_no_color()
+# Jobs end with this process.
+signals.announce_driver()
 try:
     call.check_folder(Path.cwd())
     # A workflow that uses this one as a module passes its configuration.

@@ -109,6 +109,7 @@ rule noise_floor:
         settings="results/single/{workload}/run.json",
         data=prepared,
         weights=initial("results/init/{}.safetensors"),
+        single="results/single/{workload}.done",
         image=IMAGE,
     output:
         "results/noise_floor/{workload}.json",
@@ -126,4 +127,5 @@ rule noise_floor:
     shell:
         f"python {SCRIPTS}/launch.py"
         " noise_floor --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
-        " --weights {input.weights} --draws {params.draws} --output {output} > {log} 2>&1"
+        " --weights {input.weights} --single results/single/{wildcards.workload}/model.safetensors"
+        " --draws {params.draws} --output {output} > {log} 2>&1"

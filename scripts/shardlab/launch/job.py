@@ -1,7 +1,6 @@
 """A job: a stage's program, started where the site says, waited for, and said of how it ended."""
 
 import argparse
-import os
 import re
 import signal
 import subprocess
@@ -33,8 +32,6 @@ def main(description: str | None) -> int:
     parser.add_argument("--restart", action="store_true", help="train: start at the first step, ignoring checkpoints")
     parser.add_argument("--dry-run", action="store_true", help="print the shell lines and stop")
     args, others = parser.parse_known_args()
-    # A fork of a server gets it from its client, whose ancestor is Snakemake.
-    signals.driver = signals.driver or signals.snakemake_of(os.getpid())
 
     run = read_run(args.settings)
     image = image_of(run, args.image, dry_run=args.dry_run)
@@ -127,7 +124,9 @@ def train(
         command = commands.command(run, words, image, scope("train", run))
         print(f"{command.lines}\n\nattempt {attempt.number}; its output is in {story.log(attempt)}", flush=True)
         status = child.run(command, story.log(attempt))
-        stop_signal = child.stop_signal or story.stopped()
+        stop_signal = child.stop_signal or story.stopped(attempt)
+        if not story.stopped(attempt) and story.error(attempt):  # whatever was requested, this is what happened
+            stop_signal = None
         if status == 0 and story.finished() == story.identity:
             attempt.why = "finished"
         elif stop_signal:

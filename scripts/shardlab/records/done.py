@@ -7,7 +7,7 @@ from pydantic import Field
 from shardlab.errors import UserError
 from shardlab.files import sha256
 from shardlab.records.metrics import now
-from shardlab.records.reports import Report
+from shardlab.records.reports import Report, TrainReport
 
 
 class Done(Report):
@@ -42,3 +42,17 @@ def changed(folder: Path) -> str | None:
     except OSError as error:
         return f"{error.filename} cannot be read ({error.strerror})"
     return None
+
+
+def weights_digest(weights: Path) -> str:
+    """Return the SHA-256 of trained weights, after comparing it with the report next to them.
+
+    Raises:
+        UserError: they differ.
+    """
+    digest = sha256(weights)
+    report = weights.with_name("train.json")
+    again = f"train again with: snakemake -f {weights.parent}.done"
+    if report.exists() and TrainReport.read(report, again).weights != digest:
+        raise UserError(f"{weights} has changed since the training wrote it (SHA-256 mismatch); {again}.")
+    return digest

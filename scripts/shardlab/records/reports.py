@@ -240,12 +240,30 @@ class InitialReport(Report):
     )
 
 
+class WeightsReport(Report):
+    """Final weights of a run compared with those of its workload's ``single``: weights.json."""
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    weights: str = Field(description="SHA-256 of the run's model.safetensors.")
+    single_weights: str = Field(description="SHA-256 of that of `single`.")
+    initial_weights: str = Field(description="SHA-256 of the initial weights.")
+    differences: dict[str, float] = Field(
+        description="Parameter or buffer: norm of its difference from that of `single`, relative to the norm of the "
+        "latter; the norm itself if that is 0."
+    )
+    exact: list[str] = Field(
+        description="Those that have to be equal: integers and bools, and what the training of `single` leaves as it "
+        "was (frozen, unused)."
+    )
+
+
 class Twin(Strict):
     """A training of ``single`` from initial weights that were perturbed by about one rounding error."""
 
     validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
     test_loss: float = Field(description="Mean loss per target over the test split.")
     expert_choices: str | None = Field(None, description="See test.json.")
+    weights: dict[str, float] = Field(description="Differences from the final weights of `single`, as in weights.json.")
 
 
 class NoiseFloorReport(Report):
@@ -255,5 +273,6 @@ class NoiseFloorReport(Report):
     identity: Identity = Field(description="Run of `single` that they are twins of.")
     initial_weights: str = Field(description="SHA-256 of the weights before the perturbation.")
     workload: str = Field(description="Workload.")
+    single_weights: str = Field(description="SHA-256 of the final weights that the twins' are compared with.")
     scale: float = Field(description="Relative size of the perturbation: each weight times 1 + scale N(0, 1).")
     twins: list[Twin] = Field(description="One per draw.")

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
+from shardlab.models.contents import shared_outside
 from shardlab.settings.types import StrategyOptions
 from shardlab.training.distributed import text_of_mesh
 
@@ -56,9 +58,19 @@ def apply(
                 offload_policy=offload,
             )
         log.info("Applied FSDP to %d modules of experts, mesh %s", len(experts[0]), text_of_mesh(grid))
+    # A unit has all modules of its parameters: a tied one belongs to the model's.
+    tied = shared_outside(model, blocks)
+    if tied and options.wrap_parameters is None:
+        log.info("Left %d blocks with tied parameters to the root", len(tied))
+    blocks = [block for block in blocks if block not in tied]
+    # FSDP cannot send parameters without values; each rank keeps them as they are.
+    empty = {parameter for parameter in model.parameters() if not parameter.numel()}
     if options.wrap_parameters is not None:
         blocks = [block for block in _large(model, options.wrap_parameters) if not isinstance(block, FSDPModule)]
-    for module, precision in (*((block, inside) for block in blocks), (model, outside)):
+    apart = of_another_type(model, dtype)
+    blocks = [block for block in blocks if block not in apart]
+    exact = [(module, MixedPrecisionPolicy()) for module in apart]
+    for module, precision in (*exact, *((block, inside) for block in blocks), (model, outside)):
         fully_shard(
             module,
             mesh=mesh,
@@ -66,7 +78,10 @@ def apply(
             shard_placement_fn=partial(_placement, ranks=mesh.size(mesh.ndim - 1)),
             mp_policy=precision,
             offload_policy=offload,
+            ignored_params=empty,
         )
+    if options.find_unused_parameters:
+        cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
     log.info(
         "Applied %s to %d blocks and the root, mesh %s%s%s",
         "HSDP" if mesh.ndim > 1 else "FSDP",
@@ -75,6 +90,16 @@ def apply(
         f", computing in {str(low).removeprefix('torch.')}" if low else "",
         ", states in CPU memory" if options.cpu_offload else "",
     )
+
+
+def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
+    """Return the modules whose own trained parameters are not of the training's type: FSDP reduces one type at a time.
+    """
+    return [
+        module
+        for module in model.modules()
+        if {value.dtype for value in module.parameters(recurse=False) if value.requires_grad and value.numel()} - {dtype}
+    ]
 
 
 def _placement(parameter: nn.Parameter, ranks: int) -> Shard:
@@ -96,7 +121,9 @@ def _large(model: nn.Module, parameters: int) -> list[nn.Module]:
     """Return submodules with at least this many parameters that no deeper module has wrapped: deepest first."""
     found: list[nn.Module] = []
     taken: set[nn.Parameter] = set()
-    for module in reversed([module for module in model.modules() if module is not model]):
+    inside = [module for module in model.modules() if module is not model]
+    tied = shared_outside(model, inside)
+    for module in reversed([module for module in inside if module not in tied]):
         own = [parameter for parameter in module.parameters() if parameter not in taken]
         if isinstance(module, nn.ModuleList | nn.ModuleDict) or sum(p.numel() for p in own) < parameters:
             continue

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from shardlab import models
+from shardlab.models import contents
 from shardlab.models.weights import materialize
 from shardlab.settings.types import Run
 from shardlab.strategies import parallelize
 from shardlab.training import optimizers
 from shardlab.training.device import wait
 from shardlab.training.distributed import World
+from shardlab.training.module_state import LocalState, SharedBuffers
 from shardlab.training.tasks import MicroBatch, Outputs, Task
 
 LONGEST_ROW = 2**16
@@ -40,6 +42,7 @@ class NativeEngine:
         # On the meta device: a sharded model is never whole on a rank.
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
         models.check_plan(run.model, whole)
+        contents.check(run, whole)
         if run.mesh.axes("sequence"):
             from shardlab.strategies import context
 
@@ -48,7 +51,7 @@ class NativeEngine:
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }
         self.parameter_count = models.parameter_count(whole)
-        self.parameter_names = [name for name, value in models.state(whole).items() if isinstance(value, nn.Parameter)]
+        self.parameter_names = models.trained_names(whole)
         self.load_shape = getattr(whole, "load_shape", None)
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
@@ -63,13 +66,16 @@ class NativeEngine:
     def ready(self, wrapped: list[nn.Module]) -> None:
         """Finish once the parts have their weights; ``wrapped``: the module to call instead of each part."""
         self.models = wrapped
+        self.local_state = LocalState(self.parts)
+        has_buffers = len(self.parameter_names) < len(self.meta_state_dict)
+        self.buffers = SharedBuffers(self.parts, self.world.stage_group() if has_buffers else None)
         self.groups = _by_placement(self.parameters())
         self.split: list[Any] = [
             parameter for parameter in self.parameters().values() if hasattr(parameter, "placements")
         ]
-        self.optimizer = optimizers.build(
-            self.run.recipe.optimizer, [{"params": group} for group in self.groups.values()]
-        )
+        groups = [{"params": group} for group in self.groups.values()]
+        # A pipeline's stage may have nothing but frozen parameters.
+        self.optimizer = optimizers.build(self.run.recipe.optimizer, groups or [{"params": []}])
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         """Return the parts of the model that this rank holds."""
@@ -103,6 +109,8 @@ class NativeEngine:
             self.task.count(outputs, micro)
             loss = self.task.counted_loss(outputs, micro)
             (loss * scale).backward()
+        if last:
+            parallelize.check_reduced(self.models[0])
         return plain(loss.detach())
 
     def step(self, learning_rate: float) -> Tensor:
@@ -126,6 +134,9 @@ class NativeEngine:
         for part in self.parts:
             cast(Any, part).balance(load)
 
+    def share_buffers(self) -> None:
+        self.buffers.share()
+
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
@@ -148,6 +159,13 @@ class NativeEngine:
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
         """See Engine; the tensors were the parameters' own memory."""
+
+    def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        parameters = self.parameters()
+        for full_name, dtype in dtypes.items():
+            name, _, key = full_name.rpartition("/")
+            if name in parameters:
+                optimizers.create_state(self.optimizer, parameters[name], key, dtype)
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         return {
@@ -221,12 +239,16 @@ def local(value: Tensor) -> Tensor:
 
 
 def _by_placement(parameters: dict[str, nn.Parameter]) -> Groups:
-    """Group parameters by (device, mesh, placements), None and () for plain tensors: foreach needs uniform groups."""
+    """Group trained parameters by (device, dtype, mesh, placements), None and () for plain tensors: foreach needs
+    uniform groups.
+    """
     groups: Groups = defaultdict(list)
     for parameter in parameters.values():
+        if not parameter.requires_grad:
+            continue
         # Check the attribute, not the type: importing DTensor takes half a second that plain parameters do not need.
         mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
-        groups[parameter.device, mesh, placements].append(parameter)
+        groups[parameter.device, parameter.dtype, mesh, placements].append(parameter)
     return dict(groups)
 
 
@@ -237,8 +259,8 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
     in trees, and their float64 is slow: there, it is at least float32.
     """
     total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
-    for (_, mesh, placements), parameters in groups.items():
-        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+    for (*_, mesh, placements), parameters in groups.items():
+        gradients = [real(local(p.grad)) for p in parameters if p.grad is not None]
         if not gradients:
             continue
         if gradients[0].device.type == "cpu":
@@ -253,6 +275,11 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
                 torch.distributed.all_reduce(square, group=mesh.get_group(axis))
         total = total + square
     return total
+
+
+def real(value: Tensor) -> Tensor:
+    """Return a complex tensor as pairs of real numbers, which have the same norm."""
+    return torch.view_as_real(value) if value.is_complex() else value
 
 
 def _row_norms(gradient: Tensor) -> Tensor:

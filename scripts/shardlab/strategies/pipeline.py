@@ -16,7 +16,8 @@ from shardlab.models._chain import Chain
 from shardlab.patches import torch_pipelining
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.strategies.native import NativeEngine, plain
-from shardlab.training.device import wait
+from shardlab.training.device import generators_kept, wait
+from shardlab.training.module_state import Snapshot
 from shardlab.training.tasks import MicroBatch, Outputs
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,11 @@ class TimedStage(torch_pipelining.Stage):
     """A stage that measures how long it computes; the time in which it waits for another is what is left."""
 
     watch: Stopwatch
+
+    def _compute_outputs(self, *args: Any, module: nn.Module, **options: Any) -> Any:
+        """Infer shapes: PyTorch runs the stage on uninitialized inputs."""
+        with Snapshot(module).in_place(), generators_kept(self.device):
+            return super()._compute_outputs(*args, module=module, **options)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         """Run one micro-batch forward."""
@@ -176,11 +182,11 @@ class PipelineEngine(NativeEngine):
 
     def whole(self, name: str, value: Tensor | None) -> Tensor:
         if value is None:
-            dtype = getattr(torch, self.run.recipe.dtype)
-            whole = torch.empty(self.meta_state_dict[name].shape, dtype=dtype, device=self.world.device)
+            whole = torch.empty_like(self.meta_state_dict[name], device=self.world.device)
         else:
             whole = super().whole(name, value).to(self.world.device).contiguous()
-        dist.broadcast(whole, group=self.group, group_src=self.owner[name])
+        if whole.numel():  # as bytes: not every backend sends every type
+            dist.broadcast(whole.view(-1).view(torch.uint8), group=self.group, group_src=self.owner[name])
         return whole
 
     def _run(self, micro: MicroBatch, scale: float, *, backward: bool) -> Tensor:

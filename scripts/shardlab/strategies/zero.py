@@ -3,7 +3,9 @@
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab import models
-from shardlab.models.weights import check_weights, materialize, open_weights
+from shardlab.models import contents
+from shardlab.models.weights import check_weights, materialize, open_weights, read
 from shardlab.patches import deepspeed_startup
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS
@@ -20,6 +23,7 @@ from shardlab.settings.types import Run
 from shardlab.strategies import parallelize
 from shardlab.training import optimizers
 from shardlab.training.distributed import World
+from shardlab.training.module_state import LocalState, SharedBuffers
 from shardlab.training.tasks import MicroBatch, Outputs, Task
 
 if not (dist.is_initialized() and dist.get_backend() == "nccl"):
@@ -56,9 +60,9 @@ def scaler_state(scaler: Any) -> dict[str, Tensor]:
 
 
 def restore_scaler(scaler: Any, state: dict[str, Tensor]) -> None:
-    """Restore the scaler's state from ``scaler_state``."""
+    """Restore the scaler's state from ``scaler_state``; without it, that of a checkpoint in other arithmetic, none."""
     for key, kind in SCALER.items():
-        if hasattr(scaler, key):
+        if f"loss_scale/{key}" in state:
             setattr(scaler, key, kind(state[f"loss_scale/{key}"]))
 
 
@@ -91,43 +95,77 @@ class ZeroEngine:
         self.run, self.task, self.world = run, task, world
         self.precision = PRECISIONS[run.recipe.arithmetic]
         self.scales_loss = self.precision.scales_loss
+        self.weights_file = weights
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
+        contents.check(run, whole)
         self.meta_state_dict = {
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }
         self.parameter_count = models.parameter_count(whole)
         self.load_shape = getattr(whole, "load_shape", None)
         self.config = sized(run.engine_config or {}, self.parameter_count)
-        self.plain = self._sharded(weights) if run.zero_stage == 3 else whole
-        if run.zero_stage != 3:
+        self.plain = whole
+        if run.zero_stage == 3:
+            self._shard(whole, weights)
+        else:
             materialize(whole, weights, world.device)
+        self.parts = [self.plain]
+        self.local_state = LocalState(self.parts)
         # DeepSpeed does the rest, such as sharding and precision, according to its own JSON.
         parallelize.recompute(self.plain, run.model.blocks, run.recipe.activation_checkpointing)
         parallelize.compile_forward(self.plain, run.model.blocks, run.recipe)
         self.model, self.optimizer, _, _ = deepspeed.initialize(
             model=self.plain.to(world.device),
-            optimizer=optimizers.build(run.recipe.optimizer, self.plain.parameters()),
+            optimizer=optimizers.build(run.recipe.optimizer, self.trained().values()),
             config=dict(self.config),
         )
+        self.buffers = SharedBuffers(self.parts, world.stage_group())
         log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
         if not self.precision.is_full:
             # DeepSpeed casts its master weights from the low-precision ones; training must start from the file's.
             with open_weights(weights) as file:
-                for name, parameter in self.plain.named_parameters():
+                for name, parameter in self.trained().items():
                     _set(parameter, file.get_tensor(name), world.rank)
 
-    def _sharded(self, weights: Path) -> nn.Module:
-        """Return the model with its weights, of which each rank holds only its part at any time."""
-        # The dtype comes from the configuration: passed as an argument, any dtype becomes bfloat16 on a CPU.
-        with deepspeed.zero.Init(config_dict_or_path=dict(self.config)):
-            model = models.construct(self.run.model, self.run.task)
-        with open_weights(weights) as file:
+    def _shard(self, model: nn.Module, weights: Path) -> None:
+        """Load a model's weights, of which each rank holds only its part; one is whole at a time.
+
+        ``deepspeed.zero.Init`` around the constructor would take the values away from constructors that copy, reshape
+        or read them (weight norm, deep copies of a layer).
+        """
+        dtype = getattr(torch, self.precision.dtype)
+        names: dict[int, list[str]] = defaultdict(list)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names[id(parameter)].append(name)
+        for name, buffer in [*model.named_buffers()]:
+            if buffer.is_meta:
+                owner, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(owner), leaf, torch.empty_like(buffer, device=self.world.device))
+        with open_weights(weights) as file, torch.no_grad():
             check_weights(file, self.meta_state_dict, weights, whole=True)
             for name, value in models.state(model).items():
-                with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
-                    if self.world.is_rank0 or not hasattr(value, "ds_id"):
-                        value.detach().copy_(file.get_tensor(name))
-        return model
+                whole = read(file, name, self.meta_state_dict[name])
+                if not isinstance(value, nn.Parameter):
+                    value.copy_(whole)
+                    continue
+                if whole.is_floating_point() and not self.precision.is_full:
+                    whole = whole.to(dtype)
+                real = nn.Parameter(whole.to(self.world.device), requires_grad=value.requires_grad)
+                deepspeed.zero.Init(module=nn.ParameterList([real]), config_dict_or_path=dict(self.config))
+                for alias in names[id(value)]:
+                    owner, _, leaf = alias.rpartition(".")
+                    setattr(model.get_submodule(owner), leaf, real)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that DeepSpeed's optimizer updates: not frozen ones, nor those without values."""
+        return {
+            name: parameter
+            for name, parameter in self.plain.named_parameters()
+            if parameter.requires_grad and self.meta_state_dict[name].numel()
+        }
+
+    def _empty(self, name: str) -> Tensor:
+        return torch.empty_like(self.meta_state_dict[name], device=self.world.device)
 
     def train(self, mode: bool) -> None:
         self.model.train(mode)
@@ -169,24 +207,33 @@ class ZeroEngine:
     def balance(self, load: Tensor) -> None:
         self.plain.balance(load)  # type: ignore[operator]
 
+    def share_buffers(self) -> None:
+        self.buffers.share()
+
     def zero_grad(self) -> None:
         """See Engine; training under DeepSpeed stops instead (see compatibility.py)."""
         raise NotImplementedError
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.plain.named_parameters():
-            yield name, safe_get_full_grad(parameter)
+        trained = self.trained()
+        for name in models.trained_names(self.plain):
+            yield name, safe_get_full_grad(trained[name]) if name in trained else self._empty(name)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See Engine; in low precision, the float32 master weights, which the optimizer updates."""
-        dtype = getattr(torch, self.run.recipe.dtype)
-        parameters = dict(self.plain.named_parameters())
-        for name, value in models.state(self.plain).items():
-            if name in parameters:
-                yield name, safe_get_full_fp32_param(parameters[name]).to(dtype, copy=True)
-                continue
-            with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
-                yield name, value.detach().to(dtype, copy=True)
+        """See Engine; in low precision, the float32 master weights, which the optimizer updates, and frozen weights as
+        they are in the file, of which the model has roundings.
+        """
+        trained = self.trained()
+        with open_weights(self.weights_file) as file:
+            for name, value in models.state(self.plain).items():
+                like = self.meta_state_dict[name]
+                if name in trained:
+                    yield name, safe_get_full_fp32_param(trained[name]).to(like.dtype, copy=True)
+                elif isinstance(value, nn.Parameter) and value.dtype != like.dtype:
+                    yield name, file.get_tensor(name).to(self.world.device)
+                else:
+                    with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
+                        yield name, value.detach().to(like.dtype, copy=True)
 
     def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine; whole tensors in CPU memory, like those of ``optimizer_state``, written by rank 0."""
@@ -194,19 +241,30 @@ class ZeroEngine:
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
         """See Engine; loads into the parameters, and into DeepSpeed's own copy, which the optimizer updates."""
-        parameters = dict(self.plain.named_parameters())
+        trained = self.trained()
         for name, value in models.state(self.plain).items():
             with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
                 if self.world.is_rank0 or not hasattr(value, "ds_id"):
                     value.detach().copy_(state[name])
-            if name in parameters:
-                _set(parameters[name], state[name], self.world.rank)
+            if name in trained:
+                _set(trained[name], state[name], self.world.rank)
+
+    def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        """See Engine; every parameter of a partition has the state of that partition."""
+        kinds = {name.rpartition("/")[2]: dtype for name, dtype in dtypes.items() if not name.startswith("loss_scale/")}
+        groups = [group["params"] for group in self.optimizer.optimizer.param_groups]
+        partitions = getattr(self.optimizer, "fp32_partitioned_groups_flat", None) or [*chain.from_iterable(groups)]
+        for partition in partitions:
+            for key, dtype in kinds.items():
+                optimizers.create_state(self.optimizer.optimizer, partition, key, dtype)
+        if kinds and hasattr(self.optimizer, "_lazy_init_hp_params_optimizer_state"):
+            self.optimizer._lazy_init_hp_params_optimizer_state()
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine; whole tensors, because ZeRO's partitions do not follow the parameters' shapes."""
         flat: dict[str, Any] = next(iter(self.optimizer.optimizer.state.values()), {})
         state = {}
-        for name, parameter in self.plain.named_parameters():
+        for name, parameter in self.trained().items():
             for key, value in flat.items():
                 scalar = not isinstance(value, Tensor) or value.dim() == 0
                 whole = (
@@ -221,9 +279,11 @@ class ZeroEngine:
         return state
 
     def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
-        for name, parameter in self.plain.named_parameters():
+        for name, parameter in self.trained().items():
             for key in next(iter(self.optimizer.optimizer.state.values()), {}):
-                value = state[f"{name}/{key}"]
+                value = state.get(f"{name}/{key}")
+                if value is None:  # the strategy that wrote it had no gradient for this parameter yet
+                    continue
                 if value.dim():
                     _set(parameter, value, self.world.rank, key)
                     continue

@@ -20,6 +20,7 @@ from shardlab.records import metrics
 from shardlab.records.manifest import Manifest
 from shardlab.records.timeline import Timeline
 from shardlab.records.train_report import train_report
+from shardlab.settings import code_fingerprint
 from shardlab.settings.devices import peak
 from shardlab.settings.types import WARMUP_STEPS, Run
 from shardlab.training import device, distributed, tasks
@@ -108,7 +109,11 @@ def train(
 def set_up(
     run: Run, data: Path, weights: Path, output: Path, origin: Mapping[str, Any], options: TrainOptions
 ) -> TrainState:
-    """Build the model under the run's strategy and load the checkpoint to resume from, if there is one."""
+    """Build the model under the run's strategy and load the checkpoint to resume from, if there is one.
+
+    Raises:
+        UserError: see ``train``; or the code that is imported by then is not that of the run's settings.
+    """
     if run.recipe.deterministic:
         device.deterministic()
     world = distributed.world(run)
@@ -119,6 +124,8 @@ def set_up(
     if resume is None and world.is_rank0:
         shutil.rmtree(output / "checkpoints", ignore_errors=True)
     engine = strategies.build(run, task, world, weights)
+    engine.train(True)  # a model's own method may leave modules in evaluation mode, such as frozen batch norm
+    code_fingerprint.check_imported(run.sources, run.model.sources)
     distributed.limit_groups(run.site.hang_seconds)
     steps = Steps(task, engine, run.recipe, run.seed, world)
     start = restore(start, engine, steps, resume, world, output)
@@ -156,9 +163,11 @@ def take_steps(state: TrainState, options: TrainOptions) -> tuple[Meter, SampleA
             if step.validates:
                 deferred.flush()
                 log.validation(step, checkpointer.validate())
-            stops = deferred.flags.stop and number + 1 < steps.count
+            unfinished = number + 1 < steps.count
+            stops = deferred.flags.stop and unfinished
             if stops or deferred.flags.checkpoint or checkpointer.due_at_step(number + 1):
                 deferred.flush()
+                stops = deferred.flags.stop and unfinished  # a request may have arrived with this step's metrics
                 checkpointer.checkpoint(number + 1)
                 deferred.clear_flags()
             if stops:
