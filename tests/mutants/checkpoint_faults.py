@@ -40,6 +40,20 @@ FAULTS = [
         at("parity/test_dropout", "test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop"),
     ),
     # When, and how whole, a checkpoint is.
+    Fault(
+        "no validation where a training stops",
+        f"{S}trainer/loop.py",
+        "if step.validates:",
+        "if step.validates and not deferred.flags.stop:",
+        at(CHECKPOINTS, "test_a_stop_is_obeyed_and_loses_no_validation"),
+    ),
+    Fault(
+        "a checkpoint that is due clears a request to stop",
+        f"{S}trainer/loop.py",
+        "stops = deferred.flags.stop and unfinished  #",
+        "stops = False  #",
+        at(CHECKPOINTS, "test_a_stop_is_obeyed_and_loses_no_validation"),
+    ),
     Fault("a checkpoint a step too late", CHECKPOINT, "step % every == 0", "step % every == 1", DUE),
     Fault("checkpoint_interval_minutes are seconds", CHECKPOINT, "> 60 * minutes", "> minutes", DUE),
     Fault(

@@ -10,6 +10,27 @@ HARD = (
 
 FAULTS = [
     Fault(
+        "the bias that balances experts in their weights, too (DeepSeek-V3, section 2.1.2)",
+        EXPERTS,
+        "weights = scores.gather(-1, ids)",
+        "weights = (scores if self.bias is None else scores + self.bias).gather(-1, ids)",
+        reference("moe"),
+    ),
+    Fault(
+        "no gradient of what normalizes the experts' weights",
+        EXPERTS,
+        "weights = weights / weights.sum(-1, keepdim=True)",
+        "weights = weights / weights.sum(-1, keepdim=True).detach()",
+        reference("moe"),
+    ),
+    Fault(
+        "a skipped step moves the bias",
+        STEP,
+        "if load.numel() and not (may_skip and not math.isfinite(float(norm))):",
+        "if load.numel():",
+        at("unit/test_step", "test_a_skipped_step_changes_nothing"),
+    ),
+    Fault(
         "router's gradient from this rank's part of the experts (torchtitan #2387)",
         TENSOR,
         "return tokens, whole.to_local(grad_placements=partial_gradient), ids",

@@ -247,6 +247,13 @@ FAULTS = [
         "the same order in each epoch", ORDER, "(seed, epoch)).permutation", "(seed, 0)).permutation", reference("mlp")
     ),
     Fault(
+        "the second epoch's order in all later ones",
+        ORDER,
+        "(seed, epoch)).permutation",
+        "(seed, min(epoch, 1))).permutation",
+        reference("mlp"),
+    ),
+    Fault(
         "an order that does not depend on the seed",
         ORDER,
         "(seed, epoch)).permutation",

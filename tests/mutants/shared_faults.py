@@ -195,6 +195,13 @@ FAULTS = [
         'f"{prefix}"',
         at("unit/test_models", "test_initial_weights_do_not_depend_on_what_is_drawn_before_and_follow_the_seed"),
     ),
+    Fault(
+        "integers and complex tensors become numbers of the training's type",
+        f"{MODELS}/__init__.py",
+        "    if kind == torch.float32:\n        return dtype\n",
+        "    if kind:\n        return dtype\n",
+        at("unit/test_tensor_types", "test_a_foreign_model_is_what_its_constructor_makes[large_integer-float32]"),
+    ),
     # What the table says.
     Fault(
         "every strategy's test loss is of single's weights",

@@ -29,8 +29,10 @@ class Group:
     data: Path
     jobs: list = field(default_factory=list)
 
-    def add(self, name, run, fault="", resume=None, evaluate=None):
-        """Add a training; with ``resume`` one that resumes; with ``evaluate`` the evaluation of another's weights."""
+    def add(self, name, run, fault="", resume=None, evaluate=None, refused=False):
+        """Add a training; with ``resume`` one that resumes; with ``evaluate`` the evaluation of another's weights;
+        with ``refused`` one that may end with a sentence.
+        """
         if any(job["output"] == str(self.folder / name) for job in self.jobs):
             return
         weights = self.folder / f"{run.workload}-{run.recipe.dtype}.safetensors"
@@ -39,6 +41,7 @@ class Group:
         resume = resume and newest(self.folder / resume)
         evaluate = evaluate and self.folder / evaluate / "model.safetensors"
         self.jobs.append(job(run, self.data / run.workload, weights, self.folder / name, fault, resume, evaluate))
+        self.jobs[-1]["refused"] = refused
 
     def start(self, ranks):
         """Run all jobs that were added since the last start on that many ranks."""
@@ -63,7 +66,11 @@ def job(run, data, weights, output, fault="", resume=None, evaluate=None, captur
     output.mkdir()
     paths = {"data": data, "weights": weights, "output": output, "resume": resume, "evaluate": evaluate}
     runs = {"run": run.model_dump(), "like": like and like.model_dump()}
-    return runs | {"fault": fault, "capture": capture} | {name: path and str(path) for name, path in paths.items()}
+    return (
+        runs
+        | {"fault": fault, "capture": capture, "refused": False}
+        | {name: path and str(path) for name, path in paths.items()}
+    )
 
 
 def reference_captures(run, like, data, folder):

@@ -5,27 +5,39 @@ by the targets, the schedule, the optimizer's arguments, the splits) is written 
 """
 
 import math
+from functools import partial
 from importlib import import_module
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch.nn.utils import clip_grad_norm_
 
 
 def train(settings, folder, initial):
-    """Train as run.json (a dict) says; records of each step and validation, test losses."""
+    """Train as run.json (a dict) says; records of each step and validation, test losses, the trained network."""
+    model = settings["model"]
+    network = import_module(f"shardlab.models.{model['name']}").Model(**model["args"])
+    in_precision(network, getattr(torch, settings["recipe"]["dtype"]))
+    network.load_state_dict(load_file(initial))
+    return train_network(network, settings, folder)
+
+
+def train_network(network, settings, folder):
+    """Train a network that has its weights; see ``train``."""
     recipe, model = settings["recipe"], settings["model"]
     dtype = getattr(torch, recipe["dtype"])
     splits = {name: load_file(folder / f"{name}.safetensors") for name in ("train", "validation", "test")}
-    network = import_module(f"shardlab.models.{model['name']}").Model(**model["args"]).to(dtype)
-    network.load_state_dict(load_file(initial))
+    for block in getattr(network, "layers", []) if "experts" in model["args"] else []:
+        block.forward = partial(experts_block, block, model["args"])
     optimizer = make_optimizer(recipe["optimizer"], network.parameters())
     loss_of, length = TASKS[settings["task"]]
     count = length(splits["train"])
     per_epoch = math.ceil(count / recipe["global_batch_size"])
     total = min(recipe["epochs"] * per_epoch, recipe["max_steps"] or math.inf)
     steps, validations, best = [], [], math.nan
+    network.train()
     loads = []
     network.register_forward_hook(lambda *call: loads.append(call[2][1]) if isinstance(call[2], tuple) else None)
     for number in range(total):
@@ -49,7 +61,16 @@ def train(settings, folder, initial):
             if validations[-1] == min(validations):
                 best = mean_loss(network, loss_of, splits["test"], length, dtype)
     test = mean_loss(network, loss_of, splits["test"], length, dtype)
-    return {"steps": steps, "validations": validations, "test": test, "best": best}
+    return {"steps": steps, "validations": validations, "test": test, "best": best, "network": network}
+
+
+def in_precision(network, dtype):
+    """Float32 and complex64, which constructors make unless told otherwise, become the training's; others stay."""
+    for value in (*network.parameters(), *network.buffers()):
+        if value.dtype == torch.float32:
+            value.data = value.data.to(dtype)
+        if value.dtype == torch.complex64 and dtype == torch.float64:
+            value.data = value.data.to(torch.complex128)
 
 
 def mean_loss(network, loss_of, split, length, dtype):
@@ -65,6 +86,30 @@ def move_biases(network, load, rate):
     """Experts with more tokens than the mean are chosen less often from now on (DeepSeek-V3)."""
     for layer, tokens in zip(network.layers, load[..., :-1].double().sum(0), strict=True):
         layer.router.bias -= rate * torch.sign(tokens - tokens.mean())
+
+
+def experts_block(block, args, x):
+    """A block in which every expert computes every token; what is not chosen has a weight of 0."""
+    angles = block.rotary.angles(x.shape[1], like=x)
+    x = x + block.attention(block.attention_norm(x), causal=True, rotary=angles)
+    states = block.mlp_norm(x)
+    logits = states @ block.router.weight.T
+    scores = logits.sigmoid() if args["scores"] == "sigmoid" else logits.softmax(-1)
+    chosen = torch.zeros_like(scores)
+    for expert in (scores + block.router.bias).argsort(-1, descending=True)[..., : args["top_k"]].unbind(-1):
+        chosen = chosen + F.one_hot(expert, args["experts"])
+    gates = args["scale"] * chosen * scores / (chosen * scores).sum(-1, keepdim=True)
+    mixed = sum(gates[..., [number]] * swiglu(block.experts, number, states) for number in range(args["experts"]))
+    mixed = mixed + sum(swiglu(block.shared, number, states) for number in range(args["shared"]))
+    # DeepSeek-V3, equations 17 to 20.
+    frequency = chosen.mean(1) * args["experts"] / args["top_k"]
+    imbalance = (frequency * (scores / scores.sum(-1, keepdim=True)).mean(1)).sum(-1)
+    return x + mixed, F.pad(chosen.sum(1), (0, 1)), imbalance
+
+
+def swiglu(experts, number, states):
+    gate, up, down = (matrix[number] for matrix in (experts.gate, experts.up, experts.down))
+    return (F.silu(states @ gate.T) * (states @ up.T)) @ down.T
 
 
 def make_optimizer(settings, parameters):

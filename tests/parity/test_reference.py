@@ -9,7 +9,7 @@ from shardlab.trainer import loop
 from shardlab.training.evaluation import evaluate
 
 TOLERANCE = 1e-12
-EVERYTHING = {"max_steps": None, "epochs": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "keep_best": True}
+EVERYTHING = {"max_steps": None, "epochs": 3, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "keep_best": True}
 RECIPES = {
     "mlp": {
         "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.8, "weight_decay": 0.2},
@@ -55,7 +55,7 @@ def test_single_equals_a_plain_loop(workload, tiny_data, tmp_path):
     steps = [record for record in lines if record["kind"] == "train"]
     sizes = [step["samples"] for step in steps]
     assert sizes[-1] < sizes[0], "the last batch is ragged"
-    assert steps[-1]["epoch"] == 1
+    assert steps[-1]["epoch"] == 2
     for actual, reference_value in zip(steps, expected["steps"], strict=True):
         assert {key: actual[key] for key in reference_value} == near(reference_value), f"step {actual['step']}"
     validations = [record["loss"] for record in lines if record["kind"] == "validation"]
@@ -63,4 +63,4 @@ def test_single_equals_a_plain_loop(workload, tiny_data, tmp_path):
     assert evaluate(run, data, tmp_path / "model.safetensors").loss == near(expected["test"])
     assert evaluate(run, data, tmp_path / "best.safetensors").loss == near(expected["best"])
     if workload == "mlp":
-        assert validations[-1] > validations[0], "the best weights are not the last"
+        assert validations[-1] > min(validations), "the best weights are not the last"

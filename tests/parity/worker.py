@@ -16,6 +16,7 @@ from unittest import mock
 
 import attention
 import dispatch
+import foreign
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
@@ -26,15 +27,21 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab import strategies
+from shardlab.errors import UserError
 from shardlab.measure import flops
+from shardlab.models.weights import on_disk
 from shardlab.settings.types import Run
 from shardlab.strategies import ddp, tensor
 from shardlab.trainer import loop
 from shardlab.trainer.capture import capture
 from shardlab.training import device, distributed, evaluation, tasks
 
+REFUSAL = "refusal.txt"
+"""The sentence of a case that is expected to be refused, on each of its ranks."""
+
 
 def main(cases):
+    foreign.register()
     if cases:
         kind = cases[0]["run"]["site"]["device"] if "run" in cases[0] else "cpu"
         distributed.start(kind, timeout_seconds=60)
@@ -73,6 +80,10 @@ def main(cases):
                 seconds = 0.02 if run.site.device == "cuda" else None
                 options = loop.TrainOptions(resume=resume, usage_seconds=seconds, on_gradients=observe)
                 loop.train(run, *files, {}, options)
+        except UserError as error:
+            if not case["refused"]:
+                raise
+            (output / REFUSAL).write_text(str(error))
         finally:
             strategies.build = build
     distributed.finish()
@@ -211,7 +222,7 @@ def keep_first_gradients(output):
     def observe(step, engine):
         if step:
             return
-        gradients = {name: gradient.detach().clone().contiguous() for name, gradient in engine.gradients()}
+        gradients = {name: on_disk(gradient).detach().clone().contiguous() for name, gradient in engine.gradients()}
         if not dist.is_initialized() or dist.get_rank() == 0:
             save_file(gradients, output / "gradients.safetensors")
 

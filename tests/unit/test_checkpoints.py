@@ -104,6 +104,29 @@ def test_a_damaged_one_is_skipped_with_a_sentence_and_the_end_is_the_same(traine
     assert [record["step"] for record in read(output / "metrics.jsonl") if record["kind"] == "attempt"] == [0, 2]
 
 
+@pytest.mark.parametrize(("every", "requested", "stopped"), [(2, 1, 2), (2, 3, 4), (9, 1, 3), (9, 2, 3), (9, 3, 5)])
+def test_a_stop_is_obeyed_and_loses_no_validation(trained, tmp_path, monkeypatch, every, requested, stopped):
+    """Also where a checkpoint is due ``every`` few steps, and at the end of an epoch, which is after 3 steps."""
+    run, data, initial, whole = trained
+    run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_interval_steps": every})})
+    answers = iter([None] * requested + ["SIGTERM"] * 9)
+    monkeypatch.setattr(loop.signals, "Requests", lambda _: SimpleNamespace(requested=lambda: next(answers)))
+    assert not loop.train(run, data, initial, tmp_path, {})
+    monkeypatch.undo()
+    assert newest(trained, tmp_path) == manifest.place(tmp_path, stopped)
+    assert loop.train(run, data, initial, tmp_path, {})
+    ours, theirs = (
+        [
+            (record["step"], record["loss"])
+            for record in read(folder / "metrics.jsonl")
+            if record["kind"] == "validation"
+        ]
+        for folder in (tmp_path, whole)
+    )
+    assert ours == theirs
+    assert filecmp.cmp(tmp_path / BEST, whole / BEST, shallow=False)
+
+
 def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained, tmp_path):
     run, data, initial, whole = trained
     shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")

@@ -90,9 +90,10 @@ def _zero(stage: int, ranks: int, model: nn.Module, gradient_accumulation_steps:
     This is the paper's volume. DeepSpeed 0.19 sends 3/2 of it at stages 1 and 2, where it all-reduces gradients, and
     less at stage 3 if weights gathered for the forward pass are still there for the backward pass.
     """
-    size = sum(parameter.nbytes for parameter in model.parameters())
-    one = fraction_sent("all_gather", ranks) * size
-    return 3 * one * gradient_accumulation_steps if stage == 3 else 2 * one
+    one = fraction_sent("all_gather", ranks)
+    trained = one * sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    whole = one * sum(parameter.nbytes for parameter in model.parameters())
+    return (2 * whole + trained) * gradient_accumulation_steps if stage == 3 else 2 * trained
 
 
 def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) -> float:
@@ -104,15 +105,20 @@ def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) ->
     experts = [names[module] for module in _experts(run, model)]
     if dims.sharded:
         from shardlab.strategies.fsdp import shard_dimension
+    from shardlab.strategies.ddp import BROADCAST
+
     total = 0.0
     reshard = run.options.reshard_after_forward
     for name, parameter in model.named_parameters():
+        if not parameter.numel():
+            continue
         shape, size = [*parameter.shape] or [1], parameter.nbytes
         split = _tensor_dimension(run.model.tensor if dims.tensor_parallel else {}, name)
         if split is not None:
             shape[split], size = shape[split] // tp, size // tp
+        trained = parameter.requires_grad
         if not dims.sharded:
-            total += fraction_sent("all_reduce", dims.replicas) * size
+            total += trained * fraction_sent("all_reduce", dims.replicas) * size
             continue
         shard, replicate = dims.shards, dims.replicas
         if dims.axes("experts") and any(name.startswith(f"{module}.") for module in experts):
@@ -125,12 +131,12 @@ def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) ->
         again = ((reshard if reshard is not None else not dims.pipelined) and inside) or reshard is True
         passes = 1 if dims.pipelined else gradient_accumulation_steps
         gathers = (2 if again else 1) * passes
-        total += (
-            fraction_sent("all_gather", shard) * size * gathers + fraction_sent("reduce_scatter", shard) * size * passes
-        )
-        total += fraction_sent("all_reduce", replicate) * size / shard
+        total += fraction_sent("all_gather", shard) * size * gathers
+        total += trained * fraction_sent("reduce_scatter", shard) * size * passes
+        total += trained * fraction_sent("all_reduce", replicate) * size / shard
     if dims.replicated and not dims.sharded:  # DDP broadcasts the first rank's buffers in each step
-        total += fraction_sent("broadcast", dims.replicas) * sum(buffer.nbytes for buffer in model.buffers())
+        sent = sum(buffer.nbytes for buffer in model.buffers() if buffer.dtype in BROADCAST)
+        total += fraction_sent("broadcast", dims.replicas) * sent
     return total / dims.stages
 
 

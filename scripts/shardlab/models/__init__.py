@@ -27,7 +27,21 @@ def build(settings: types.Model, task: str, dtype: torch.dtype) -> nn.Module:
         UserError: the model does not exist, or does not accept the arguments.
     """
     with parameters_on_meta():
-        return construct(settings, task).to(dtype)
+        model = construct(settings, task)
+    # nn.Module.to would take complex and float64 tensors, too, and leave the real part of a complex one.
+    return model._apply(lambda value: value.to(in_precision(value.dtype, dtype)))  # type: ignore[no-untyped-call]
+
+
+def in_precision(kind: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    """Return what a tensor of the constructor becomes in a training in ``dtype``.
+
+    Float32 and complex64, which constructors make unless told otherwise, follow the training: complex64 becomes
+    complex128 in float64, and stays in bfloat16, of which there are no complex numbers. Everything else is what the
+    model asks for: integers, bools, float64 tables, half-precision scales.
+    """
+    if kind == torch.float32:
+        return dtype
+    return torch.complex128 if (kind, dtype) == (torch.complex64, torch.float64) else kind
 
 
 def initial_weights(settings: types.Model, task: str, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
@@ -46,7 +60,7 @@ def initial_weights(settings: types.Model, task: str, dtype: torch.dtype, seed: 
     if settings.folder or not hasattr(model, "initialize"):
         torch.manual_seed(seed)
         for name, value in state(construct(settings, task, pretrained=settings.pretrained)).items():
-            yield name, value.detach().to(dtype)
+            yield name, value.detach().to(in_precision(value.dtype, dtype))
         return
     names = state(model).keys()
     modules = [(name, module) for name, module in model.named_modules() if module._parameters]
@@ -54,7 +68,7 @@ def initial_weights(settings: types.Model, task: str, dtype: torch.dtype, seed: 
     drawn = chain.from_iterable(_draw(model, name, module, seed) for name, module in modules)
     for name in names:
         value = buffers[name] if name in buffers else next(value for key, value in drawn if key == name)
-        yield name, value.to(dtype)
+        yield name, value.to(in_precision(value.dtype, dtype))
 
 
 @torch.no_grad()
@@ -66,7 +80,8 @@ def _draw(model: Any, prefix: str, module: Any, seed: int) -> Iterator[tuple[str
     torch.manual_seed(int.from_bytes(digest[:4]))
     own = dict(module.named_parameters(recurse=False))
     for name, parameter in own.items():
-        module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
+        empty = torch.empty_like(parameter, device="cpu")
+        module._parameters[name] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     module.reset_parameters()
     model.initialize(module)
     for name, parameter in own.items():
@@ -135,14 +150,22 @@ def check_plan(settings: types.Model, model: nn.Module) -> None:
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers under the plain model's names; tied ones once, under the first name."""
+    """Return parameters and persistent buffers under the plain model's names; tied ones once, under the first name.
+
+    What else a module puts into its state_dict (get_extra_state) is the constructor's, and in no file.
+    """
     seen: set[int] = set()
     kept = {}
     for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) not in seen:
+        if isinstance(value, Tensor) and id(value) not in seen:
             seen.add(id(value))
             kept[name] = value
     return kept
+
+
+def trained_names(model: nn.Module) -> list[str]:
+    """Return the names in ``state`` of the parameters that are trained: not frozen ones (requires_grad False)."""
+    return [name for name, value in state(model).items() if isinstance(value, nn.Parameter) and value.requires_grad]
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -21,12 +21,21 @@ DTYPES = {
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Dtypes by their names in the safetensors format."""
+"""Dtypes by their names in the safetensors format. It has no complex128: see ``on_disk``."""
+FLOATS = {DTYPES[dtype] for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 
 
 def save(weights: Iterable[tuple[str, Tensor]], layout: Mapping[str, Tensor], path: Path) -> str:
@@ -46,7 +55,14 @@ def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[st
     """Write the safetensors format (huggingface.co/docs/safetensors), whose own library cannot stream."""
     header: dict[str, Any] = {}
     end = 0
+    layout = {name: on_disk(like) for name, like in layout.items()}
     for name, like in layout.items():
+        if like.dtype not in DTYPES:
+            kind = str(like.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{name} is {kind}, which safetensors cannot hold; give it another type, or register it as a "
+                "buffer with persistent=False."
+            )
         span = [end, end := end + like.nbytes]
         header[name] = {"dtype": DTYPES[like.dtype], "shape": list(like.shape), "data_offsets": span}
     text = json.dumps(header).encode()
@@ -59,8 +75,11 @@ def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[st
 
         write(len(text).to_bytes(8, "little") + text)
         for (name, value), (expected, like) in zip(weights, layout.items(), strict=True):
+            value = on_disk(value)
             if name != expected or value.shape != like.shape:
                 raise ValueError(f"got {name} {tuple(value.shape)}, expected {expected} {tuple(like.shape)}")
+            if value.dtype != like.dtype and not (value.is_floating_point() and like.is_floating_point()):
+                raise ValueError(f"{name} is {value.dtype}, expected {like.dtype}")
             value = value.detach().to("cpu", like.dtype).contiguous()
             write(value.reshape(-1).view(torch.uint8).numpy().data)
 
@@ -82,7 +101,7 @@ def materialize(
     with open_weights(path) as file, torch.no_grad():
         check_weights(file, own, path, whole=whole)
         for name, value in own.items():
-            assign(value, file.get_tensor(name))
+            assign(value, read(file, name, value))
 
 
 def allocate(model: nn.Module, device: torch.device, buffers: torch.device | None = None) -> None:
@@ -110,8 +129,21 @@ def assign(target: Tensor, whole: Tensor) -> None:
     from torch.distributed.tensor import distribute_tensor
 
     shard = cast(Any, target)
+    if not target.numel():
+        return
     whole = whole.to(target.dtype)
     shard.to_local().copy_(distribute_tensor(whole, mesh, shard.placements, src_data_rank=None).to_local())
+
+
+def on_disk(value: Tensor) -> Tensor:
+    """Return a tensor as a file of safetensors has it: complex128 as pairs of float64 in a last dimension, a view."""
+    return torch.view_as_real(value) if value.dtype == torch.complex128 else value
+
+
+def read(file: Any, name: str, like: Tensor) -> Tensor:
+    """Return a tensor of an open file, complex if the model's is."""
+    value: Tensor = file.get_tensor(name)
+    return torch.view_as_complex(value) if like.dtype == torch.complex128 and not value.is_complex() else value
 
 
 @contextmanager
@@ -131,15 +163,28 @@ def open_weights(path: Path) -> Iterator[Any]:
 
 
 def check_weights(file: Any, own: Mapping[str, Tensor], path: Path, *, whole: bool) -> None:
-    """Raise a UserError unless the file has each weight of a model in its shape and, if ``whole``, no other."""
-    other_value = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    wrong = [name for name, value in own.items() if other_value.get(name) != tuple(value.shape)]
+    """Raise a UserError unless the file has each weight of a model in its shape and, if ``whole``, no other.
+
+    Floating-point weights may have another precision in the file.
+    """
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    theirs = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+    ours = {name: (DTYPES[on_disk(value).dtype], tuple(on_disk(value).shape)) for name, value in own.items()}
+    wrong = [name for name in ours if name not in theirs or not _fits(theirs[name], ours[name])]
     if whole:
-        wrong += other_value.keys() - own.keys()
+        wrong += theirs.keys() - ours.keys()
     if wrong:
         name = min(wrong)
-        local = tuple(own[name].shape) if name in own else None
         raise UserError(
-            f"{path} has other weights than the model: {name} is {other_value.get(name)} in the file, "
-            f"{local} in the model; recreate it with this configuration."
+            f"{path} has other weights than the model: {name} is {_text(theirs.get(name))} in the file, "
+            f"{_text(ours.get(name))} in the model; recreate it with this configuration."
         )
+
+
+def _fits(theirs: tuple[str, tuple[int, ...]], ours: tuple[str, tuple[int, ...]]) -> bool:
+    same = theirs[0] == ours[0] or {theirs[0], ours[0]} <= FLOATS
+    return same and theirs[1] == ours[1]
+
+
+def _text(value: tuple[str, tuple[int, ...]] | None) -> str:
+    return "missing" if value is None else f"{value[0]} {value[1]}"

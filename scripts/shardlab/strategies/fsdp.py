@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
+from shardlab.errors import Unsupported
 from shardlab.settings.types import StrategyOptions
 from shardlab.training.distributed import text_of_mesh
 
@@ -56,9 +57,14 @@ def apply(
                 offload_policy=offload,
             )
         log.info("Applied FSDP to %d modules of experts, mesh %s", len(experts[0]), text_of_mesh(grid))
+    # FSDP cannot send parameters without values; each rank keeps them as they are.
+    empty = {parameter for parameter in model.parameters() if not parameter.numel()}
     if options.wrap_parameters is not None:
         blocks = [block for block in _large(model, options.wrap_parameters) if not isinstance(block, FSDPModule)]
-    for module, precision in (*((block, inside) for block in blocks), (model, outside)):
+    apart = of_another_type(model, dtype)
+    blocks = [block for block in blocks if block not in apart]
+    exact = [(module, MixedPrecisionPolicy()) for module in apart]
+    for module, precision in (*exact, *((block, inside) for block in blocks), (model, outside)):
         fully_shard(
             module,
             mesh=mesh,
@@ -66,6 +72,7 @@ def apply(
             shard_placement_fn=partial(_placement, ranks=mesh.size(mesh.ndim - 1)),
             mp_policy=precision,
             offload_policy=offload,
+            ignored_params=empty,
         )
     log.info(
         "Applied %s to %d blocks and the root, mesh %s%s%s",
@@ -75,6 +82,32 @@ def apply(
         f", computing in {str(low).removeprefix('torch.')}" if low else "",
         ", states in CPU memory" if options.cpu_offload else "",
     )
+
+
+def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
+    """Return the modules whose own trained parameters are not of the training's type: FSDP reduces one type at a time.
+
+    Inner modules come first.
+
+    Raises:
+        Unsupported: a module has several types, or it is the model itself.
+    """
+    found = []
+    for name, module in reversed([*model.named_modules()]):
+        own, every = (
+            {value.dtype for value in module.parameters(recurse) if value.requires_grad and value.numel()}
+            for recurse in (False, True)
+        )
+        if own <= {dtype}:
+            continue
+        if len(every) > 1 or not name:
+            types = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in every | {dtype}))
+            raise Unsupported(
+                f"FSDP cannot shard {types} parameters of one module, {name or 'the model itself'}, together; give "
+                "those of another type than the training's to a submodule, or use ddp."
+            )
+        found.append(module)
+    return found
 
 
 def _placement(parameter: nn.Parameter, ranks: int) -> Shard:

@@ -49,7 +49,7 @@ class NativeEngine:
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }
         self.parameter_count = models.parameter_count(whole)
-        self.parameter_names = [name for name, value in models.state(whole).items() if isinstance(value, nn.Parameter)]
+        self.parameter_names = models.trained_names(whole)
         self.load_shape = getattr(whole, "load_shape", None)
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
@@ -71,9 +71,9 @@ class NativeEngine:
         self.split: list[Any] = [
             parameter for parameter in self.parameters().values() if hasattr(parameter, "placements")
         ]
-        self.optimizer = optimizers.build(
-            self.run.recipe.optimizer, [{"params": group} for group in self.groups.values()]
-        )
+        groups = [{"params": group} for group in self.groups.values()]
+        # A pipeline's stage may have nothing but frozen parameters.
+        self.optimizer = optimizers.build(self.run.recipe.optimizer, groups or [{"params": []}])
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         """Return the parts of the model that this rank holds."""
@@ -235,12 +235,16 @@ def local(value: Tensor) -> Tensor:
 
 
 def _by_placement(parameters: dict[str, nn.Parameter]) -> Groups:
-    """Group parameters by (device, mesh, placements), None and () for plain tensors: foreach needs uniform groups."""
+    """Group trained parameters by (device, dtype, mesh, placements), None and () for plain tensors: foreach needs
+    uniform groups.
+    """
     groups: Groups = defaultdict(list)
     for parameter in parameters.values():
+        if not parameter.requires_grad:
+            continue
         # Check the attribute, not the type: importing DTensor takes half a second that plain parameters do not need.
         mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
-        groups[parameter.device, mesh, placements].append(parameter)
+        groups[parameter.device, parameter.dtype, mesh, placements].append(parameter)
     return dict(groups)
 
 
@@ -251,8 +255,8 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
     in trees, and their float64 is slow: there, it is at least float32.
     """
     total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
-    for (_, mesh, placements), parameters in groups.items():
-        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+    for (*_, mesh, placements), parameters in groups.items():
+        gradients = [real(local(p.grad)) for p in parameters if p.grad is not None]
         if not gradients:
             continue
         if gradients[0].device.type == "cpu":
@@ -267,6 +271,11 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
                 torch.distributed.all_reduce(square, group=mesh.get_group(axis))
         total = total + square
     return total
+
+
+def real(value: Tensor) -> Tensor:
+    """Return a complex tensor as pairs of real numbers, which have the same norm."""
+    return torch.view_as_real(value) if value.is_complex() else value
 
 
 def _row_norms(gradient: Tensor) -> Tensor:

@@ -182,11 +182,11 @@ class PipelineEngine(NativeEngine):
 
     def whole(self, name: str, value: Tensor | None) -> Tensor:
         if value is None:
-            dtype = getattr(torch, self.run.recipe.dtype)
-            whole = torch.empty(self.meta_state_dict[name].shape, dtype=dtype, device=self.world.device)
+            whole = torch.empty_like(self.meta_state_dict[name], device=self.world.device)
         else:
             whole = super().whole(name, value).to(self.world.device).contiguous()
-        dist.broadcast(whole, group=self.group, group_src=self.owner[name])
+        if whole.numel():  # as bytes: not every backend sends every type
+            dist.broadcast(whole.view(-1).view(torch.uint8), group=self.group, group_src=self.owner[name])
         return whole
 
     def _run(self, micro: MicroBatch, scale: float, *, backward: bool) -> Tensor:

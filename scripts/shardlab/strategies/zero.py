@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab import models
-from shardlab.models.weights import check_weights, materialize, open_weights
+from shardlab.errors import Unsupported
+from shardlab.models.weights import check_weights, materialize, open_weights, read
 from shardlab.patches import deepspeed_startup
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS
@@ -82,6 +83,22 @@ def _set(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = No
         safe_set_local_optimizer_state(parameter, part, key)
 
 
+def _check(run: Run, model: nn.Module) -> None:
+    """Raise Unsupported if DeepSpeed cannot train one of the model's parameters in its type, or not split it."""
+    for name, parameter in model.named_parameters():
+        if run.zero_stage == 3 and not parameter.numel():
+            raise Unsupported(
+                f"{run.strategy}: {name} of model {run.model.name} has no values, and DeepSpeed cannot gather it; make "
+                "it None, or use another strategy."
+            )
+        if parameter.requires_grad and parameter.dtype != getattr(torch, run.recipe.dtype):
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise Unsupported(
+                f"{run.strategy}: {name} of model {run.model.name} is {kind}, and DeepSpeed trains only "
+                f"{run.recipe.dtype}; use ddp or fsdp."
+            )
+
+
 class ZeroEngine:
     """DeepSpeed's engine, with the recipe's optimizer, as an Engine."""
 
@@ -93,46 +110,66 @@ class ZeroEngine:
         self.run, self.task, self.world = run, task, world
         self.precision = PRECISIONS[run.recipe.arithmetic]
         self.scales_loss = self.precision.scales_loss
+        self.weights_file = weights
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
+        _check(run, whole)
         self.meta_state_dict = {
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }
         self.parameter_count = models.parameter_count(whole)
         self.load_shape = getattr(whole, "load_shape", None)
         self.config = sized(run.engine_config or {}, self.parameter_count)
-        self.plain = self._sharded(weights) if run.zero_stage == 3 else whole
+        self.plain = self._sharded(weights, whole) if run.zero_stage == 3 else whole
         if run.zero_stage != 3:
             materialize(whole, weights, world.device)
-        self.parts = [self.plain]
-        self.local_state = LocalState(self.parts)
         # DeepSpeed does the rest, such as sharding and precision, according to its own JSON.
         parallelize.recompute(self.plain, run.model.blocks, run.recipe.activation_checkpointing)
         parallelize.compile_forward(self.plain, run.model.blocks, run.recipe)
         self.model, self.optimizer, _, _ = deepspeed.initialize(
             model=self.plain.to(world.device),
-            optimizer=optimizers.build(run.recipe.optimizer, self.plain.parameters()),
+            optimizer=optimizers.build(run.recipe.optimizer, self.trained().values()),
             config=dict(self.config),
         )
+        self.parts = [self.plain]
+        self.local_state = LocalState(self.parts)
         self.buffers = SharedBuffers(self.parts, world.stage_group())
         log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
         if not self.precision.is_full:
             # DeepSpeed casts its master weights from the low-precision ones; training must start from the file's.
             with open_weights(weights) as file:
-                for name, parameter in self.plain.named_parameters():
+                for name, parameter in self.trained().items():
                     _set(parameter, file.get_tensor(name), world.rank)
 
-    def _sharded(self, weights: Path) -> nn.Module:
-        """Return the model with its weights, of which each rank holds only its part at any time."""
+    def _sharded(self, weights: Path, whole: nn.Module) -> nn.Module:
+        """Return the model with its weights, of which each rank holds only its part at any time.
+
+        ``whole`` is the model without weights: what its constructor computes inside of zero.Init is in DeepSpeed's
+        precision, so buffers come from there.
+        """
         # The dtype comes from the configuration: passed as an argument, any dtype becomes bfloat16 on a CPU.
         with deepspeed.zero.Init(config_dict_or_path=dict(self.config)):
             model = models.construct(self.run.model, self.run.task)
+        for name, buffer in whole.named_buffers():
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, buffer.to(self.world.device, copy=True))
         with open_weights(weights) as file:
             check_weights(file, self.meta_state_dict, weights, whole=True)
             for name, value in models.state(model).items():
                 with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
                     if self.world.is_rank0 or not hasattr(value, "ds_id"):
-                        value.detach().copy_(file.get_tensor(name))
+                        value.detach().copy_(read(file, name, self.meta_state_dict[name]))
         return model
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that DeepSpeed's optimizer updates: not frozen ones, nor those without values."""
+        return {
+            name: parameter
+            for name, parameter in self.plain.named_parameters()
+            if parameter.requires_grad and self.meta_state_dict[name].numel()
+        }
+
+    def _empty(self, name: str) -> Tensor:
+        return torch.empty_like(self.meta_state_dict[name], device=self.world.device)
 
     def train(self, mode: bool) -> None:
         self.model.train(mode)
@@ -182,19 +219,25 @@ class ZeroEngine:
         raise NotImplementedError
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.plain.named_parameters():
-            yield name, safe_get_full_grad(parameter)
+        trained = self.trained()
+        for name in models.trained_names(self.plain):
+            yield name, safe_get_full_grad(trained[name]) if name in trained else self._empty(name)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See Engine; in low precision, the float32 master weights, which the optimizer updates."""
-        dtype = getattr(torch, self.run.recipe.dtype)
-        parameters = dict(self.plain.named_parameters())
-        for name, value in models.state(self.plain).items():
-            if name in parameters:
-                yield name, safe_get_full_fp32_param(parameters[name]).to(dtype, copy=True)
-                continue
-            with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
-                yield name, value.detach().to(dtype, copy=True)
+        """See Engine; in low precision, the float32 master weights, which the optimizer updates, and frozen weights as
+        they are in the file, of which the model has roundings.
+        """
+        trained = self.trained()
+        with open_weights(self.weights_file) as file:
+            for name, value in models.state(self.plain).items():
+                like = self.meta_state_dict[name]
+                if name in trained:
+                    yield name, safe_get_full_fp32_param(trained[name]).to(like.dtype, copy=True)
+                elif isinstance(value, nn.Parameter) and value.dtype != like.dtype:
+                    yield name, file.get_tensor(name).to(self.world.device)
+                else:
+                    with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
+                        yield name, value.detach().to(like.dtype, copy=True)
 
     def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine; whole tensors in CPU memory, like those of ``optimizer_state``, written by rank 0."""
@@ -202,13 +245,13 @@ class ZeroEngine:
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
         """See Engine; loads into the parameters, and into DeepSpeed's own copy, which the optimizer updates."""
-        parameters = dict(self.plain.named_parameters())
+        trained = self.trained()
         for name, value in models.state(self.plain).items():
             with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
                 if self.world.is_rank0 or not hasattr(value, "ds_id"):
                     value.detach().copy_(state[name])
-            if name in parameters:
-                _set(parameters[name], state[name], self.world.rank)
+            if name in trained:
+                _set(trained[name], state[name], self.world.rank)
 
     def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
         """See Engine; every parameter of a partition has the state of that partition."""
@@ -225,7 +268,7 @@ class ZeroEngine:
         """See Engine; whole tensors, because ZeRO's partitions do not follow the parameters' shapes."""
         flat: dict[str, Any] = next(iter(self.optimizer.optimizer.state.values()), {})
         state = {}
-        for name, parameter in self.plain.named_parameters():
+        for name, parameter in self.trained().items():
             for key, value in flat.items():
                 scalar = not isinstance(value, Tensor) or value.dim() == 0
                 whole = (
@@ -240,7 +283,7 @@ class ZeroEngine:
         return state
 
     def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
-        for name, parameter in self.plain.named_parameters():
+        for name, parameter in self.trained().items():
             for key in next(iter(self.optimizer.optimizer.state.values()), {}):
                 value = state.get(f"{name}/{key}")
                 if value is None:  # the strategy that wrote it had no gradient for this parameter yet

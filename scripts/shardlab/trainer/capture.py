@@ -21,13 +21,14 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shardlab import models
 from shardlab.diagnosis import capture_files
 from shardlab.files import write_text
 from shardlab.models import weights
 from shardlab.models._sequence import SequenceSplit
 from shardlab.records import manifest
 from shardlab.settings.types import Run
-from shardlab.strategies.native import NativeEngine, local, plain
+from shardlab.strategies.native import NativeEngine, local, plain, real
 from shardlab.trainer import loop
 from shardlab.trainer.module_outputs import ModuleOutputs
 from shardlab.training import distributed, evaluation
@@ -123,7 +124,7 @@ class _Recorder:
         self.indices: list[list[int]] = []
         self.outputs = ModuleOutputs(state.run, state.engine)
         named = self.native.parameter_names if self.native else None
-        self.names = named or [name for name, _ in state.engine.plain.named_parameters()]  # type: ignore[attr-defined]
+        self.names = named or models.trained_names(state.engine.plain)  # type: ignore[attr-defined]
 
     def step(self, number: int) -> None:
         """Take a step and write what it reads and computes."""
@@ -269,7 +270,7 @@ class _Recorder:
             placements, mesh = getattr(value, "placements", ()), getattr(value, "device_mesh", None)
             place = [] if mesh is None else zip(mesh.mesh_dim_names, mesh.get_coordinate(), placements, strict=True)
             part = [f"{axis}={rank}" for axis, rank, each in place if not each.is_replicate()]
-            precise = local(value.detach()).double()
+            precise = real(local(value.detach())).double()
             found[name] = [float(precise.norm()), float(precise.sum()), part]
         return found
 

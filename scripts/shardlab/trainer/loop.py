@@ -119,6 +119,7 @@ def set_up(
     if resume is None and world.is_rank0:
         shutil.rmtree(output / "checkpoints", ignore_errors=True)
     engine = strategies.build(run, task, world, weights)
+    engine.train(True)  # a model's own method may leave modules in evaluation mode, such as frozen batch norm
     distributed.limit_groups(run.site.hang_seconds)
     steps = Steps(task, engine, run.recipe, run.seed, world)
     start = restore(start, engine, steps, resume, world, output)
@@ -156,9 +157,11 @@ def take_steps(state: TrainState, options: TrainOptions) -> tuple[Meter, SampleA
             if step.validates:
                 deferred.flush()
                 log.validation(step, checkpointer.validate())
-            stops = deferred.flags.stop and number + 1 < steps.count
+            unfinished = number + 1 < steps.count
+            stops = deferred.flags.stop and unfinished
             if stops or deferred.flags.checkpoint or checkpointer.due_at_step(number + 1):
                 deferred.flush()
+                stops = deferred.flags.stop and unfinished  # a request may have arrived with this step's metrics
                 checkpointer.checkpoint(number + 1)
                 deferred.clear_flags()
             if stops:

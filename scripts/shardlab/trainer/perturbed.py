@@ -13,17 +13,24 @@ from shardlab.settings.types import Run
 
 
 def move(run: Run, initial: Path, number: int, path: Path) -> None:
-    """Write initial weights times 1 + rounding N(0, 1), drawn from the number."""
+    """Write initial weights times 1 + rounding N(0, 1), drawn from the number.
+
+    The rounding is that of the training, or of a tensor that is more precise.
+    """
     layout = models.state(models.build(run.model, run.task, getattr(torch, run.recipe.dtype)))
-    weights.save(_moved(initial, list(layout), number, PRECISIONS[run.recipe.dtype].rounding), layout, path)
+    weights.save(_moved(run, initial, layout, number), layout, path)
 
 
-def _moved(path: Path, names: list[str], number: int, rounding: float) -> Iterator[tuple[str, Tensor]]:
+def _moved(run: Run, path: Path, layout: dict[str, Tensor], number: int) -> Iterator[tuple[str, Tensor]]:
     generator = torch.Generator().manual_seed(number)
+    training = getattr(torch, run.recipe.dtype)
     with weights.open_weights(path) as file:
-        for name in names:
-            value: Tensor = file.get_tensor(name)
-            if value.is_floating_point():
+        for name, like in layout.items():
+            value = weights.read(file, name, like)
+            if value.is_floating_point() or value.is_complex():
+                precise = torch.finfo(value.dtype).eps < torch.finfo(training).eps
+                rounding = torch.finfo(value.dtype).eps / 2 if precise else PRECISIONS[run.recipe.dtype].rounding
                 noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-                value = (value.double() * (1 + rounding * noise)).to(value.dtype)
+                wide = torch.complex128 if value.is_complex() else torch.float64
+                value = (value.to(wide) * (1 + rounding * noise)).to(value.dtype)
             yield name, value

@@ -32,6 +32,7 @@ from shardlab.patches import torch_dtensor, torch_pipelining
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
+from shardlab.strategies.native import local
 from shardlab.trainer import fake_ranks, representatives, single_process
 from shardlab.trainer.representatives import COUNTED
 from shardlab.training import distributed, tasks
@@ -175,7 +176,8 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
             model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
             theory = of_replicas(run, model, run.recipe.gradient_accumulation_steps)
             sent.append({"axis": run.mesh.replica_axes[0], "collective": "all_reduce", "bytes": theory})
-            _hold_buckets(figures, run)
+            parameters = [local(each) for each in engine.parameters().values() if each.requires_grad]
+            _hold_buckets(figures, run, sum(each.nbytes for each in parameters))
         return {
             "tensor_bytes": figures,
             "traffic": sent,
@@ -204,9 +206,9 @@ def _leave_out(figures: dict[str, Any], kinds: list[str]) -> None:
         figures["at_peak"][kind] = figures["largest"][kind] = 0
 
 
-def _hold_buckets(figures: dict[str, Any], run: Run) -> None:
-    """Count DDP's gradients as always allocated: they are views of its buckets."""
-    size = 0 if run.engine_config else figures["largest"]["weights"]
+def _hold_buckets(figures: dict[str, Any], run: Run, trained: int) -> None:
+    """Count DDP's gradients, ``trained`` bytes, as always allocated: they are views of its buckets."""
+    size = 0 if run.engine_config else trained
     more = max(0, size - figures["at_peak"]["gradients"])
     figures["at_peak"]["gradients"] += more
     figures["largest"]["gradients"] = max(size, figures["largest"]["gradients"])
@@ -235,6 +237,8 @@ def _name(memory: Memory, engine: Any) -> None:
 def _make_optimizer_state(engine: Any) -> None:
     """Create the optimizer state that the first step creates, without a forward and backward pass."""
     for parameter in engine.parameters().values():
+        if not parameter.requires_grad:
+            continue
         parameter.grad = torch.zeros_like(parameter)
     engine.optimizer.step()
     engine.optimizer.zero_grad()
@@ -264,16 +268,18 @@ def _zero(run: Run, plain: dict[str, Any]) -> dict[str, Any]:
         "reduce_bucket_size", 5 * 10**8
     )
     model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
-    largest_parameter = max(parameter.numel() for parameter in model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained, of_value = sum(parameter.nbytes for parameter in parameters), PRECISIONS[run.recipe.dtype].bytes
+    largest_parameter = max(parameter.numel() for parameter in parameters)
     for held in (at_peak, largest):
         held["weights"] = weights // ranks if level == 3 else weights
-        held["master_weights"] = 0 if level == 3 else weights // ranks
+        held["master_weights"] = 0 if level == 3 else trained // ranks
         held["optimizer"] //= ranks
         held["gradients"] //= 1 if level == 1 else ranks
-        held["other"] += bucket * weights // plain["parameters"]
+        held["other"] += bucket * of_value
         if level > 1 and largest_parameter > bucket:
-            held["other"] += int((level - 1 + 1 / ranks) * largest_parameter * weights) // plain["parameters"]
-    sent = [{"axis": "world", "collective": "all", "bytes": _zero_bytes(run, weights, plain["parameters"])}]
+            held["other"] += int((level - 1 + 1 / ranks) * largest_parameter) * of_value
+    sent = [{"axis": "world", "collective": "all", "bytes": _zero_bytes(run, weights, trained, plain["parameters"])}]
     figures = {"peak": sum(at_peak.values()), "at_peak": at_peak, "largest": largest}
     if run.site.device != "cpu":
         zero = (run.engine_config or {}).get("zero_optimization", {})
@@ -282,14 +288,16 @@ def _zero(run: Run, plain: dict[str, Any]) -> dict[str, Any]:
     return plain | {"tensor_bytes": [figures], "traffic": sent if ranks > 1 else []}
 
 
-def _zero_bytes(run: Run, weights: int, parameters: int) -> float:
-    """Return the bytes that DeepSpeed 0.19 sends, which differ from the paper's volume.
+def _zero_bytes(run: Run, weights: int, trained: int, parameters: int) -> float:
+    """Return the bytes that DeepSpeed 0.19 sends, which differ from the paper's volume; ``trained`` of the ``weights``
+    are not frozen.
 
     Stages 1 and 2 all-reduce gradients and gather weights; stage 3 gathers weights a second time only if there are more
     than ``stage3_max_live_parameters``.
     """
-    one = fraction_sent("all_gather", run.world_size) * weights
+    one = fraction_sent("all_gather", run.world_size)
     if run.zero_stage != 3:
-        return 3 * one
+        return 3 * one * trained
     live = (run.engine_config or {}).get("zero_optimization", {}).get("stage3_max_live_parameters", 10**9)
-    return (3 if parameters > live else 2) * one * run.recipe.gradient_accumulation_steps
+    gathers = 2 if parameters > live else 1
+    return one * (gathers * weights + trained) * run.recipe.gradient_accumulation_steps

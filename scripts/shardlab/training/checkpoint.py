@@ -105,7 +105,11 @@ class Checkpointer:
             "optimizer": self.engine.optimizer_state(to_write=True),
             LOCAL: {f"{self.world.rank}/{name}": v for name, v in self.engine.local_state.changed().items()},
         }
-        tensors = {f"{kind}/{name}": _copy(value) for kind, state in kinds.items() for name, value in state.items()}
+        tensors = {
+            f"{kind}/{name}": _copy(weights.on_disk(value))
+            for kind, state in kinds.items()
+            for name, value in state.items()
+        }
         folder = manifest.place(self.output, step)
         new = folder.with_name(f".{folder.name}.new")
         if self.world.is_rank0:

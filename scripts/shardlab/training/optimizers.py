@@ -16,9 +16,13 @@ def build(settings: recipe.Optimizer, parameters: Iterable[Any]) -> Optimizer:
     chosen = recipe.OPTIMIZERS[settings.name]
     module, _, name = chosen.path.rpartition(".")
     kind: type[Optimizer] = getattr(import_module(module), name)
-    arguments: dict[str, Any] = settings.arguments | ({"fused": True} if chosen.fused else {})
+    groups = [*parameters]
+    # PyTorch's fused kernels do not take complex parameters.
+    values = [value for group in groups for value in (group["params"] if isinstance(group, dict) else [group])]
+    fused = chosen.fused and not any(value.is_complex() for value in values)
+    arguments: dict[str, Any] = settings.arguments | ({"fused": True} if fused else {})
     arguments |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
-    return kind(parameters, **arguments)
+    return kind(groups, **arguments)
 
 
 def create_state(optimizer: Optimizer, parameter: Tensor, key: str, dtype: torch.dtype) -> None:

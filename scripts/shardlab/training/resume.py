@@ -10,6 +10,7 @@ from torch import Tensor
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import link
+from shardlab.models.weights import on_disk
 from shardlab.records import manifest
 from shardlab.records.manifest import Manifest
 from shardlab.settings.run_identity import difference, flat, identity_of
@@ -181,7 +182,7 @@ def _load(folder: Path, kind: str, tensors: dict[str, Tensor], world: World) -> 
 
     reader = HuggingFaceStorageReader(str(folder / "shards"))
     try:
-        named = {f"{kind}/{name}": value for name, value in tensors.items()}
+        named = {f"{kind}/{name}": on_disk(value) for name, value in tensors.items()}
         load(named, storage_reader=reader, no_dist=world.size == 1)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         first: Any = error

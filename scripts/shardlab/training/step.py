@@ -120,7 +120,8 @@ def train_step(
         norm = reduced.new_full((), math.nan)
     else:
         norm = engine.step(step.learning_rate)
-    if load.numel() and not (skip and not math.isfinite(float(norm))):
+    may_skip = skip or engine.scales_loss  # then the host knows the norm already
+    if load.numel() and not (may_skip and not math.isfinite(float(norm))):
         engine.balance(tokens.view_as(load)[:, :-1])
     engine.share_buffers()
     values = torch.cat([reduced, norm.reshape(1), tokens])

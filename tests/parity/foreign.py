@@ -1,0 +1,86 @@
+"""Runs of models that no file of the project has: those of foreign_models.py, and a chain that can be split."""
+
+import sys
+from types import SimpleNamespace
+
+import foreign_models
+import reference
+import torch
+import torch.nn.functional as F
+from foreign_models import Foreign
+from torch import Tensor, nn
+
+from helpers.common import tiny_run
+from shardlab.models._chain import Chain, Segment
+from shardlab.settings import registry
+
+DATA = "mlp"
+"""The workload whose data, task and recipe they have."""
+ADAMW = {"name": "adamw", "learning_rate": 0.01, "betas": [0.9, 0.999], "weight_decay": 0.1}
+RECIPE = {"optimizer": ADAMW, "max_grad_norm": 1.0}
+
+
+class LowRankChain(Chain):
+    """A frozen first stage, split layers of which one is frozen, LoRA, and saved buffers of several types."""
+
+    class Adapted(nn.Module):
+        def __init__(self, width: int, rank: int) -> None:
+            super().__init__()
+            self.base = nn.Linear(width, width).requires_grad_(False)
+            self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+            self.register_buffer("ident", torch.tensor([2**24 + 1]))
+            self.register_buffer("keep", torch.arange(width) % 3 != 1)
+            self.register_buffer("turn", torch.exp(1j * torch.linspace(0.1, 3, width // 2)))
+
+        def forward(self, h: Tensor) -> Tensor:
+            h = (self.base(h) + self.up(self.down(h))) * self.keep * (1 + self.ident % 2)
+            return torch.view_as_real(torch.view_as_complex(h.unflatten(-1, (-1, 2))) * self.turn).flatten(-2)
+
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, 16).requires_grad_(False)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16).requires_grad_(False)
+        self.adapter = self.Adapted(16, 2)
+        self.last = nn.Linear(16, outputs)
+
+    def segments(self) -> list[Segment]:
+        return [
+            Segment(("first",), self.first),
+            Segment(("up", "down"), lambda h: self.down(F.gelu(self.up(h)))),
+            Segment(("adapter",), self.adapter),
+            Segment(("last",), lambda h: self.last(F.gelu(h))),
+        ]
+
+
+MODELS = foreign_models.MODELS | {
+    "low_rank_chain": Foreign(LowRankChain, "frozen", ["up", "down", "adapter"], LowRankChain.__doc__, {}, ())
+}
+PLANS = {"low_rank_chain": {"tensor": {"up": "column", "down": "row"}, "segments": 4}}
+
+
+def register():
+    """Let this process find the models as if each were a file in scripts/shardlab/models."""
+    files = registry.names
+    registry.names = lambda kind: (*files(kind), *MODELS) if kind == "model" else files(kind)
+    for name, entry in MODELS.items():
+        sys.modules[f"shardlab.models.{name}"] = SimpleNamespace(Model=entry.model)
+
+
+def run_of(name, strategy, **recipe):
+    """A run of a model; its workload has the model's name."""
+    single = tiny_run(DATA, **(RECIPE | recipe))
+    args = {key: single.data.options[key] for key in ("inputs", "outputs")}
+    plan = {"tensor": {}, "segments": 0} | PLANS.get(name, {})
+    model = single.model.model_copy(update=plan | {"name": name, "args": args, "blocks": MODELS[name].blocks})
+    # A workload that every strategy takes.
+    run = tiny_run("llama2", strategy, **(RECIPE | recipe))
+    same = {key: getattr(single, key) for key in ("data", "task", "recipe")}
+    return run.model_copy(update=same | {"workload": name, "model": model})
+
+
+def plain_training(run, folder):
+    """What plain PyTorch makes of a run, without a file of initial weights (see reference.py)."""
+    torch.manual_seed(run.seed)
+    network = MODELS[run.workload].model(**run.model.args)
+    reference.in_precision(network, getattr(torch, run.recipe.dtype))
+    return reference.train_network(network, run.model_dump(mode="json"), folder)

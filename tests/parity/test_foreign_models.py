@@ -1,0 +1,184 @@
+"""Models as other people write them, under one strategy of each engine, equal to plain PyTorch on one device.
+
+What a training leaves and, if it stopped on the way, what it resumes with; or the sentence that refuses the model.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import foreign
+import pytest
+import torch
+from cases import with_marks
+from foreign import MODELS
+from foreign_models import ENGINES
+from group import Group, steps, worst
+from safetensors.torch import load_file
+from worker import REFUSAL
+
+from shardlab.training.evaluation import evaluate
+
+KINDS = ("dtypes", "frozen")
+"""Kinds of models that are tried."""
+CHAINS = ("dp", "mp", "mp_ranks", "pp", "pp_interleaved", "pp_zbv", "tp", "hsdp", "fsdp_offload", "fsdp_tp", "fsdp_pp")
+"""Strategies besides those of ENGINES for a model that can be cut."""
+CHECKPOINTS = {"checkpoint_interval_steps": 2}
+
+
+@dataclass(frozen=True)
+class Case:
+    strategy: str
+    model: str
+    dtype: str = "float64"
+    blocks: tuple | None = None
+
+    @property
+    def name(self):
+        return f"{self.strategy}-{self.model}-{self.dtype}" + "-".join(self.blocks or ())
+
+    @property
+    def expected(self):
+        return MODELS[self.model].expects.get(self.strategy, "equal")
+
+    @property
+    def native(self):
+        return self.dtype == "float64"
+
+    def run(self):
+        run = foreign.run_of(self.model, self.strategy, dtype=self.dtype, **CHECKPOINTS)
+        model = run.model.model_copy(update={} if self.blocks is None else {"blocks": [*self.blocks]})
+        return run.model_copy(update={"model": model})
+
+
+def cases(name, kind):
+    """The cases of a model: in float64, but for DeepSpeed; in float32, too, where types are what matters."""
+    zero = [engine for engine in ENGINES if engine.startswith("zero")]
+    for engine in ENGINES:
+        yield Case(engine, name, "float32" if engine in zero else "float64")
+        if kind == "dtypes" and engine not in zero:
+            yield Case(engine, name, "float32")
+
+
+CASES = [case for name, entry in MODELS.items() if entry.kind in KINDS for case in cases(name, entry.kind)]
+CASES += [Case(strategy, "low_rank_chain") for strategy in CHAINS]
+CASES.append(Case("zero2", "low_rank_chain", "float32"))
+CASES.append(Case("fsdp", "precise_block", "float32", ("first",)))  # the root has parameters of two types
+REFUSED = [case for case in CASES if case.expected.startswith("refused")]
+TRAINED = [case for case in CASES if case not in REFUSED]
+EQUAL = [case for case in TRAINED if case.expected == "equal"]
+
+
+def is_long(case):
+    return False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered():
+    foreign.register()
+
+
+@pytest.fixture(scope="module")
+def results(request, server, tmp_path_factory, tiny_data):
+    """Folder with the results of the requested cases, each also resumed from its checkpoint of step 2."""
+    data = tmp_path_factory.mktemp("data")
+    group = Group(server, tmp_path_factory.mktemp("foreign"), data)
+    items = [item for item in request.session.items if item.path == Path(__file__)]
+    requested = {item.callspec.params["case"] for item in items}
+    trained, resumed = defaultdict(list), defaultdict(list)
+    for case in CASES:
+        if case in requested:
+            trained[case.run().world_size].append(case)
+            if case in TRAINED:
+                resumed[case.run().world_size].append(case)
+            if not (data / case.model).exists():
+                (data / case.model).symlink_to(tiny_data / foreign.DATA)
+    for ranks, cases in trained.items():
+        for case in cases:
+            group.add(case.name, case.run(), refused=case in REFUSED)
+        group.start(ranks)
+    for ranks, cases in resumed.items():
+        for case in cases:
+            group.add(f"{case.name}-resumed", case.run(), resume=case.name)
+        group.start(ranks)
+    return group.folder
+
+
+PLAIN = {}
+
+
+def plain(case, folder):
+    """The plain training of a case, computed once for all strategies of its dtype."""
+    run = case.run()
+    key = case.model, run.recipe.dtype
+    if key not in PLAIN:
+        PLAIN[key] = foreign.plain_training(run, folder)
+    return PLAIN[key]
+
+
+@with_marks(EQUAL, is_long)
+def test_equals_plain_pytorch(results, case, tiny_data):
+    run, expected = case.run(), plain(case, tiny_data / foreign.DATA)
+    pairs = list(zip(steps(results / case.name), expected["steps"], strict=True))
+    test = evaluate(run, tiny_data / foreign.DATA, results / case.name / "model.safetensors").loss
+    apart = {
+        "loss": worst(actual["loss"] / step["loss"] - 1 for actual, step in pairs),
+        "norm": worst(actual["grad_norm"] / step["grad_norm"] - 1 for actual, step in pairs),
+        "test": worst([test / expected["test"] - 1]),
+    }
+    within = dict.fromkeys(apart, 1e-10) if case.native else {"loss": 5e-6, "norm": 5e-6, "test": 1e-4}
+    assert {key: value for key, value in apart.items() if not value <= within[key]} == {}
+
+
+@with_marks(EQUAL, is_long)
+def test_leaves_the_weights_of_plain_pytorch(results, case, tiny_data):
+    """Each in its own dtype; what is not trained exactly."""
+    network = plain(case, tiny_data / foreign.DATA)["network"]
+    trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    actual = load_file(results / case.name / "model.safetensors")
+    expected = {name: value for name, value in network.state_dict().items() if isinstance(value, torch.Tensor)}
+    own = MODELS[case.model].statistics if case.strategy != "single" else ()
+    for name, value in actual.items():
+        whole = as_saved(expected.pop(name))
+        assert value.dtype == whole.dtype, name
+        assert value.shape == whole.shape, name
+        if name in own:
+            continue
+        if name not in trained:
+            torch.testing.assert_close(value, whole, rtol=0, atol=0, equal_nan=True)
+        elif value.numel():
+            size = 1e-10 if case.native else 1e-5
+            assert float((value - whole).abs().max()) <= size * float(whole.abs().max()), name
+    assert set(expected) <= tied(network), "other names of tied weights"
+
+
+def tied(network):
+    """Names of weights that have an earlier one."""
+    kinds = (network.named_parameters, network.named_buffers)
+    every = {name for named in kinds for name, _ in named(remove_duplicate=False)}
+    return every - {name for named in kinds for name, _ in named()}
+
+
+def as_saved(value):
+    """Safetensors has no complex128: pairs of float64."""
+    return torch.view_as_real(value) if value.dtype == torch.complex128 else value
+
+
+@with_marks(TRAINED, is_long)
+def test_a_resumed_training_is_the_same(results, case):
+    """Bitwise, from the checkpoint of step 2, which a run writes and reads under each engine."""
+    whole, resumed = results / case.name, results / f"{case.name}-resumed"
+    assert [step["step"] for step in steps(resumed)] == [2, 3]
+    for key in ("loss", "grad_norm"):
+        assert [step[key] for step in steps(resumed)] == [step[key] for step in steps(whole)[2:]]
+    ours, expected = (load_file(path / "model.safetensors") for path in (resumed, whole))
+    assert ours.keys() == expected.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+@with_marks(REFUSED, is_long)
+def test_is_refused_in_one_sentence(results, case):
+    sentence = (results / case.name / REFUSAL).read_text()
+    assert sentence.endswith(".")
+    assert "\n" not in sentence

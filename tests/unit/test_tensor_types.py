@@ -1,0 +1,152 @@
+"""A model's tensors have the types and values of plain PyTorch, from its constructor to files and twins."""
+
+import foreign
+import pytest
+import reference
+import torch
+from foreign_models import MODELS
+from torch import nn
+
+from helpers.common import TINY, build, initial_weights, save_initial, tiny_run
+from shardlab import models
+from shardlab.errors import UserError
+from shardlab.models import weights
+from shardlab.trainer import perturbed
+
+FOREIGN = [name for name, entry in MODELS.items() if entry.kind in ("dtypes", "frozen")]
+DTYPES = ("float32", "float64", "bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    monkeypatch.setattr(foreign.registry, "names", foreign.registry.names)
+    foreign.register()
+
+
+def tensors(model):
+    """Every name of every parameter and buffer, also of tied ones."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+
+
+def check(actual, expected):
+    """The same names, types, values and ties."""
+    ours, theirs = tensors(actual), tensors(expected)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert ours[name].dtype == value.dtype, name
+        assert ours[name].requires_grad == value.requires_grad, name
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=0, equal_nan=True, msg=name)
+    ties = [[{name for name in each if each[name] is each[first]} for first in each] for each in (ours, theirs)]
+    assert ties[0] == ties[1]
+
+
+def loaded(run, path):
+    """The model as every stage builds it, with its weights from a file."""
+    save_initial(run, path)
+    model = build(run)
+    weights.materialize(model, path, torch.device("cpu"))
+    return model
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_foreign_model_is_what_its_constructor_makes(name, dtype, tmp_path):
+    run = foreign.run_of(name, "single", dtype=dtype)
+    torch.manual_seed(run.seed)
+    plain = MODELS[name].model(**run.model.args)
+    reference.in_precision(plain, getattr(torch, dtype))
+    check(loaded(run, tmp_path / "weights"), plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("workload", TINY)
+def test_our_models_are_what_their_constructors_make(workload, dtype, tmp_path):
+    run = tiny_run(workload, dtype=dtype)
+    plain = models.import_module(f"shardlab.models.{run.model.name}").Model(**run.model.args)
+    reference.in_precision(plain, getattr(torch, dtype))
+    plain.load_state_dict(initial_weights(run))
+    check(loaded(run, tmp_path / "weights"), plain)
+
+
+class Holder(nn.Module):
+    """One saved tensor."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.register_buffer("value", value)
+
+
+@pytest.mark.parametrize("dtype", [*weights.DTYPES, torch.complex128], ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
+def test_a_file_holds_every_type(dtype, shape, tmp_path):
+    torch.manual_seed(0)
+    value = (torch.randn(shape, dtype=torch.complex128) * 10).to(dtype) if dtype.is_complex else None
+    value = (torch.randn(shape).abs() * 10).to(dtype) if value is None else value
+    weights.save([("value", value)], {"value": value}, tmp_path / "file")
+    model = Holder(torch.zeros_like(value))
+    weights.materialize(model, tmp_path / "file", torch.device("cpu"))
+    assert model.value.dtype == dtype
+    assert bytes(model.value.reshape(-1).view(torch.uint8)) == bytes(value.reshape(-1).view(torch.uint8))
+
+
+def test_what_no_file_holds_is_refused_before_it_is_written(tmp_path):
+    value = torch.zeros(2, dtype=torch.complex32)
+    with pytest.raises(UserError, match=r"value is complex32, which safetensors cannot hold; give it another type, or"):
+        weights.save([("value", value)], {"value": value}, tmp_path / "file")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_file_of_another_type_is_refused(tmp_path):
+    """An index read as a float would be wrong from 2^24 on."""
+    weights.save([("value", torch.ones(2))], {"value": torch.ones(2)}, tmp_path / "file")
+    with pytest.raises(
+        UserError, match=r"other weights than the model: value is F32 \(2,\) in the file, I64 \(2,\) in"
+    ):
+        weights.materialize(Holder(torch.zeros(2, dtype=torch.int64)), tmp_path / "file", torch.device("cpu"))
+
+
+class Initialized(nn.Module):
+    """Drawn module by module, with a frozen part, an index and quantized weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.linear.bias.requires_grad_(False)
+        self.codes = nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
+        self.register_buffer("ident", torch.tensor([2**24 + 1]))
+
+    def reset_parameters(self):
+        self.codes.copy_(torch.tensor([5, -7, 127]))
+
+    def initialize(self, module):
+        if module is self.linear:
+            module.bias.fill_(0.5)
+
+
+def test_modules_that_are_drawn_one_by_one_keep_their_types(monkeypatch, tmp_path):
+    monkeypatch.setattr(models, "create", lambda name, args: Initialized())
+    model = loaded(tiny_run("mlp", dtype="bfloat16"), tmp_path / "weights")
+    assert model.codes.tolist() == [5, -7, 127]
+    assert model.ident.tolist() == [2**24 + 1]
+    assert model.linear.bias.tolist() == [0.5, 0.5]
+    assert [name for name, value in model.named_parameters() if value.requires_grad] == ["linear.weight"]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_twin_starts_one_rounding_away(name, tmp_path):
+    """Of the training's type, or of a tensor's own if that is wider; what is not floating point stays."""
+    run = foreign.run_of(name, "single", dtype="float32")
+    model = loaded(run, tmp_path / "weights")
+    perturbed.move(run, tmp_path / "weights", 1, tmp_path / "moved")
+    twin = build(run)
+    weights.materialize(twin, tmp_path / "moved", torch.device("cpu"))
+    moved, changed = models.state(twin), False
+    model.requires_grad_(False)
+    for key, value in models.state(model).items():
+        if not (value.is_floating_point() or value.is_complex()):
+            assert moved[key].equal(value)
+            continue
+        difference = ((moved[key] - value).abs() / value.abs()).nan_to_num(0.0)
+        assert float(difference.max() if value.numel() else 0) < 4 * torch.finfo(value.dtype).eps
+        changed |= bool((difference > 0).any())
+    assert changed
