@@ -4,16 +4,19 @@ All are regressions, (batch, inputs) to (batch, outputs), and know nothing about
 """
 
 import copy
+import itertools
 import math
+import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import spectral_norm
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
 
 ENGINES = ("single", "ddp", "fsdp", "zero1", "zero3")
 Class = TypeVar("Class", bound=type[nn.Module])
@@ -98,6 +101,7 @@ class SavedRotary(nn.Module):
     "dtypes",
     "a complex parameter: a filter of frequencies",
     blocks=("first", "spectral", "last"),
+    fsdp="refused: AdamW does not update complex parameters that fully_shard has split",
     zero="refused: ZeRO keeps real master weights",
 )
 class FrequencyFilter(nn.Module):
@@ -169,7 +173,9 @@ class PackedCodes(nn.Module):
         return self.last(F.gelu(h * (codes.to(h.dtype) / 8)))
 
 
-@foreign("dtypes", "an int16 index that is not saved", blocks=("first",))
+@foreign(
+    "dtypes", "an int16 index that is not saved", blocks=("first",), ddp="refused: neither Gloo nor NCCL sends int16"
+)
 class PositionIndex(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -883,3 +889,690 @@ class FrozenBfloat16(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = F.gelu(self.first(x))
         return self.last(h + F.linear(h, self.base.to(h.dtype)))
+
+
+# shapes_and_ties: shared weights, and parameters of unusual shapes, strides and names
+
+STRIDES = "refused: ZeRO broadcasts contiguous parameters"
+READS_WEIGHT = "refused: the constructor computes with a weight, which zero.Init has split"
+SPLIT_ELSEWHERE = "refused: a module reads a weight of another block, which is split"
+
+
+@foreign("shapes_and_ties", "weights tied by attribute", blocks=("up", "down"))
+class TiedWeights(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.down.weight = self.up.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.down(F.gelu(self.up(self.first(x)))))
+
+
+@foreign("shapes_and_ties", "weights tied by a local variable", blocks=("a", "b"))
+class TiedByVariable(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+        weight = nn.Parameter(torch.randn(16, 16) / 4)
+        self.a.weight = weight
+        self.b.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.b(F.gelu(self.a(self.first(x)))))
+
+
+@foreign("shapes_and_ties", "a module that is called three times", blocks=("layer",))
+class CalledThreeTimes(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for _ in range(3):
+            h = h + F.gelu(self.layer(h))
+        return self.last(h)
+
+
+@foreign(
+    "shapes_and_ties",
+    "a parameter without dimensions",
+    fsdp="refused: fully_shard does not support scalar parameters",
+    zero="refused: ZeRO broadcasts parameters as bytes, which needs a dimension",
+)
+class ScalarParameter(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) * self.scale))
+
+
+@foreign("shapes_and_ties", "a transposed parameter", zero=STRIDES)
+class TransposedParameter(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(24, outputs)
+        self.middle = nn.Parameter((torch.randn(24, 16) / 4).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) @ self.middle))
+
+
+@foreign("shapes_and_ties", "weight norm (parametrizations)", zero3=READS_WEIGHT)
+class WeightNorm(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = parametrizations.weight_norm(nn.Linear(inputs, 16)), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign(
+    "shapes_and_ties", "nn.TransformerEncoder: deep copies of a layer", blocks=("encoder.layers.*",), zero3=DEEP_COPY
+)
+class Encoder(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 16), nn.Linear(16, outputs)
+        layer = nn.TransformerEncoderLayer(16, nhead=2, dim_feedforward=32, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, num_layers=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.encoder(self.first(x[..., None])).mean(1))
+
+
+@foreign("shapes_and_ties", "an LSTM", blocks=("cells",))
+class Lstm(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.cells, self.last = nn.LSTM(1, 12, num_layers=2, batch_first=True), nn.Linear(12, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.cells(x[..., None])[0][:, -1])
+
+
+@foreign("shapes_and_ties", "a GRU in both directions", blocks=("cells",))
+class BothDirections(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.cells, self.last = nn.GRU(1, 8, bidirectional=True), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.cells(x.T[..., None])[0].mean(0))
+
+
+@foreign("shapes_and_ties", "a weight shared by two of three blocks, inside them", blocks=("layers.*",))
+class TiedAcrossBlocks(nn.Module):
+    class Layer(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+        def forward(self, h: Tensor) -> Tensor:
+            return h + self.down(F.gelu(self.up(h)))
+
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.layers = nn.Sequential(*(self.Layer(16) for _ in range(3)))
+        self.layers[2].down.weight = self.layers[0].down.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layers(self.first(x)))
+
+
+@foreign("shapes_and_ties", "a weight used again, transposed, outside its module", blocks=("middle",))
+class TransposedTie(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.middle(self.first(x)))
+        return self.last(F.linear(h, self.first.weight.t()))
+
+
+@foreign(
+    "shapes_and_ties",
+    "a weight of a block used again, transposed, by another module",
+    blocks=("first", "last"),
+    fsdp=SPLIT_ELSEWHERE,
+)
+class TransposedTieOfBlock(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.middle(self.first(x)))
+        return self.last(F.linear(h, self.first.weight.t()))
+
+
+@foreign("shapes_and_ties", "a list with the same module twice", blocks=("layers.*",))
+class RepeatedModule(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        shared = nn.Linear(16, 16)
+        self.layers = nn.ModuleList([shared, nn.Linear(16, 16), shared])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for layer in self.layers:
+            h = h + F.gelu(layer(h))
+        return self.last(h)
+
+
+@foreign("shapes_and_ties", "a buffer that two modules share: one writes, the other reads")
+class SharedBuffer(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        steps = torch.tensor(0.0)
+        self.first.register_buffer("steps", steps)
+        self.last.register_buffer("steps", steps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.first.steps += 1
+        return self.last(F.gelu(self.first(x))) * (self.last.steps / 10).clamp(max=1)
+
+
+@foreign(
+    "shapes_and_ties",
+    "a frozen expanded parameter: one row for all rows",
+    ranks="refused: engines copy into a parameter, and its rows share memory",
+)
+class ExpandedParameter(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.middle = nn.Parameter(torch.linspace(-1, 1, 16).expand(16, 16), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        return self.last(h + h @ self.middle)
+
+
+@foreign("shapes_and_ties", "prime sizes", blocks=("layers.*",))
+class PrimeSizes(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        sizes = (inputs, 13, 7, 31, 3)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.last = nn.Linear(3, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x))
+        return self.last(x)
+
+
+@foreign("shapes_and_ties", "sizes of one: fewer rows than ranks", blocks=("narrow", "wide"))
+class SizesOfOne(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.narrow, self.wide, self.last = nn.Linear(inputs, 1), nn.Linear(1, 16), nn.Linear(16, outputs)
+        self.token = nn.Parameter(torch.zeros(1, 1, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.cat((self.token.expand(len(x), 1, 16), self.wide(self.narrow(x))[:, None]), dim=1)
+        return self.last(F.gelu(h).sum(1))
+
+
+@foreign("shapes_and_ties", "a convolution with five dimensions", blocks=("convolution",))
+class FiveDimensions(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 36), nn.Linear(16, outputs)
+        self.convolution = nn.Conv3d(2, 4, (2, 2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.convolution(self.first(x).view(-1, 2, 3, 3, 2))).flatten(1)[:, ::2])
+
+
+@foreign("shapes_and_ties", "a ParameterList of ParameterDicts with names of unusual characters", blocks=("first",))
+class UnusualNames(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        names = ("*", "[0]", "a b", "x/y", "µ", "weight:0", "{h}")
+        self.shifts = nn.ParameterList([torch.randn(16), torch.randn(16)])
+        self.gains = nn.ParameterDict({name: torch.randn(16) for name in names})
+        self.add_module("last block", nn.Linear(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x) + sum(self.shifts)
+        for gain in self.gains.values():
+            h = h + F.gelu(h * gain) / len(self.gains)
+        return self.last(self.get_submodule("last block")(h))
+
+
+@foreign("shapes_and_ties", "modules named as wrappers name theirs", blocks=("module", "_orig_mod"))
+class WrapperNames(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.module, self._orig_mod = nn.Linear(inputs, 16), nn.Linear(16, 16)
+        self._fsdp_wrapped_module, self._checkpoint_wrapped_module = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.weight = nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self._orig_mod(F.gelu(self.module(x)))
+        return self.weight(self._checkpoint_wrapped_module(F.gelu(self._fsdp_wrapped_module(h))))
+
+
+@foreign("shapes_and_ties", "an orthogonal weight (parametrizations)", blocks=("turn",), zero3=READS_WEIGHT)
+class OrthogonalWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.turn = parametrizations.orthogonal(nn.Linear(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.turn(self.first(x))))
+
+
+@foreign("shapes_and_ties", "pruned weights: a hook and a mask made from them", zero3=READS_WEIGHT)
+class PrunedWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        prune.l1_unstructured(self.first, "weight", amount=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("shapes_and_ties", "a convolution in channels_last", blocks=("convolution",), zero=STRIDES)
+class ChannelsLast(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 32), nn.Linear(8, outputs)
+        self.convolution = nn.Conv2d(2, 8, 3).to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.convolution(self.first(x).view(-1, 2, 4, 4))).mean((2, 3)))
+
+
+@foreign("shapes_and_ties", "two parameters that are parts of one storage")
+class SharedStorage(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        joined = torch.randn(32, 16) / 4
+        self.gate, self.up = nn.Parameter(joined[:16]), nn.Parameter(joined[16:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(F.silu(F.linear(h, self.gate)) * F.linear(h, self.up))
+
+
+# constructors_and_outputs: what a constructor does besides drawing weights, and what a forward pass returns
+
+NO_TENSOR = "refused: the output is not a tensor"
+MIXES = "differs: the output depends on the other samples of a rank's batch"
+REPLACED = "refused: the constructor keeps the parameter that the engine replaces"
+
+
+@foreign("constructors_and_outputs", "a mask made from a weight", blocks=("last",), zero3=READS_WEIGHT)
+class MaskOfWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.register_buffer("mask", (self.first.weight.detach().abs() > 0.1).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.first.weight * self.mask.to(x.dtype)
+        return self.last(F.gelu(F.linear(x, weight, self.first.bias)))
+
+
+@foreign("constructors_and_outputs", "spectral norm (parametrizations): vectors made from a weight", zero3=READS_WEIGHT)
+class SpectralNorm(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = parametrizations.spectral_norm(nn.Linear(inputs, 16)), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("constructors_and_outputs", "a number read from a weight", zero3=READS_WEIGHT)
+class NumberOfWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.scale = float(self.first.weight.std())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) / self.scale))
+
+
+@foreign("constructors_and_outputs", "weights drawn again by apply()")
+class AppliedInit(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.apply(self._init)
+
+    @staticmethod
+    def _init(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.2)
+            nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("constructors_and_outputs", "weights scaled in place through .data")
+class ScaledWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.first.weight.data *= 2
+        self.last.weight.data = self.last.weight.data / 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign(
+    "constructors_and_outputs",
+    "weights copied in place under no_grad",
+    blocks=("first", "same", "last"),
+    zero3="refused: zero.Init has split the weight that the constructor writes",
+)
+class CopiedWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.same, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, outputs)
+        with torch.no_grad():
+            self.same.weight.copy_(torch.eye(16))
+            self.same.bias[:8] = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.same(self.first(x))))
+
+
+@foreign("constructors_and_outputs", "a random buffer that is saved")
+class RandomBuffer(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 16), nn.Linear(16, outputs)
+        self.register_buffer("frequencies", torch.randn(inputs, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = x @ self.frequencies
+        return self.last(F.gelu(self.first(torch.cat((angles.sin(), angles.cos()), dim=-1))))
+
+
+@foreign("constructors_and_outputs", "a random buffer that is not saved")
+class UnsavedRandomBuffer(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.register_buffer("projection", torch.randn(16, 16) / 4, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) @ self.projection))
+
+
+@foreign("constructors_and_outputs", "weights and a buffer from NumPy's generator")
+class NumpyWeights(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        generator = np.random.default_rng(7)
+        order = torch.from_numpy(generator.permutation(16))
+        weight = torch.from_numpy(generator.normal(size=(16, inputs)) / 3)
+        self.first.weight = nn.Parameter(weight.to(self.first.weight.dtype))
+        self.register_buffer("order", order, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)[:, self.order] * self.order.add(1).log()))
+
+
+@foreign("constructors_and_outputs", "an attribute drawn by Python's random: no checkpoint has it")
+class RandomAttribute(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.scale = random.uniform(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) * self.scale))
+
+
+@foreign(
+    "constructors_and_outputs",
+    "a lazy layer: no shape before the first forward pass",
+    every="refused: parameters without a shape (nn.LazyLinear)",
+)
+class LazyLayer(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.LazyLinear(16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign(
+    "constructors_and_outputs", "a lazy layer whose shape a forward pass of the constructor sets", zero3=READS_WEIGHT
+)
+class SettledLazyLayer(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.LazyLinear(16), nn.Linear(16, outputs)
+        self(torch.zeros(2, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("constructors_and_outputs", "a forward pass in the constructor to find a size", zero3=READS_WEIGHT)
+class SizeByForward(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 5, 3), nn.GELU(), nn.Flatten())
+        with torch.no_grad():
+            size = self.first(torch.zeros(1, inputs)).shape[-1]
+        self.last = nn.Linear(size, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x))
+
+
+@foreign("constructors_and_outputs", "a dictionary as output", every=NO_TENSOR)
+class DictionaryOutput(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = F.gelu(self.first(x))
+        return {"y": self.last(h), "hidden": h}
+
+
+@foreign("constructors_and_outputs", "a tuple as output", every=NO_TENSOR)
+class TupleOutput(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.gelu(self.first(x))
+        return self.last(h), h
+
+
+@foreign("constructors_and_outputs", "a list with one tensor as output", every=NO_TENSOR)
+class ListOutput(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [self.last(F.gelu(self.first(x)))]
+
+
+@foreign("constructors_and_outputs", "a dataclass as output", every=NO_TENSOR)
+class DataclassOutput(nn.Module):
+    @dataclass
+    class Output:
+        y: Tensor
+
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Output:
+        return self.Output(self.last(F.gelu(self.first(x))))
+
+
+@foreign("constructors_and_outputs", "an output in float64 in every precision")
+class Float64Output(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x))).double()
+
+
+@foreign("constructors_and_outputs", "an output without a gradient", every="refused: no parameter gets a gradient")
+class DetachedOutput(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x))).detach()
+
+
+@foreign("constructors_and_outputs", "mean and deviation over the batch, without buffers", ranks=MIXES)
+class CenteredBatch(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(F.gelu((h - h.mean(0)) / (h.std(0, correction=0) + 0.1)))
+
+
+@foreign("constructors_and_outputs", "attention between the samples of a batch (contrastive)", ranks=MIXES)
+class BatchAttention(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.first(x))
+        return self.last(h + (h @ h.T).softmax(-1) @ h)
+
+
+@foreign("constructors_and_outputs", "a running sum over the sorted batch", ranks=MIXES)
+class SortedSum(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        h = F.gelu(self.first(x[order])).cumsum(0) / len(x)
+        return self.last(h[order.argsort()])
+
+
+@foreign("constructors_and_outputs", "a batch that is sorted and put back: samples do not mix")
+class SortedAndBack(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        return self.last(F.gelu(self.first(x[order])))[order.argsort()]
+
+
+@foreign("constructors_and_outputs", "forward hooks of the constructor that change input and output")
+class ForwardHooks(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.first.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+        self.first.register_forward_hook(self._shift)
+
+    def _shift(self, module: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+        return output + self.last.in_features / 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("constructors_and_outputs", "a hook of the constructor on a parameter's gradient", fsdp=REPLACED)
+class GradientHook(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        columns = (torch.arange(inputs) % 2).to(self.first.weight.dtype)
+        self.first.weight.register_hook(lambda gradient: gradient * columns)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)))
+
+
+@foreign("constructors_and_outputs", "a Python list of parameters that forward uses", fsdp=REPLACED, zero3=REPLACED)
+class ListedParameter(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.listed = [self.first.weight, self.first.bias]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(F.linear(x, *self.listed)))
+
+
+@foreign("constructors_and_outputs", "a tensor that is neither parameter nor buffer")
+class PlainTensor(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.gains = torch.linspace(0.5, 1.5, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x) * self.gains.to(x)))
+
+
+@foreign("constructors_and_outputs", "a weight with a parametrization of its own", zero3=READS_WEIGHT)
+class SymmetricWeight(nn.Module):
+    class Symmetric(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return weight.triu() + weight.triu(1).mT
+
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, outputs)
+        parametrize.register_parametrization(self.middle, "weight", self.Symmetric())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.middle(self.first(x))))
+
+
+@foreign(
+    "constructors_and_outputs", "a buffer that is the memory of a weight and follows it", fsdp=REPLACED, zero3=REPLACED
+)
+class AliasOfWeight(nn.Module):
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.register_buffer("target", self.first.weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.gelu(self.first(x)) - F.linear(x, self.target))

@@ -90,7 +90,8 @@ def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
     Inner modules come first.
 
     Raises:
-        Unsupported: a module has several types, or it is the model itself.
+        Unsupported: a module has several types, or it is the model itself; or its parameters are complex: PyTorch 2.13
+            computes wrong updates of DTensors with uneven shards.
     """
     found = []
     for name, module in reversed([*model.named_modules()]):
@@ -100,6 +101,11 @@ def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
         )
         if own <= {dtype}:
             continue
+        if any(kind.is_complex for kind in own):
+            raise Unsupported(
+                f"PyTorch's optimizers update shards of complex parameters wrongly ({name or 'the model itself'} has "
+                "some); use ddp, or make pairs of real numbers the parameter, with torch.view_as_complex in forward."
+            )
         if len(every) > 1 or not name:
             types = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in every | {dtype}))
             raise Unsupported(

@@ -95,7 +95,7 @@ def _check(run: Run, model: nn.Module) -> None:
             kind = str(parameter.dtype).removeprefix("torch.")
             raise Unsupported(
                 f"{run.strategy}: {name} of model {run.model.name} is {kind}, and DeepSpeed trains only "
-                f"{run.recipe.dtype}; use ddp or fsdp."
+                f"{run.recipe.dtype}; use ddp."
             )
 
 
