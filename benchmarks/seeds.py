@@ -34,7 +34,7 @@ def main() -> None:
     """Train, judge, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=12, help="seeds 1 to this")
-    parser.add_argument("--workloads", nargs="+", default=["mlp", "mnist", "xsum", "vit", "llama2"])
+    parser.add_argument("--workloads", nargs="+", default=["mlp", "mnist", "xsum", "vit", "llama2", "moe"])
     parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp", "tp", "pp", "zero2"], help="of two ranks")
     parser.add_argument("--twins", type=int, default=Config().noise_floor_runs, help="twins of each single")
     parser.add_argument("--dtype", choices=STATES, default="float32")
@@ -76,7 +76,8 @@ def trained(server: Any, config: Config, workload: str, strategies: list[str], t
     table = rows(single, place, names)
     of_twins = table[table.strategy.str.startswith("twin")]
     table["noise_floor"] = of_twins[[*DIFFERENCES]].max().max()
-    columns = ["strategy", "workload", "test_loss", "first_rel_diff", *DIFFERENCES, "noise_floor", "equality"]
+    columns = ["strategy", "workload", "test_loss", "first_rel_diff", *DIFFERENCES, "noise_floor"]
+    columns += ["weights_rel_diff", "weights_noise_floor", "weights_tolerance", "weights_parameter", "equality"]
     return judge(table)[columns].assign(seed=config.seed)
 
 
@@ -96,6 +97,7 @@ def shown(table: pd.DataFrame) -> str:
     for workload, part in runs.groupby("workload", sort=False):
         counts = {name: int((part.equality == name).sum()) for name in (EQUAL, ROUNDING, UNEQUAL)}
         farthest = {"farthest run": part[[*DIFFERENCES]].max().max(), "farthest twin": part.noise_floor.max()}
+        farthest["farthest weight, in tolerances"] = (part.weights_rel_diff / part.weights_tolerance).max()
         lines.append({"workload": workload, "runs": len(part), **counts, **farthest})
     return str(pd.DataFrame(lines).to_markdown(index=False, floatfmt=".0e"))
 

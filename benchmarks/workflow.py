@@ -27,7 +27,7 @@ from shardlab.errors import UserError, run_program
 from shardlab.report.snakemake_jobs import jobs
 
 LOCAL = [str(VENV / "bin/snakemake"), "--profile", "workflow/profiles/local"]
-ORDER = ["prepare", "resolve", "init", "plan", "train", "noise_floor", "evaluate", "summarize", "report"]
+ORDER = ["prepare", "resolve", "init", "plan", "train", "noise_floor", "evaluate", "compare", "summarize", "report"]
 """Rules whose lines the script runs."""
 
 

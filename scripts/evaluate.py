@@ -9,10 +9,10 @@ import argparse
 from pathlib import Path
 
 from shardlab.data import store
-from shardlab.errors import UserError, run_program
-from shardlab.files import sha256
-from shardlab.records.reports import InitialReport, TestReport, TrainReport
-from shardlab.settings import run_identity
+from shardlab.errors import remedy, run_program
+from shardlab.records.done import weights_digest
+from shardlab.records.reports import InitialReport, TestReport
+from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.types import read_run
 from shardlab.trainer.evaluation import evaluate
 from shardlab.training import distributed
@@ -30,16 +30,17 @@ def main() -> None:
 
     run = read_run(args.settings)
     fingerprint = store.fingerprint_of(args.data)
-    untrained = None
+    initial = None
     if args.initial:
-        untrained = InitialReport.read(args.initial, f"recreate it with: snakemake -f {args.initial}").loss
+        initial = InitialReport.read(args.initial, remedy("recreate it", args.initial, "-f"))
     distributed.start(run.site.device, run.site.hang_seconds)
-    digest = origin(args.weights) if distributed.is_main() else ""
+    digest = weights_digest(args.weights, initial) if distributed.is_main() else ""
     found = evaluate(run, args.data, args.weights)
+    code_fingerprint.check_imported(run.sources, run.model.sources)
     if distributed.is_main():
         report = TestReport(
             **found.model_dump(),
-            untrained_loss=untrained,
+            untrained_loss=initial and initial.loss,
             identity=run_identity.identity_of(run, fingerprint),
             weights=digest,
         )
@@ -47,20 +48,6 @@ def main() -> None:
         metric = "" if report.metric_value is None else f"  {report.metric_name} {report.metric_value:.6g}"
         print(f"test loss {report.loss:.6g}{metric}  samples {report.samples}")
     distributed.finish()
-
-
-def origin(weights: Path) -> str:
-    """Return the SHA-256 of trained weights, after comparing it with the report next to them.
-
-    Raises:
-        UserError: they differ.
-    """
-    digest = sha256(weights)
-    report = weights.with_name("train.json")
-    again = f"train again with: snakemake -f {weights.parent}.done"
-    if report.exists() and TrainReport.read(report, again).weights != digest:
-        raise UserError(f"{weights} has changed since the training wrote it (SHA-256 mismatch); {again}.")
-    return digest
 
 
 if __name__ == "__main__":

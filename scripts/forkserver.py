@@ -17,6 +17,7 @@ from pathlib import Path
 
 from shardlab.errors import run_program
 from shardlab.launch import forkserver, signals
+from shardlab.settings import code_fingerprint
 
 
 def main() -> None:
@@ -47,6 +48,7 @@ def prepare() -> None:
             import_module(name)
         except Exception as error:
             print(f"note: {name} was not imported: {type(error).__name__}: {error}", flush=True)
+    code_fingerprint.digest_imports()
 
 
 if __name__ == "__main__":

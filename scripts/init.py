@@ -16,7 +16,7 @@ from shardlab.errors import run_program
 from shardlab.models import contents
 from shardlab.models.weights import materialize, save
 from shardlab.records.reports import InitialReport
-from shardlab.settings import run_identity
+from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.types import Run, read_run
 from shardlab.training import distributed, evaluation, tasks, trial
 from shardlab.training.device import of_rank
@@ -41,6 +41,7 @@ def main() -> None:
     model = models.build(run.model, run.task, dtype)
     models.check_plan(run.model, model)
     tasks.check_loss(run, model)
+    code_fingerprint.check_imported(run.sources, run.model.sources)
     runs = [Run.model_validate(run.model_dump() | {"strategy": n} | some) for n, some in args.strategies.items()]
     contents.check_all(run, model, runs, {})
     contents.check_drawn(run, model)

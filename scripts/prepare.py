@@ -8,6 +8,7 @@ from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import run_program
+from shardlab.settings import code_fingerprint
 from shardlab.settings.types import DataSet
 
 
@@ -21,6 +22,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for the prepared files")
     args = parser.parse_args()
     splits, text = encode(args.data, data_sets.read(args.data, args.raw))
+    code_fingerprint.check_imported(args.data.sources)
     manifest = store.write(args.output, args.data, splits, text)
     print(f"samples {manifest['samples']}\nfingerprint {manifest['fingerprint']}")
 

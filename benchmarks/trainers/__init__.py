@@ -60,7 +60,7 @@ def _bare_zero(race: Race) -> None:
 
     model = race.model()
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=race.optimizer(model.parameters()), config=dict(race.run.engine_config or {})
+        model=model, optimizer=race.optimizer(model.parameters()), config=race.engine_config(model)
     )
     with (race.output / "bare.jsonl").open("w") as log:
         for tokens in race.batches():
@@ -146,7 +146,7 @@ def hugging_face(race: Race) -> None:
             if "loss" in (logs or {}):
                 race.record(log, float(logs["loss"]), logs["grad_norm"])
 
-    recipe = race.run.recipe
+    recipe, model = race.run.recipe, race.model()
     arguments = TrainingArguments(
         output_dir=str(race.output / "hugging_face"),
         per_device_train_batch_size=recipe.global_batch_size // race.ranks,
@@ -164,9 +164,9 @@ def hugging_face(race: Race) -> None:
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
         ddp_find_unused_parameters=False,
-        deepspeed=dict(race.run.engine_config or {}) or None,
+        deepspeed=race.engine_config(model) or None,
     )
-    trainer = Trainer(WithLoss(race.model()), arguments, train_dataset=Windows(race, whole=True), callbacks=[Begin()])
+    trainer = Trainer(WithLoss(model), arguments, train_dataset=Windows(race, whole=True), callbacks=[Begin()])
     trainer.remove_callback(PrinterCallback)
     trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
     with (race.output / "hugging_face.jsonl").open("w") as log:

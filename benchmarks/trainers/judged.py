@@ -9,7 +9,7 @@ import pandas as pd
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
 from shardlab.records.reports import TrainReport
-from shardlab.report.summary import COLUMNS, compare_first_steps, compared
+from shardlab.report.summary import COLUMNS, compare_first_steps, compared, farthest_weight
 from shardlab.settings.types import Run
 
 
@@ -25,9 +25,20 @@ def prepare(run: Run, place: Path) -> None:
 
 
 def rows(single: Run, place: Path, names: list[str]) -> pd.DataFrame:
-    """Return one row per finished training in ``place/NAME``, compared with ``place/single``; NAME is its strategy."""
-    table = pd.DataFrame([_row(single, place, name) for name in names], columns=COLUMNS)
-    return compared(table.convert_dtypes())
+    """Return one row per finished training in ``place/NAME``, compared with ``place/single``; NAME is its strategy.
+
+    Those named twin0, twin1, ... are the twins; each weight of the others is compared with the farthest of them.
+    """
+    from shardlab.models.weights_difference import fixed_weights, weights_difference
+
+    files = {name: place / name / "model.safetensors" for name in names}
+    weights = {name: weights_difference(path, files["single"]) for name, path in files.items()}
+    of_twins = [differences for name, differences in weights.items() if name.startswith("twin")]
+    twins = {name: max(each[name] for each in of_twins) for name in weights["single"]} if of_twins else {}
+    exact = fixed_weights(files["single"], place / "initial")
+    found = [_row(single, place, name) for name in names]
+    found = [row | farthest_weight(weights[row["strategy"]], exact, twins, row["tolerance"]) for row in found]
+    return compared(pd.DataFrame(found, columns=COLUMNS).convert_dtypes())
 
 
 def _row(single: Run, place: Path, name: str) -> dict[str, Any]:

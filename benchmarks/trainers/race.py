@@ -14,6 +14,7 @@ from shardlab import models
 from shardlab.data import store
 from shardlab.data.order import BatchOrder, samples_of
 from shardlab.models.weights import materialize
+from shardlab.settings.deepspeed import sized
 from shardlab.settings.types import Run
 from trainers.settings import Watch  # type: ignore[import-not-found]
 
@@ -74,6 +75,14 @@ class Race:
         rank, ranks = (dist.get_rank(), self.ranks) if self.ranks > 1 and not whole else (0, 1)
         for number in range(recipe.max_steps or 0):
             yield torch.from_numpy(tokens[samples_of(order.batch(number), rank, ranks)]).long()
+
+    def engine_config(self, model: nn.Module) -> dict[str, Any]:
+        """Return DeepSpeed's settings with its bucket sizes as numbers, as Shardlab's engine computes them; empty for
+        other engines.
+
+        DeepSpeed does not know "auto", and transformers derives such sizes from the config of its own models.
+        """
+        return sized(self.run.engine_config, models.parameter_count(model)) if self.run.engine_config else {}
 
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
         """Build the recipe's optimizer."""

@@ -64,6 +64,9 @@ class Trial:
         run = tiny_run("llama2", strategy, **recipe)
         site = run.site.model_copy(update={"hang_seconds": hang_seconds, "stop_seconds": stop_seconds})
         self.run = run.model_copy(update={"site": site})
+        if scripts != ROOT / "scripts":  # a copy to put mistakes into: it is not the code of the settings
+            model = run.model.model_copy(update={"sources": {}})
+            self.run = self.run.model_copy(update={"sources": {}, "model": model})
         if not self.initial.exists():
             store.write(self.data, run.data, *encode(run.data, data_sets.read(run.data, folder)))
             save_initial(run, self.initial)

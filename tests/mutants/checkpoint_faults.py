@@ -125,4 +125,26 @@ FAULTS = [
         "(days * 12 + hours)",
         at("unit/test_slurm_limits", "test_slurm_s_times"),
     ),
+    # What killed processes leave.
+    Fault(
+        "checkpoints that killed processes were writing stay",
+        MANIFEST,
+        '(output / "checkpoints").glob("*")',
+        '(output / "checkpoints").glob("step-*")',
+        at(CHECKPOINTS, "test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one"),
+    ),
+    Fault(
+        "a checkpoint with its manifest and without its name stays",
+        MANIFEST,
+        "if path.is_dir() and path not in whole:",
+        "if path.is_dir() and not (path / NAME).is_file():",
+        at(CHECKPOINTS, "test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one"),
+    ),
+    Fault(
+        "weights that killed processes were writing stay",
+        CHECKPOINT,
+        "            manifest.sweep(output)\n",
+        "            pass\n",
+        at(CHECKPOINTS, "test_a_start_removes_what_killed_processes_left"),
+    ),
 ]

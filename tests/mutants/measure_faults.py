@@ -1,6 +1,6 @@
 """Measurements, plans, and the figures in the reports."""
 
-from fault import Fault, S, at
+from fault import SUMMARY, Fault, S, at
 
 RECORDS, PLAN, PLANS = f"{S}records/train_report.py", f"{S}records/plan.py", f"{S}report/plan_table.py"
 COLLECTIVES, TRAFFIC, REACHED = (f"{S}measure/{name}.py" for name in ("collectives", "traffic", "device_benchmark"))
@@ -59,6 +59,27 @@ FAULTS = [
         "if report.seal != report._digest():",
         "if False:",
         at("unit/test_summary", "test_an_edited_report_is_no_figure_of_the_table"),
+    ),
+    Fault(
+        "a run's memory is that of its first rank",
+        f"{S}records/reports.py",
+        "return max(rank.largest[kind] if kind else rank.peak for rank in self.tensor_bytes)",
+        "return next(rank.largest[kind] if kind else rank.peak for rank in self.tensor_bytes)",
+        at("unit/test_records", "test_memory_is_that_of_the_rank_that_held_the_most"),
+    ),
+    Fault(
+        "a run's memory is its largest composition at the peak",
+        f"{S}records/reports.py",
+        "return max(rank.largest[kind] if kind",
+        "return max(rank.at_peak[kind] if kind",
+        at("unit/test_records", "test_memory_is_that_of_the_rank_that_held_the_most"),
+    ),
+    Fault(
+        "a run's process memory is that of its first rank",
+        SUMMARY,
+        "max(train.peak_memory_bytes) if",
+        "train.peak_memory_bytes[0] if",
+        at("unit/test_summary", "test_memory_in_the_table_is_that_of_the_fullest_rank"),
     ),
     Fault(
         "a pipeline's rank waits by its own time alone",
@@ -129,6 +150,20 @@ FAULTS = [
         "    products /= 1 - (bubble or 0.0)\n",
         "",
         at("unit/test_plan", "test_a_pipeline_s_time_has_its_bubble"),
+    ),
+    Fault(
+        "runs with other micro-batches share a plan",
+        PLAN,
+        '"keep_best", *run_identity.WHEN)',
+        '"keep_best", "gradient_accumulation_steps", *run_identity.WHEN)',
+        at("unit/test_plan", "test_runs_share_a_plan_only_if_no_tensor_differs"),
+    ),
+    Fault(
+        "runs on other devices share a plan",
+        PLAN,
+        'SAME = ("seed",',
+        'SAME = ("site", "seed",',
+        at("unit/test_plan", "test_runs_of_other_sizes_do_not_share_a_plan"),
     ),
     Fault(
         "a plan's memory is that of the emptiest rank",

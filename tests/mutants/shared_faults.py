@@ -23,6 +23,7 @@ from fault import (
 
 SENTENCE = at("unit/test_summary", "test_the_verdict_is_one_sentence")
 ROWS = at("unit/test_summary", "test_a_row_belongs_to_its_run")
+WEIGHTS = at("unit/test_summary", "test_weights_are_judged_by_the_twins_of_the_same_weight")
 CONTINUED = at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[single-fsdp-llama2-2]")
 
 FAULTS = [
@@ -206,9 +207,73 @@ FAULTS = [
     Fault(
         "every strategy's test loss is of single's weights",
         "workflow/rules/evaluate.smk",
-        "{wildcards.strategy}/{wildcards.workload}/model.safetensors",
-        "single/{wildcards.workload}/model.safetensors",
+        '{wildcards.strategy}/{wildcards.workload}/model.safetensors"\n        " --initial',
+        'single/{wildcards.workload}/model.safetensors"\n        " --initial',
         at("workflow/test_workflow", "test_each_run_is_evaluated_by_its_own_weights"),
+    ),
+    Fault(
+        "every strategy's weights are compared with themselves",
+        "workflow/rules/evaluate.smk",
+        " --single results/single/{wildcards.workload}",
+        " --single results/{wildcards.strategy}/{wildcards.workload}",
+        at("workflow/test_workflow", "test_each_run_s_weights_are_compared_with_those_of_its_workload_s_single"),
+    ),
+    Fault(
+        "a run that is better than one device is equal",
+        SUMMARY,
+        "(table[loss] - single).abs() / single",
+        "(table[loss] - single) / single",
+        SENTENCE,
+    ),
+    Fault(
+        "better first steps are equal",
+        VERDICT,
+        "return abs(value - reference)",
+        "return (value - reference)",
+        at("unit/test_summary", "test_rows_are_compared_with_their_single_in_any_order"),
+    ),
+    Fault(
+        "a run that is listed before single is compared with itself",
+        SUMMARY,
+        'sorted(planned, key=lambda run: run.strategy != "single")',
+        "planned",
+        at("unit/test_summary", "test_rows_are_compared_with_their_single_in_any_order"),
+    ),
+    Fault(
+        "the nearest twin says what is noise in a weight",
+        SUMMARY,
+        "max(twin.weights[name] for",
+        "min(twin.weights[name] for",
+        WEIGHTS,
+    ),
+    Fault(
+        "all weights have the noise of the noisiest",
+        SUMMARY,
+        "max(tolerance or 0.0, apart)",
+        "max(tolerance or 0.0, *twins.values())",
+        WEIGHTS,
+    ),
+    Fault("frozen weights may change", SUMMARY, "    tolerances |= dict.fromkeys(exact, 0.0)\n", "", WEIGHTS),
+    Fault(
+        "the table does not look at which weights were compared",
+        SUMMARY,
+        "return report if compared == (train.weights, single.initial_weights, single.weights) else None",
+        "return report",
+        WEIGHTS,
+    ),
+    Fault(
+        "a weight's difference is that of the norms",
+        f"{S}models/weights_difference.py",
+        "_square((own - other).masked_fill(same, 0))",
+        "abs(_square(own) - _square(other))",
+        at("unit/test_weights_difference", "test_it_is_relative_to_the_norm_of_the_reference"),
+    ),
+    Fault(
+        "integers of weights are compared as floats",
+        f"{S}models/weights_difference.py",
+        "widest = torch.int64",
+        "widest = torch.float64",
+        at("unit/test_weights_difference", "test_integers_are_exact"),
     ),
     Fault(
         "the table compares each run with itself",

@@ -29,6 +29,7 @@ import transformers  # noqa: F401
 import worker
 
 from shardlab.models import _transformers  # noqa: F401
+from shardlab.settings import code_fingerprint
 from shardlab.strategies import fsdp, model_parallel, native, pipeline, tensor, zero  # noqa: F401
 
 FORK, SPAWN = (multiprocessing.get_context(name) for name in ("fork", "spawn"))
@@ -38,6 +39,7 @@ def main():
     # Ends the ranks, too, which are daemons of this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     torch.set_num_threads(1)
+    code_fingerprint.digest_imports()
     gc.collect()
     gc.freeze()  # each case collects, and looks through all objects for tensors: not through those of the imports
     serve()

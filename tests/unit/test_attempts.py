@@ -1,5 +1,6 @@
 """A finished run is trained again from scratch once for each request, however often that is interrupted."""
 
+import json
 import os
 from types import SimpleNamespace
 
@@ -223,6 +224,31 @@ def test_why_a_training_was_told_to_stop(project, monkeypatch, stop_signal, why)
         job.Stopped, match=rf"was told to stop \({stop_signal}\): {why}\. Steps saved: 0; the same command"
     ):
         project.train()
+
+
+@pytest.mark.parametrize("stop_signal", ["", "SIGTERM"])
+def test_an_error_of_a_rank_is_the_reason_whatever_was_requested_before(project, monkeypatch, stop_signal):
+    """The last record of the metrics is that the attempt before it stopped: this one failed before its first step."""
+    project.call(force=True)
+
+    def stops(_, log):
+        log.parent.mkdir(exist_ok=True)
+        log.touch()
+        records = [{"kind": "attempt", "number": 1, "step": 0}, {"kind": "stopped", "step": 2, "why": "SIGINT"}]
+        (project.output / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+        return 3
+
+    def fails(_, log):
+        log.write_text("[rank1]:error: rank 1 failed: ValueError: Expected more than 1 value per channel.\n")
+        return 1
+
+    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=stops, stop_signal=""))
+    with pytest.raises(job.Stopped, match=r"told to stop \(SIGINT\)"):
+        project.train()
+    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=fails, stop_signal=stop_signal))
+    with pytest.raises(UserError, match=r"^rank 1 failed: ValueError: Expected more") as raised:
+        project.train()
+    assert not isinstance(raised.value, job.Stopped)
 
 
 def test_the_table_names_the_step_that_an_unfinished_run_resumes_from(project):

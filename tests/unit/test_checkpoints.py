@@ -127,6 +127,44 @@ def test_a_stop_is_obeyed_and_loses_no_validation(trained, tmp_path, monkeypatch
     assert filecmp.cmp(tmp_path / BEST, whole / BEST, shallow=False)
 
 
+def leftovers(output):
+    """What kills leave of a checkpoint before, while and after its manifest is written, and of weights."""
+    folder = manifest.place(output, 4)
+    new = folder.with_name(f".{folder.name}.new")
+    (new / "shards").mkdir(parents=True)
+    (new / "shards/shard-00001-of-00001.safetensors").write_bytes(b"part")
+    complete = manifest.place(output, 5).with_name(".step-00000005.new")
+    shutil.copytree(manifest.place(output, 2), complete)
+    removed = manifest.place(output, 3)
+    removed.mkdir()
+    return [new, complete, removed]
+
+
+def test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one(trained, tmp_path):
+    *_, whole = trained
+    for step in (2, 6):
+        shutil.copytree(manifest.place(whole, step), manifest.place(tmp_path, step))
+    left = leftovers(tmp_path)
+    manifest.prune(tmp_path, 2)
+    assert not [path for path in left if path.exists()]
+    assert manifest.saved(tmp_path) == [manifest.place(tmp_path, 6), manifest.place(tmp_path, 2)]
+    assert same(manifest.place(tmp_path, 6), manifest.place(whole, 6))
+    manifest.prune(tmp_path, 1)
+    assert [*(tmp_path / "checkpoints").iterdir()] == [manifest.place(tmp_path, 6)], "the newest"
+
+
+def test_a_start_removes_what_killed_processes_left(trained, tmp_path):
+    run, data, initial, whole = trained
+    shutil.copytree(whole, tmp_path / "again")
+    left = tmp_path / "again/.model.safetensors.123.tmp"
+    left.write_bytes(b"part")
+    others = tmp_path / "again/.attempts.json.123.tmp"
+    others.write_bytes(b"of a process that may be alive")
+    assert loop.train(run, data, initial, tmp_path / "again", {})
+    assert not left.exists()
+    assert others.exists()
+
+
 def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained, tmp_path):
     run, data, initial, whole = trained
     shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
@@ -164,10 +202,7 @@ def test_a_training_does_not_go_on_beyond_its_end(trained, tmp_path):
     *_, whole = trained
     folder, world = manifest.place(whole, 6), World(0, 1, torch.device("cpu"))
     made = [manifest.read(folder), mock.Mock(), mock.Mock(count=5), folder, world, tmp_path]
-    with (
-        mock.patch.multiple(resume, _load=mock.DEFAULT, train_step=mock.DEFAULT),
-        pytest.raises(UserError, match=r"step-00000006 is at step 6, beyond this run's 5 steps; raise max_steps"),
-    ):
+    with pytest.raises(UserError, match=r"step-00000006 is at step 6, beyond this run's 5 steps; raise max_steps"):
         resume.restore(*made)
 
 
@@ -179,7 +214,8 @@ def test_when_a_checkpoint_is_due(trained, tmp_path, monkeypatch):
     )
     clock = mock.Mock(return_value=1000.0)
     monkeypatch.setattr(checkpoint, "time", mock.Mock(monotonic=clock))
-    state = {"weights_state.return_value": {}, "optimizer_state.return_value": {}}
+    kinds = ("weights_state", "optimizer_state", "local_state.changed")
+    state = {f"{kind}.return_value": {} for kind in kinds}
     made = [run.model_copy(update={"recipe": recipe}), None, mock.Mock(**state), World(0, 1, torch.device("cpu"))]
     checkpointer = checkpoint.Checkpointer(*made, tmp_path, mock.Mock())
     monkeypatch.setattr(checkpointer, "_writer", mock.Mock())

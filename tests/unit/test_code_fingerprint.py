@@ -1,19 +1,23 @@
 """Changed code is changed settings: which files a run's numbers come from."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import shardlab
 from helpers.common import ROOT, save_initial, tiny_run
+from shardlab.errors import UserError
 from shardlab.settings import code_fingerprint
 
 LOADS = """
 import json, os, sys
 from pathlib import Path
 
+import shardlab
 from shardlab.settings.types import Run
 from shardlab.training import distributed
 from shardlab.trainer import loop
@@ -21,6 +25,16 @@ loaded = lambda: {name for name in sys.modules if name.startswith("shardlab.")}
 found = {}
 jobs, data, weights, output = json.loads(sys.argv[1]), *map(Path, sys.argv[2:])
 before = set()
+steps = loop.take_steps
+
+def take_steps(state, options):
+    # All code that the settings name is imported, and so compared, before the first step.
+    for path in {**state.run.sources, **state.run.model.sources}:
+        module = path.removeprefix("scripts/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        assert module in shardlab.IMPORTED, path
+    return steps(state, options)
+
+loop.take_steps = take_steps
 for name, settings in jobs.items():
     run = Run.model_validate(settings)
     distributed.start("cpu")
@@ -113,3 +127,49 @@ def test_comments_docstrings_and_layout_do_not_count(tmp_path, monkeypatch):
     code = digest("a.py", '"""Doc."""\n\n\ndef f(x):\n    """Doc."""\n    return x + 1\n')
     assert digest("b.py", "# comment\ndef f(x):\n\n    return (x +\n            1)\n") == code
     assert digest("c.py", "def f(x):\n    return x + 2\n") != code
+
+
+EDITS = """
+import sys
+from pathlib import Path
+
+from shardlab.errors import UserError
+from shardlab.settings import code_fingerprint
+
+def refused(sources):
+    try:
+        code_fingerprint.check_imported(sources)
+    except UserError as error:
+        return "edited" in str(error)
+    return False
+
+name, path = "scripts/shardlab/data/order.py", code_fingerprint.PACKAGE / "data/order.py"
+before, original = {name: code_fingerprint._digest(path)}, path.read_text()
+assert not refused(before), "nothing is imported"
+path.write_text(original.replace("self.seed, epoch", "self.seed, 0") if sys.argv[1:] else original)
+edited = path.read_text()
+import shardlab.data.order
+path.write_text(original + "EDITED = True")
+assert refused(before) == (edited != original), "what counts is what was imported"
+assert refused({name: code_fingerprint._digest_of(path.read_bytes())})
+assert not refused({name: code_fingerprint._digest_of(edited.encode())})
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("edit",)])
+def test_the_code_that_a_process_imported_is_compared(tmp_path, words):
+    """Not what is in the files by then; also if Python's cache of compiled files has it."""
+    package = tmp_path / "scripts/shardlab"
+    shutil.copytree(ROOT / "scripts/shardlab", package, ignore=shutil.ignore_patterns("__pycache__"))
+    original = (package / "data/order.py").read_text()
+    assert "self.seed, epoch" in original
+    for _ in range(2):
+        (package / "data/order.py").write_text(original)
+        call = [sys.executable, "-c", EDITS, *words]
+        subprocess.run(call, env={"PYTHONPATH": str(tmp_path / "scripts")}, check=True)
+
+
+def test_a_file_that_is_edited_while_it_is_imported_is_no_known_code(monkeypatch):
+    monkeypatch.setitem(shardlab.IMPORTED, "shardlab.data.order", b"")
+    with pytest.raises(UserError, match=r"data/order\.py was edited"):
+        code_fingerprint.check_imported({"scripts/shardlab/data/order.py": "0"})

@@ -188,18 +188,25 @@ def test_a_job_outlives_the_server_and_the_next_one_is_a_new_process(server, wri
     assert server.start(program).communicate(timeout=20)[0] == "True\n"
 
 
-def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server, write, monkeypatch):
-    """Here the client is a child of a process with Snakemake's name."""
-    program = write("print(forks.served is None, flush=True)\ntime.sleep(0.5 if forks.served else 0)")
-    snakemake = program.with_name("snakemake")
-    snakemake.write_text(f"import subprocess\nsubprocess.run([{sys.executable!r}, {str(program)!r}], check=True)\n")
-    driver = server.start(snakemake)
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server, write, lives):
+    """Whatever the words of Snakemake's command line are."""
+    program = write("print(forks.served is None, flush=True)\ntime.sleep(5 if forks.served else 0)")
+    code = f"signals.announce_driver()\nsubprocess.Popen([{sys.executable!r}, {str(program)!r}])\ntime.sleep(60)"
+    driver = server.start("-c", f"import subprocess, time\nfrom shardlab.launch import signals\n{code}")
     assert driver.stdout.readline() == "False\n"
+    if not lives:
+        driver.kill()
+        driver.wait()
     os.kill(server.monitors()[0], signal.SIGKILL)
-    said, errors = driver.communicate(timeout=20)
-    assert said == "True\n"
-    assert errors == "note: the process that forked the job died; starting the job again.\n"
-    assert driver.returncode == 0
+    if lives:
+        assert driver.stdout.readline() == "True\n"
+        assert driver.stderr.readline() == "note: the process that forked the job died; starting the job again.\n"
+    else:
+        died = "error: the process that forked the job died, and so did Snakemake; run the same command again.\n"
+        assert driver.stderr.readline() == died
+    driver.kill()
+    driver.communicate(timeout=20)
 
 
 def test_without_a_server_nothing_is_said(write, tmp_path):

@@ -22,6 +22,7 @@ from shardlab.records.plan import Plan
 from shardlab.report import plan_table
 from shardlab.settings import load, resolve, run_identity
 from shardlab.settings.pipeline_schedules import boundaries
+from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import Hardware
 from shardlab.settings.types import read_run
 from shardlab.trainer.simulate import simulate
@@ -170,6 +171,55 @@ def test_resolve_warns_or_refuses_what_does_not_fit(tmp_path, peak, mode, senten
         assert sentence in warned.stdout
 
 
+CHANGES = {
+    "optimizer": {"name": "sgd"},
+    "lr_schedule": {"name": "linear"},
+    "epochs": 9,
+    "max_steps": 9,
+    "global_batch_size": 99,
+    "eval_batch_size": 99,
+    "max_grad_norm": 0.5,
+    "dtype": "float64",
+    "gradient_accumulation_steps": 3,
+    "length_buckets": True,
+    "loss_chunks": 3,
+    "activation_checkpointing": "full",
+    "compile": "blocks",
+    "compile_backend": "aot_eager",
+    "precision": "bf16",
+    "deterministic": True,
+    "checkpoint_interval_steps": 7,
+    "checkpoint_interval_minutes": 7,
+    "keep_last_checkpoints": 7,
+    "on_nonfinite": "skip",
+    "evaluation": "sharded",
+    "keep_best": True,
+}
+"""Another value of each key of a recipe."""
+SHARED = {"lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best"}
+SHARED |= {"checkpoint_interval_steps", "checkpoint_interval_minutes", "keep_last_checkpoints"}
+
+
+@pytest.mark.parametrize("key", Recipe.model_fields)
+def test_runs_share_a_plan_only_if_no_tensor_differs(key):
+    """A key that is missing in CHANGES is new: say whether runs that differ in it share a plan."""
+    run, other = tiny_run("llama2", "ddp"), tiny_run("llama2", "ddp", **{key: CHANGES[key]})
+    assert run.recipe != other.recipe
+    assert (plan.cost(run) == plan.cost(other)) is (key in SHARED)
+
+
+def test_runs_of_other_sizes_do_not_share_a_plan():
+    run = tiny_run("llama2", "fsdp")
+    assert plan.cost(run) == plan.cost(run.model_copy(update={"seed": 7, "sources": {}}))
+    costs = [
+        plan.cost(each) for each in (run, on("cuda", run), tiny_run("llama2", "fsdp", 4), tiny_run("llama2", "ddp"))
+    ]
+    costs.append(plan.cost(run.model_copy(update={"model": run.model.model_copy(update={"args": {}})})))
+    costs += [plan.cost(tiny_run("llama2", name)) for name in ("pp", "tp", "zero1", "zero2", "zero3", "fsdp_offload")]
+    costs.append(plan.cost(tiny_run("llama2", "fsdp", optimizer={"name": "sgd", "momentum": 0.9})))
+    assert len(set(costs)) == len(costs)
+
+
 def test_auto_is_the_least_that_fits_and_run_json_records_it(tmp_path, monkeypatch):
     config = load.config({"recipe": {"activation_checkpointing": "auto"}})
     run = resolve.run(config, "ddp", "llama2")
@@ -204,7 +254,7 @@ def test_auto_is_the_least_that_fits_and_run_json_records_it(tmp_path, monkeypat
     resolve_program.main()
     assert read_run(tmp_path / "run.json") == settled
     (tmp_path / "plan.json").unlink()
-    with pytest.raises(UserError, match=r"plan.json is missing .report.; make it with: snakemake -f"):
+    with pytest.raises(UserError, match=r"plan.json is missing .report.; make it with: snakemake --profile .* -f "):
         resolve_program.main()
     (tmp_path / "run.json").write_text(run.model_dump_json())
     words = ["launch.py", "train", f"--settings={tmp_path}/run.json"]

@@ -43,7 +43,7 @@ def queue(monkeypatch, tmp_path):
         return SimpleNamespace(stdout=said[words[0]], returncode=0)
 
     monkeypatch.setattr(slurm_reattach.shutil, "which", lambda name: name)
-    monkeypatch.setattr(slurm_reattach.subprocess, "run", run)
+    monkeypatch.setattr(slurm.subprocess, "run", run)
     return requested
 
 
@@ -109,9 +109,7 @@ def test_jobs_that_slurm_forgot_or_preempted_for_good_end():
 
 def test_only_the_node_that_is_down_is_avoided(monkeypatch):
     reported = SimpleNamespace(stdout="n2\n")
-    monkeypatch.setattr(
-        slurm_reattach.subprocess, "run", lambda words, **_: reported if "--nodes=n[1-2]" in words else None
-    )
+    monkeypatch.setattr(slurm.subprocess, "run", lambda words, **_: reported if "--nodes=n[1-2]" in words else None)
     nodes = slurm_reattach.FailedNodes()
     nodes.add("n[1-2]")
     assert nodes == {"n2"}

@@ -1,5 +1,6 @@
 """Rows that belong to their run, the verdict, the call, and cells without a reference."""
 
+import itertools
 import json
 
 import numpy as np
@@ -7,20 +8,33 @@ import pandas as pd
 import pytest
 
 from helpers.common import tiny_run
-from helpers.reports import STEP, finished
+from helpers.reports import BYTES, STEP, finished
+from shardlab.records import plan
 from shardlab.records.expert_choices import encode
-from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin
+from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin, WeightsReport
 from shardlab.report import summary, summary_markdown
 from shardlab.report.verdict import diagnosis, flips, judge, pages, verdict
 from shardlab.settings import load, run_identity
 from shardlab.settings.precisions import PRECISIONS
+from shardlab.settings.sites import Hardware
 
 ALL = "All {} runs are equal to single: first steps, validation loss and test loss."
 
 
-def table(noise_floor=None, validation=None, first=None, dtype="float32", idle=(), tolerance=None, **losses):
+def table(
+    noise_floor=None,
+    validation=None,
+    first=None,
+    dtype="float32",
+    idle=(),
+    tolerance=None,
+    weights=None,
+    choices=None,
+    **losses,
+):
     """One row per strategy on mlp; a loss of None: not finished. ``validation``: losses there, 1.0 if not named;
-    ``first``: differences of the first steps; ``dtype``: precision of all rows; ``idle``: learned nothing.
+    ``first``: differences of the first steps; ``dtype``: precision of all rows; ``idle``: learned nothing;
+    ``weights``: difference of the farthest weight, and its tolerance; ``choices``: number of expert choices.
     """
     rows = [
         {
@@ -34,6 +48,10 @@ def table(noise_floor=None, validation=None, first=None, dtype="float32", idle=(
             "first_tolerance": PRECISIONS[dtype].first_tolerance,
             "tolerance": PRECISIONS[dtype].tolerance,
             "learned_nothing": "its loss never changes" if name in idle else None,
+            **dict(zip(("weights_rel_diff", "weights_tolerance"), (weights or {}).get(name, ()), strict=False)),
+            "expert_choices": choices,
+            "expert_flips": choices and 0,
+            "weights_parameter": "head.bias" if name in (weights or {}) else None,
         }
         for name, loss in losses.items()
     ]
@@ -98,6 +116,75 @@ def test_a_sentence_names_some_of_thousands():
             False,
             "Of 2 runs, 1 not equal to single: ddp x mlp (first 4 steps 5.0e-01).",
         ),
+        # Weights: within a tolerance of their own; what has to be equal has tolerance 0.
+        (
+            {"single": 2.0, "ddp": 2.0, "fsdp": 2.0, "weights": {"ddp": (1e-3, 1e-3), "fsdp": (0.0, 0.0)}},
+            True,
+            "All 3 runs are equal to single: first steps, validation loss, test loss and weights.",
+        ),
+        (
+            {"single": 2.0, "ddp": 2.0, "weights": {"ddp": (1.01e-3, 1e-3)}},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (head.bias 1.0e-03, tolerance 1.0e-03).",
+        ),
+        (
+            {"single": 2.0, "ddp": 2.5, "weights": {"ddp": (1e-12, 0.0)}},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (head.bias 1.0e-12, tolerance 0.0e+00).",
+        ),
+        (
+            {"single": 2.0, "ddp": 2.0, "dtype": "bf16", "weights": {"ddp": (1e-12, 0.0)}},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (head.bias 1.0e-12, tolerance 0.0e+00); "
+            "1 reported, since low precision has no tolerance: single x mlp (0.0e+00).",
+        ),
+        # Without twins nothing says what is rounding, and the sentence does not claim it.
+        ({"single": 2.0, "ddp": 2.0, "weights": {"ddp": (1.0,)}}, True, ALL.format(2)),
+        (
+            {"single": 2.0, "ddp": 2.0, "fsdp": 2.0, "weights": {"ddp": (1e-6, 1e-3)}},
+            True,
+            "All 3 runs are equal to single: first steps, validation loss, test loss and weights (1 of 2).",
+        ),
+        # The twins' losses are apart, and the weights still tell; the losses come first.
+        (
+            {"single": 2.0, "ddp": 2.004, "noise_floor": 1e-3, "weights": {"ddp": (1e-2, 1e-3)}},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (2.0e-03, twins 1.0e-03).",
+        ),
+        (
+            {"single": 2.0, "ddp": 2.5, "weights": {"ddp": (1e-2, 1e-3)}},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (2.5e-01).",
+        ),
+        # One token that another expert gets moves the weights by any amount.
+        (
+            {"single": 2.0, "ddp": 2.0, "choices": 9, "weights": {"ddp": (1e-2, 1e-3)}},
+            True,
+            "Of 2 runs, 1 equal to single; 1 not distinguishable from rounding "
+            "(--config dtype=float64 settles it): ddp x mlp (head.bias 1.0e-02, tolerance 1.0e-03).",
+        ),
+        (
+            {"single": 2.0, "ddp": 2.0, "choices": 9, "weights": {"ddp": (1e-2, 0.0)}},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (head.bias 1.0e-02, tolerance 0.0e+00).",
+        ),
+        # A run that is better than `single` is as unequal as one that is worse.
+        ({"single": 2.0, "ddp": 1.0}, False, "Of 2 runs, 1 not equal to single: ddp x mlp (5.0e-01)."),
+        (
+            {"single": 2.0, "ddp": 2.0, "validation": {"ddp": 0.5}},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (validation 5.0e-01).",
+        ),
+        (
+            {"single": 2.0, "ddp": 1.96, "noise_floor": 1e-3},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (2.0e-02, twins 1.0e-03).",
+        ),
+        (
+            {"ddp": 1.0, "single": -2.0, "fsdp": -3.0},
+            False,
+            "Of 3 runs, 2 not equal to single: ddp x mlp (1.5e+00), fsdp x mlp (5.0e-01).",
+        ),
         # Each row has its own tolerance; low precision has none.
         (
             {"single": 2.0, "ddp": 2.00002, "dtype": "float64"},
@@ -124,6 +211,92 @@ def test_a_tolerance_can_be_asked_for():
     assert verdict(table(single=2.0, ddp=2.0001, tolerance=1e-6))[0] is False
     assert verdict(table(single=2.0, ddp=2.0000001, tolerance=0))[0] is False
     assert verdict(table(single=2.0, ddp=2.0, tolerance=0))[0] is True
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("loss", ["test", "validation"])
+def test_the_thresholds_of_final_losses(loss, sign):
+    """A difference of the tolerance is equal, a larger one is not, better or worse; likewise for 10 times the twins."""
+
+    def equality(difference, noise_floor=None):
+        other = 1 + sign * difference
+        losses = {"single": 1.0, "ddp": other if loss == "test" else 1.0}
+        found = table(noise_floor, {"ddp": other if loss == "validation" else 1.0}, **losses)
+        return found.equality[1]
+
+    assert [equality(0.99e-4), equality(1.01e-4)] == ["equal", "unequal"]
+    assert [equality(0.99e-4, 1e-6), equality(1.01e-4, 1e-6)] == ["equal", "unequal"]
+    assert [equality(8.9e-4, 9e-5), equality(9.1e-4, 9e-5)] == ["equal", "unequal"]
+    assert [equality(0.99e-4, 2e-4), equality(1.99e-3, 2e-4), equality(2.01e-3, 2e-4)] == [
+        "equal",
+        "rounding",
+        "unequal",
+    ]
+
+
+def test_the_threshold_of_the_first_steps():
+    for dtype, tolerance in (("float32", 3e-5), ("float64", 1e-11)):
+        first = {"ddp": 0.99 * tolerance, "fsdp": 1.01 * tolerance}
+        found = table(single=1.0, ddp=1.0, fsdp=1.0, first=first, dtype=dtype)
+        assert found.equality.tolist() == ["equal", "equal", "unequal"]
+
+
+def test_rows_are_compared_with_their_single_in_any_order(tmp_path):
+    """Losses and first steps, of two workloads, listed before or after ``single``."""
+    runs = [tiny_run(workload, strategy) for workload in ("mlp", "mnist") for strategy in ("single", "ddp")]
+    values = {("single", "mlp"): 2.0, ("ddp", "mlp"): 1.0, ("single", "mnist"): 4.0, ("ddp", "mnist"): 5.0}
+    for run in runs:
+        loss = values[run.strategy, run.workload]
+        finished(tmp_path, run, loss=loss, steps=[STEP | {"loss": loss}])
+    expected = {("single", "mlp"): 0.0, ("ddp", "mlp"): 0.5, ("single", "mnist"): 0.0, ("ddp", "mnist"): 0.25}
+    for order in itertools.permutations(runs):
+        found = judge(summary.collect(list(order), tmp_path, 0)).set_index(["strategy", "workload"])
+        assert found.rel_diff.to_dict() == expected
+        assert found.first_rel_diff.to_dict() == expected
+        assert [*found.index] == [(run.strategy, run.workload) for run in order]
+        assert (found.equality == "unequal").to_dict() == {name: name[0] == "ddp" for name in expected}
+
+
+def test_weights_are_judged_by_the_twins_of_the_same_weight(tmp_path):
+    """The table shows the one whose difference is the largest part of its tolerance, in any order of rows."""
+    single, ddp = tiny_run("mlp"), tiny_run("mlp", "ddp")
+    for run, digest in ((single, "s"), (ddp, "d")):
+        finished(tmp_path, run, weights=digest, evaluated=digest)
+    path = tmp_path / "ddp/mlp/weights.json"
+    spread = {"noise": 0.5, "quiet": 1e-7, "frozen": 6e-8}
+
+    def row(differences, twins=(spread,) * 2, of_twins="s", **other):
+        kinds = {"initial_weights": "i", "workload": "mlp", "scale": PRECISIONS["float32"].rounding}
+        trained = [Twin(test_loss=2.0, validation_loss=3.0, weights=each) for each in twins]
+        identity = run_identity.identity_of(single, "d")
+        made = NoiseFloorReport(identity=identity, single_weights=of_twins, twins=trained, **kinds)
+        made.write(tmp_path / "noise_floor/mlp.json")
+        digests = {"weights": "d", "single_weights": "s", "initial_weights": "i"} | other
+        WeightsReport(**digests, differences=differences, exact=["frozen"]).write(path)
+        tables = [judge(summary.collect(runs, tmp_path, 2)) for runs in ([single, ddp], [ddp, single])]
+        columns = ["weights_parameter", "weights_rel_diff", "weights_tolerance", "equality"]
+        one, reverse = (found.set_index("strategy").loc["ddp", columns] for found in tables)
+        assert one.equals(reverse)
+        return [None if pd.isna(value) else value for value in one]
+
+    near = {"noise": 4.0, "quiet": 9.9e-4, "frozen": 0.0}
+    assert row(near) == ["quiet", 9.9e-4, pytest.approx(1e-3), "equal"]
+    assert row(near | {"quiet": 1e-7}) == ["noise", 4.0, 5.0, "equal"]
+    assert row(near | {"quiet": 1.01e-3}) == ["quiet", 1.01e-3, pytest.approx(1e-3), "unequal"]
+    assert row(near | {"frozen": 1e-9}) == ["frozen", 1e-9, 0.0, "unequal"]
+    # The farthest twin of each weight, whichever it is.
+    assert row(near | {"noise": 4.999}, [spread | {"noise": 0.1}, spread]) == ["noise", 4.999, 5.0, "equal"]
+    assert row(near | {"noise": 1.1}, [spread | {"noise": 0.1}] * 2) == ["noise", 1.1, 1.0, "unequal"]
+    # Twins of other weights: only what has to be equal is judged.
+    assert row(near, of_twins="other") == ["noise", 4.0, None, "equal"]
+    assert row(near | {"frozen": 1e-9}, of_twins="other") == ["frozen", 1e-9, 0.0, "unequal"]
+    for other in ("weights", "single_weights", "initial_weights"):
+        assert row(near, **{other: "other"}) == [None, None, None, "equal"]
+    path.unlink()
+    assert judge(summary.collect([single, ddp], tmp_path, 2)).weights_rel_diff.isna().all()
+    lines = summary_markdown.figures(table(single=2.0, ddp=2.0, weights={"ddp": (1.0, 5.0)}))
+    assert lines["farthest weight"].tolist() == ["", "head.bias 1.0e+00, tolerance 5.0e+00"]
+    assert "farthest weight" not in summary_markdown.figures(table(single=2.0))
 
 
 def test_the_page_begins_with_verdict_and_call_and_says_where_single_is_missing():
@@ -182,12 +355,13 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
     finished(tmp_path, ddp)
 
     def noise_floor(run=single, count=2, **changed):
-        twins = [Twin(test_loss=2.002, validation_loss=3.0), Twin(test_loss=1.999, validation_loss=3.0)]
+        twins = [Twin(test_loss=loss, validation_loss=3.0, weights={}) for loss in (2.002, 1.999)]
         made = {
             "identity": run_identity.identity_of(run, "d"),
             "initial_weights": "i",
             "workload": "mlp",
             "scale": PRECISIONS["float32"].rounding,
+            "single_weights": "w",
         }
         NoiseFloorReport(**made | changed, twins=twins).write(tmp_path / "noise_floor/mlp.json")
         return summary.collect([single, ddp], tmp_path, count).noise_floor[1]
@@ -206,9 +380,10 @@ def test_flipped_choices_of_experts_are_in_the_table_and_next_to_the_verdict(tmp
         choices = made.copy()
         choices[1, :flipped] = 4
         finished(tmp_path, run, loss=2.002 if run is ddp else 2.0, choices=encode(choices))
-    twins = [Twin(test_loss=2.0, validation_loss=3.0, expert_choices=encode(made + (made.cumsum(1) == 0)))] * 2
+    chosen = encode(made + (made.cumsum(1) == 0))
+    twins = [Twin(test_loss=2.0, validation_loss=3.0, expert_choices=chosen, weights={})] * 2
     identity = run_identity.identity_of(single, "d")
-    kinds = {"initial_weights": "i", "workload": "moe", "scale": PRECISIONS["float32"].rounding}
+    kinds = {"initial_weights": "i", "workload": "moe", "scale": PRECISIONS["float32"].rounding, "single_weights": "w"}
     NoiseFloorReport(identity=identity, twins=twins, **kinds).write(tmp_path / "noise_floor/moe.json")
     table = judge(summary.collect([single, ddp, fsdp], tmp_path, 2))
     assert table.expert_flips.tolist() == [0, 3, 1]
@@ -242,6 +417,24 @@ def test_first_steps_and_runs_that_learn_nothing(tmp_path, changed, first, reaso
     row = summary.collect([single, ddp], tmp_path, 0).iloc[1]
     assert row.first_rel_diff == first
     assert (None if pd.isna(row.learned_nothing) else row.learned_nothing) == reason
+
+
+@pytest.mark.parametrize("fullest", [0, 1, 2])
+def test_memory_in_the_table_is_that_of_the_fullest_rank(tmp_path, fullest):
+    """Tensors by kind, the process, and the plan's error in all of them."""
+    run = tiny_run("mlp", "ddp")
+    ranks = [{"peak": 9, "at_peak": BYTES, "largest": BYTES} for _ in range(3)]
+    ranks[fullest] = {"peak": 80, "at_peak": BYTES, "largest": BYTES | {"optimizer": 50}}
+    process = [100, 100, 100]
+    process[fullest] = 300
+    finished(tmp_path, run, tensor_bytes=ranks, peak_memory_bytes=process)
+    seen = {"ranks": [0], "tensor_bytes": [ranks[fullest] | {"peak": 60}], "traffic": [], "parameters": 1}
+    seen |= {"flops_per_step": None, "flops_per_step_causal": None}
+    made = plan.make(run, Hardware(), seen, "none", fits=None, prepared=True)
+    made.write(tmp_path / "plans/ddp/mlp/plan.json")
+    row = summary.collect([run], tmp_path, 0).iloc[0]
+    assert (row.tensor_bytes, row.optimizer_bytes, row.activations_bytes, row.peak_memory_bytes) == (80, 50, 3, 300)
+    assert (row.predicted_memory_bytes, row.memory_error) == (60, -0.25)
 
 
 def test_train_report_is_read_back(tmp_path):

@@ -1,5 +1,6 @@
 """Faults on one machine: kills, hangs, errors on one rank. A run resumes where it was, or explains why not."""
 
+import json
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from safetensors.numpy import load_file
 from helpers.common import ROOT
 from helpers.faults import cost, survived
 from helpers.kills import STEPS, Trial, attempts, end_well, soak, weights
+from shardlab.launch import signals
 from shardlab.launch.attempts import history
+from shardlab.launch.run_status import alive
 from shardlab.records import metrics
 from shardlab.settings import run_identity
 
@@ -112,6 +116,22 @@ def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code, undi
     )
 
 
+def test_code_that_was_edited_since_its_settings_were_resolved_trains_nothing(tmp_path, code):
+    """Comments do not count; without the edit, the same call trains."""
+    trial = Trial(tmp_path, "ddp")
+    trial.scripts = code / "scripts"
+    model = trial.scripts / "shardlab/models/llama.py"
+    original = model.read_text()
+    model.write_text(original.replace("return self.output(", "return 2 * self.output("))
+    assert model.read_text() != original
+    assert trial.start().wait() == 1
+    assert "scripts/shardlab/models/llama.py was edited since this run's settings were resolved" in log(trial)
+    assert not trial.steps()
+    assert not (trial.folder / "train.json").exists()
+    model.write_text(f"# A comment.\n{original}")
+    assert trial.start().wait() == 0, log(trial)
+
+
 @pytest.mark.long
 def test_a_rank_that_just_ends(tmp_path, code, undisturbed):
     mistake(code, "trainer/loop.py", "audit.add(step)", "if number == 17 and world.rank: __import__('os')._exit(0)")
@@ -139,10 +159,55 @@ def test_a_loss_that_is_no_number(tmp_path, code):
     assert [step["step"] for step in skips.steps() if step["loss"] is None] == [7]
 
 
+PROFILE = ("--profile", "workflow/profiles/local")
+MAKE = ("make", "--old-file=.venv/run", f"BIN={Path(sys.executable).parent}")
+MODULE = ("python", "-P", "-m", "snakemake", *PROFILE)
+CALLS = {
+    "make run": (*MAKE, "run"),
+    "python -P -m snakemake": (*MODULE, "all"),
+    "snakemake": ("snakemake", *PROFILE, "all"),
+    "timeout nice snakemake": ("timeout", "100", "nice", "snakemake", *PROFILE, "all"),
+    "env python -m snakemake": ("env", "A=snakemake", "python", "-u", "-Bm", "snakemake", *PROFILE, "all"),
+    "a shell's child": ("bash", "-c", f"snakemake {' '.join(PROFILE)} all; true"),
+    "from Python": ("python", "-c", f"from snakemake.cli import main; main({[*PROFILE, 'all']})"),
+}
+"""How users call Snakemake."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "call", [name if name == "make run" else pytest.param(name, marks=pytest.mark.long) for name in CALLS]
+)
+def test_a_training_ends_with_its_snakemake_however_it_was_called(tree, request, call, number):
+    """And (long form) the same call resumes at once."""
+    config = {"workloads": ["mlp"], "strategies": ["single"], "noise_floor_runs": 0}
+    recipe = {"epochs": 100_000, "max_steps": 1_000_000, "checkpoint_interval_steps": 50}
+    (tree.path / "config/config.yaml").write_text(json.dumps(config | {"recipe": recipe}))
+    folder = tree.path / "results/single/mlp"
+    attempts = (1, 2) if request.config.getoption("--long") else (1,)
+    for attempt in attempts:
+        caller = tree.start(*CALLS[call])
+        try:
+            until(lambda attempt=attempt: len(history(folder)) == attempt and len(taken(folder)) > 100 * attempt)
+            (server,) = (tree.path / ".snakemake").glob("forkserver-*")
+            driver = int(server.name.rpartition("-")[2])
+            os.kill(driver, number)
+            caller.wait(30)
+            until(lambda: alive(folder) is None, 10)
+        finally:
+            caller.kill()
+            for pid in forked(tree, driver):
+                os.kill(pid, signal.SIGKILL)
+    for before, after in pairwise([None, *history(folder)]):
+        assert after.why == f"stopped: {signals.DRIVER_ENDED}"
+        assert after.from_step == (before.saved if before else 0)
+    assert len(history(folder)) == len(attempts)
+
+
 @pytest.mark.long
 def test_the_driver_is_killed(tree):
     """By Ctrl-C in its terminal, then Snakemake alone by SIGKILL. The same call resumes without another flag."""
-    call = ["snakemake", "--profile", "workflow/profiles/local", "results/fsdp/llama2.done"]
+    call = [*MODULE, "results/fsdp/llama2.done"]
     call += ["--config", "recipe={max_steps: 100, checkpoint_interval_steps: 5}"]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     folder = tree.path / "results/fsdp/llama2"
@@ -170,21 +235,21 @@ def test_the_driver_is_killed(tree):
 
 def test_the_fork_server_is_killed(tree):
     """Alone: running jobs finish, later ones are new processes. With all its forks: they start again."""
-    call = ["snakemake", "--profile", "workflow/profiles/local"]
+    call = [*MODULE]
     call += ["--config", "recipe={epochs: 1000, max_steps: 3000, checkpoint_interval_steps: 20}"]
     made = ["--", "results/single/mlp.done", "results/single/mlp/test.json"]
     folder = tree.path / "results/single/mlp"
     seen = []
     for forks in (False, True):
         driver = tree.start(*call, *["-f"] * forks, *made)
-        until(lambda driver=driver: len(taken(folder)) > 100 and forked(tree, driver))
-        server, *others = forked(tree, driver)
+        until(lambda driver=driver: len(taken(folder)) > 100 and forked(tree, driver.pid))
+        server, *others = forked(tree, driver.pid)
         for pid in (server, *others) if forks else (server,):
             os.kill(pid, signal.SIGKILL)
         assert driver.wait(120) == 0
         seen.append(tree.json("results/single/mlp/train.json"))
         (folder / "metrics.jsonl").unlink()
-        until(lambda driver=driver: not forked(tree, driver), 10)
+        until(lambda driver=driver: not forked(tree, driver.pid), 10)
     alone, all_of_them = seen
     assert [len(alone["attempts"]), len(all_of_them["attempts"])] == [1, 2]
     assert all_of_them["attempts"][0]["why"].startswith("lost")
@@ -197,8 +262,8 @@ def test_the_fork_server_is_killed(tree):
 
 
 def forked(tree, driver):
-    """The fork server of a driver, and all its forks that live."""
-    name = f"{tree.path}/.snakemake/forkserver-{os.uname().nodename}-{driver.pid}\0"
+    """The fork server of a driver (its process id), and all its forks that live."""
+    name = f"{tree.path}/.snakemake/forkserver-{os.uname().nodename}-{driver}\0"
     found = []
     for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda place: int(place.name)):
         try:

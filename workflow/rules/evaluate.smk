@@ -1,7 +1,7 @@
-# Test loss and metric on one device, with the same code for every strategy; or, if the recipe says so, under the run's
-# own strategy.
+# What a training ended with: test loss and metric, and the distance of its weights from those of `single`.
 
 
+# On one device, with the same code for every strategy; or, if the recipe says so, under the run's own strategy.
 rule evaluate:
     input:
         settings="results/{strategy}/{workload}/run.json",
@@ -23,8 +23,36 @@ rule evaluate:
     message:
         "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " evaluate --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
-        " --weights results/{wildcards.strategy}/{wildcards.workload}/model.safetensors"
-        " --initial {input.initial} --output {output}"
-        " > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        ' evaluate --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
+        " --weights results/{wildcards.strategy:q}/{wildcards.workload:q}/model.safetensors"
+        " --initial {input.initial:q} --output {output:q}"
+        " > {log:q} 2>&1"
+
+
+# A job of its own: a `single` that fails or takes long must not keep the test losses of the others.
+rule compare:
+    input:
+        settings="results/{strategy}/{workload}/run.json",
+        done="results/{strategy}/{workload}.done",
+        single="results/single/{workload}.done",
+        initial=initial("results/init/{}.safetensors"),
+        image=IMAGE,
+    output:
+        "results/{strategy}/{workload}/weights.json",
+    log:
+        "results/{strategy}/{workload}/logs/compare.log",
+    conda:
+        environment("train")
+    resources:
+        **job_resources("compare", runtime=30, job="evaluate"),
+    params:
+        image=IN_IMAGE,
+    message:
+        "Comparing the weights of {wildcards.workload} trained under {wildcards.strategy} with those of single"
+    shell:
+        "python {SCRIPTS:q}/launch.py"
+        " compare --settings {input.settings:q} {params.image:q}"
+        " --weights results/{wildcards.strategy:q}/{wildcards.workload:q}/model.safetensors"
+        " --single results/single/{wildcards.workload:q}/model.safetensors"
+        " --initial {input.initial:q} --output {output:q} > {log:q} 2>&1"

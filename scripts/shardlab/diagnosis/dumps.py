@@ -1,9 +1,10 @@
 """Dumps of other trainers as captures: files of safetensors whose names and shards are brought into one form.
 
 The name of a file, or else of its folder, says what it has (gradients, clipped, optimizer, weights; without one of
-these words gradients), which step it belongs to (``gradients-0.safetensors``, ``step1/weights.tp0.safetensors``;
-without a number step 0; ``initial``: weights before the first step), and which rank wrote it (tp0, rank3). All files of
-the same step and kind are parts of one set of tensors. Nothing is copied: a tensor is joined when it is read.
+these words gradients), which step it belongs to (``gradients-0.safetensors``, ``step1/weights.tp0.safetensors``,
+``epoch=0-step=1``, ``iter_0000001``; without a number step 0; ``initial``: weights before the first step), and which
+rank wrote it (tp0, rank3, mp_rank_00_001). All files of the same step and kind are parts of one set of tensors. Nothing
+is copied: a tensor is joined when it is read.
 """
 
 import re
@@ -29,12 +30,14 @@ WORDS = {
     "model": "weights",
 }
 WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-"""Parts of names that torch.compile, FSDP1 and activation checkpointing add."""
+"""Parts of names that torch.compile, FSDP1 and activation checkpointing add; DDP's `module.` see ``_wrapper``."""
 NO_STEP = re.compile(
-    r"(?<![a-z])(?:rank|tp|pp|dp|cp|ep|shard)[-_.]?\d+|\d+[-_]of[-_]\d+"
+    r"(?<![a-z])mp_rank_\d+(?:_\d+)*|(?<![a-z])(?:rank|tp|pp|dp|cp|ep|shard)[-_.=]?\d+|\d+[-_]of[-_]\d+"
     r"|(?<![a-z])(?:b?float|fp|bf|f|u?int)(?:8|16|32|64)(?!\d)(?:_e\dm\d)?"
 )
 """Numbers of ranks, shards and dtypes."""
+STEP = re.compile(r"(?:step|(?<![a-z])iter(?:ation)?)[-_.=]?(\d+)")
+"""Numbers of steps: global_step10 (DeepSpeed), epoch=0-step=1 (Lightning), iter_0000001 (Megatron)."""
 
 
 @dataclass
@@ -116,11 +119,13 @@ class Parts(Tensors):
         self.rules = rules
         self.skipped = 0
         self.places: dict[str, list[tuple[Tensors, str]]] = defaultdict(list)
-        for path in paths:
+        named = {path: {former: rules.name(former) for former in Tensors(path).names} for path in paths}
+        self.wrapper = _wrapper([name for names in named.values() for name in names.values()])
+        for path, names in named.items():
             file = Tensors(path)
-            for former in file.names:
-                name = rules.name(former)
-                if rules.skips(name):
+            for former, wrapped in names.items():
+                name = wrapped.removeprefix(self.wrapper)
+                if rules.skips(name) or rules.skips(wrapped):
                     self.skipped += 1
                     continue
                 if any(other != former for _, other in self.places[name]):
@@ -128,8 +133,13 @@ class Parts(Tensors):
                         f"{self.places[name][0][1]} and {former} of {dump.folder} both become {name}; write --rename "
                         "so that they differ."
                     )
-                rules.dimension(name)
+                self._dimension(name)
                 self.places[name].append((file, former))
+
+    def _dimension(self, name: str) -> int | None:
+        """Return the dimension along which to join; a rule may have been written for the name with its prefix."""
+        dim = self.rules.dimension(name)
+        return self.rules.dimension(self.wrapper + name) if dim is None else dim
 
     @cached_property
     def names(self) -> list[str]:
@@ -155,7 +165,7 @@ class Parts(Tensors):
             raise missing(self.path, name)
         places = self.places[name]
         values = [file[former] for file, former in places]
-        dim = self.rules.dimension(name)
+        dim = self._dimension(name)
         paths = f"{places[0][0].path} and {places[-1][0].path.name}"
         if dim is not None and len(values) > 1:
             try:
@@ -173,6 +183,14 @@ class Parts(Tensors):
         return values[0]
 
 
+def _wrapper(names: list[str]) -> str:
+    """Return what DDP, or several wrappers around each other, put before all names."""
+    wrapper = ""
+    while names and all(name.startswith(f"{wrapper}module.") for name in names):
+        wrapper += "module."
+    return wrapper
+
+
 def _same(value: Tensor, other: Tensor) -> bool:
     """Return whether replicas are equal: bitwise, or up to rounding."""
     largest = float(other.double().abs().max()) if other.numel() else 0.0
@@ -186,7 +204,7 @@ def _file(path: Path) -> str:
     if len(nearer) < len(names) and not _numbers(nearer) and _kinds(nearer)[:1] in ([], ["weights"]):
         return "initial"
     kinds, numbers = _kinds(names), _numbers(names)
-    steps = [number for name in names for number in re.findall(r"step[-_.]?(\d+)", name)]
+    steps = [number for name in names for number in STEP.findall(name)]
     return f"step{int(([*steps, *numbers] or ['0'])[0])}/{kinds[0] if kinds else KINDS[0]}"
 
 

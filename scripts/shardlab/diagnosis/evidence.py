@@ -1,18 +1,15 @@
 """What the first stage that differs shows: facts, by which causes.yaml is searched, and sentences for people."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from shardlab.diagnosis import patterns
-from shardlab.diagnosis.of_factors import look_at_factors, name_factor
+from shardlab.diagnosis.of_factors import name_factor
 from shardlab.diagnosis.of_outputs import look_at_outputs
 from shardlab.diagnosis.of_parts import fit_parts
+from shardlab.diagnosis.of_tensors import look_at_tensors
 from shardlab.diagnosis.pair import FILES, Pair, Stage, owner
 from shardlab.diagnosis.plan import look_at_plan
-from shardlab.diagnosis.stages import has_update, updates
 
 
 @dataclass
@@ -21,6 +18,8 @@ class Evidence:
 
     facts: dict[str, set[str]] = field(default_factory=dict)
     sentences: list[str] = field(default_factory=list)
+    excluded: list[str] = field(default_factory=list)
+    """What was tried and does not explain the difference."""
 
     def note(self, fact: str, *values: str) -> None:
         """Add values of a fact."""
@@ -29,6 +28,11 @@ class Evidence:
     def say(self, sentence: str) -> None:
         """Add a sentence."""
         self.sentences.append(sentence)
+
+    def exclude(self, pattern: str, rest: float, of: str = "the difference") -> None:
+        """Add a pattern that leaves too much."""
+        left = f"leaves {rest:.0%} of {of}" if rest >= 0.005 else f"leaves {rest:.1g} of {of}"
+        self.excluded.append(f"{pattern} ({left})" if math.isfinite(rest) else pattern)
 
     def __contains__(self, fact: str) -> bool:
         """True if a fact is known."""
@@ -41,12 +45,16 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
     about = pair.actual.about
     found.note("stage", stage.kind)
     found.note("step", "first" if stage.step == pair.steps[0] else "after the last" if stage.step < 0 else "later")
+    found.note("gradient", *_of_the_gradient(pair, stage))
+    rates = [any("learning_rate" in step for step in capture.about.get("steps", [])) for capture in pair.captures]
+    found.note("rate", "equal" if all(rates) else "unknown")
     found.note("axis", *about.get("mesh", {}), about.get("engine", ""), about.get("context") or "")
     for later_stage in later:
         if later_stage.wrong:
             found.note("later", later_stage.kind)
-    if stage.kind in (*FILES, "update"):
-        _look_at_tensors(pair, stage, found)
+    if stage.kind in (*FILES, "update", "initial weights", "buffers"):
+        _look_at_names(pair, stage, found)
+        look_at_tensors(pair, stage, found)
         _disagreements(pair, stage.step, found)
     elif stage.kind == "norm":
         _look_at_norm(pair, stage, found)
@@ -69,140 +77,23 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
     return found
 
 
+def _of_the_gradient(pair: Pair, stage: Stage) -> list[str]:
+    """Return whether the gradient before the stage is known, and thus equal."""
+    known = all(capture.tensors(f"step{stage.step}/gradients") for capture in pair.captures)
+    return ["equal" if known else "unknown"] if stage.kind != "gradient" else []
+
+
 def _also_the_gradient(pair: Pair, step: int, found: Evidence) -> None:
     names = pair.reference.tensors(f"step{step}/gradients").names
     if step == 0 and names:
         fit_parts(pair, names, pair.actual.tensors(f"step{step}/gradients").__getitem__, found, pair.fits)
 
 
-def _readers(pair: Pair, stage: Stage) -> tuple[Callable[[str], Tensor], Callable[[str], Tensor]]:
-    if stage.kind == "update":
-        return updates(pair.actual, stage.step), updates(pair.reference, stage.step)
-    name = f"step{stage.step}/{FILES[stage.kind]}"
-    return pair.actual.tensors(name).__getitem__, pair.reference.tensors(name).__getitem__
-
-
-def _look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
-    wrong = [row.name for row in stage.wrong]
-    found.note("names", "all" if len(wrong) == len(stage.rows) else "one" if len(wrong) == 1 else "some")
-    _look_at_names(pair, stage, found)
-    if any(row.note for row in stage.wrong):
-        found.note("pattern", "missing")
-        names = pair.reference.about.get("parameters", [])
-        if stage.kind == "optimizer state" and names and has_update(pair.actual, stage.step):
-            update = updates(pair.actual, stage.step)
-            found.note("update", "none" if not any(bool(update(name).any()) for name in names) else "some")
-        found.say("Some tensors are missing in one of the two trainings.")
-        return
-    actual, expected = _readers(pair, stage)
-    if any(not math.isfinite(row.apart) for row in stage.wrong):
-        found.note("pattern", "nan")
-        found.say(patterns.not_finite(wrong, actual, expected))
-        return
-    fits = {name: patterns.factor(actual(name), expected(name)) for name in wrong}
-    good = {name: fit.coefficients[0] for name, fit in fits.items() if fit.is_factor(pair.fits)}
-    zero = [name for name in wrong if not bool(actual(name).any())]
-    if len(zero) == len(wrong):
-        found.note("pattern", "zero")
-        found.say("The affected tensors are zero.")
-    elif len(good) == len(wrong):
-        look_at_factors(pair, good, found)
-    else:
-        _mixture(pair, stage, wrong, actual, expected, found)
-    if stage.kind == "clipped gradient":
-        own = pair.actual.tensors(f"step{stage.step}/gradients")
-        if all(name in own and _is_same(actual(name), own[name], pair.fits) for name in wrong[:3]):
-            found.note("pattern", "unclipped")
-            found.say("These are the gradients before clipping.")
-
-
-def _is_same(value: Tensor, other: Tensor, fits: float) -> bool:
-    fit = patterns.factor(value, other)
-    return abs(fit.coefficients[0] - 1) < fits and fit.rest < fits
-
-
-def _mixture(
-    pair: Pair,
-    stage: Stage,
-    wrong: list[str],
-    actual: Callable[[str], Tensor],
-    expected: Callable[[str], Tensor],
-    found: Evidence,
-) -> None:
-    """Look for sums of other parts, then for a part of the rows that differ."""
-    if stage.kind == "gradient" and stage.step == 0 and fit_parts(pair, wrong, actual, found, pair.fits):
-        return
-    before = pair.reference.tensors(f"step{stage.step - 1}/gradients")
-    if stage.kind == "gradient" and before:
-        fit = patterns.combination(wrong, actual, [expected, before.__getitem__])
-        if fit.rest < pair.fits:
-            found.note("pattern", "stale")
-            found.say(f"The gradient still contains {fit.coefficients[1]:.4g} times that of the previous step.")
-            return
-    weights = pair.reference.tensors(f"step{stage.step - 1}/weights" if stage.step else "initial")
-    if stage.kind in ("optimizer state", "update", "clipped gradient", "gradient") and weights:
-        # Of Adam's state the first moment shows what is added to the gradient.
-        names = [
-            name
-            for name in wrong
-            if not name.endswith("//exp_avg_sq")
-            and (parameter := name.split("//")[0]) in weights
-            and weights[parameter].shape == expected(name).shape
-        ]
-        fit = patterns.combination(names, actual, [expected, lambda name: weights[name.split("//")[0]]])
-        if fit.rest < pair.fits:
-            found.note("pattern", "decay")
-            found.say(f"The difference is {fit.coefficients[1]:.4g} times the weights.")
-            return
-    _rows(stage, wrong, actual, expected, pair, found)
-
-
-def _rows(
-    stage: Stage,
-    wrong: list[str],
-    actual: Callable[[str], Tensor],
-    expected: Callable[[str], Tensor],
-    pair: Pair,
-    found: Evidence,
-) -> None:
-    name = wrong[0]
-    row = next(row for row in stage.rows if row.name == name)
-    value, other = actual(name).double(), expected(name).double()
-    limit = row.limit * float(other.abs().max())
-    for dim, indices in patterns.spans(value, other, limit)[:1]:
-        found.note("pattern", "rows")
-        text = patterns.ranges(indices)
-        fit = patterns.factor(value.index_select(dim, _index(indices)), other.index_select(dim, _index(indices)))
-        if fit.is_factor(pair.fits):
-            name_factor(pair, fit.coefficients[0], found, f"{name}[{text}] along dimension {dim}")
-        else:
-            found.say(f"{name} differs only at indices {text} (of {value.shape[dim]}) along dimension {dim}.")
-        return
-    if patterns.is_permuted(value, other, limit):
-        found.note("pattern", "permuted")
-        found.say(f"{name} has the reference's rows in a different order.")
-        return
-    found.note("pattern", "none")
-    if not bool(other.any()):
-        found.say(f"{name} is zero in the reference.")
-        return
-    fit = patterns.factor(value, other)
-    found.say(
-        "Neither a factor nor a sum of parts explains the difference; the best factor, "
-        f"{fit.coefficients[0]:.4g}, leaves a relative error of {fit.rest:.1e}."
-    )
-
-
-def _index(indices: list[int]) -> Tensor:
-    import torch
-
-    return torch.tensor(indices)
-
-
 def _look_at_names(pair: Pair, stage: Stage, found: Evidence) -> None:
     """Note the classes of the modules of the affected parameter that the backward pass reaches first."""
     modules, ranks = pair.reference.about.get("modules"), pair.reference.ranks(stage.step)
     names = [row.parameter for row in stage.wrong]
+    found.note("keys", *(name.rpartition(".")[2] for name in names))
     if not modules or not ranks:
         return
     order = ranks[0].order
@@ -216,6 +107,8 @@ def _look_at_names(pair: Pair, stage: Stage, found: Evidence) -> None:
     after = [name for name in right if order.get(owner(name), -1) > order.get(owners[latest], -1)]
     if stage.kind == "gradient" and after and len(names) > 1:
         found.note("backward", "from within")
+        chain = [name for name in right if -1 < order.get(owner(name), -1) < order.get(owners[latest], -1)]
+        found.note("backward", *["all from there"] * (not chain))
         following = min(after, key=lambda name: order.get(owner(name), -1))
         found.note("follows", *modules.get(owner(following), []))
         found.say(f"The backward pass is right down to {following} and wrong from {latest} on.")

@@ -1,24 +1,39 @@
-"""Meanings of a factor between the tensors of two trainings: a number of ranks, of micro-batches, or its inverse."""
+"""What a factor between the tensors of two trainings can be: a number of ranks or micro-batches, a loss scale"""
 
 import math
+from fractions import Fraction
+from itertools import combinations
 from typing import TYPE_CHECKING
 
-from shardlab.diagnosis.pair import Pair
+from shardlab.diagnosis import patterns
+from shardlab.diagnosis.pair import Pair, Stage
+from shardlab.diagnosis.stages import has_update, updates
 
 if TYPE_CHECKING:
     from shardlab.diagnosis.evidence import Evidence
 
+SMALLEST_SCALE = 2**8
+"""From this power of two on a factor is a loss scale, unless it is one of the given numbers."""
+DENOMINATOR = 32
+"""Largest denominator of a fraction that a page shows."""
+WINDOW = 64
+"""Most micro-batches of which a factor can be a part."""
 
-def look_at_factors(pair: Pair, factors: dict[str, float], found: "Evidence") -> None:
-    """Say by which factor each tensor differs, if one fits it."""
+
+def look_at_factors(pair: Pair, stage: Stage, factors: dict[str, float], found: "Evidence", rest: float) -> None:
+    """Say by which factor each tensor differs, if one fits it; ``rest``: the most that one leaves of a difference."""
     low, high = min(factors.values()), max(factors.values())
-    if abs(high - low) <= max(1e-3, pair.fits) * max(abs(low), abs(high)):
+    times = (low + high) / 2
+    found.say(f"A factor explains each affected tensor: this leaves at most {rest:.1g} of the difference.")
+    if high - low <= min(pair.near * abs(times), pair.fits * abs(times - 1)):
         found.note("pattern", "factor")
-        name_factor(pair, (low + high) / 2, found, "Each affected tensor")
+        name_factor(pair, times, found, "Each affected tensor")
+        if stage.kind == "update":
+            _of_updates(pair, stage, [*factors], times, found)
         return
     keys = {name.rpartition("//")[2] for name in factors if "//" in name}
     own = {key: [times for name, times in factors.items() if name.endswith(f"//{key}")] for key in keys}
-    if {*keys} == {"exp_avg", "exp_avg_sq"} and _squares(own["exp_avg"], own["exp_avg_sq"], pair.fits):
+    if {*keys} == {"exp_avg", "exp_avg_sq"} and _squares(own["exp_avg"], own["exp_avg_sq"], pair.near):
         found.note("pattern", "gradient's factor")
         name_factor(pair, own["exp_avg"][0], found, "The gradient that went into the optimizer state")
         return
@@ -27,16 +42,57 @@ def look_at_factors(pair: Pair, factors: dict[str, float], found: "Evidence") ->
     found.say(f"The affected tensors have different factors: {listed}.")
 
 
-def _squares(first: list[float], second: list[float], fits: float) -> bool:
+def _squares(first: list[float], second: list[float], near: float) -> bool:
     """Return whether all of the second are the square of all of the first: moments of a scaled gradient."""
-    near = max(1e-3, fits)
     return all(abs(times - first[0]) <= near * abs(first[0]) for times in first) and all(
         abs(times - first[0] ** 2) <= near * first[0] ** 2 for times in second
     )
 
 
+def _of_updates(pair: Pair, stage: Stage, names: list[str], times: float, found: "Evidence") -> None:
+    """Say by which factor the updates of the other steps differ, and whether the weights are an average."""
+    steps = [step for step in pair.steps if all(has_update(capture, step) for capture in pair.captures)][:8]
+    shown = []
+    for step in steps:
+        fit = patterns.combination(names, updates(pair.actual, step), [updates(pair.reference, step)])
+        shown.append(f"step {step} {_number(fit.coefficients[0])}" + (f" (leaves {fit.rest:.0e})" * (fit.rest > 1e-3)))
+    if len(shown) > 1:
+        found.say(f"The updates' best factor: {', '.join(shown)}; after the first difference the weights differ, too.")
+    later = [step for step in steps if step > stage.step]
+    if not 0 < times < 1:
+        found.note("average", "no")
+    elif not later or stage.step != pair.steps[0]:
+        found.note("average", "unknown")
+    else:
+        is_average = _is_average(pair, later[0], names, times)
+        found.note("average", "yes" if is_average else "no")
+        if is_average:
+            found.say(f"The weights are {1 - times:.6g} times those before plus {times:.6g} times the reference's.")
+
+
+def _is_average(pair: Pair, step: int, names: list[str], part: float) -> bool:
+    """Return whether an update moves the weights by a part of their distance from the reference's."""
+    before, after = pair.actual.tensors(f"step{step - 1}/weights"), pair.reference.tensors(f"step{step}/weights")
+    fit = patterns.combination(
+        names, updates(pair.actual, step), [lambda name: after[name].double() - before[name].double()]
+    )
+    return fit.rest < pair.fits and abs(fit.coefficients[0] - part) <= pair.fits * part
+
+
 def candidates(pair: Pair) -> dict[str, tuple[float, str]]:
     """Return what a factor can be: its name for people, its value, and its kind for causes."""
+    found: dict[str, tuple[float, str]] = {}
+    for name, (value, kind) in _given(pair).items():
+        found |= {name: (value, kind), f"1 / {name}": (1 / value, f"1/{kind}")}
+        found |= {
+            f"the square of {name}": (value**2, f"{kind}^2"),
+            f"the square root of {name}": (value**0.5, f"root {kind}"),
+        }
+    return found
+
+
+def _given(pair: Pair) -> dict[str, tuple[float, str]]:
+    """Return the numbers above 1 that are known of a training, and their kinds."""
     about = pair.actual.about
     mesh = about.get("mesh", {})
     numbers = {f"the number of ranks along {axis}": (float(degree), "ranks") for axis, degree in mesh.items()}
@@ -44,23 +100,41 @@ def candidates(pair: Pair) -> dict[str, tuple[float, str]]:
     numbers |= {"the total number of ranks": (float(world), "ranks")}
     numbers |= {"the number of micro-batches": (float(about.get("accumulation") or 1), "microbatches")}
     numbers |= {"the pipeline's number of micro-batches": (float(about.get("chunks") or 1), "microbatches")}
+    return {name: each for name, each in numbers.items() if each[0] > 1}
+
+
+def _composed(pair: Pair) -> dict[str, tuple[float, str]]:
+    """Return products and quotients of the given numbers, and parts of a window of micro-batches."""
     found: dict[str, tuple[float, str]] = {}
-    for name, (value, kind) in numbers.items():
-        if value > 1:
-            found |= {name: (value, kind), f"1 / {name}": (1 / value, f"1/{kind}")}
-            found |= {
-                f"the square of {name}": (value**2, f"{kind}^2"),
-                f"the square root of {name}": (value**0.5, f"root {kind}"),
-            }
+    given = _given(pair)
+    for (name, (value, _)), (other, (number, _)) in combinations(given.items(), 2):
+        both = f"{name} times {other}"
+        found |= {both: (value * number, "product"), f"1 / ({both})": (1 / value / number, "product")}
+        found |= {f"{name} / {other}": (value / number, "product"), f"{other} / {name}": (number / value, "product")}
+    for name, (value, kind) in given.items():
+        if kind == "microbatches" and value <= WINDOW:
+            found |= {f"{part} / {name}": (part / value, "window") for part in range(2, int(value))}
     return found
 
 
 def name_factor(pair: Pair, times: float, found: "Evidence", what: str) -> None:
     """Say what a factor can be."""
-    near = max(1e-3, pair.fits)
-    named = [(name, kind) for name, (value, kind) in candidates(pair).items() if abs(times - value) < near * value]
-    found.note("factor", *(kind for _, kind in named))
+    named: list[tuple[str, str]] = []
+    for meanings, near in ((candidates(pair), pair.near), (_composed(pair), min(pair.near, 1e-3))):
+        named = named or [(name, kind) for name, (value, kind) in meanings.items() if abs(times - value) < near * value]
+    scale = round(math.log2(times)) if times > 0 else 0
+    if not named and 2 ** abs(scale) >= SMALLEST_SCALE and abs(times / 2.0**scale - 1) < 1e-3:
+        named = [(f"2^{scale}, as of a loss scale", "loss scale")]
+    found.note("factor", *(kind for _, kind in named) if named else ("unnamed",))
     found.note("factor", "above 1" if times > 1 else "below 1")
     found.note("by", *(name for name, _ in named))
     means = " or ".join(name for name, _ in named)
-    found.say(f"{what} is {times:.6g} times the reference's." + (f" The factor is {means}." if means else ""))
+    found.say(f"{what} is {_number(times)} times the reference's." + (f" The factor is {means}." if means else ""))
+
+
+def _number(times: float) -> str:
+    """Return a factor as text, with the fraction that it is."""
+    fraction = Fraction(times).limit_denominator(DENOMINATOR) if math.isfinite(times) else Fraction(0)
+    is_fraction = fraction.denominator > 1 and abs(float(fraction) - times) < 1e-5 * abs(times)
+    is_short = f"{times:.6g}" == f"{times:.2g}"
+    return f"{times:.6g}" + (f" ({fraction})" if is_fraction and not is_short else "")

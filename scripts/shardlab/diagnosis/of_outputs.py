@@ -1,13 +1,14 @@
 """How what ranks read, and what their modules return, differs: at which samples, positions and features."""
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from shardlab.diagnosis import patterns
-from shardlab.diagnosis.outputs import Where
-from shardlab.diagnosis.pair import Pair, Stage
+from shardlab.diagnosis.outputs import Where, distance
+from shardlab.diagnosis.pair import LIMITS, Pair, Stage
 
 if TYPE_CHECKING:
     from shardlab.diagnosis.evidence import Evidence
@@ -108,35 +109,83 @@ def _padded(pair: Pair) -> set[int]:
 
 
 def _values(pair: Pair, stage: Stage, where: Where, found: "Evidence") -> None:
-    """Note how the values differ: a factor, a constant for each feature, shifted, zeros at other places, permuted."""
-    actual = torch.cat([value.flatten() for value, _ in where.values])
-    expected = torch.cat([value.flatten() for _, value in where.values])
+    """Note how the values of the ranks and micro-batches that differ do: by a factor, a bias, their own statistics,
+    zeros at other places, another order, or by nothing of this.
+    """
+    row = stage.wrong[0]
+    limit = row.limit * max(_largest(other) for _, other in where.values)
+    wrong = [(value, other) for value, other in where.values if _differ(value, other, limit)]
+    actual, expected = (torch.cat([each[side].flatten() for each in wrong]) for side in (0, 1))
     if not bool(torch.isfinite(actual).all()):
         found.note("pattern", "nan")
         return
     fit = patterns.factor(actual, expected)
     affine = _affine(actual, expected, pair.fits)
-    row, (value, other) = stage.wrong[0], where.values[0]
-    module = row.module
+    value, other = wrong[0]
     if stage.kind == "batch":
         _batch(value, other, found)
+    bias = _bias(pair, row.module, wrong, limit)
     if fit.is_factor(pair.fits):
         found.note("pattern", "factor")
         found.say(f"The values are {fit.coefficients[0]:.6g} times the reference's.")
     elif stage.kind == "batch" and affine is not None:
         found.note("pattern", "scaled")
         found.say(f"The values are {affine[0]:.6g} times the reference's plus {affine[1]:.6g}.")
-    elif (times := _bias(pair, module, value - other)) is not None:
-        found.note("pattern", "bias")
-        found.say(f"In each row, the difference is {times:.4g} times {module}.bias.")
-    elif _other_zeros(value, other):
+    elif bias.rest < pair.fits:
+        found.note("pattern", "bias" if bias.coefficients[0] > 0 else "bias left out")
+        found.say(
+            f"In each row that differs, the difference is {bias.coefficients[0]:.4g} times {row.module}.bias (this "
+            f"leaves {bias.rest:.1g} of it)."
+        )
+    elif stage.kind == "output" and _has_own_statistics(where.values, pair.limit(LIMITS)):
+        found.note("pattern", "own statistics")
+        found.say(
+            "In each rank's samples of a micro-batch, every feature has the mean that it has in the reference's whole "
+            "batch: each rank normalizes its own samples."
+        )
+    elif all(_other_zeros(*each) for each in wrong):
         found.note("pattern", "zeros")
         found.say("Zeros are in different places.")
-    elif patterns.is_permuted(value, other, row.limit * float(other.abs().max())):
+    elif all(patterns.is_permuted(*each, limit) for each in wrong):
         found.note("pattern", "permuted")
         found.say("The rows are the reference's in a different order.")
     else:
         found.note("pattern", "none")
+        found.exclude("a factor", fit.left)
+        if math.isfinite(bias.rest):
+            found.exclude(f"a multiple of {row.module}.bias", bias.rest)
+        for pattern in ("each rank's own statistics", "zeros in other places", "rows in another order"):
+            found.exclude(pattern, math.inf)
+
+
+def _largest(value: Tensor) -> float:
+    finite = value[torch.isfinite(value)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _differ(value: Tensor, other: Tensor, limit: float) -> bool:
+    return bool((~(distance(value, other) <= limit)).any())
+
+
+def _has_own_statistics(values: list[tuple[Tensor, Tensor]], near: float) -> bool:
+    """Return whether each feature has one mean in all ranks and micro-batches, that of the reference's whole batch, but
+    in the reference's same samples other ones: as after a batch norm.
+    """
+    if len(values) < 2 or values[0][0].dim() < 2:
+        return False
+    for dim in {1, values[0][0].dim() - 1}:
+        if len({value.shape[dim] for value, _ in values}) > 1:
+            continue
+        own, others = (
+            torch.stack([each[side].movedim(dim, 0).flatten(1).mean(1) for each in values]) for side in (0, 1)
+        )
+        sizes = torch.tensor([float(len(value)) for value, _ in values]).double()
+        whole = (others * sizes[:, None]).sum(0) / sizes.sum()
+        unit = max(float(other.std(correction=0)) for _, other in values) * near
+        varies = any(float(value.std(correction=0)) > unit for value, _ in values)
+        if varies and float((own - whole).abs().max()) <= unit < 0.1 * float((others - whole).abs().max()):
+            return True
+    return False
 
 
 def _affine(actual: Tensor, expected: Tensor, fits: float) -> tuple[float, float] | None:
@@ -145,16 +194,15 @@ def _affine(actual: Tensor, expected: Tensor, fits: float) -> tuple[float, float
     return (1 + fit.coefficients[0], fit.coefficients[1]) if fit.rest < fits else None
 
 
-def _bias(pair: Pair, module: str, off: Tensor) -> float | None:
-    """Return how many times too often a module's bias was added; None if that is not the difference."""
+def _bias(pair: Pair, module: str, wrong: list[tuple[Tensor, Tensor]], limit: float) -> patterns.Fit:
+    """Return how many times too often a module's bias was added in the rows that differ."""
     initial = pair.reference.tensors("initial")
-    if f"{module}.bias" not in initial:
-        return None
-    bias = initial[f"{module}.bias"].double()
-    if bias.shape[-1] != off.shape[-1]:
-        return None
-    fit = patterns.factor(off, bias.expand_as(off))
-    return fit.coefficients[0] if fit.rest < pair.fits else None
+    name = f"{module}.bias"
+    if name not in initial or initial.shape(name)[-1] != wrong[0][0].shape[-1]:
+        return patterns.Fit([float("nan")], float("inf"))
+    off = torch.cat([(value - other).flatten(0, -2) for value, other in wrong])
+    off = off[(off.abs() > limit).any(1)]
+    return patterns.multiple([name], lambda _: off, lambda _: initial[name].double().expand_as(off))
 
 
 def _batch(value: Tensor, other: Tensor, found: "Evidence") -> None:

@@ -52,12 +52,12 @@ def rows(pair: Pair, step: int, kinds: tuple[str, ...]) -> Iterator[Row]:
                     if placed is None:
                         continue
                     value, expected, positions, features = placed
-                    away = _larger(away, _off(value, expected))
+                    away = _larger(away, distance(value, expected))
                     size = max(size, _most(expected[torch.isfinite(expected)].abs()))
                     if twin:
                         samples = rank.samples(micro)
                         moved, unmoved = (each.rows(kind, name, samples) for each in (twin, whole))
-                        of_twin = max(of_twin, _most(_off(moved, unmoved)))
+                        of_twin = max(of_twin, _most(distance(moved, unmoved)))
                     where.values.append((value, expected))
                     places.append((rank, micro, positions, features))
             if places:
@@ -66,7 +66,7 @@ def rows(pair: Pair, step: int, kinds: tuple[str, ...]) -> Iterator[Row]:
                 row = Row(shown, away / unit, max(pair.limit(LIMITS), MULTIPLE * of_twin / unit), "", where)
                 if row.differs:
                     for place, (value, expected) in zip(places, where.values, strict=True):
-                        _note(where, *place, _off(value, expected), row.limit * unit)
+                        _note(where, *place, distance(value, expected), row.limit * unit)
                 yield row
 
 
@@ -143,7 +143,7 @@ def _placed(
         return None
     if len(parts) > 1:
         totals = torch.stack([part[keep].double() for part in parts]).sum(0)
-        value = min(totals, totals / len(parts), key=lambda each: _most(_off(each, expected)))
+        value = min(totals, totals / len(parts), key=lambda each: _most(distance(each, expected)))
     positions: Tensor | None = None
     features: Tensor | None = None
     last = value.dim() - 1
@@ -233,7 +233,7 @@ def _tensor_parallel(rank: RankStep) -> tuple[int, int]:
     return rank.mesh.get("tp", 1), rank.place.get("tp", 0)
 
 
-def _off(value: Tensor, expected: Tensor) -> Tensor:
+def distance(value: Tensor, expected: Tensor) -> Tensor:
     """Return absolute differences: 0 also where both are the same infinity, such as masked scores."""
     return (value - expected).abs().masked_fill(value == expected, 0.0)
 

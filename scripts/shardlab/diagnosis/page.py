@@ -33,7 +33,7 @@ class Diagnosis:
             return f"Nothing differs in {_counted(self.pair.steps)}."
         wrong, rows = self.first.wrong, self.first.rows
         count = f"{len(wrong)} of {len(rows)}, first {wrong[0].name}" if len(rows) > 1 else wrong[0].name
-        usual = f"; usual cause: {self.causes[0].cause}" if self.causes else ""
+        usual = f"; usual cause: {self.causes[0].cause}" if self.causes else "; no known pattern"
         return f"First difference: {where(self.first)}, {self.first.kind} ({count}){usual}."
 
 
@@ -107,7 +107,8 @@ def _tensors(stage: Stage) -> list[str]:
 
 def _causes(found: Diagnosis) -> list[str]:
     if not found.causes:
-        return ["None of the known patterns fits."]
+        excluded = found.evidence.excluded
+        return ["No known pattern explains the difference." + f" Excluded: {'; '.join(excluded)}." * bool(excluded)]
     return [
         f"{number}. **{cause.cause}**: {cause.says} Check: {cause.look}" for number, cause in enumerate(found.causes, 1)
     ]

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from shardlab.diagnosis.capture_files import KINDS, Capture
 from shardlab.diagnosis.patterns import ranges
 from shardlab.errors import UserError
@@ -16,6 +19,8 @@ LIMITS = {"F64": 1e-9, "F32": 1e-3, "F16": 5e-2, "BF16": 5e-2}
 SCALARS = {"F64": 1e-9, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
 FITS = {"F64": 1e-4, "F32": 2e-2, "F16": 2e-2, "BF16": 2e-2}
 """Largest rest of a fit that holds, relative to the fitted values (in float64 rests are below 1e-9)."""
+FACTORS = {"F64": 1e-3, "F32": 1e-3, "F16": 2e-2, "BF16": 2e-2}
+"""How near to a number a factor must be to mean it, and the factors of several tensors to be the same."""
 EPSILONS = {"F64": 2.2e-16, "F32": 1.2e-7, "F16": 9.8e-4, "BF16": 7.8e-3}
 COARSE = {"F16", "BF16"}
 MULTIPLE = 10.0
@@ -122,7 +127,7 @@ class Pair:
     def limits(self, dtypes: dict[str, float], file: str) -> Callable[[str], float]:
         """Return a function from the name of a tensor to its limit, for a file that both have."""
         files = [capture.tensors(file) for capture in self.captures]
-        return lambda name: _coarsest(dtypes, self._trained | {each.dtype(name) for each in files})
+        return lambda name: _coarsest(dtypes, self._trained | {each.dtype(name) for each in files if name in each})
 
     @property
     def _trained(self) -> set[str]:
@@ -138,6 +143,19 @@ class Pair:
     def fits(self) -> float:
         """Largest rest of a fit that holds."""
         return self.limit(FITS, *(f"step{step}/{kind}" for step in self.steps[:1] for kind in KINDS))
+
+    @cached_property
+    def near(self) -> float:
+        """How near factors are that are the same, relative to them."""
+        return self.limit(FACTORS, *(f"step{step}/{kind}" for step in self.steps[:1] for kind in KINDS))
+
+    def gradients(self, capture: Capture, file: str) -> Callable[[str], Tensor]:
+        """Return what reads a file of gradients: 0 for a parameter that has one only in the other training."""
+        own = capture.tensors(file)
+        if capture is self.twin or not file.endswith(("gradients", "clipped")):
+            return own.__getitem__
+        others = (self.reference if capture is self.actual else self.actual).tensors(file)
+        return lambda name: own[name] if name in own or name not in others else torch.zeros_like(others[name])
 
 
 def _coarsest(dtypes: dict[str, float], found: set[str]) -> float:

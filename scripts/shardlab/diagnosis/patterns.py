@@ -1,9 +1,11 @@
 """How tensors differ from those that they should equal: a factor, a sum of other parts, other rows, nothing that fits.
 
 All fits are least squares over the affected tensors; what is left after one, relative to what is explained, tells
-whether it holds.
+whether it holds. What is added to the reference must explain the difference from it: the tensor itself is mostly
+explained by the reference, whatever is added.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -22,6 +24,13 @@ class Fit:
     coefficients: list[float]
     rest: float
 
+    @property
+    def left(self) -> float:
+        """What a single factor leaves of the difference, not of the tensor."""
+        times = self.coefficients[0]
+        explained = (1 - 1 / times) * max(0.0, 1 - self.rest**2) ** 0.5 if times else 1.0
+        return self.rest / (math.hypot(explained, self.rest) or 1.0)
+
     def is_factor(self, limit: float) -> bool:
         """Return whether a single factor explains the difference: near 1 it explains the tensor in any case."""
         return self.rest < limit * min(1.0, abs(self.coefficients[0] - 1))
@@ -35,6 +44,32 @@ def factor(actual: Tensor, expected: Tensor) -> Fit:
         return Fit([float("nan")], float("inf"))
     times = float(value @ other) / square
     return Fit([times], float((value - times * other).norm()) / (float(value.norm()) or square**0.5))
+
+
+def multiple(names: Iterable[str], off: Read, term: Read, noise: Callable[[str], float] = lambda name: 0.0) -> Fit:
+    """Return by how much of ``term`` tensors differ, the same for all of them; ``rest``: the largest of a tensor.
+
+    ``noise``: norm of a tensor's rounding. Tensors whose difference is not ten times that do not count.
+    """
+    names = [name for name in names if float(off(name).norm()) > 10 * noise(name)]
+    pairs = [(off(name).double().flatten(), term(name).double().flatten()) for name in names]
+    square = sum(float(other @ other) for _, other in pairs)
+    if not square or not math.isfinite(square):
+        return Fit([float("nan")], float("inf"))
+    times = sum(float(value @ other) for value, other in pairs) / square
+    return Fit([times], max(float((value - times * other).norm() / value.norm()) for value, other in pairs))
+
+
+def rounded_to(value: Tensor, expected: Tensor) -> str | None:
+    """Return the dtype of lower precision in which a tensor is the other one: it has only values of that dtype."""
+    if not value.is_floating_point():
+        return None
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        limits = torch.finfo(dtype)
+        has_only_these = limits.bits < torch.finfo(value.dtype).bits and torch.equal(value.to(dtype).to(value), value)
+        if has_only_these and torch.allclose(value.double(), expected.double(), limits.eps, limits.tiny):
+            return str(dtype).removeprefix("torch.")
+    return None
 
 
 def combination(names: Iterable[str], actual: Read, terms: list[Read]) -> Fit:

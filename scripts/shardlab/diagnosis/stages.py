@@ -13,6 +13,9 @@ from shardlab.diagnosis.capture_files import Capture, Tensors
 from shardlab.diagnosis.pair import EPSILONS, FLOOR, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
 from shardlab.errors import UserError
 
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+"""Names of tensors that a forward pass of PyTorch's modules changes."""
+
 
 def stages(pair: Pair) -> Iterator[Stage]:
     """Yield the stages of all steps that both captures have."""
@@ -123,12 +126,18 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
             missing = missing or [each for each in pairs[0].names if each not in pairs[1]]
             if missing and kind == "optimizer":
                 yield Row(missing[0], float("inf"), 1.0, "missing in one of the two")
-            elif missing:
+            elif missing and not _is_subset(*pairs):
                 _same_names(pair, name)
             names = [each for each in pairs[1].names if each in pairs[0]]
-            yield from _whole(pair, name, names)
+            yield from _whole(pair, name, names if kind == "optimizer" else [*dict.fromkeys([*names, *missing])])
 
     return rows
+
+
+def _is_subset(*files: Tensors) -> bool:
+    """Return whether one file has all names of the other, and some: the others are of parameters without gradient."""
+    names, others = ({*file.names} for file in files)
+    return bool(names & others) and (names <= others or others <= names)
 
 
 def updates(capture: Capture, step: int) -> Callable[[str], Tensor]:
@@ -167,20 +176,20 @@ def _weights(pair: Pair, step: int) -> Iterator[Row]:
         has_update(capture, step) for capture in pair.captures
     ):
         _same_names(pair, name)
-        yield from _whole(pair, name, pair.reference.tensors(name).names)
+        yield from _whole(pair, name, _parameters(pair, step))
 
 
 def _buffers(pair: Pair, step: int) -> Iterator[Row]:
     name = f"step{step}/weights"
     after = [capture.tensors(name) for capture in pair.captures]
-    if all(after) and "parameters" in pair.reference.about:
-        parameters = {*pair.reference.about["parameters"]}
+    if all(after):
+        parameters = {*_parameters(pair, step)}
         yield from _whole(pair, name, [each for each in after[1].names if each not in parameters])
 
 
 def _whole(pair: Pair, name: str, names: list[str]) -> Iterator[Row]:
     """Compare tensors of a file of both."""
-    yield from compare(names, pair, lambda capture: capture.tensors(name).__getitem__, pair.limits(LIMITS, name))
+    yield from compare(names, pair, lambda capture: pair.gradients(capture, name), pair.limits(LIMITS, name))
 
 
 def _same_names(pair: Pair, file: str) -> None:
@@ -199,8 +208,14 @@ def _same_names(pair: Pair, file: str) -> None:
 
 
 def _parameters(pair: Pair, step: int) -> list[str]:
-    known: list[str] = pair.reference.about.get("parameters") or pair.reference.tensors(f"step{step}/weights").names
-    return known
+    """Return the names of what an optimizer updates; in a dump all weights but those that it cannot be."""
+    known: list[str] | None = pair.reference.about.get("parameters")
+    weights = pair.reference.tensors(f"step{step}/weights")
+    return known or [
+        name
+        for name in weights.names
+        if name.rpartition(".")[2] not in BUFFERS and not weights.dtype(name).startswith(("I", "U", "BOOL"))
+    ]
 
 
 def has_update(capture: Capture, step: int) -> bool:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from shardlab.errors import IN_LOG, UserError
+from shardlab.errors import IN_LOG, UserError, remedy
 from shardlab.files import no_room, read_json, sha256, write_json
 from shardlab.launch import slurm
 from shardlab.records import done as done_file
@@ -182,17 +182,26 @@ class AttemptLog:
         """Return the file with an attempt's output."""
         return self.folder / LOGS / f"{attempt.number:03d}.log"
 
-    def stopped(self) -> str | None:
-        """Return why the last attempt saved and stopped, if it did."""
-        stop_signal = reversed(metrics.read(self.folder / metrics.NAME))
-        last = next((record for record in stop_signal if record["kind"] != "usage"), None)
-        return last["why"] if last and last["kind"] == "stopped" else None
+    def stopped(self, attempt: Attempt) -> str | None:
+        """Return why an attempt saved and stopped, if it did."""
+        records = [record for record in metrics.read(self.folder / metrics.NAME) if record["kind"] != "usage"]
+        started = [record.get("number") for record in records if record["kind"] == "attempt"]
+        # An attempt that failed before its first step left the records of the one before it.
+        if not started or started[-1] != attempt.number or records[-1]["kind"] != "stopped":
+            return None
+        return str(records[-1]["why"])
+
+    def error(self, attempt: Attempt) -> str | None:
+        """Return the sentence with which one of an attempt's ranks ended, if one did."""
+        log = self.log(attempt)
+        found = IN_LOG.search(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
+        return found[1] if found else None
 
     def sentence(self, attempt: Attempt, status: int) -> str:
         """Return the one-line reason why an attempt failed, from the output of its ranks."""
+        if error := self.error(attempt):
+            return error
         text = self.log(attempt).read_text(encoding="utf-8", errors="replace")
-        if found := IN_LOG.search(text):
-            return found[1]
         if killed := KILLED.search(text):
             who, number = f"rank {killed[1]}", int(killed[2])
         elif status < 0 or status > KILLED_IN_SHELL:
@@ -202,9 +211,9 @@ class AttemptLog:
         return f"{who} was killed by signal {number} ({signal.strsignal(number)}); see {self.log(attempt)}"
 
     def _end(self, attempt: Attempt, why: str) -> None:
-        stop_signal = metrics.read(self.folder / metrics.NAME)
-        started = [record for record in stop_signal if record["kind"] == "attempt"]
-        steps = [record["step"] for record in stop_signal if record["kind"] == "train"]
+        records = metrics.read(self.folder / metrics.NAME)
+        started = [record for record in records if record["kind"] == "attempt"]
+        steps = [record["step"] for record in records if record["kind"] == "train"]
         saved = manifest.saved(self.folder)
         if len(started) and started[-1].get("number") == attempt.number:
             attempt.from_step, attempt.first_step_at = started[-1]["step"], started[-1].get("time")
@@ -235,4 +244,4 @@ def initial_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        raise UserError(f"{path} is missing; make it with: snakemake {path}.") from None
+        raise UserError(f"{path} is missing; {remedy('make it', path)}.") from None

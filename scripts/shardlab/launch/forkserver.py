@@ -57,7 +57,6 @@ def delegate() -> None:
     folder = os.environ.get(ADDRESS)
     if not folder or forks.served is not None:
         return
-    driver = signals.snakemake_of(os.getpid())
     try:
         connection = connect(Path(folder))
     except OSError:
@@ -73,7 +72,7 @@ def delegate() -> None:
     before = {number: signal.signal(number, forward) for number in FORWARDED}
     began = answer = b""
     try:
-        _send_request(connection, driver)
+        _send_request(connection)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         began = connection.recv(1)
         answer = connection.recv(4, socket.MSG_WAITALL)
@@ -83,8 +82,10 @@ def delegate() -> None:
         _end(*struct.unpack("!i", answer))
     if received:
         _end(-received[0])
-    if (began or driver) and signals.snakemake_of(os.getpid()) is None:
-        sys.exit("error: the process that forked the job died, and so did Snakemake; run the same command again.")
+    ended = signals.driver_ended()
+    if ended or (began and ended is None):
+        other = ", and so did Snakemake" if ended else ""
+        sys.exit(f"error: the process that forked the job died{other}; run the same command again.")
     for number, handler in before.items():
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
@@ -112,8 +113,8 @@ def connect(folder: Path) -> socket.socket:
     return connection
 
 
-def _send_request(connection: socket.socket, driver: int | None) -> None:
-    request = {"words": sys.argv, "folder": str(Path.cwd()), "environment": dict(os.environ), "driver": driver}
+def _send_request(connection: socket.socket) -> None:
+    request = {"words": sys.argv, "folder": str(Path.cwd()), "environment": dict(os.environ)}
     text = json.dumps(request | {"code": [str(ROOT), sys.executable]}).encode()
     socket.send_fds(connection, [struct.pack("!i", len(text))], [0, 1, 2])
     connection.sendall(text)
@@ -291,6 +292,5 @@ def _job(
     os.environ.clear()
     os.environ.update(added | request["environment"])  # added: set by imports for themselves
     tempfile.tempdir = None  # depends on the environment
-    signals.driver = request["driver"]
     os.chdir(request["folder"])
     forks.run_script(request["words"])

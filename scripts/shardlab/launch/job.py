@@ -1,7 +1,6 @@
 """A job: a stage's program, started where the site says, waited for, and said of how it ended."""
 
 import argparse
-import os
 import re
 import signal
 import subprocess
@@ -9,7 +8,7 @@ import time
 from pathlib import Path
 
 from shardlab.data import store
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.files import ROOT, lock
 from shardlab.launch import commands, container, launchers, signals, slurm
 from shardlab.launch.attempts import AttemptLog
@@ -33,8 +32,6 @@ def main(description: str | None) -> int:
     parser.add_argument("--restart", action="store_true", help="train: start at the first step, ignoring checkpoints")
     parser.add_argument("--dry-run", action="store_true", help="print the shell lines and stop")
     args, others = parser.parse_known_args()
-    # A fork of a server gets it from its client, whose ancestor is Snakemake.
-    signals.driver = signals.driver or signals.snakemake_of(os.getpid())
 
     run = read_run(args.settings)
     image = image_of(run, args.image, dry_run=args.dry_run)
@@ -58,11 +55,11 @@ def main(description: str | None) -> int:
         return Child(run, what).run(command)
     if run.recipe.activation_checkpointing == "auto":
         raise UserError(
-            f"{args.settings} leaves activation_checkpointing to a plan; recreate it with: snakemake --force "
-            f"{args.settings}."
+            f"{args.settings} leaves activation_checkpointing to a plan; "
+            f"{remedy('recreate it', args.settings, '--force')}."
         )
     folder = args.settings.parent
-    patience = run.site.stop_seconds + 5
+    patience = 2 * run.site.stop_seconds + 5  # for the ranks of a call that has ended
     try:
         with lock(folder / ".lock", "trained", slurm.holder(), slurm.in_queue, patience) as descriptor:
             story = AttemptLog(run, folder, fingerprint, args.weights)
@@ -127,7 +124,9 @@ def train(
         command = commands.command(run, words, image, scope("train", run))
         print(f"{command.lines}\n\nattempt {attempt.number}; its output is in {story.log(attempt)}", flush=True)
         status = child.run(command, story.log(attempt))
-        stop_signal = child.stop_signal or story.stopped()
+        stop_signal = child.stop_signal or story.stopped(attempt)
+        if not story.stopped(attempt) and story.error(attempt):  # whatever was requested, this is what happened
+            stop_signal = None
         if status == 0 and story.finished() == story.identity:
             attempt.why = "finished"
         elif stop_signal:

@@ -21,7 +21,7 @@ from shardlab.files import read_json
 from shardlab.patches import snakemake_logging
 from shardlab.report.snakemake_jobs import seconds_by_rule
 
-GUESS = {"train": 12.0, "noise_floor_runs": 40.0, "evaluate": 6.0}
+GUESS = {"train": 12.0, "noise_floor": 40.0, "evaluate": 6.0}
 """Estimated seconds per job if none of its rule has ended yet, in this call or an earlier one; other rules: OTHERS."""
 OTHERS = 2.0
 SHOWN = ("Nothing to be done", "Complete log", "of an earlier call", "Shutting down", "Will exit")

@@ -2,7 +2,6 @@
 
 import shutil
 import statistics
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,7 +129,7 @@ def queue(folder: Path) -> dict[str, str]:
     if shutil.which("squeue") is None:
         return {}
     words = ["squeue", "--me", "--noheader", "--states=PENDING", f"--name={name_of(folder)}", "--format=%i|%k"]
-    listed = subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
+    listed = (slurm.answer_or_none(words) or "").splitlines()
     prefix = "rule_train_wildcards_"
     jobs = [line.split("|", 1) for line in listed]
     # Names of strategies and workloads may contain underscores: the last one separates them, which is enough for a

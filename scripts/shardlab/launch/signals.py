@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
@@ -21,8 +22,8 @@ DRIVER_ENDED = "Snakemake ended"
 """Reason to stop a training whose Snakemake has ended."""
 TORCHRUN = "SHARDLAB_TORCHRUN"
 """Environment variable with the process id of the torchrun that started a rank."""
-driver: int | None = None
-"""Process id of the Snakemake that this process works for: set when a job begins (job.py)."""
+DRIVER = "SHARDLAB_DRIVER"
+"""Environment variable that names the Snakemake process whose job this is: process id, start time and boot."""
 _asked: list[int] = []
 
 
@@ -77,35 +78,71 @@ def die_with_parent(number: int, parent: int | None = None) -> None:
         os.kill(os.getpid(), number)
 
 
-def watch_snakemake(ended: Callable[[], None]) -> None:
-    """Call ``ended`` once the Snakemake that this process works for has ended; never if there is none."""
-    if driver is None:
-        return
+def announce_driver() -> None:
+    """Name this process, which runs Snakemake, to the jobs that it will start, however it was called."""
+    if sys.platform.startswith("linux"):
+        os.environ[DRIVER] = f"{os.getpid()} {_started(os.getpid())} {_boot()}"
+
+
+def open_driver() -> int | None:
+    """Return a descriptor that is readable once the Snakemake of this job has ended; None if there is none to follow.
+
+    Raises:
+        ProcessLookupError: it has already ended; another process may have its number by now.
+    """
     try:
-        descriptor = os.pidfd_open(driver)
-    except ProcessLookupError:  # it has just ended
+        pid, started, boot = os.environ.get(DRIVER, "").split()
+        if boot != _boot():  # of another machine, or namespace of processes
+            return None
+        descriptor = os.pidfd_open(int(pid))
+    except ProcessLookupError:
+        raise
+    except (ValueError, OSError):
+        return None
+    if _started(int(pid)) != started:
+        os.close(descriptor)
+        raise ProcessLookupError
+    return descriptor
+
+
+def driver_ended() -> bool | None:
+    """Return whether the Snakemake of this job has ended; None if there is none to follow."""
+    try:
+        descriptor = open_driver()
+    except ProcessLookupError:
+        return True
+    if descriptor is None:
+        return None
+    ended = bool(select.select([descriptor], [], [], 0)[0])
+    os.close(descriptor)
+    return ended
+
+
+def watch_snakemake(ended: Callable[[], None]) -> None:
+    """Call ``ended`` once the Snakemake of this job has ended; never if there is none to follow."""
+    try:
+        descriptor = open_driver()
+    except ProcessLookupError:
         ended()
         return
-    except OSError:
+    if descriptor is None:
         return
 
     def wait() -> None:
-        import select
-
         select.select([descriptor], [], [])
         ended()
 
     threading.Thread(target=wait, daemon=True).start()
 
 
-def snakemake_of(pid: int) -> int | None:
-    """Return the nearest ancestor of a process that is Snakemake."""
-    while pid > 1:
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        except (OSError, IndexError):
-            return None
-        if any(Path(word).name == "snakemake" for word in words[:3]) or words[1:3] == ["-m", "snakemake"]:
-            return pid
-    return None
+def _started(pid: int) -> str:
+    """Return when a process started, in clock ticks since the machine did (proc(5)); empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _boot() -> str:
+    """Return what differs between machines, their starts, and namespaces of process ids."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/pid").readlink())

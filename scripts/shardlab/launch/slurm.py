@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +17,8 @@ LIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
 """States of a job that has not ended."""
 PAUSES = (0, 2, 5, 10, 20)
 """Seconds to wait before the first query of Slurm's controller, and after each unanswered one."""
+PATIENCE = 60.0
+"""Seconds to wait for a client command: without its daemon, sacct waits for ever, and others for minutes."""
 
 
 TIME_LIMIT = "time limit"
@@ -45,6 +48,25 @@ def holder() -> str | None:
     return f"Slurm job {job_id()}" if job_id() else None
 
 
+def client(words: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Run a client command of Slurm to its end.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it did not end within ``PATIENCE``.
+    """
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def answer_or_none(words: list[str]) -> str | None:
+    """Return the output of a client command, which may be empty; None, after a warning, if it does not end in time."""
+    try:
+        return client(words).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"warning: Slurm does not answer ({error}).", file=sys.stderr)
+        return None
+
+
 def answer(words: list[str]) -> str:
     """Return the output of a query of Slurm's controller, which may be unavailable for a moment; empty for an unknown
     job.
@@ -56,7 +78,7 @@ def answer(words: list[str]) -> str:
     for pause in PAUSES:
         time.sleep(pause)
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+            done = client(words)
         except (OSError, subprocess.TimeoutExpired) as error:
             reason = str(error)
         else:
@@ -109,12 +131,15 @@ ACCOUNTED = {
 
 
 def accounting(jobs: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return Slurm's accounting of jobs, by their number; empty without it. Empty fields are left out."""
+    """Return Slurm's accounting of jobs, by their number; empty if there is none or it does not answer.
+
+    Empty fields are left out.
+    """
     listed = ",".join(sorted(set(jobs)))
     if not listed or shutil.which("sacct") is None:
         return {}
     words = ["sacct", "-X", "--noheader", "--parsable2", f"--jobs={listed}", f"--format=JobID,{','.join(ACCOUNTED)}"]
-    rows = [line.split("|") for line in subprocess.run(words, capture_output=True, text=True).stdout.splitlines()]
+    rows = [line.split("|") for line in (answer_or_none(words) or "").splitlines()]
     return {
         job: {name: value for name, value in zip(ACCOUNTED.values(), values, strict=True) if value}
         for job, *values in rows
@@ -129,7 +154,7 @@ def requeue(why: str) -> bool:
     """
     if not (job := job_id()):
         return False
-    shown = subprocess.run(["scontrol", "show", "job", "--oneliner", job], capture_output=True, text=True).stdout
+    shown = answer_or_none(["scontrol", "show", "job", "--oneliner", job]) or ""
     fields = dict(re.findall(r"\b(Requeue|PreemptTime|StartTime)=(\S+)", shown))
     # Of this start: Slurm keeps the time of earlier preemptions.
     preempted = fields.get("PreemptTime", "None") not in ("None", "Unknown") and (
@@ -137,7 +162,10 @@ def requeue(why: str) -> bool:
     )
     if fields.get("Requeue") != "1" or not (preempted or why in (TIME_LIMIT, "SIGUSR1")):
         return False
-    return subprocess.run(["scontrol", "requeue", job], capture_output=True).returncode == 0
+    try:
+        return client(["scontrol", "requeue", job]).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def resources(

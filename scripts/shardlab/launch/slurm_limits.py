@@ -2,8 +2,8 @@
 
 import re
 import shutil
-import subprocess
 
+from shardlab.launch.slurm import answer_or_none
 from shardlab.settings.sites import Site
 
 NO_WORD = (
@@ -16,15 +16,18 @@ ENDS = "ends, and Snakemake submits it again (preemptible-retries)"
 def policy(site: Site) -> tuple[list[str], list[str]]:
     """Return (effects of the site's limits on a training, problems in the site's file), as sentences.
 
-    Empty without Slurm, or if it does not know the partition.
+    Empty without Slurm, or if it does not know the partition; a sentence if it does not answer.
     """
     if site.slurm is None or shutil.which("scontrol") is None:
         return [], []
     named = site.slurm.for_stage("train").partition
-    shown = _ask("--oneliner", "show", "partition", *([named] if named else []))
+    shown = answer_or_none(["scontrol", "--oneliner", "show", "partition", *([named] if named else [])])
+    configured = answer_or_none(["scontrol", "show", "config"]) if shown is not None else None
+    if shown is None or configured is None:
+        return ["limits: unknown, because scontrol does not answer"], []
     partitions = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in shown.splitlines()]
     chosen = [each for each in partitions if each.get("PartitionName") == named or each.get("Default") == "YES"]
-    config = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", _ask("show", "config"), re.MULTILINE))
+    config = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", configured, re.MULTILINE))
     return means(site, chosen[0], config) if chosen else ([], [])
 
 
@@ -71,7 +74,3 @@ def minutes(text: str) -> int | None:
         return None
     days, hours, rest, _ = (int(part or 0) for part in found.groups())
     return (days * 24 + hours) * 60 + rest
-
-
-def _ask(*words: str) -> str:
-    return subprocess.run(["scontrol", *words], capture_output=True, text=True).stdout

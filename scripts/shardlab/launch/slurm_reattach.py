@@ -7,7 +7,6 @@ that Slurm forgets or preempts for good ends; and of a job that lost a node only
 
 import hashlib
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +104,5 @@ class FailedNodes(set[str]):
     def add(self, nodes: str) -> None:
         """Add the nodes of a list, n[1-2], that are down."""
         states = "--states=down,fail,no_respond,unk"
-        reported = subprocess.run(
-            ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", states, "--format=%N"], capture_output=True, text=True
-        )
-        self.update(reported.stdout.split())
+        words = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", states, "--format=%N"]
+        self.update((slurm.answer_or_none(words) or "").split())

@@ -22,6 +22,7 @@ STAGES = {
     "train": (["train.py"], Scope.RANKS),
     "noise_floor": (["noise_floor.py"], Scope.ONE),
     "evaluate": (["evaluate.py"], Scope.ONE),
+    "compare": (["compare.py"], Scope.ONE),
     "capture": (["capture.py"], Scope.RANKS),
     "diagnose": (["diagnose.py"], Scope.ONE),
     "export": (["export.py"], Scope.ONE),

@@ -102,9 +102,22 @@ def prune(output: Path, keep: int) -> None:
     """Remove all but the newest ``keep`` checkpoints, and incomplete ones of a killed process."""
     for folder in saved(output)[keep:]:
         remove(folder)
-    for path in (output / "checkpoints").iterdir():
-        if path.is_dir() and not (path / NAME).is_file():
-            shutil.rmtree(path, ignore_errors=True)
+    _remove_incomplete(output)
+
+
+def sweep(output: Path) -> None:
+    """Remove what killed processes left of checkpoints and weights; nothing may be writing to ``output``."""
+    _remove_incomplete(output)
+    for path in output.glob(".*.safetensors.*.tmp"):  # of files.write_atomic
+        path.unlink(missing_ok=True)
+
+
+def _remove_incomplete(output: Path) -> None:
+    """Remove folders that are not checkpoints, also one that has its manifest but not its name."""
+    whole = saved(output)
+    for path in (output / "checkpoints").glob("*"):
+        if path.is_dir() and path not in whole:
+            remove(path)
 
 
 def remove(folder: Path) -> None:

@@ -5,8 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from shardlab.errors import UserError
-from shardlab.files import read_json, write_json
+from shardlab.errors import UserError, remedy
+from shardlab.files import read_json, sha256, write_json
 from shardlab.schema import Strict, check
 from shardlab.settings.run_identity import Identity, digest
 from shardlab.settings.types import WARMUP_STEPS
@@ -240,12 +240,43 @@ class InitialReport(Report):
     )
 
 
+class WeightsReport(Report):
+    """Final weights of a run compared with those of its workload's ``single``: weights.json."""
+
+    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    weights: str = Field(description="SHA-256 of the run's model.safetensors.")
+    single_weights: str = Field(description="SHA-256 of that of `single`.")
+    initial_weights: str = Field(description="SHA-256 of the initial weights.")
+    differences: dict[str, float] = Field(
+        description="Parameter or buffer: norm of its difference from that of `single`, relative to the norm of the "
+        "latter; the norm itself if that is 0."
+    )
+    exact: list[str] = Field(
+        description="Those that have to be equal: integers and bools, and what the training of `single` leaves as it "
+        "was (frozen, unused)."
+    )
+
+
+def initial_digest(weights: Path) -> str:
+    """Return the SHA-256 of initial weights, after comparing it with the report next to them, if there is one.
+
+    Raises:
+        UserError: they differ.
+    """
+    digest, report = sha256(weights), weights.with_suffix(".json")
+    again = remedy("recreate both", str(weights), "-f")
+    if report.exists() and InitialReport.read(report, again).weights != digest:
+        raise UserError(f"{weights} is damaged: its SHA-256 is not the one in {report}; {again}.")
+    return digest
+
+
 class Twin(Strict):
     """A training of ``single`` from initial weights that were perturbed by about one rounding error."""
 
     validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
     test_loss: float = Field(description="Mean loss per target over the test split.")
     expert_choices: str | None = Field(None, description="See test.json.")
+    weights: dict[str, float] = Field(description="Differences from the final weights of `single`, as in weights.json.")
 
 
 class NoiseFloorReport(Report):
@@ -255,5 +286,6 @@ class NoiseFloorReport(Report):
     identity: Identity = Field(description="Run of `single` that they are twins of.")
     initial_weights: str = Field(description="SHA-256 of the weights before the perturbation.")
     workload: str = Field(description="Workload.")
+    single_weights: str = Field(description="SHA-256 of the final weights that the twins' are compared with.")
     scale: float = Field(description="Relative size of the perturbation: each weight times 1 + scale N(0, 1).")
     twins: list[Twin] = Field(description="One per draw.")

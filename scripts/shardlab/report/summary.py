@@ -1,5 +1,7 @@
 """The table of all runs: one row per run, whose files must belong to the requested run."""
 
+import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import pandas as pd
 
 from shardlab.errors import UserError
 from shardlab.records import done, expert_choices, manifest, plan
-from shardlab.records.reports import Kind, NoiseFloorReport, TestReport, TrainReport
+from shardlab.records.reports import Kind, NoiseFloorReport, TestReport, TrainReport, WeightsReport
 from shardlab.report import verdict
 from shardlab.settings import resolve, run_identity
 from shardlab.settings.config import Config
@@ -18,6 +20,8 @@ MEMORY_KINDS: tuple[Kind, ...] = ("weights", "master_weights", "gradients", "opt
 """Kinds of tensors with separate columns: the maximum over the ranks."""
 CHOSEN = "chosen_experts"
 """Key of a row, not of the table: experts that the test tokens choose, as in test.json."""
+WEIGHTS, OF_TWINS = "compared_weights", "weights_of_twins"
+"""Keys of a row, not of the table: its weights.json; the largest difference of each weight of the twins."""
 COLUMNS = [
     "strategy",
     "workload",
@@ -31,6 +35,10 @@ COLUMNS = [
     "first_rel_diff",
     "first_tolerance",
     "tolerance",
+    "weights_rel_diff",
+    "weights_noise_floor",
+    "weights_tolerance",
+    "weights_parameter",
     "learned_nothing",
     "equality",
     "expert_choices",
@@ -84,6 +92,7 @@ def collect(planned: list[Run], results: Path, noise_floor_runs: int) -> pd.Data
         rows[run.strategy, run.workload]
         | (noise_floors.get(run.workload, {}) if run.strategy != "single" else {})
         | _flips(rows[run.strategy, run.workload], rows.get(("single", run.workload), {}))
+        | _farthest(rows[run.strategy, run.workload], noise_floors.get(run.workload, {}))
         for run in planned
     ]
     return compared(pd.DataFrame(ordered, columns=COLUMNS).convert_dtypes())
@@ -139,6 +148,7 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
         "peak_memory_bytes": max(train.peak_memory_bytes) if train.peak_memory_bytes else None,
         **_foreseen(run, folder.parents[1], train),
         "bytes_per_step": train.bytes_per_step,
+        WEIGHTS: _compared_weights(folder, train, singles.get(run.workload)),
     }
     if test:
         row |= {
@@ -158,6 +168,54 @@ def _flips(row: dict[str, Any], single: dict[str, Any]) -> dict[str, int]:
         return {}
     flips, choices = expert_choices.count_flips(row[CHOSEN], single[CHOSEN])
     return {"expert_choices": choices, "expert_flips": flips}
+
+
+def _compared_weights(folder: Path, train: TrainReport, single: TrainReport | None) -> WeightsReport | None:
+    """Return how a run's weights differ from those of ``single``; None unless exactly these were compared."""
+    path = folder / "weights.json"
+    if single is None or not path.exists():
+        return None
+    report = WeightsReport.read(path, "remove it, then run the same command again")
+    compared = (report.weights, report.initial_weights, report.single_weights)
+    return report if compared == (train.weights, single.initial_weights, single.weights) else None
+
+
+def _farthest(row: dict[str, Any], noise_floor: dict[str, Any]) -> dict[str, Any]:
+    report = row.get(WEIGHTS)
+    if report is None:
+        return {}
+    return farthest_weight(report.differences, report.exact, noise_floor.get(OF_TWINS, {}), row["tolerance"])
+
+
+def farthest_weight(
+    differences: dict[str, float], exact: Collection[str], twins: dict[str, float], tolerance: float | None
+) -> dict[str, Any]:
+    """Return the weight whose difference from ``single`` is the largest part of its tolerance, and both.
+
+    ``exact``: those that have to be equal. The others may differ by MULTIPLE times the ``tolerance`` of a loss, or by
+    MULTIPLE times the ``twins``' largest difference of the same weight. Only twins show which weights are noise: where
+    a gradient is nothing but rounding (a key's bias before the softmax, a bias before batch norm), Adam takes full
+    steps in random directions. Without twins, or in low precision, these have no tolerance.
+    """
+    if not differences:
+        return {}
+    known = tolerance is not None and twins
+    tolerances = {name: verdict.MULTIPLE * max(tolerance or 0.0, apart) for name, apart in twins.items() if known}
+    tolerances |= dict.fromkeys(exact, 0.0)
+
+    def part(name: str) -> tuple[float, float]:
+        difference, most = differences[name], tolerances.get(name)
+        if not difference or most is None:
+            return 0.0, difference
+        return difference / most if most else math.inf, difference
+
+    name = max(differences, key=part)
+    return {
+        "weights_rel_diff": differences[name],
+        "weights_parameter": name,
+        "weights_tolerance": tolerances.get(name) if known or differences[name] else None,
+        "weights_noise_floor": twins.get(name),
+    }
 
 
 def _made(train: TrainReport) -> dict[str, str]:
@@ -213,9 +271,9 @@ def _differs(
 
 def _noise_floor(
     row: dict[str, Any], single: TrainReport | None, results: Path, noise_floor_runs: int
-) -> dict[str, float]:
-    """Return the spread of the twins of a workload's ``single``, also in expert choices; empty without twins of
-    exactly this run.
+) -> dict[str, Any]:
+    """Return the spread of the twins of a workload's ``single``, also in expert choices and weights; empty without
+    twins of exactly this run.
     """
     path = results / "noise_floor" / f"{row['workload']}.json"
     if single is None or row["status"] != "done" or not path.exists():
@@ -234,7 +292,9 @@ def _noise_floor(
         for twin in report.twins
         for pair in ((twin.test_loss, row["test_loss"]), (twin.validation_loss, row["validation_loss"]))
     ]
-    found = {"noise_floor": max(verdict.relative(*pair) for pair in pairs)}
+    found: dict[str, Any] = {"noise_floor": max(verdict.relative(*pair) for pair in pairs)}
+    if report.single_weights == single.weights:
+        found[OF_TWINS] = {name: max(twin.weights[name] for twin in report.twins) for name in report.twins[0].weights}
     flips = [_flips({CHOSEN: twin.expert_choices}, row) for twin in report.twins]
     if all(flips):
         found["noise_floor_flips"] = max(each["expert_flips"] for each in flips)

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from shardlab.report import sweep
 from shardlab.report.summary import MEMORY_KINDS
 from shardlab.report.units import readable_bytes
-from shardlab.report.verdict import EQUAL, diagnosis, flips, verdict
+from shardlab.report.verdict import EQUAL, diagnosis, flips, verdict, weights
 from shardlab.settings import sweep as sweeps
 from shardlab.settings.config import Config
 from shardlab.settings.run_identity import flat
@@ -27,6 +27,12 @@ SWEPT = (
 MEMORY = (
     "Memory is the peak of the rank that held the most: all tensors together, each kind of tensor (the kinds peak at "
     "different times), and the whole process (on a GPU: memory that PyTorch had allocated)."
+)
+
+
+WEIGHTS = (
+    "Farthest weight: the parameter or buffer whose relative difference from single's is the largest part of its "
+    "tolerance; without twins, the largest difference."
 )
 
 
@@ -67,6 +73,8 @@ def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str]
     parts += [_matrix(table, strategies, workloads), ""]
     if table.workload.nunique() > len(workloads):
         parts += [f"The first {len(workloads)} variants; all are in results/summary.csv.", ""]
+    if table.weights_rel_diff.notna().any():
+        parts += [WEIGHTS, ""]
     parts += [MEMORY, ""]
     for workload in workloads:
         parts += [f"## {workload}", "", _markdown(figures(table[table.workload == workload])), ""]
@@ -146,6 +154,7 @@ def figures(rows: pd.DataFrame) -> pd.DataFrame:
     """Format the results of one workload, one column each, the strategy first; empty if nothing was measured."""
     metric = next((name for name in rows.metric_name.dropna()), "metric")
     flipped = {"flips": rows.expert_flips.map(lambda value: _number(value, ",.0f"))}
+    weighed = {"farthest weight": [weights(row) for row in rows.to_dict("records")]}
     return pd.DataFrame(
         {
             "strategy": rows.strategy,
@@ -155,6 +164,7 @@ def figures(rows: pd.DataFrame) -> pd.DataFrame:
             "untrained": rows.untrained_test_loss.map(lambda value: _number(value, ".4f")),
             "validation": rows.validation_loss.map(lambda value: _number(value, ".6f")),
             metric: rows.metric_value.map(lambda value: _number(value, ".4f")),
+            **(weighed if rows.weights_rel_diff.notna().any() else {}),
             **(flipped if rows.expert_flips.notna().any() else {}),
             "wall s": rows.wall_seconds.map(lambda value: _number(value, ".2f")),
             "samples/s": rows.samples_per_second.map(lambda value: _number(value, ".0f")),

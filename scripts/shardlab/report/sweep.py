@@ -43,9 +43,9 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _values(strategy: str, workload: str) -> dict[str, str]:
     """Return values as text: a value may be a number, a word, a list or nothing."""
-    (ours, first), (other_value, second) = variants.parse(strategy), variants.parse(workload)
+    (base_strategy, first), (base_workload, second) = variants.parse(strategy), variants.parse(workload)
     values = {key: variants.text(key, value) for key, value in (first | second).items()}
-    return {"strategy": ours, "workload": other_value, **values}
+    return {"strategy": base_strategy, "workload": base_workload, **values}
 
 
 def keys(found: pd.DataFrame) -> list[str]:

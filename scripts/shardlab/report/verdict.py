@@ -26,10 +26,11 @@ def judge(table: pd.DataFrame, tolerance: float | None = None) -> pd.DataFrame:
     ``tolerance`` replaces that of every row that has one.
 
     reported: low precision, which has no tolerance. suspicious: the run learned nothing, so equality is meaningless.
-    unequal: the first steps are not within their tolerance, or the end is neither equal nor rounding. equal: test and
-    validation loss are within the row's tolerance, or within MULTIPLE times the twins' spread if the twins are within
-    the tolerance. rounding: the twins themselves end farther apart than the tolerance, and the run is within MULTIPLE
-    times that.
+    unequal: the first steps or a weight are not within their tolerance, or the final losses are neither equal nor
+    rounding. equal: test and validation loss are within the row's tolerance, or within MULTIPLE times the twins' spread
+    if the twins are within the tolerance. rounding: the twins themselves end farther apart than the tolerance, and the
+    run is within MULTIPLE times that; or the weights of a model with experts are not within their tolerance: one token
+    that rounding sends to another expert moves them by any amount, and need not do so in a twin.
     """
     if tolerance is not None:
         table["tolerance"] = table.tolerance.mask(table.tolerance.notna(), tolerance)
@@ -42,12 +43,22 @@ def judge(table: pd.DataFrame, tolerance: float | None = None) -> pd.DataFrame:
 
 
 def _of(row: dict[Any, Any]) -> str:
+    beyond = _weights_differ(row)
+    if beyond and row["weights_tolerance"] == 0:
+        return UNEQUAL
     if pd.isna(row["tolerance"]):
         return REPORTED
     if not pd.isna(row["learned_nothing"]):
         return SUSPICIOUS
-    if not pd.isna(row["first_rel_diff"]) and row["first_rel_diff"] > row["first_tolerance"]:
+    if _starts_differ(row):
         return UNEQUAL
+    of_losses = _of_final_losses(row)
+    if not beyond or of_losses == UNEQUAL:
+        return of_losses
+    return UNEQUAL if pd.isna(row["expert_choices"]) else ROUNDING
+
+
+def _of_final_losses(row: dict[Any, Any]) -> str:
     away = max(row[difference] for difference in DIFFERENCES if not pd.isna(row[difference]))
     apart = 0.0 if pd.isna(row["noise_floor"]) else row["noise_floor"]
     if away <= row["tolerance"]:
@@ -57,24 +68,31 @@ def _of(row: dict[Any, Any]) -> str:
     return UNEQUAL
 
 
+def _starts_differ(row: dict[Any, Any]) -> bool:
+    return bool(not pd.isna(row["first_rel_diff"]) and row["first_rel_diff"] > row["first_tolerance"])
+
+
+def _weights_differ(row: dict[Any, Any]) -> bool:
+    return bool(not pd.isna(row["weights_tolerance"]) and row["weights_rel_diff"] > row["weights_tolerance"])
+
+
 def verdict(table: pd.DataFrame) -> tuple[bool, str]:
     """Return True if every run is done and none is unequal or suspicious, and a sentence that names the others."""
     done = table[table.status == "done"]
     parts: dict[str, list[str]] = {}
     unequal = done[done.equality == UNEQUAL]
-    starts = unequal.first_rel_diff.gt(unequal.first_tolerance).fillna(False).astype(bool)
-    parts["not equal to single"] = [*_names(unequal[starts], _first), *_names(unequal[~starts], _end)]
+    parts["not equal to single"] = _names(unequal, _reason)
     parts["suspicious"] = _names(done[done.equality == SUSPICIOUS], lambda row: row["learned_nothing"])
     parts["without a finished single to compare with"] = _names(done[done.rel_diff.isna()], lambda row: "")
     parts["not finished"] = _names(table[table.status != "done"], lambda row: row["status"])
     good = not any(parts.values())
-    parts[f"not distinguishable from rounding ({SETTLES})"] = _names(done[done.equality == ROUNDING], _end)
+    parts[f"not distinguishable from rounding ({SETTLES})"] = _names(done[done.equality == ROUNDING], _reason)
     parts["reported, since low precision has no tolerance"] = _names(done[done.equality == REPORTED], _end)
     equal = int((done.equality == EQUAL).sum())
     if equal == len(table) == 1:
         return True, "The only run is finished; there is nothing to compare it with."
     if equal == len(table):
-        return True, f"All {equal} runs are equal to single: first steps, validation loss and test loss."
+        return True, f"All {equal} runs are equal to single: {_compared(table)}."
     counts = [f"{equal} equal to single"] if good and equal else []
     counts += [f"{len(names)} {text}: {_listed(names)}" for text, names in parts.items() if names]
     return good, f"Of {len(table)} runs, {'; '.join(counts)}."
@@ -89,6 +107,34 @@ def _names(rows: pd.DataFrame, detail: Any) -> list[str]:
     """Format each row as ``strategy x workload (detail)``."""
     details = ((row, detail(row)) for row in rows.to_dict("records"))
     return [f"{row['strategy']} x {row['workload']}" + (f" ({text})" if text else "") for row, text in details]
+
+
+def _compared(table: pd.DataFrame) -> str:
+    """Return what the verdict on these runs is based on."""
+    others = table[table.strategy != "single"]
+    weighed = int(others.weights_tolerance.notna().sum())
+    if not weighed:
+        return "first steps, validation loss and test loss"
+    count = "" if weighed == len(others) else f" ({weighed} of {len(others)})"
+    return f"first steps, validation loss, test loss and weights{count}"
+
+
+def _reason(row: dict[Any, Any]) -> str:
+    """Format the difference that is too large: of a weight that has to be equal, the first steps, the end, a weight."""
+    exact = _weights_differ(row) and row["weights_tolerance"] == 0
+    if not exact and _starts_differ(row):
+        return _first(row)
+    if exact or (_weights_differ(row) and _of_final_losses(row) == EQUAL):
+        return weights(row)
+    return _end(row)
+
+
+def weights(row: dict[Any, Any]) -> str:
+    """Format the weight that is the farthest from ``single``; empty if weights were not compared."""
+    if pd.isna(row["weights_rel_diff"]):
+        return ""
+    tolerance = "" if pd.isna(row["weights_tolerance"]) else f", tolerance {row['weights_tolerance']:.1e}"
+    return f"{row['weights_parameter']} {row['weights_rel_diff']:.1e}{tolerance}"
 
 
 def _first(row: dict[Any, Any]) -> str:

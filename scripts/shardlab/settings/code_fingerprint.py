@@ -2,14 +2,18 @@
 
 The digests are part of run.json, so changed code is changed settings: it prepares, draws and trains again what it
 touches and nothing else. Comments, docstrings and layout do not count.
+
+Files can be edited after that: the processes that compute compare the code that they imported with these digests.
 """
 
 import ast
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
+import shardlab
 from shardlab.errors import UserError
 from shardlab.files import ROOT
 from shardlab.settings.precisions import PRECISIONS
@@ -48,6 +52,28 @@ def of_run(run: Run) -> dict[str, str]:
     return _digests(("trainer/loop.py", f"training/tasks/{run.task}.py", *files), TRAINING)
 
 
+def check_imported(*sources: Mapping[str, str]) -> None:
+    """Check that this process imported the code that a run.json names, as far as it imported it.
+
+    Raises:
+        UserError: a file was edited in between.
+    """
+    for path, digest in chain.from_iterable(each.items() for each in sources):
+        module = path.removeprefix("scripts/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        source = shardlab.IMPORTED.get(module)
+        if source is not None and _digest_of(source) != digest:
+            raise UserError(
+                f"{path} was edited since this run's settings were resolved, so its results would be those of other "
+                "code; run the same command again, which trains what the edit changes."
+            )
+
+
+def digest_imports() -> None:
+    """Compute the digests of all that was imported so far, so that forks of this process need not."""
+    for source in [*shardlab.IMPORTED.values()]:
+        _digest_of(source)
+
+
 @cache
 def _digests(roots: tuple[str, ...], rooms: tuple[str, ...]) -> dict[str, str]:
     """Return {path from the project's folder: digest} of the roots and everything that they import from these rooms."""
@@ -69,9 +95,13 @@ def _tree(path: Path) -> ast.Module:
         UserError: it is not Python.
     """
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_bytes())
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{path.relative_to(ROOT)} is not Python: {error}; fix it there.") from None
+
+
+def _parsed(source: bytes) -> ast.Module:
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
@@ -82,7 +112,16 @@ def _tree(path: Path) -> ast.Module:
 
 @cache
 def _digest(path: Path) -> str:
-    return hashlib.sha256(ast.dump(_tree(path)).encode()).hexdigest()[:16]
+    return _digest_of_tree(_tree(path))
+
+
+@cache
+def _digest_of(source: bytes) -> str:
+    return _digest_of_tree(_parsed(source))
+
+
+def _digest_of_tree(tree: ast.Module) -> str:
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
 
 
 @cache

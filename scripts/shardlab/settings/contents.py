@@ -47,6 +47,8 @@ OWN_PIECES = "statistics are of each micro-batch, so expect unequal results; use
 KEY = "find_unused_parameters"
 FIND = f"set {KEY} in the strategy's entry in config/strategies.yaml"
 
+PAIRS = "use ddp, or make pairs of real numbers the parameter, with torch.view_as_complex in forward"
+
 RULES = {
     "tied": Rule("tied parameters (one parameter of several modules)"),
     "tied_split": Rule(
@@ -64,11 +66,8 @@ RULES = {
     ),
     "complex": Rule(
         "complex parameters",
-        {
-            "fsdp": "PyTorch's optimizers update shards of these wrongly; use ddp, or pairs of real numbers with "
-            "torch.view_as_complex in forward",
-            **dict.fromkeys(ZERO, "DeepSpeed's master weights are real; use ddp"),
-        },
+        {"fsdp": f"PyTorch's optimizers update shards of these wrongly; {PAIRS}"}
+        | dict.fromkeys(ZERO, f"DeepSpeed's master weights are real; {PAIRS}"),
     ),
     "mixed": Rule(
         "trained parameters of another dtype than recipe.dtype",

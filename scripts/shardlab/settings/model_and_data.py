@@ -101,7 +101,7 @@ def data_of(workload: Workload, config: Config, size: Size, seed: int, varied: s
 
 def model_of(workload: Workload, name: str, args: dict[str, Any], segments: int) -> Model:
     """Return the workload's model with these arguments and this number of segments."""
-    other_value = pretrained.is_pretrained(workload.model)
+    is_pretrained = pretrained.is_pretrained(workload.model)
     model = Model(
         name=workload.model,
         args=args,
@@ -109,9 +109,9 @@ def model_of(workload: Workload, name: str, args: dict[str, Any], segments: int)
         tensor=dict(workload.tensor),
         experts=[*workload.experts],
         segments=segments,
-        sources=code_fingerprint.of_model(workload.model, transformers=other_value),
+        sources=code_fingerprint.of_model(workload.model, transformers=is_pretrained),
     )
-    if not other_value:
+    if not is_pretrained:
         return model
     return pretrained.settings(model, f"config/workloads/{name}.yaml")
 

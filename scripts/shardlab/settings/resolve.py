@@ -158,6 +158,14 @@ def twinned(config: Config, runs: list[Run]) -> list[str]:
     ]
 
 
+def compared(config: Config, runs: list[Run]) -> list[Run]:
+    """Return the runs whose final weights are compared with those of ``single``. None in a sweep, like twins."""
+    if config.sweep:
+        return []
+    singles = {run.workload for run in runs if run.strategy == "single"}
+    return [run for run in runs if run.strategy != "single" and run.workload in singles]
+
+
 def _recipe(size: Size, config: Config, values: variants.Values) -> Recipe:
     over = load.merged(config.recipe, {"dtype": config.dtype} if config.dtype else {})
     over = load.merged(over, variants.over(values, "recipe"))

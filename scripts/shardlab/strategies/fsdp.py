@@ -127,15 +127,15 @@ class UsedParameters:
 
 
 def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
-    """Return the modules whose own trained parameters are of another type, inner ones first: FSDP reduces one type at a
-    time.
+    """Return the modules whose own trained parameters are not of the training's type, which FSDP reduces one by one.
+
+    Inner modules come first.
     """
-    found = []
-    for module in reversed([*model.modules()]):
-        own = [value for value in module.parameters(recurse=False) if value.requires_grad and value.numel()]
-        if {value.dtype for value in own} - {dtype}:
-            found.append(module)
-    return found
+
+    def types(module: nn.Module) -> set[torch.dtype]:
+        return {value.dtype for value in module.parameters(recurse=False) if value.requires_grad and value.numel()}
+
+    return [module for module in reversed([*model.modules()]) if types(module) - {dtype}]
 
 
 def _placement(parameter: nn.Parameter, ranks: int) -> Shard:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +18,7 @@ from shardlab.strategies import parallelize
 from shardlab.training import optimizers
 from shardlab.training.device import wait
 from shardlab.training.distributed import World
+from shardlab.training.module_state import LocalState, SharedBuffers
 from shardlab.training.tasks import MicroBatch, Outputs, Task
 
 LONGEST_ROW = 2**16
@@ -65,6 +66,9 @@ class NativeEngine:
     def ready(self, wrapped: list[nn.Module]) -> None:
         """Finish once the parts have their weights; ``wrapped``: the module to call instead of each part."""
         self.models = wrapped
+        self.local_state = LocalState(self.parts)
+        has_buffers = len(self.parameter_names) < len(self.meta_state_dict)
+        self.buffers = SharedBuffers(self.parts, self.world.stage_group() if has_buffers else None)
         self.groups = _by_placement(self.parameters())
         self.split: list[Any] = [
             parameter for parameter in self.parameters().values() if hasattr(parameter, "placements")
@@ -136,6 +140,9 @@ class NativeEngine:
         for part in self.parts:
             cast(Any, part).balance(load)
 
+    def share_buffers(self) -> None:
+        self.buffers.share()
+
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
@@ -158,6 +165,13 @@ class NativeEngine:
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
         """See Engine; the tensors were the parameters' own memory."""
+
+    def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        parameters = self.parameters()
+        for full_name, dtype in dtypes.items():
+            name, _, key = full_name.rpartition("/")
+            if name in parameters:
+                optimizers.create_state(self.optimizer, parameters[name], key, dtype)
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         return {

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._guards import detect_fake_mode as fake_mode
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.errors import UserError
@@ -21,6 +22,7 @@ from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Run
 from shardlab.training.device import has_capability, name
 from shardlab.training.distributed import World
+from shardlab.training.module_state import Recomputation, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -133,14 +135,27 @@ def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
     """Apply activation checkpointing (Chen et al., 2016, arXiv:1604.06174) to each block, in place."""
     if mode in ("none", "auto"):  # a run.json of a training has what auto resolves to; nothing else needs it
         return
-    from torch.utils.checkpoint import checkpoint
+    from torch.utils.checkpoint import checkpoint, noop_context_fn
 
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if mode != "full":
         options["context_fn"] = partial(_keep_products, every=2 if mode == "alternate" else 1)
+    contexts = options.get("context_fn", noop_context_fn)
 
     def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda block, *args, **keywords: checkpoint(forward, block, *args, **options, **keywords)
+        def run(block: nn.Module, *args: Any, **keywords: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(block, *args, **keywords)
+            if torch.compiler.is_compiling():  # a compiled graph writes buffers once, whatever it recomputes
+                return checkpoint(forward, block, *args, **options, **keywords)
+
+            def without_trace() -> tuple[Any, Any]:
+                first, again = contexts()
+                return first, Recomputation(block, again)
+
+            return checkpoint(forward, block, *args, **options | {"context_fn": without_trace}, **keywords)
+
+        return run
 
     blocks = _blocks(model, patterns)
     for block in blocks:
@@ -153,10 +168,32 @@ def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> No
     modules = {"none": [], "blocks": _blocks(model, patterns), "model": [model]}[recipe.compile]
     for module in modules:
         # Only the forward method: hooks of FSDP and tensor parallelism stay outside the graph.
-        module.forward = torch.compile(module.forward, backend=recipe.compile_backend)  # type: ignore[method-assign]
+        forward = torch.compile(module.forward, backend=recipe.compile_backend)
+        module.forward = forward  # type: ignore[method-assign]
+        if recipe.activation_checkpointing != "none":
+            module.forward = _refusing_changes(module, forward)  # type: ignore[method-assign]
     if modules:
         count = "the model" if recipe.compile == "model" else f"{len(modules)} blocks"
         log.info("Applied torch.compile to %s, backend %s", count, recipe.compile_backend)
+
+
+def _refusing_changes(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiled forward, whose first call must not change the module: a recomputation that is compiled, wholly
+    or in parts, repeats some of the changes.
+    """
+
+    def first(*args: Any, **keywords: Any) -> Any:
+        before = Snapshot(module)
+        outputs = forward(*args, **keywords)
+        module.forward = forward  # type: ignore[method-assign]
+        if not fake_mode() and (change := before.first_change()):
+            raise UserError(
+                f"recipe.activation_checkpointing and recipe.compile: a forward pass changes {change}, and compiled "
+                "code would change it again in the recomputation; set one of the two to none."
+            )
+        return outputs
+
+    return first
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:

@@ -17,7 +17,8 @@ from shardlab.models._chain import Chain
 from shardlab.patches import torch_pipelining
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.strategies.native import NativeEngine, plain
-from shardlab.training.device import wait
+from shardlab.training.device import generators_kept, wait
+from shardlab.training.module_state import Snapshot
 from shardlab.training.tasks import MicroBatch, Outputs
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,11 @@ class TimedStage(torch_pipelining.Stage):
     """A stage that measures how long it computes; the time in which it waits for another is what is left."""
 
     watch: Stopwatch
+
+    def _compute_outputs(self, *args: Any, module: nn.Module, **options: Any) -> Any:
+        """Infer shapes: PyTorch runs the stage on uninitialized inputs."""
+        with Snapshot(module).in_place(), generators_kept(self.device):
+            return super()._compute_outputs(*args, module=module, **options)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         """Run one micro-batch forward."""

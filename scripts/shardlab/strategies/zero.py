@@ -4,8 +4,9 @@ import logging
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from shardlab.settings.types import Run
 from shardlab.strategies import batch_norm, parallelize
 from shardlab.training import optimizers, trial
 from shardlab.training.distributed import World
+from shardlab.training.module_state import LocalState, SharedBuffers
 from shardlab.training.tasks import MicroBatch, Outputs, Task
 
 if not (dist.is_initialized() and dist.get_backend() == "nccl"):
@@ -60,9 +62,9 @@ def scaler_state(scaler: Any) -> dict[str, Tensor]:
 
 
 def restore_scaler(scaler: Any, state: dict[str, Tensor]) -> None:
-    """Restore the scaler's state from ``scaler_state``."""
+    """Restore the scaler's state from ``scaler_state``; without it, that of a checkpoint in other arithmetic, none."""
     for key, kind in SCALER.items():
-        if hasattr(scaler, key):
+        if f"loss_scale/{key}" in state:
             setattr(scaler, key, kind(state[f"loss_scale/{key}"]))
 
 
@@ -131,6 +133,9 @@ class ZeroEngine:
         for name, parameter in self.plain.named_parameters():
             if name in self.unused:
                 parameter.register_hook(partial(_refuse, run, name))
+        self.parts = [self.plain]
+        self.local_state = LocalState(self.parts)
+        self.buffers = SharedBuffers(self.parts, world.stage_group())
         log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
         if not self.precision.is_full:
             # DeepSpeed casts its master weights from the low-precision ones; training must start from the file's.
@@ -223,6 +228,9 @@ class ZeroEngine:
     def balance(self, load: Tensor) -> None:
         self.plain.balance(load)  # type: ignore[operator]
 
+    def share_buffers(self) -> None:
+        self.buffers.share()
+
     def zero_grad(self) -> None:
         """See Engine; training under DeepSpeed stops instead (see compatibility.py)."""
         raise NotImplementedError
@@ -262,6 +270,17 @@ class ZeroEngine:
             if name in trained:
                 _set(trained[name], state[name], self.world.rank)
 
+    def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        """See Engine; every parameter of a partition has the state of that partition."""
+        kinds = {name.rpartition("/")[2]: dtype for name, dtype in dtypes.items() if not name.startswith("loss_scale/")}
+        groups = [group["params"] for group in self.optimizer.optimizer.param_groups]
+        partitions = getattr(self.optimizer, "fp32_partitioned_groups_flat", None) or [*chain.from_iterable(groups)]
+        for partition in partitions:
+            for key, dtype in kinds.items():
+                optimizers.create_state(self.optimizer.optimizer, partition, key, dtype)
+        if kinds and hasattr(self.optimizer, "_lazy_init_hp_params_optimizer_state"):
+            self.optimizer._lazy_init_hp_params_optimizer_state()
+
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine; whole tensors, because ZeRO's partitions do not follow the parameters' shapes."""
         flat: dict[str, Any] = next(iter(self.optimizer.optimizer.state.values()), {})
@@ -283,7 +302,9 @@ class ZeroEngine:
     def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
         for name, parameter in self.trained().items():
             for key in next(iter(self.optimizer.optimizer.state.values()), {}):
-                value = state[f"{name}/{key}"]
+                value = state.get(f"{name}/{key}")
+                if value is None:  # the strategy that wrote it had no gradient for this parameter yet
+                    continue
                 if value.dim():
                     _set(parameter, value, self.world.rank, key)
                     continue

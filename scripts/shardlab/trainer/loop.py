@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from shardlab import strategies
-from shardlab.files import sha256
 from shardlab.launch import signals
 from shardlab.launch.attempts import history
 from shardlab.measure import expected_traffic, flops
@@ -18,8 +17,10 @@ from shardlab.measure.step_profiler import Meter
 from shardlab.models import expert_parameter_count
 from shardlab.records import metrics
 from shardlab.records.manifest import Manifest
+from shardlab.records.reports import initial_digest
 from shardlab.records.timeline import Timeline
 from shardlab.records.train_report import train_report
+from shardlab.settings import code_fingerprint
 from shardlab.settings.devices import peak
 from shardlab.settings.types import WARMUP_STEPS, Run
 from shardlab.training import device, distributed, tasks
@@ -108,18 +109,23 @@ def train(
 def set_up(
     run: Run, data: Path, weights: Path, output: Path, origin: Mapping[str, Any], options: TrainOptions
 ) -> TrainState:
-    """Build the model under the run's strategy and load the checkpoint to resume from, if there is one."""
+    """Build the model under the run's strategy and load the checkpoint to resume from, if there is one.
+
+    Raises:
+        UserError: see ``train``; or the code that is imported by then is not that of the run's settings.
+    """
     if run.recipe.deterministic:
         device.deterministic()
     world = distributed.world(run)
     task = tasks.of_run(run, data, world.device)
-    initial_digest = world.gather(sha256(weights) if world.is_rank0 else "")[0]
-    start = initial_manifest(run, task, world, initial_digest)
+    digest = world.gather(initial_digest(weights) if world.is_rank0 else "")[0]
+    start = initial_manifest(run, task, world, digest)
     resume = options.resume or latest_checkpoint(output, start, world, restart=options.restart)
     if resume is None and world.is_rank0:
         shutil.rmtree(output / "checkpoints", ignore_errors=True)
     engine = strategies.build(run, task, world, weights)
     engine.train(True)  # a model's own method may leave modules in evaluation mode, such as frozen batch norm
+    code_fingerprint.check_imported(run.sources, run.model.sources)
     distributed.limit_groups(run.site.hang_seconds)
     steps = Steps(task, engine, run.recipe, run.seed, world)
     start = restore(start, engine, steps, resume, world, output)

@@ -58,11 +58,6 @@ class Steps:
             validates=(number + 1) % per_epoch == 0 or number + 1 == self.count,
         )
 
-    def empty_step(self) -> Step:
-        """Return a step that changes nothing: no samples, learning rate 0."""
-        none = self.order.batch(0)[:0]
-        return Step(-1, 0, 0, 1, 0.0, self._mine(none), 0, validates=False)
-
     def _seed(self, number: int) -> int:
         """Derive the seed from (seed, step, part of the loss, stage), so that a resumed run draws the same masks.
 

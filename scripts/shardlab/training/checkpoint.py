@@ -1,8 +1,8 @@
 """Checkpoints of a running engine, written in the background; resume.py reads them.
 
 A checkpoint is a folder of safetensors files: each rank writes its own shards of weights and optimizer state, under the
-parameters' names (torch.distributed.checkpoint, which reshards between strategies), and the manifest
-(records/manifest.py) makes it valid. It contains no pickles.
+parameters' names (torch.distributed.checkpoint, which reshards between strategies), and what only that rank has. The
+manifest (records/manifest.py) makes it valid. It contains no pickles.
 """
 
 import re
@@ -31,6 +31,8 @@ from shardlab.training.evaluation import mean_loss
 from shardlab.training.tasks import Task
 
 BEST = "best.safetensors"
+LOCAL = "local"
+"""Kind of the tensors ``local/RANK/NAME``: what only that rank has (see module_state.py)."""
 
 
 def save_whole(engine: Engine, path: Path, *, main: bool) -> str | None:
@@ -63,6 +65,8 @@ class Checkpointer:
             1, thread_name_prefix="checkpoint", initializer=device.use, initargs=(world.device,)
         )
         self._under_way: Future[None] | None = None
+        if world.is_rank0:
+            manifest.sweep(output)
         if run.site.container:
             # When a job is killed, the program that serves the image's file system may end before the ranks.
             self._writer.submit(_rehearse)
@@ -101,6 +105,7 @@ class Checkpointer:
         kinds = {
             "weights": self.engine.weights_state(to_write=True),
             "optimizer": self.engine.optimizer_state(to_write=True),
+            LOCAL: {f"{self.world.rank}/{name}": v for name, v in self.engine.local_state.changed().items()},
         }
         tensors = {
             f"{kind}/{name}": _copy(weights.on_disk(value))

@@ -4,11 +4,14 @@ No function uses the current device, which is per thread and device 0 in a new t
 """
 
 import os
+import random
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,11 +98,25 @@ def deterministic() -> None:
 
 
 def seed(device: torch.device, value: int) -> None:
-    """Seed every device of this process: if it drives several, each one draws dropout masks."""
+    """Seed every device of this process: if it drives several, each one draws dropout masks. Models may also draw from
+    Python's and NumPy's global generators.
+    """
+    random.seed(value)
+    np.random.seed(value % 2**32)
     # torch.manual_seed would also record a stack trace for each missing kind of device, which takes 1 ms.
     torch.default_generator.manual_seed(value)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed_all(value)
+
+
+@contextmanager
+def generators_kept(device: torch.device) -> Iterator[None]:
+    """Put the generators of this process and of a device back afterwards."""
+    plain, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):  # and the CPU's
+        yield
+    random.setstate(plain)
+    np.random.set_state(numpy)
 
 
 def wait(device: torch.device) -> None:

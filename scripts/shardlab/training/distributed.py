@@ -129,6 +129,22 @@ class World:
         replicas, shards, _ = self.dims.expert_axes
         return self.grouped[(replicas, shards) if self.dims.expert_replicas > 1 else shards]
 
+    def stage_group(self) -> dist.ProcessGroup | None:
+        """Return the group of the ranks with the same modules: all of them, or those of this rank's pipeline stage.
+
+        None for one rank; a collective, since it may be a new group.
+        """
+        if self.size == 1:
+            return None
+        if self.mesh is None or not self.dims.axes("layers"):
+            return dist.group.WORLD
+        axes = tuple(axis for axis in self.dims.factors if axis not in self.dims.axes("layers"))
+        if not axes:
+            return None
+        mesh = self._submesh(axes)
+        assert mesh is not None
+        return (mesh._flatten() if len(axes) > 1 else mesh).get_group()
+
     def _submesh(self, axes: tuple[str, ...]) -> DeviceMesh | None:
         if self.mesh is None or not axes:
             return None

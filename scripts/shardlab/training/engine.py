@@ -1,10 +1,12 @@
 """The protocol between a training run and a strategy: one step, independent of the strategy."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from shardlab.training.module_state import LocalState
 from shardlab.training.tasks import MicroBatch
 
 
@@ -17,6 +19,10 @@ class Engine(Protocol):
     """Whole weights of the plain model on the meta device, in the order of ``weights``."""
     parameter_count: int
     """Number of trainable values in the whole model."""
+    parts: list[nn.Module]
+    """The plain model on this rank, or the parts of it that this rank holds."""
+    local_state: LocalState
+    """What the forward passes of this rank change, and no other rank has."""
     scales_loss: bool
     """True if a loss scaler skips steps whose gradients overflow, and then lowers its scale (fp16)."""
 
@@ -49,6 +55,9 @@ class Engine(Protocol):
     def balance(self, load: Tensor) -> None:
         """Balance the experts by a step's tokens per layer and expert over all ranks, (layers, experts)."""
 
+    def share_buffers(self) -> None:
+        """Copy the first rank's persistent buffers to the other ranks with the same modules; a collective."""
+
     def zero_grad(self) -> None:
         """Clear the gradients without an update."""
 
@@ -68,6 +77,9 @@ class Engine(Protocol):
     def load_weights(self, state: dict[str, Tensor]) -> None:
         """Copy into the engine what was loaded into the tensors of ``weights_state``."""
 
+    def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        """Create, as zeros and without a step, what ``optimizer_state`` returns under these names on this rank."""
+
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """Return ``<parameter name>/<key>``: tensor or DTensor of this rank's parameters, once a step was taken; a
         collective.
@@ -77,7 +89,7 @@ class Engine(Protocol):
         """
 
     def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
-        """Copy into the engine what was loaded into the tensors of ``optimizer_state``."""
+        """Copy into the engine what was loaded into the tensors of ``optimizer_state``, or into some of them."""
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         """Return this rank's current ``weights``, ``gradients`` and ``optimizer`` tensors, as plain tensors."""

@@ -21,18 +21,23 @@ from shardlab.training.batches import micro_batches
 from shardlab.training.device import of_rank
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
+from shardlab.training.module_state import kept
 from shardlab.training.tasks import Task
 
 
 @torch.no_grad()
 def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: World) -> float:
-    """Return the loss per target over a whole split, each sample once, divided among the data-parallel ranks."""
+    """Return the loss per target over a whole split, each sample once, divided among the data-parallel ranks.
+
+    Leaves no trace in the training, not even in a module that counts its calls.
+    """
     engine.train(False)
     batches = order.in_order(task.samples(split), batch_size)
     total = torch.zeros((), dtype=torch.float64, device=world.device)
-    for batch in batches:
-        for micro in micro_batches(task, engine, split, batch, batch_size, 1, world):
-            total += engine.loss(micro)
+    with kept(engine.parts):
+        for batch in batches:
+            for micro in micro_batches(task, engine, split, batch, batch_size, 1, world):
+                total += engine.loss(micro)
     engine.train(True)
     return float(world.sum(total)) / sum(task.targets(split, batch) for batch in batches)
 

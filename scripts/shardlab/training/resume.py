@@ -1,8 +1,10 @@
 """Resuming: from the newest valid checkpoint, or from a given one of any strategy on any number of ranks."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from shardlab.data import store
@@ -14,10 +16,9 @@ from shardlab.records.manifest import Manifest
 from shardlab.settings.run_identity import difference, flat, identity_of
 from shardlab.settings.types import Run
 from shardlab.training.batches import Steps
-from shardlab.training.checkpoint import BEST
+from shardlab.training.checkpoint import BEST, LOCAL
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
-from shardlab.training.step import train_step
 from shardlab.training.tasks import Task
 
 FREE = (
@@ -106,7 +107,9 @@ def _whole(folder: Path, world: World) -> Manifest:
 
 
 def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, world: World, output: Path) -> Manifest:
-    """Load a checkpoint's weights and optimizer state into an engine; return its manifest, without one ``start``.
+    """Load a checkpoint's state into an engine; return its manifest, without one ``start``.
+
+    No step is taken: it would change buffers and draw random numbers, and the model may not accept made-up samples.
 
     Raises:
         UserError: the checkpoint is damaged, or belongs to another workload, seed, data set or recipe.
@@ -115,28 +118,55 @@ def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, 
         return start
     found = _whole(folder, world)
     if key := difference(start.training, found.training):
-        ours, other_value = (dict(flat(values)).get(key) for values in (start.training, found.training))
+        ours, saved = (dict(flat(values)).get(key) for values in (start.training, found.training))
         raise UserError(
-            f"{folder} was written by a training with another {key}: {other_value}, and this run has {ours}; resume "
+            f"{folder} was written by a training with another {key}: {saved}, and this run has {ours}; resume "
             "with the same, or start from scratch without --resume."
         )
     if found.step > steps.count:
         raise UserError(f"{folder} is at step {found.step}, beyond this run's {steps.count} steps; raise max_steps.")
+    saved = _saved(folder)
+    if state := saved["optimizer"]:  # plain SGD has none
+        engine.create_optimizer_state({name: value.dtype for name, value in state.items()})
+        # A parameter that had no gradient yet has no state under PyTorch's own engines; under DeepSpeed it has.
+        tensors = {name: value for name, value in engine.optimizer_state().items() if name in state}
+        _load(folder, "optimizer", tensors, world)
+        engine.load_optimizer_state(tensors)
     tensors = engine.weights_state()
     _load(folder, "weights", tensors, world)
     engine.load_weights(tensors)
-    # A step that changes nothing creates the optimizer's tensors, whatever the engine.
-    train_step(engine, steps.empty_step(), world)
-    tensors = engine.optimizer_state()
-    if tensors:  # plain SGD has none
-        _load(folder, "optimizer", tensors, world)
-        engine.load_optimizer_state(tensors)
+    if state := saved[LOCAL]:
+        rank = world.rank if found.world_size == world.size else None
+        own = _of_this_rank(state, engine.local_state.names, rank)
+        tensors = {key: torch.empty_like(state[key], device="cpu") for key in own.values()}
+        _load(folder, LOCAL, tensors, world)
+        engine.local_state.load({name: tensors[key] for name, key in own.items()})
     if world.is_rank0:
         output.mkdir(parents=True, exist_ok=True)
         (output / BEST).unlink(missing_ok=True)
         if BEST in found.files:
             link(folder / BEST, output / BEST)
     return start.model_copy(update={"step": found.step, "best": found.best, "skipped": found.skipped})
+
+
+def _saved(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """Return names and shapes of a checkpoint's tensors by kind, as tensors on the meta device."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    found: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}, LOCAL: {}}
+    for full_name, value in (
+        HuggingFaceStorageReader(str(folder / "shards")).read_metadata().state_dict_metadata.items()
+    ):
+        kind, _, name = full_name.partition("/")
+        found[kind][name] = torch.empty(value.size, dtype=value.properties.dtype, device="meta")  # type: ignore[union-attr]
+    return found
+
+
+def _of_this_rank(saved: Iterable[str], names: Iterable[str], rank: int | None) -> dict[str, str]:
+    """Return the keys ``RANK/NAME`` of what this rank takes, by name: its own; with None, those of the first rank."""
+    by_rank = sorted((key.partition("/") for key in saved), key=lambda key: int(key[0]), reverse=True)
+    known = {name: writer for writer, _, name in by_rank if rank is None or int(writer) == rank}
+    return {name: f"{known[name]}/{name}" for name in names if name in known}
 
 
 def _load(folder: Path, kind: str, tensors: dict[str, Tensor], world: World) -> None:

@@ -123,6 +123,7 @@ def train_step(
     may_skip = skip or engine.scales_loss  # then the host knows the norm already
     if load.numel() and not (may_skip and not math.isfinite(float(norm))):
         engine.balance(tokens.view_as(load)[:, :-1])
+    engine.share_buffers()
     values = torch.cat([reduced, norm.reshape(1), tokens])
     return PendingStep(step, values, experts=load.shape[1] - 1, scaled=engine.scales_loss)
 

@@ -29,8 +29,8 @@ HERE = Path(__file__).parent
 PAGES = 40
 """Strategies with their own charts; more would make the page slow."""
 STATES = {
-    EQUAL: "first steps and final losses are within the tolerance, or the difference is explained by rounding.",
-    ROUNDING: "rounding alone moves one device just as far.",
+    EQUAL: "first steps, final losses and weights are within the tolerance, or rounding explains the difference.",
+    ROUNDING: "rounding alone moves one device just as far, or can send a token to another expert.",
     UNEQUAL: "neither of these.",
     SUSPICIOUS: "the run learned nothing, so its loss proves nothing.",
     REPORTED: "low precision, which has no tolerance.",
@@ -81,7 +81,7 @@ def html(
         sentence=f"{sentence} {flips(run_data.table)}".strip(),
         diagnoses=[(name, page, (results / page).exists()) for name, page in pages(run_data.table).items()],
         call=summary_markdown.call(config),
-        memory=summary_markdown.MEMORY,
+        about_columns=f"{summary_markdown.WEIGHTS} {summary_markdown.MEMORY}",
         states=STATES,
         matrix=matrix,
         notes=notes,

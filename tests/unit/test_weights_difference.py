@@ -1,0 +1,80 @@
+"""The relative difference of each weight of two files."""
+
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from shardlab.errors import UserError
+from shardlab.models import weights_difference as module
+from shardlab.models.weights_difference import fixed_weights, weights_difference
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture
+def difference(tmp_path):
+    """Return the difference of one tensor from another, through files."""
+
+    def of(value, reference):
+        for name, tensor in (("a", value), ("b", reference)):
+            save_file({"w": tensor}, tmp_path / name)
+        return weights_difference(tmp_path / "a", tmp_path / "b")["w"]
+
+    return of
+
+
+@pytest.mark.parametrize("block", [1, 2, 2**24])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64])
+def test_it_is_relative_to_the_norm_of_the_reference(difference, monkeypatch, dtype, block):
+    monkeypatch.setattr(module, "BLOCK", block)
+    reference = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=dtype)
+    assert difference(reference, reference) == 0
+    assert difference(reference + torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to(dtype), reference) == 0.4
+    assert difference(reference / 2, reference) == 0.5
+    assert difference(torch.zeros_like(reference) + 1, torch.zeros_like(reference)) == 2, "the norm itself"
+
+
+def test_a_difference_of_one_rounding_is_seen(difference):
+    reference = torch.ones(1000)
+    other = reference.clone()
+    other[7] = 1 + 2**-23
+    assert difference(other, reference) == pytest.approx(2**-23 / 1000**0.5)
+    assert difference(torch.tensor([1.0 + 1e-3j]), torch.tensor([1.0 + 0j])) == pytest.approx(1e-3, rel=1e-4)
+
+
+def test_integers_are_exact(difference):
+    large = 2**53
+    assert difference(torch.tensor([large + 1]), torch.tensor([large])) == 1 / large
+    assert difference(torch.tensor([True, False]), torch.tensor([True, True])) == pytest.approx(2**-0.5)
+    assert difference(torch.tensor([1, 255], dtype=torch.uint8), torch.tensor([2, 0], dtype=torch.uint8)) > 100
+
+
+def test_values_that_are_not_finite(difference):
+    """Equal where both have them, as masks do; else the largest number."""
+    mask = torch.tensor([0.0, -INF, 3.0, NAN])
+    assert difference(mask, mask) == 0
+    assert difference(torch.tensor([3.0, -INF, 3.0, NAN]), mask) == 1
+    for other in ([0.0, INF, 3.0, NAN], [0.0, 1.0, 3.0, NAN], [0.0, -INF, NAN, NAN], [0.0, -INF, 3.0, 1.0]):
+        assert difference(torch.tensor(other), mask) == sys.float_info.max
+
+
+def test_files_of_two_models_are_refused(tmp_path):
+    save_file({"w": torch.ones(2), "b": torch.ones(1)}, tmp_path / "a")
+    for other, sentence in (
+        ({"w": torch.ones(2)}, "only one of them has b."),
+        ({"w": torch.ones(2), "b": torch.ones(1, 1)}, r"b is \(1,\) of float32 in the first and \(1, 1\) of float32"),
+        ({"w": torch.ones(2), "b": torch.ones(1, dtype=torch.int32)}, r"and \(1,\) of int32 in the second"),
+    ):
+        save_file(other, tmp_path / "b")
+        with pytest.raises(UserError, match=sentence):
+            weights_difference(tmp_path / "a", tmp_path / "b")
+
+
+def test_integers_and_what_training_leaves_as_it_was_are_fixed(tmp_path):
+    before = {"trained": torch.ones(2), "frozen": torch.ones(2), "count": torch.zeros(1, dtype=torch.int64)}
+    after = before | {"trained": torch.tensor([1.0, 1.0001]), "count": before["count"] + 3}
+    save_file(before, tmp_path / "initial")
+    save_file(after, tmp_path / "trained")
+    assert fixed_weights(tmp_path / "trained", tmp_path / "initial") == ["count", "frozen"]
