@@ -55,6 +55,8 @@ try:
     RUNS = [] if snakemake_lock.of_one_run(sys.argv[1:]) else resolve.matrix(CONFIG)[0]
     known = {(run.strategy, run.workload): run for run in RUNS}
     asked_for = dict(known)
+    # Runs that the call names, if it wants no others.
+    named = {}
     for target in call.targets(sys.argv[1:]):
         run = resolved(target.strategy, target.workload)
         model_and_data.check_data_set(CONFIG, run)
@@ -62,6 +64,7 @@ try:
             pretrained.check_export(run.model)
         else:
             asked_for[target.strategy, target.workload] = run
+            named[target.strategy, target.workload] = run
     if WORKS:
         snakemake_lock.note_done(Path.cwd(), asked_for.values())
 except UserError as error:
@@ -150,8 +153,9 @@ def initialization(workload):
 @cache
 def strategies_of(workload):
     """Return what the initial weights' job needs to know of the strategies that this call trains from them, as JSON."""
-    runs = asked_for.values()
-    if not runs:  # a call of another Snakemake for this job alone
+    runs = named.values() if named and "all" not in sys.argv else asked_for.values()
+    # A call of another Snakemake for this job alone knows the other's configuration, but not its targets.
+    if not runs and "strategies" in workflow.config_settings.overwrite_config:
         runs = resolve.matrix(CONFIG)[0]
     return contents.reduced(
         run for run in runs if resolve.weights_of(run.workload) == workload
