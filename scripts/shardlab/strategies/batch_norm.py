@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -50,10 +50,10 @@ def _synchronized(group: dist.ProcessGroup | None, batch: Batch, forward: Callab
         shape = [1, -1] + [1] * (x.dim() - 2)
         weight = float(batch.counts)
         rows = x.new_full((1,), weight * x.numel() / x.shape[1])
-        total, count = _Sum.apply(torch.cat([weight * x.sum(dims), rows]), group).split([x.shape[1], 1])
+        total, count = _summed(torch.cat([weight * x.sum(dims), rows]), group).split([x.shape[1], 1])
         mean = total / count
         centered = x - mean.view(shape)
-        variance = _Sum.apply(weight * centered.square().sum(dims), group) / count
+        variance = _summed(weight * centered.square().sum(dims), group) / count
         if module.track_running_stats:
             module.num_batches_tracked += 1
             rate = module.momentum if module.momentum is not None else 1 / module.num_batches_tracked
@@ -66,6 +66,10 @@ def _synchronized(group: dist.ProcessGroup | None, batch: Batch, forward: Callab
         return out
 
     return synchronized
+
+
+def _summed(value: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    return cast(Tensor, _Sum.apply(value, group))  # type: ignore[no-untyped-call]
 
 
 class _Sum(torch.autograd.Function):

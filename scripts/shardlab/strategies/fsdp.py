@@ -105,7 +105,7 @@ class UsedParameters:
         self._used: set[str] = set()
         for prefix, module in model.named_modules():
             if isinstance(module, FSDPModule):
-                module.register_forward_pre_hook(partial(self._note, prefix))
+                cast(nn.Module, module).register_forward_pre_hook(partial(self._note, prefix))
 
     def add(self, loss: Tensor) -> None:
         """Add those that a loss depends on, before its backward pass."""
