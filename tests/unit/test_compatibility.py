@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.common import build as build_model
-from shardlab.errors import Unsupported
+from shardlab.errors import Unsupported, UserError
 from shardlab.settings import load, resolve
 from shardlab.settings.pipeline_schedules import SCHEDULES, boundaries
 from shardlab.settings.types import Strategy
@@ -86,3 +86,11 @@ def test_ep_groups_the_data_parallel_ranks_once_more(monkeypatch):
     assert experts(dp_shard=-1, tp=2, ep=2) == (8, 1, 2, 2)
     assert experts(dp_replicate=2, dp_shard=-1, ep=2) == (8, 2, 2, 2)
     assert experts(dp_replicate=-1, dp_shard=2, ep=4) == (8, 2, 1, 4), "more than have different shards"
+
+
+@pytest.mark.parametrize("others", [{}, {"tp": 2}, {"dp_shard": -1, "tp": 2}, {"dp_shard": -1, "pp": 2}])
+def test_unused_parameters_are_found_by_ddp_and_fsdp_alone(monkeypatch, others):
+    with pytest.raises(UserError, match="find_unused_parameters is for DDP and FSDP alone; remove it"):
+        resolved(monkeypatch, {"find_unused_parameters": True} | others)
+    for own in ({"dp_replicate": -1}, {"dp_shard": -1}):
+        assert resolved(monkeypatch, {"find_unused_parameters": True} | own).options.find_unused_parameters
