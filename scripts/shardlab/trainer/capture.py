@@ -8,6 +8,7 @@ of a step, and on rank 0 under DeepSpeed the whole state of the optimizer.
 import gc
 import json
 import math
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from shardlab.trainer import loop
 from shardlab.trainer.module_outputs import ModuleOutputs
 from shardlab.training import distributed, evaluation
 from shardlab.training.batches import Step
+from shardlab.training.module_state import kept
 from shardlab.training.step import train_step
 from shardlab.training.tasks import IGNORE, MicroBatch
 
@@ -88,7 +90,8 @@ def _take_steps(run: Run, data: Path, initial: Path, folder: Path, divided_like:
     recorder = _Recorder(state, folder)
     recorder.save_weights("initial")
     if divided_like:
-        _gradients_of_parts(state, recorder, divided_like)
+        with kept(state.engine.parts):
+            _gradients_of_parts(state, recorder, divided_like)
     for number in range(min(STEPS, state.steps.count)):
         recorder.step(number)
     state.checkpointer.checkpoint(len(recorder.steps))
@@ -295,7 +298,11 @@ def _gradients_of_parts(state: loop.TrainState, recorder: _Recorder, like: Run) 
                 own = replace(whole, rank=rank).positions(filled // ranks, rows["targets"].device)
                 others = torch.ones(filled, dtype=torch.bool, device=own.device).index_fill(0, own, False)
                 rows["targets"] = rows["targets"].masked_fill(others[:length], IGNORE)
-            engine.forward_backward(MicroBatch(rows, 1, 1), 1 / step.targets, last=True)
+            try:
+                engine.forward_backward(MicroBatch(rows, 1, 1), 1 / step.targets, last=True)
+            except ValueError:  # batch norm takes no single sample, whose gradient does not exist, either
+                shutil.rmtree(recorder.folder / "parts", ignore_errors=True)
+                return
             recorder.save(f"parts/{index}-{rank}", engine.gradients(), recorder.names)
             engine.zero_grad()
     engine.expert_load()
