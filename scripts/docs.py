@@ -18,7 +18,7 @@ from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.report import strategy_docs
 from shardlab.report.summary import MEMORY_KINDS
-from shardlab.settings import config, learning_rate, load, recipe, resolve, sites, types
+from shardlab.settings import config, contents, learning_rate, load, recipe, resolve, sites, types
 
 SCHEMAS: dict[str, type[BaseModel]] = {"config": config.Config, "workload": types.Workload, "site": sites.Site}
 """Schemas of the files that people edit, for their editors."""
@@ -87,6 +87,8 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     files[reliability] = fill(reliability, {"faults": faults(ROOT / "tests/faults.json")})
     equality = ROOT / "docs/equality.md"
     files[equality] = fill(equality, {"mutants": mutants(ROOT / "tests/mutants")})
+    own = ROOT / "docs/bring-your-own.md"
+    files[own] = fill(own, {"contents": contents.table()})
     page = ROOT / "docs/matrix.md"
     if summary:
         table = pd.read_csv(summary)

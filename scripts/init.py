@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Draw the initial weights of a workload, once, from one seed on one device: every strategy loads them.
 
-Their test loss is the baseline of a training.
+Their test loss is the baseline of a training. What the model contains is checked against the strategies.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
@@ -12,11 +13,13 @@ import torch
 from shardlab import models
 from shardlab.data import store
 from shardlab.errors import run_program
-from shardlab.models.weights import save
+from shardlab.models import contents
+from shardlab.models.weights import materialize, save
 from shardlab.records.reports import InitialReport
 from shardlab.settings import run_identity
-from shardlab.settings.types import read_run
-from shardlab.training import distributed, evaluation, tasks
+from shardlab.settings.types import Run, read_run
+from shardlab.training import distributed, evaluation, tasks, trial
+from shardlab.training.device import of_rank
 
 
 def main() -> None:
@@ -26,6 +29,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")
     parser.add_argument("--report", type=Path, help="JSON file to write with their test loss; needs --data")
     parser.add_argument("--data", type=Path, help="folder of the prepared data set")
+    parser.add_argument(
+        "--strategies", type=json.loads, default={}, help="JSON of settings/contents.py: what will train"
+    )
     args = parser.parse_args()
     if args.report and not args.data:
         parser.error("--report needs --data")
@@ -35,16 +41,27 @@ def main() -> None:
     model = models.build(run.model, run.task, dtype)
     models.check_plan(run.model, model)
     tasks.check_loss(run, model)
+    runs = [Run.model_validate(run.model_dump() | {"strategy": n} | some) for n, some in args.strategies.items()]
+    contents.check_all(run, model, runs, {})
+    contents.check_drawn(run, model)
     digest = save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
     parameters = models.parameter_count(model)
     print(f"{parameters:,} parameters, seed {run.seed}")
     if not args.report:
         return
+    loss = None
+    if not run.evaluated_sharded:
+        device = of_rank(run.site.device)
+        task = tasks.load(run.task, args.data, dtype, device, loss_chunks=run.recipe.loss_chunks)
+        materialize(model, args.output, device)
+        for sentence in contents.check_all(run, model, runs, trial.look(run, task, model)):
+            print(f"note: {sentence}")
+        loss = evaluation.evaluate_model(run, task, model).loss
     report = InitialReport(
         identity=run_identity.identity_of(run, store.fingerprint_of(args.data)),
         weights=digest,
         parameters=parameters,
-        loss=None if run.evaluated_sharded else evaluation.evaluate(run, args.data, args.output).loss,
+        loss=loss,
     )
     report.write(args.report)
     print(f"test loss {report.loss}")

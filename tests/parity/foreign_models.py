@@ -470,11 +470,7 @@ class GeneratorState(nn.Module):
         return self.last(h)
 
 
-@foreign(
-    "buffers_in_forward",
-    "spectral norm as a hook (torch.nn.utils.spectral_norm)",
-    zero3="refused: the constructor computes with a weight, which zero.Init has split",
-)
+@foreign("buffers_in_forward", "spectral norm as a hook (torch.nn.utils.spectral_norm)")
 class SpectralHook(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -522,19 +518,15 @@ class VectorQueue(nn.Module):
 
 # sometimes_unused: parameters without a gradient in some or all steps
 
-UNUSED = {
+UNUSED = {"ddp": "refused: needs find_unused_parameters"}
+SOMETIMES = {
     "ddp": "refused: needs find_unused_parameters",
-    "zero": "differs: ZeRO decays weights without a gradient, AdamW leaves them out",
-}
-BRANCHES = {
-    "ddp": "refused: needs find_unused_parameters",
-    "fsdp": "refused: ranks have gradients of different parameters",
-    "zero1": "differs: the branch of half a batch, and ZeRO steps without a gradient",
-    "zero3": "refused: ranks gather different parameters",
+    "fsdp": "refused: needs find_unused_parameters: ranks may reduce gradients of different parameters",
+    "zero": "refused: DeepSpeed decays weights without a gradient, or waits for it",
 }
 
 
-@foreign("sometimes_unused", "a branch that depends on the batch", **BRANCHES)
+@foreign("sometimes_unused", "a branch that depends on the batch", **SOMETIMES)
 class DataBranch(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -556,7 +548,7 @@ class UnusedPooler(nn.Module):
         return self.last(F.gelu(self.first(x)))
 
 
-@foreign("sometimes_unused", "two modules that take turns, step by step", **UNUSED)
+@foreign("sometimes_unused", "two modules that take turns, step by step", **SOMETIMES)
 class TakingTurns(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -572,7 +564,7 @@ class TakingTurns(nn.Module):
         return self.last(self.odd(h) if self.steps % 2 else self.even(h))
 
 
-@foreign("sometimes_unused", "blocks that are left out in some steps (layer drop)", blocks=("layers.*",), **UNUSED)
+@foreign("sometimes_unused", "blocks that are left out in some steps (layer drop)", blocks=("layers.*",), **SOMETIMES)
 class LayerDrop(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -601,7 +593,7 @@ class DroppedHead(nn.Module):
         return self.last(h)
 
 
-@foreign("sometimes_unused", "experts that are not called without samples", **BRANCHES)
+@foreign("sometimes_unused", "experts that are not called without samples", **SOMETIMES)
 class SkippedExperts(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -690,7 +682,7 @@ class ZeroGradient(nn.Module):
         return self.last(h) + 0 * self.other(h)
 
 
-@foreign("sometimes_unused", "a module that joins at the sixth step", **UNUSED)
+@foreign("sometimes_unused", "a module that joins at the sixth step", **SOMETIMES)
 class LateModule(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -855,7 +847,7 @@ class FrozenEmpty(nn.Module):
         return self.last(F.gelu(self.first(x) + self.extra(x[:, :0])))
 
 
-@foreign("frozen", "a frozen deep copy of a trained layer", blocks=("first", "teacher", "last"), zero3=DEEP_COPY)
+@foreign("frozen", "a frozen deep copy of a trained layer", blocks=("first", "teacher", "last"))
 class FrozenTeacher(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -893,8 +885,7 @@ class FrozenBfloat16(nn.Module):
 
 # shapes_and_ties: shared weights, and parameters of unusual shapes, strides and names
 
-STRIDES = "refused: ZeRO broadcasts contiguous parameters"
-READS_WEIGHT = "refused: the constructor computes with a weight, which zero.Init has split"
+READS_WEIGHT = "refused: the constructor reads a weight, and weights are drawn later"
 SPLIT_ELSEWHERE = "refused: a module reads a weight of another block, which is split"
 
 
@@ -953,7 +944,7 @@ class ScalarParameter(nn.Module):
         return self.last(F.gelu(self.first(x) * self.scale))
 
 
-@foreign("shapes_and_ties", "a transposed parameter", zero=STRIDES)
+@foreign("shapes_and_ties", "a transposed parameter")
 class TransposedParameter(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -964,7 +955,7 @@ class TransposedParameter(nn.Module):
         return self.last(F.gelu(self.first(x) @ self.middle))
 
 
-@foreign("shapes_and_ties", "weight norm (parametrizations)", zero3=READS_WEIGHT)
+@foreign("shapes_and_ties", "weight norm (parametrizations)")
 class WeightNorm(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -975,7 +966,10 @@ class WeightNorm(nn.Module):
 
 
 @foreign(
-    "shapes_and_ties", "nn.TransformerEncoder: deep copies of a layer", blocks=("encoder.layers.*",), zero3=DEEP_COPY
+    "shapes_and_ties",
+    "nn.TransformerEncoder: deep copies of a layer",
+    blocks=("encoder.layers.*",),
+    zero="differs: the gradient of a key's bias is nothing but rounding",
 )
 class Encoder(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
@@ -1085,11 +1079,7 @@ class SharedBuffer(nn.Module):
         return self.last(F.gelu(self.first(x))) * (self.last.steps / 10).clamp(max=1)
 
 
-@foreign(
-    "shapes_and_ties",
-    "a frozen expanded parameter: one row for all rows",
-    ranks="refused: engines copy into a parameter, and its rows share memory",
-)
+@foreign("shapes_and_ties", "a frozen expanded parameter: one row for all rows")
 class ExpandedParameter(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1168,7 +1158,7 @@ class WrapperNames(nn.Module):
         return self.weight(self._checkpoint_wrapped_module(F.gelu(self._fsdp_wrapped_module(h))))
 
 
-@foreign("shapes_and_ties", "an orthogonal weight (parametrizations)", blocks=("turn",), zero3=READS_WEIGHT)
+@foreign("shapes_and_ties", "an orthogonal weight (parametrizations)", blocks=("turn",), every=READS_WEIGHT)
 class OrthogonalWeight(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1179,7 +1169,7 @@ class OrthogonalWeight(nn.Module):
         return self.last(F.gelu(self.turn(self.first(x))))
 
 
-@foreign("shapes_and_ties", "pruned weights: a hook and a mask made from them", zero3=READS_WEIGHT)
+@foreign("shapes_and_ties", "pruned weights: a hook and a mask made from them")
 class PrunedWeight(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1190,7 +1180,7 @@ class PrunedWeight(nn.Module):
         return self.last(F.gelu(self.first(x)))
 
 
-@foreign("shapes_and_ties", "a convolution in channels_last", blocks=("convolution",), zero=STRIDES)
+@foreign("shapes_and_ties", "a convolution in channels_last", blocks=("convolution",))
 class ChannelsLast(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1216,12 +1206,13 @@ class SharedStorage(nn.Module):
 
 # constructors_and_outputs: what a constructor does besides drawing weights, and what a forward pass returns
 
+DRAWN = "refused: the constructor draws what no file of weights has"
 NO_TENSOR = "refused: the output is not a tensor"
 MIXES = "differs: the output depends on the other samples of a rank's batch"
-REPLACED = "refused: the constructor keeps the parameter that the engine replaces"
+REPLACED = "refused: the constructor keeps a parameter or its memory, and engines have their own"
 
 
-@foreign("constructors_and_outputs", "a mask made from a weight", blocks=("last",), zero3=READS_WEIGHT)
+@foreign("constructors_and_outputs", "a mask made from a weight", blocks=("last",))
 class MaskOfWeight(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1233,7 +1224,7 @@ class MaskOfWeight(nn.Module):
         return self.last(F.gelu(F.linear(x, weight, self.first.bias)))
 
 
-@foreign("constructors_and_outputs", "spectral norm (parametrizations): vectors made from a weight", zero3=READS_WEIGHT)
+@foreign("constructors_and_outputs", "spectral norm (parametrizations): vectors made from a weight")
 class SpectralNorm(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1243,7 +1234,7 @@ class SpectralNorm(nn.Module):
         return self.last(F.gelu(self.first(x)))
 
 
-@foreign("constructors_and_outputs", "a number read from a weight", zero3=READS_WEIGHT)
+@foreign("constructors_and_outputs", "a number read from a weight", every=READS_WEIGHT)
 class NumberOfWeight(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1283,12 +1274,7 @@ class ScaledWeight(nn.Module):
         return self.last(F.gelu(self.first(x)))
 
 
-@foreign(
-    "constructors_and_outputs",
-    "weights copied in place under no_grad",
-    blocks=("first", "same", "last"),
-    zero3="refused: zero.Init has split the weight that the constructor writes",
-)
+@foreign("constructors_and_outputs", "weights copied in place under no_grad", blocks=("first", "same", "last"))
 class CopiedWeight(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1313,7 +1299,7 @@ class RandomBuffer(nn.Module):
         return self.last(F.gelu(self.first(torch.cat((angles.sin(), angles.cos()), dim=-1))))
 
 
-@foreign("constructors_and_outputs", "a random buffer that is not saved")
+@foreign("constructors_and_outputs", "a random buffer that is not saved", every=DRAWN)
 class UnsavedRandomBuffer(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1339,7 +1325,7 @@ class NumpyWeights(nn.Module):
         return self.last(F.gelu(self.first(x)[:, self.order] * self.order.add(1).log()))
 
 
-@foreign("constructors_and_outputs", "an attribute drawn by Python's random: no checkpoint has it")
+@foreign("constructors_and_outputs", "an attribute drawn by Python's random: no checkpoint has it", every=DRAWN)
 class RandomAttribute(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1365,7 +1351,7 @@ class LazyLayer(nn.Module):
 
 
 @foreign(
-    "constructors_and_outputs", "a lazy layer whose shape a forward pass of the constructor sets", zero3=READS_WEIGHT
+    "constructors_and_outputs", "a lazy layer whose shape a forward pass of the constructor sets", every=READS_WEIGHT
 )
 class SettledLazyLayer(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
@@ -1377,7 +1363,7 @@ class SettledLazyLayer(nn.Module):
         return self.last(F.gelu(self.first(x)))
 
 
-@foreign("constructors_and_outputs", "a forward pass in the constructor to find a size", zero3=READS_WEIGHT)
+@foreign("constructors_and_outputs", "a forward pass in the constructor to find a size")
 class SizeByForward(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1516,7 +1502,7 @@ class ForwardHooks(nn.Module):
         return self.last(F.gelu(self.first(x)))
 
 
-@foreign("constructors_and_outputs", "a hook of the constructor on a parameter's gradient", fsdp=REPLACED)
+@foreign("constructors_and_outputs", "a hook of the constructor on a parameter's gradient", every=REPLACED)
 class GradientHook(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1528,7 +1514,7 @@ class GradientHook(nn.Module):
         return self.last(F.gelu(self.first(x)))
 
 
-@foreign("constructors_and_outputs", "a Python list of parameters that forward uses", fsdp=REPLACED, zero3=REPLACED)
+@foreign("constructors_and_outputs", "a Python list of parameters that forward uses", every=REPLACED)
 class ListedParameter(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1550,7 +1536,7 @@ class PlainTensor(nn.Module):
         return self.last(F.gelu(self.first(x) * self.gains.to(x)))
 
 
-@foreign("constructors_and_outputs", "a weight with a parametrization of its own", zero3=READS_WEIGHT)
+@foreign("constructors_and_outputs", "a weight with a parametrization of its own")
 class SymmetricWeight(nn.Module):
     class Symmetric(nn.Module):
         def forward(self, weight: Tensor) -> Tensor:
@@ -1565,9 +1551,7 @@ class SymmetricWeight(nn.Module):
         return self.last(F.gelu(self.middle(self.first(x))))
 
 
-@foreign(
-    "constructors_and_outputs", "a buffer that is the memory of a weight and follows it", fsdp=REPLACED, zero3=REPLACED
-)
+@foreign("constructors_and_outputs", "a buffer that is the memory of a weight and follows it", every=REPLACED)
 class AliasOfWeight(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()

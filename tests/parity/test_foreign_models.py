@@ -17,10 +17,13 @@ from group import Group, steps, worst
 from safetensors.torch import load_file
 from worker import REFUSAL
 
+from shardlab.settings.recipe import Recipe
 from shardlab.training.evaluation import evaluate
 
-KINDS = ("dtypes", "frozen", "buffers_in_forward", "sometimes_unused")
+KINDS = ("dtypes", "frozen", "shapes_and_ties", "constructors_and_outputs", "buffers_in_forward", "sometimes_unused")
 """Kinds of models that are tried."""
+BEFORE = KINDS[2:]
+"""Kinds whose refusals come with the initial weights, before there are ranks: tests/unit/test_contents.py."""
 MIXED = {"global_batch_size": 4}
 """Recipe of models with buffers that a forward pass changes: some take no single sample, which 5 would leave a rank."""
 CHAINS = ("dp", "mp", "mp_ranks", "pp", "pp_interleaved", "pp_zbv", "tp", "hsdp", "fsdp_offload", "fsdp_tp", "fsdp_pp")
@@ -36,11 +39,14 @@ class Case:
     model: str
     dtype: str = "float64"
     blocks: tuple | None = None
+    key: str = ""
+    """Option of the strategy or of the recipe that makes it equal."""
     recomputed: bool = False
 
     @property
     def name(self):
-        return f"{self.strategy}-{self.model}-{self.dtype}" + "-".join(self.blocks or ()) + "-full" * self.recomputed
+        blocks = "-".join(self.blocks or ())
+        return f"{self.strategy}-{self.model}-{self.dtype}{blocks}{self.key}" + "-full" * self.recomputed
 
     @property
     def kind(self):
@@ -55,9 +61,12 @@ class Case:
         return self.dtype == "float64"
 
     def run(self):
-        recomputed = {"activation_checkpointing": "full"} if self.recomputed else {}
-        mixed = MIXED if self.kind == "buffers_in_forward" else {}
-        run = foreign.run_of(self.model, self.strategy, dtype=self.dtype, **CHECKPOINTS | mixed | recomputed)
+        of_recipe = {self.key: True} if self.key in Recipe.model_fields else {}
+        of_recipe |= {"activation_checkpointing": "full"} if self.recomputed else {}
+        of_recipe |= MIXED if self.kind == "buffers_in_forward" else {}
+        run = foreign.run_of(self.model, self.strategy, dtype=self.dtype, **CHECKPOINTS, **of_recipe)
+        if self.key and self.key not in of_recipe:
+            run = run.model_copy(update={"options": run.options.model_copy(update={self.key: True})})
         model = run.model.model_copy(update={} if self.blocks is None else {"blocks": [*self.blocks]})
         return run.model_copy(update={"model": model})
 
@@ -75,6 +84,11 @@ CASES = [case for name, entry in MODELS.items() if entry.kind in KINDS for case 
 CASES += [Case(strategy, "low_rank_chain") for strategy in CHAINS]
 CASES.append(Case("zero2", "low_rank_chain", "float32"))
 CASES.append(Case("fsdp", "precise_block", "float32", ("first",)))  # the root has parameters of two types
+# Ranks that use other parameters than the others, in some steps, or never; a batch norm of all ranks' samples.
+UNUSED_BY_SOME = ("unused_pooler", "taking_turns", "skipped_experts")
+CASES += [Case(s, name, key="find_unused_parameters") for s in ("ddp", "fsdp") for name in UNUSED_BY_SOME]
+CASES += [Case(s, "batch_norm_block", key="sync_batch_norm") for s in ("ddp", "fsdp", "hsdp")]
+CASES += [Case(s, "batch_norm_block", "float32", key="sync_batch_norm") for s in ("zero1", "zero3")]
 CASES += [Case(strategy, "averaging_chain") for strategy in AVERAGING]
 RECOMPUTED = [
     replace(case, recomputed=True)
@@ -82,8 +96,10 @@ RECOMPUTED = [
     if case.model in ("batch_norm_block", "averaging_chain") and case.strategy != "pp_zbv"
 ]
 CASES += RECOMPUTED
-REFUSED = [case for case in CASES if case.expected.startswith("refused") and case.kind != "sometimes_unused"]
-TRAINED = [case for case in CASES if not case.expected.startswith("refused")]
+REFUSED = [case for case in CASES if case.expected.startswith("refused")]
+TRAINED = [case for case in CASES if case not in REFUSED]
+REFUSED = [case for case in REFUSED if MODELS[case.model].kind not in BEFORE]
+RESUMED = [case for case in TRAINED if case.kind not in ("shapes_and_ties", "constructors_and_outputs")]
 EQUAL = [case for case in TRAINED if case.expected == "equal" and case.model != "averaging_chain"]
 
 
@@ -112,7 +128,7 @@ def results(request, server, tmp_path_factory, tiny_data):
     for case in CASES:
         if case in requested:
             trained[case.run().world_size].append(case)
-            if case in TRAINED:
+            if case in RESUMED:
                 resumed[case.run().world_size].append(case)
             if not (data / case.model).exists():
                 (data / case.model).symlink_to(tiny_data / foreign.DATA)
@@ -187,7 +203,7 @@ def as_saved(value):
     return torch.view_as_real(value) if value.dtype == torch.complex128 else value
 
 
-@with_marks(TRAINED, is_long)
+@with_marks(RESUMED, is_long)
 def test_a_resumed_training_is_the_same(results, case):
     """Bitwise, from the checkpoint of step 2, which a run writes and reads under each engine."""
     whole, resumed = results / case.name, results / f"{case.name}-resumed"

@@ -14,6 +14,7 @@ from shardlab.launch import (
 from shardlab.patches import snakemake_scheduler
 from shardlab.records import plan
 from shardlab.settings import (
+    contents,
     run_identity,
     model_and_data,
     load,
@@ -142,6 +143,17 @@ def initialization(workload):
     """Return the settings of the job that draws a workload's initial weights, and the digest of these settings."""
     run = resolve.initialization(resolved("single", workload))
     return run, run_identity.identity_of(run, "").run
+
+
+@cache
+def strategies_of(workload):
+    """Return what the initial weights' job needs to know of the strategies that this call trains from them, as JSON."""
+    runs = asked_for.values()
+    if not runs:  # a call of another Snakemake for this job alone
+        runs = resolve.matrix(CONFIG)[0]
+    return contents.reduced(
+        run for run in runs if resolve.weights_of(run.workload) == workload
+    )
 
 
 @cache

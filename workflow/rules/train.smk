@@ -67,12 +67,14 @@ rule init:
         **job_resources("init", runtime=30),
     params:
         image=IN_IMAGE,
+        # As a function of the input it does not draw the weights again when the strategies change.
+        strategies=lambda wildcards, input: strategies_of(wildcards.workload),
     message:
         "Drawing and evaluating the initial weights of {wildcards.workload}"
     shell:
         f"python {SCRIPTS}/launch.py"
         " init --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
-        " --output {output.weights} --report {output.report} > {log} 2>&1"
+        " --output {output.weights} --report {output.report} --strategies {params.strategies:q} > {log} 2>&1"
 
 
 rule train:

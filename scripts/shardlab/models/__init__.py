@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from shardlab.errors import UserError, choices
 from shardlab.models._chain import Chain
@@ -24,12 +25,43 @@ def build(settings: types.Model, task: str, dtype: torch.dtype) -> nn.Module:
     """Build the model in a dtype, without weights: parameters are on the meta device, buffers on the CPU.
 
     Raises:
-        UserError: the model does not exist, or does not accept the arguments.
+        UserError: the model does not exist, does not accept the arguments, or reads a weight in its constructor.
     """
-    with parameters_on_meta():
-        model = construct(settings, task)
+    model = _without_weights(settings, task)
     # nn.Module.to would take complex and float64 tensors, too, and leave the real part of a complex one.
-    return model._apply(lambda value: value.to(in_precision(value.dtype, dtype)))  # type: ignore[no-untyped-call]
+    known: dict[int, tuple[Tensor, Tensor]] = {}  # a buffer of two modules stays one
+
+    def cast(value: Tensor) -> Tensor:
+        return known.setdefault(id(value), (value, value.to(in_precision(value.dtype, dtype))))[1]
+
+    return model._apply(cast)  # type: ignore[no-untyped-call]
+
+
+def _without_weights(settings: types.Model, task: str) -> nn.Module:
+    try:
+        with parameters_on_meta():
+            model = construct(settings, task)
+    except UserError as error:
+        construct(settings, task)  # if this fails, too, it says why
+        raise UserError(
+            f"the constructor of model {settings.name} reads a weight ({error.__cause__ or error}), but weights are "
+            "drawn later; compute what depends on them in forward, or register it as a persistent buffer."
+        ) from error
+    if lazy := [name for name, value in model.named_parameters() if is_lazy(value)]:
+        raise UserError(
+            f"{lazy[0]} of model {settings.name} has no shape yet; give it the sizes of a layer that is not lazy."
+        )
+    memory = {value.untyped_storage()._cdata: name for name, value in model.named_parameters()}
+    for name, buffer in model.named_buffers():
+        if owner := buffer.is_meta and memory.get(buffer.untyped_storage()._cdata):
+            raise UserError(
+                f"buffer {name} of model {settings.name} is the memory of {owner}, and weights have their own after "
+                f"they are drawn; read {owner} in forward, or make the buffer a clone."
+            )
+    for parameter in model.parameters():
+        # Files and shards are contiguous, and so are the weights under every strategy.
+        parameter.data = parameter.data.contiguous()
+    return model
 
 
 def in_precision(kind: torch.dtype, dtype: torch.dtype) -> torch.dtype:
@@ -55,8 +87,7 @@ def initial_weights(settings: types.Model, task: str, dtype: torch.dtype, seed: 
     Raises:
         UserError: see ``build``; or a module has no ``reset_parameters``.
     """
-    with parameters_on_meta():
-        model = construct(settings, task)
+    model = _without_weights(settings, task)
     if settings.folder or not hasattr(model, "initialize"):
         torch.manual_seed(seed)
         for name, value in state(construct(settings, task, pretrained=settings.pretrained)).items():

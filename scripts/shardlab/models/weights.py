@@ -105,26 +105,40 @@ def materialize(
 
 
 def allocate(model: nn.Module, device: torch.device, buffers: torch.device | None = None) -> None:
-    """Allocate a model's meta parameters; buffers keep their values, tied parameters stay tied."""
+    """Allocate a model's meta parameters, and buffers made from them; the other buffers keep their values, and what
+    several modules share stays shared.
+    """
     kept = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
-    names: dict[int, list[str]] = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[id(parameter)].append(name)
+    of_parameters, of_buffers = (
+        names(named(remove_duplicate=False)) for named in (model.named_parameters, model.named_buffers)
+    )
     model.to_empty(device=device)
-    for name in [name for name, _ in model.named_buffers()]:
-        owner, _, leaf = name.rpartition(".")
+    for first, *others in of_buffers:
         # Offloaded weights are on the CPU between their uses, but nothing moves a buffer to the device.
-        setattr(model.get_submodule(owner), leaf, kept[name].to(buffers or device, copy=True))
-    for first, *others in names.values():
+        value = kept.get(first, model.get_buffer(first)).to(buffers or device, copy=True)
+        for name in (first, *others):
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, value)
+    for first, *others in of_parameters:
         for name in others:
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
+
+
+def names(named: Iterable[tuple[str, Tensor]]) -> list[list[str]]:
+    """Return the names of each tensor."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for name, value in named:
+        found[id(value)].append(name)
+    return [*found.values()]
 
 
 def assign(target: Tensor, whole: Tensor) -> None:
     """Copy a whole tensor into a tensor, or this rank's shard of it into a DTensor; no communication."""
     if (mesh := getattr(target, "device_mesh", None)) is None:
         target.copy_(whole)
+        return
+    if not whole.numel():  # a shard of it is filled up to one row
         return
     from torch.distributed.tensor import distribute_tensor
 

@@ -6,16 +6,22 @@ from typing import Any
 from unittest import mock
 
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
     """Modules that are made inside keep no parameter, but their buffers: a position table is in no file."""
     register = nn.Module.register_parameter
+    # A constructor may give one parameter to several modules from a variable of its own.
+    known: Any = WeakIdKeyDictionary()
 
     def without_data(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:  # a tied one stays the same object
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        if parameter is not None and not parameter.is_meta and not is_lazy(parameter):
+            if parameter not in known:
+                known[parameter] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+            parameter = known[parameter]
         register(module, name, parameter)
 
     with mock.patch.object(nn.Module, "register_parameter", without_data):

@@ -21,6 +21,10 @@ def check_degrees(strategy: Strategy, where: str) -> None:
         raise UserError(f"{where}: cpu_offload needs dp_shard; set dp_shard to -1 or remove cpu_offload.")
     if strategy.single_process and degrees:
         raise UserError(f"{where}: single_process runs on one rank and takes no degrees; remove {choices(degrees)}.")
+    if strategy.find_unused_parameters and (not splits & {"samples"} or splits - {"samples", "states"}):
+        raise UserError(
+            f"{where}: find_unused_parameters is for DDP and FSDP alone; remove it, or leave dp_replicate and dp_shard."
+        )
     if "experts" in splits and "states" not in splits:
         raise UserError(f"{where}: ep also needs dp_shard; add dp_shard: 1 to replicate everything but the experts.")
     if "samples" in splits and "states" not in splits and splits - {"samples"}:

@@ -89,6 +89,11 @@ class Recipe(Strict):
         description="With gradient_accumulation_steps: sort a rank's samples of a step by length before splitting them "
         "into micro-batches, to reduce padding (xsum); the samples of a step stay the same.",
     )
+    sync_batch_norm: bool = Field(
+        False,
+        description="Batch norm of data-parallel strategies uses the statistics of the samples of all ranks "
+        "(torch.nn.SyncBatchNorm), as one device does, and not of each rank's own.",
+    )
     loss_chunks: PositiveInt = Field(
         1,
         description="Parts of the sequence for which logits and loss of text are computed one after the other, and "

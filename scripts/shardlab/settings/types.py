@@ -152,6 +152,12 @@ class StrategyOptions(Strict):
         description="FSDP: shard every submodule with at least this many parameters separately, instead of the "
         "workload's blocks.",
     )
+    find_unused_parameters: bool = Field(
+        False,
+        description="DDP, FSDP: the loss may not depend on some parameters, in all steps or in some, or on some ranks. "
+        "DDP looks for them in each step (DistributedDataParallel(find_unused_parameters=True)); FSDP reduces a "
+        "gradient of 0 for them.",
+    )
     sequence_parallel: bool = Field(False, description="tp: split activations between the layers along the sequence.")
     loss_parallel: bool = Field(False, description="tp: compute the loss on split logits.")
     context: Literal["gather", "ulysses", "ring"] = Field(

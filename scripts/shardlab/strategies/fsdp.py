@@ -4,16 +4,17 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
-from shardlab.errors import Unsupported
+from shardlab.models.contents import reached, shared_outside
 from shardlab.settings.types import StrategyOptions
-from shardlab.training.distributed import text_of_mesh
+from shardlab.training.distributed import World, text_of_mesh
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,11 @@ def apply(
                 offload_policy=offload,
             )
         log.info("Applied FSDP to %d modules of experts, mesh %s", len(experts[0]), text_of_mesh(grid))
+    # A unit has all modules of its parameters: a tied one belongs to the model's.
+    tied = shared_outside(model, blocks)
+    if tied and options.wrap_parameters is None:
+        log.info("Left %d blocks with tied parameters to the root", len(tied))
+    blocks = [block for block in blocks if block not in tied]
     # FSDP cannot send parameters without values; each rank keeps them as they are.
     empty = {parameter for parameter in model.parameters() if not parameter.numel()}
     if options.wrap_parameters is not None:
@@ -74,6 +80,8 @@ def apply(
             offload_policy=offload,
             ignored_params=empty,
         )
+    if options.find_unused_parameters:
+        cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
     log.info(
         "Applied %s to %d blocks and the root, mesh %s%s%s",
         "HSDP" if mesh.ndim > 1 else "FSDP",
@@ -84,35 +92,49 @@ def apply(
     )
 
 
+class UsedParameters:
+    """Parameters that the losses of a step depend on, on any rank: the others have no gradient, as on one device.
+
+    FSDP reduces a gradient of 0 for these, which an optimizer would take for one.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.names = [name for name, value in model.named_parameters() if value.requires_grad]
+        self._gathered: dict[int, str] = {}
+        self._used: set[str] = set()
+        for prefix, module in model.named_modules():
+            if isinstance(module, FSDPModule):
+                module.register_forward_pre_hook(partial(self._note, prefix))
+
+    def add(self, loss: Tensor) -> None:
+        """Add those that a loss depends on, before its backward pass."""
+        self._used |= {self._gathered[each] for each in reached(loss) if each in self._gathered}
+
+    def clear_others(self, world: World) -> None:
+        """Clear the gradients of parameters that no rank used, after the last backward pass of a step; a collective."""
+        used = torch.tensor([float(name in self._used) for name in self.names], device=world.device)
+        parameters = dict(self.model.named_parameters())
+        for name, ranks in zip(self.names, world.sum(used).tolist(), strict=True):
+            if not ranks:
+                parameters[name].grad = None
+        self._used.clear()
+
+    def _note(self, prefix: str, module: nn.Module, _: object) -> None:
+        for name, value in module.named_parameters():
+            if not isinstance(value, DTensor):
+                self._gathered[id(value)] = f"{prefix}.{name}".lstrip(".")
+
+
 def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
-    """Return the modules whose own trained parameters are not of the training's type: FSDP reduces one type at a time.
-
-    Inner modules come first.
-
-    Raises:
-        Unsupported: a module has several types, or it is the model itself; or its parameters are complex: PyTorch 2.13
-            computes wrong updates of DTensors with uneven shards.
+    """Return the modules whose own trained parameters are of another type, inner ones first: FSDP reduces one type at a
+    time.
     """
     found = []
-    for name, module in reversed([*model.named_modules()]):
-        own, every = (
-            {value.dtype for value in module.parameters(recurse) if value.requires_grad and value.numel()}
-            for recurse in (False, True)
-        )
-        if own <= {dtype}:
-            continue
-        if any(kind.is_complex for kind in own):
-            raise Unsupported(
-                f"PyTorch's optimizers update shards of complex parameters wrongly ({name or 'the model itself'} has "
-                "some); use ddp, or make pairs of real numbers the parameter, with torch.view_as_complex in forward."
-            )
-        if len(every) > 1 or not name:
-            types = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in every | {dtype}))
-            raise Unsupported(
-                f"FSDP cannot shard {types} parameters of one module, {name or 'the model itself'}, together; give "
-                "those of another type than the training's to a submodule, or use ddp."
-            )
-        found.append(module)
+    for module in reversed([*model.modules()]):
+        own = [value for value in module.parameters(recurse=False) if value.requires_grad and value.numel()]
+        if {value.dtype for value in own} - {dtype}:
+            found.append(module)
     return found
 
 
@@ -135,7 +157,9 @@ def _large(model: nn.Module, parameters: int) -> list[nn.Module]:
     """Return submodules with at least this many parameters that no deeper module has wrapped: deepest first."""
     found: list[nn.Module] = []
     taken: set[nn.Parameter] = set()
-    for module in reversed([module for module in model.modules() if module is not model]):
+    inside = [module for module in model.modules() if module is not model]
+    tied = shared_outside(model, inside)
+    for module in reversed([module for module in inside if module not in tied]):
         own = [parameter for parameter in module.parameters() if parameter not in taken]
         if isinstance(module, nn.ModuleList | nn.ModuleDict) or sum(p.numel() for p in own) < parameters:
             continue

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardlab import models
+from shardlab.models import contents
 from shardlab.models.weights import materialize
 from shardlab.settings.types import Run
 from shardlab.strategies import parallelize
@@ -41,6 +42,7 @@ class NativeEngine:
         # On the meta device: a sharded model is never whole on a rank.
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
         models.check_plan(run.model, whole)
+        contents.check(run, whole)
         if run.mesh.axes("sequence"):
             from shardlab.strategies import context
 
@@ -53,7 +55,7 @@ class NativeEngine:
         self.load_shape = getattr(whole, "load_shape", None)
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
-            parallelize.apply(run, part, world)
+            self.hooks = parallelize.apply(run, part, world)
             if weights:
                 whole_part = len(self.meta_state_dict) == len(models.state(part))
                 buffers = world.device if run.options.cpu_offload else device
@@ -93,6 +95,8 @@ class NativeEngine:
 
     def outputs(self, micro: MicroBatch) -> Outputs:
         """Return the model's outputs for a micro-batch."""
+        if self.hooks.batch:
+            self.hooks.batch.counts = micro.count > 0
         return self.task.outputs(self.models[0], micro.batch)
 
     def loss(self, micro: MicroBatch) -> Tensor:
@@ -106,7 +110,13 @@ class NativeEngine:
             outputs = self.outputs(micro)
             self.task.count(outputs, micro)
             loss = self.task.counted_loss(outputs, micro)
+            if self.hooks.used:
+                self.hooks.used.add(loss)
             (loss * scale).backward()
+        if last:
+            parallelize.check_reduced(self.models[0])
+            if self.hooks.used:
+                self.hooks.used.clear_others(self.world)
         return plain(loss.detach())
 
     def step(self, learning_rate: float) -> Tensor:

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -26,13 +27,26 @@ from shardlab.training.module_state import Recomputation, Snapshot
 log = logging.getLogger(__name__)
 
 
-def apply(run: Run, model: nn.Module, world: World) -> None:
+@dataclass
+class Hooks:
+    """Parts of a transformed model that need to know of each step."""
+
+    batch: Any = None
+    """See batch_norm.Batch."""
+    used: Any = None
+    """See fsdp.UsedParameters."""
+
+
+def apply(run: Run, model: nn.Module, world: World) -> Hooks:
     """Transform a model without weights (on the meta device) in place: split, recompute, compile, shard.
+
+    Return what the engine tells of each step.
 
     Raises:
         UserError: the device does not have the recipe's precision.
     """
     recipe, options = run.recipe, run.options
+    hooks = Hooks()
     precision = PRECISIONS[recipe.arithmetic]
     if not has_capability(world.device, precision.capability):
         raise UserError(f"recipe.precision: {name(world.device)} has no {recipe.precision}; set it to bf16.")
@@ -54,6 +68,10 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
         from shardlab.strategies import context
 
         context.apply(model, options.context, world.sequence, mesh.get_group())
+    if recipe.sync_batch_norm and world.data_group is not None and world.data_size > 1:
+        from shardlab.strategies import batch_norm
+
+        hooks.batch = batch_norm.synchronize(model, world.data_group, world.device)
     experts = _blocks(model, run.model.experts)
     if (mesh := world.expert_mesh) is not None:
         from shardlab.strategies.experts import split
@@ -74,6 +92,9 @@ def apply(run: Run, model: nn.Module, world: World) -> None:
         grouped = world.expert_shard_mesh
         parted = None if grouped is None else (experts, grouped)
         fsdp.apply(model, blocks, mesh, options, dtype, low=low, pipelined=run.mesh.pipelined, experts=parted)
+        if options.find_unused_parameters:
+            hooks.used = fsdp.UsedParameters(model)
+    return hooks
 
 
 def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
@@ -85,7 +106,7 @@ def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
     if (mesh := world.replicate_mesh) is not None and not run.mesh.sharded:
         from shardlab.strategies import ddp
 
-        return ddp.apply(model, mesh)
+        return ddp.apply(model, mesh, find_unused_parameters=run.options.find_unused_parameters)
     return model
 
 
@@ -96,6 +117,18 @@ def synchronized(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
     if set_requires_all_reduce := getattr(model, "set_requires_all_reduce", None):
         set_requires_all_reduce(last)  # HSDP; shards are reduced each time, so that no rank holds whole gradients
     return nullcontext()
+
+
+def check_reduced(model: nn.Module) -> None:
+    """Check after the last backward pass of a step that replicas reduced all gradients.
+
+    Raises:
+        UserError: they did not; see ddp.py.
+    """
+    if isinstance(model, DistributedDataParallel):
+        from shardlab.strategies import ddp
+
+        ddp.check_reduced(model)
 
 
 def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
@@ -167,7 +200,8 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
     """Move buffers in place; ``fully_shard`` would set their data instead, which not every backend supports."""
     for module in model.modules():
         for key, buffer in module.named_buffers(recurse=False):
-            module._buffers[key] = buffer.to(device)
+            if not buffer.is_meta:  # one made from parameters is loaded with them
+                module._buffers[key] = buffer.to(device)
 
 
 def _blocks(model: nn.Module, patterns: list[str]) -> list[nn.Module]:

@@ -3,7 +3,9 @@
 import logging
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.errors import Unsupported
+from shardlab.models import contents
 from shardlab.models.weights import check_weights, materialize, open_weights, read
 from shardlab.patches import deepspeed_startup
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
-from shardlab.strategies import parallelize
-from shardlab.training import optimizers
+from shardlab.strategies import batch_norm, parallelize
+from shardlab.training import optimizers, trial
 from shardlab.training.distributed import World
 from shardlab.training.module_state import LocalState, SharedBuffers
 from shardlab.training.tasks import MicroBatch, Outputs, Task
@@ -83,20 +86,11 @@ def _set(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = No
         safe_set_local_optimizer_state(parameter, part, key)
 
 
-def _check(run: Run, model: nn.Module) -> None:
-    """Raise Unsupported if DeepSpeed cannot train one of the model's parameters in its type, or not split it."""
-    for name, parameter in model.named_parameters():
-        if run.zero_stage == 3 and not parameter.numel():
-            raise Unsupported(
-                f"{run.strategy}: {name} of model {run.model.name} has no values, and DeepSpeed cannot gather it; make "
-                "it None, or use another strategy."
-            )
-        if parameter.requires_grad and parameter.dtype != getattr(torch, run.recipe.dtype):
-            kind = str(parameter.dtype).removeprefix("torch.")
-            raise Unsupported(
-                f"{run.strategy}: {name} of model {run.model.name} is {kind}, and DeepSpeed trains only "
-                f"{run.recipe.dtype}; use ddp."
-            )
+def _refuse(run: Run, name: str, _: Tensor) -> None:
+    raise Unsupported(
+        f"{run.strategy}: the loss depends on {name} of model {run.model.name} in this step and not in the first one, "
+        "which DeepSpeed's optimizer cannot follow; use ddp or fsdp with find_unused_parameters."
+    )
 
 
 class ZeroEngine:
@@ -112,16 +106,22 @@ class ZeroEngine:
         self.scales_loss = self.precision.scales_loss
         self.weights_file = weights
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
-        _check(run, whole)
+        contents.check(run, whole)
         self.meta_state_dict = {
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }
         self.parameter_count = models.parameter_count(whole)
         self.load_shape = getattr(whole, "load_shape", None)
+        self.unused = {*trial.unused_without_weights(run, task)}
         self.config = sized(run.engine_config or {}, self.parameter_count)
-        self.plain = self._sharded(weights, whole) if run.zero_stage == 3 else whole
-        if run.zero_stage != 3:
+        self.plain = whole
+        if run.zero_stage == 3:
+            self._shard(whole, weights)
+        else:
             materialize(whole, weights, world.device)
+        self.batch = None
+        if run.recipe.sync_batch_norm and world.size > 1:
+            self.batch = batch_norm.synchronize(self.plain, None, world.device)
         # DeepSpeed does the rest, such as sharding and precision, according to its own JSON.
         parallelize.recompute(self.plain, run.model.blocks, run.recipe.activation_checkpointing)
         parallelize.compile_forward(self.plain, run.model.blocks, run.recipe)
@@ -130,6 +130,9 @@ class ZeroEngine:
             optimizer=optimizers.build(run.recipe.optimizer, self.trained().values()),
             config=dict(self.config),
         )
+        for name, parameter in self.plain.named_parameters():
+            if name in self.unused:
+                parameter.register_hook(partial(_refuse, run, name))
         self.parts = [self.plain]
         self.local_state = LocalState(self.parts)
         self.buffers = SharedBuffers(self.parts, world.stage_group())
@@ -140,42 +143,56 @@ class ZeroEngine:
                 for name, parameter in self.trained().items():
                     _set(parameter, file.get_tensor(name), world.rank)
 
-    def _sharded(self, weights: Path, whole: nn.Module) -> nn.Module:
-        """Return the model with its weights, of which each rank holds only its part at any time.
+    def _shard(self, model: nn.Module, weights: Path) -> None:
+        """Load a model's weights, of which each rank holds only its part; one is whole at a time.
 
-        ``whole`` is the model without weights: what its constructor computes inside of zero.Init is in DeepSpeed's
-        precision, so buffers come from there.
+        ``deepspeed.zero.Init`` around the constructor would take the values away from constructors that copy, reshape
+        or read them (weight norm, deep copies of a layer).
         """
-        # The dtype comes from the configuration: passed as an argument, any dtype becomes bfloat16 on a CPU.
-        with deepspeed.zero.Init(config_dict_or_path=dict(self.config)):
-            model = models.construct(self.run.model, self.run.task)
-        for name, buffer in whole.named_buffers():
-            owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, buffer.to(self.world.device, copy=True))
-        with open_weights(weights) as file:
+        dtype = getattr(torch, self.precision.dtype)
+        names: dict[int, list[str]] = defaultdict(list)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names[id(parameter)].append(name)
+        for name, buffer in [*model.named_buffers()]:
+            if buffer.is_meta:
+                owner, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(owner), leaf, torch.empty_like(buffer, device=self.world.device))
+        with open_weights(weights) as file, torch.no_grad():
             check_weights(file, self.meta_state_dict, weights, whole=True)
             for name, value in models.state(model).items():
-                with deepspeed.zero.GatheredParameters([value], modifier_rank=0, enabled=hasattr(value, "ds_id")):
-                    if self.world.is_rank0 or not hasattr(value, "ds_id"):
-                        value.detach().copy_(read(file, name, self.meta_state_dict[name]))
-        return model
+                whole = read(file, name, self.meta_state_dict[name])
+                if not isinstance(value, nn.Parameter):
+                    value.copy_(whole)
+                    continue
+                if whole.is_floating_point() and not self.precision.is_full:
+                    whole = whole.to(dtype)
+                real = nn.Parameter(whole.to(self.world.device), requires_grad=value.requires_grad)
+                deepspeed.zero.Init(module=nn.ParameterList([real]), config_dict_or_path=dict(self.config))
+                for alias in names[id(value)]:
+                    owner, _, leaf = alias.rpartition(".")
+                    setattr(model.get_submodule(owner), leaf, real)
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that DeepSpeed's optimizer updates: not frozen ones, nor those without values."""
+        """Return the parameters that DeepSpeed's optimizer updates: not frozen ones, nor those without values.
+
+        Nor those that the loss does not depend on, which DeepSpeed would decay, and PyTorch leaves as they are.
+        """
         return {
             name: parameter
             for name, parameter in self.plain.named_parameters()
-            if parameter.requires_grad and self.meta_state_dict[name].numel()
+            if parameter.requires_grad and self.meta_state_dict[name].numel() and name not in self.unused
         }
 
-    def _empty(self, name: str) -> Tensor:
-        return torch.empty_like(self.meta_state_dict[name], device=self.world.device)
+    def _zeros(self, name: str) -> Tensor:
+        return torch.zeros_like(self.meta_state_dict[name], device=self.world.device)
 
     def train(self, mode: bool) -> None:
         self.model.train(mode)
 
     def outputs(self, micro: MicroBatch) -> Outputs:
         """Return the model's outputs for a micro-batch."""
+        if self.batch:
+            self.batch.counts = micro.count > 0
         positional, keywords = self.task.inputs(micro.batch)
         if not self.precision.is_full:
             low = getattr(torch, self.precision.dtype)
@@ -221,7 +238,7 @@ class ZeroEngine:
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         trained = self.trained()
         for name in models.trained_names(self.plain):
-            yield name, safe_get_full_grad(trained[name]) if name in trained else self._empty(name)
+            yield name, safe_get_full_grad(trained[name]) if name in trained else self._zeros(name)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See Engine; in low precision, the float32 master weights, which the optimizer updates, and frozen weights as
@@ -304,7 +321,8 @@ class ZeroEngine:
         groups = self.optimizer.optimizer.param_groups
         flat = [value for group in groups for value in group["params"]]
         state = [value for values in self.optimizer.optimizer.state.values() for value in values.values()]
-        gradients = [safe_get_local_grad(p) if self.run.zero_stage == 3 else p.grad for p in parameters]
+        trained = self.trained().values()
+        gradients = [safe_get_local_grad(p) if self.run.zero_stage == 3 else p.grad for p in trained]
         averaged = getattr(self.optimizer, "averaged_gradients", None) or {}
         gradients += [value for values in averaged.values() for value in values or []]
         return {

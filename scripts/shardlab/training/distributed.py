@@ -88,6 +88,15 @@ class World:
         return self._submesh(self.dims.replica_axes)
 
     @property
+    def data_group(self) -> dist.ProcessGroup | None:
+        """This rank's group of ranks that have other samples or parts of sequences; None as for ``replicate_mesh``."""
+        axes = self.dims.axes("samples", "sequence")
+        if self.mesh is None or not axes:
+            return None
+        ranks = self.mesh[axes]._flatten(TIMES.join(axes)) if len(axes) > 1 else self.mesh[axes[0]]
+        return ranks.get_group()
+
+    @property
     def pipeline_mesh(self) -> DeviceMesh | None:
         """This rank's 1-D mesh of pipeline stages; None as for ``replicate_mesh``."""
         return self._submesh(self.dims.axes("layers"))

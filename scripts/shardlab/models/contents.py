@@ -1,0 +1,317 @@
+"""What a model contains, seen on the meta device before any rank works, and which strategies take it.
+
+The rules are in settings/contents.py.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shardlab.errors import UserError
+from shardlab.models import build, matching
+from shardlab.models._chain import Chain
+from shardlab.settings.contents import KEY, OWN_PIECES, OWN_SAMPLES, RULES, techniques
+from shardlab.settings.pipeline_schedules import boundaries
+from shardlab.settings.types import Run
+
+SHOWN = 3
+"""Names in a sentence."""
+
+
+def check(run: Run, model: nn.Module) -> None:
+    """Check that a run's strategy takes its model, without weights (see ``models.build``).
+
+    Raises:
+        UserError: it does not; names what is in the way, and what would work.
+    """
+    if sentence := refusal(run, inspect(run, model)):
+        raise UserError(f"{run.strategy} x {run.workload}: {sentence}")
+
+
+def check_drawn(run: Run, model: nn.Module) -> None:
+    """Check that a second construction, with other random numbers, only draws what files of weights have.
+
+    Raises:
+        UserError: a value that is in no file differs; names it.
+    """
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(run.seed + 1)
+        other = build(run.model, run.task, getattr(torch, run.recipe.dtype))
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    theirs = dict(_unsaved(other))
+    differing = [name for name, value in _unsaved(model) if not _same(value, theirs.get(name))]
+    if differing:
+        raise UserError(
+            f"the constructor of model {run.model.name} draws {', '.join(differing[:SHOWN])}, which no file of weights "
+            "has; register it as a persistent buffer, or draw it from a generator with its own seed."
+        )
+
+
+def _unsaved(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    saved = model.state_dict(keep_vars=True)
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name not in saved)
+    for prefix, module in model.named_modules():
+        values = ((key, value) for key, value in vars(module).items() if isinstance(value, Tensor | int | float))
+        yield from ((_joined(prefix, key), value) for key, value in values)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.is_meta or other.is_meta:
+        return isinstance(one, Tensor) or bool(one == other or one != one)
+    return one.shape == other.shape and bool(((one == other) | (one != one)).all())
+
+
+def check_all(run: Run, model: nn.Module, runs: list[Run], seen: Mapping[str, list[str]]) -> list[str]:
+    """Check that the model is one that each of the runs takes; return notes on those that will not be equal.
+
+    ``run`` is one on one device, whether it is among the runs or not; ``seen``: further properties (training/trial.py).
+
+    Raises:
+        UserError: a run does not take it; names those that do.
+    """
+    check(run, model)
+    found = {each.strategy: inspect(each, model) | dict(seen) for each in runs}
+    refused = {each.strategy: refusal(each, found[each.strategy]) for each in runs}
+    if sentence := next(filter(None, refused.values()), None):
+        names = [name for name, why in refused.items() if why]
+        taken = [name for name, why in refused.items() if not why]
+        rest = f" These strategies take the model: {', '.join(taken)}." if taken else ""
+        raise UserError(f"{', '.join(names)} x {run.workload}: {sentence}{rest}")
+    sentences: dict[str, list[str]] = defaultdict(list)
+    for each in runs:
+        for note in notes(each, found[each.strategy]):
+            sentences[note].append(each.strategy)
+    return [f"{', '.join(names)}: {note}" for note, names in sentences.items()]
+
+
+def refusal(run: Run, found: Mapping[str, list[str]]) -> str | None:
+    """Return a sentence on why a strategy does not take a model with these properties (property: names)."""
+    for key, names in found.items():
+        for technique in techniques(run):
+            remedy = RULES[key].refused.get(technique)
+            if remedy and not (KEY in remedy and getattr(run.options, KEY) and run.engine == "torch"):
+                return f"model {run.model.name} has {_named(key, names)}; {remedy}."
+    return None
+
+
+def notes(run: Run, found: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yield a sentence for each property with which a strategy trains, but not the same model as one device."""
+    for key, names in found.items():
+        for technique in techniques(run):
+            remedy = RULES[key].noted.get(technique)
+            if remedy == OWN_SAMPLES and run.recipe.sync_batch_norm and technique != "dp":
+                remedy = OWN_PIECES if run.recipe.gradient_accumulation_steps > 1 else None
+            if remedy:
+                yield f"model {run.model.name} has {_named(key, names)}; {remedy}."
+
+
+def _named(key: str, names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{RULES[key].title} ({', '.join(names[:SHOWN])}{more})"
+
+
+def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
+    """Return the properties of a model that the rules name, each with the parameters, buffers or modules that have it.
+
+    Those of places (a stage, a layer that is split) are those under the run's strategy.
+    """
+    parameters = dict(model.named_parameters())
+    trained = {name: value for name, value in parameters.items() if value.requires_grad}
+    ties = tied(model)
+    dtype = getattr(torch, run.recipe.dtype)
+    made = [name for name, buffer in saved_buffers(model).items() if buffer.is_meta]
+    drawn_by_module = hasattr(model, "initialize") and not run.model.folder
+    found = {
+        "tied": [name for names in ties for name in names],
+        "tied_split": _in_split_layers(run, model, ties),
+        "tied_stages": _across_stages(run, model, ties),
+        "scalar": [name for name, value in parameters.items() if not value.dim()],
+        "empty": [name for name, value in parameters.items() if not value.numel()],
+        "complex": [name for name, value in parameters.items() if value.is_complex()],
+        "mixed": [name for name, value in trained.items() if value.dtype != dtype and not value.is_complex()],
+        "mixed_in_module": [*_of_several_dtypes(model, dtype)],
+        "made": [] if drawn_by_module else made,
+        "made_unsaved": [*(made if drawn_by_module else []), *_made_unsaved(model)],
+        "kept": [*_kept(model)],
+        "hooked": [name for name, value in parameters.items() if _has_hooks(value)],
+        "sparse": [name for name, module in model.named_modules() if getattr(module, "sparse", None) is True],
+        "mixes": [name for name, module in model.named_modules() if is_batch_norm(module)],
+    }
+    return {key: names for key, names in found.items() if names}
+
+
+def tied(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+def shared_outside(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Module]:
+    """Return those of the modules that have a parameter which a module outside of them has, too."""
+    owners: dict[int, set[nn.Module]] = defaultdict(set)
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)].add(module)
+    return {
+        module
+        for module in modules
+        if any(not owners[id(parameter)] <= {*module.modules()} for parameter in module.parameters())
+    }
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that a file of weights has."""
+    saved = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Return whether a module computes its outputs from the statistics of a batch, if it is in training mode."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+
+
+def unused(model: nn.Module, loss: Tensor) -> list[str]:
+    """Return the trained parameters that a loss does not depend on."""
+    used = reached(loss)
+    return [name for name, value in model.named_parameters() if value.requires_grad and id(value) not in used]
+
+
+def reached(loss: Tensor) -> set[int]:
+    """Return the ids of the parameters that a loss depends on, from its autograd graph; no backward pass."""
+    found: set[int] = set()
+    seen: set[Any] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (variable := getattr(node, "variable", None)) is not None:
+            found.add(id(variable))
+        waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+@contextmanager
+def read_outside(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[set[str]]:
+    """Yield a set that collects the parameters of blocks that are read while the block's forward does not run."""
+    found: set[str] = set()
+    names = {id(value): name for name, value in model.named_parameters()}
+    owners = {id(value): block for block in blocks for value in block.parameters()}
+    running: list[nn.Module] = []
+    get = nn.Module.__getattr__
+
+    def noted(module: nn.Module, key: str) -> Any:
+        value = get(module, key)
+        if isinstance(value, nn.Parameter) and id(value) in owners and owners[id(value)] not in running:
+            found.add(names[id(value)])
+        return value
+
+    hooks: list[Any] = []
+    for block in {*owners.values()}:
+        hooks.append(block.register_forward_pre_hook(lambda module, _: running.append(module), prepend=True))
+        hooks.append(block.register_forward_hook(lambda module, *_: running.remove(module), always_call=True))
+    with mock.patch.object(nn.Module, "__getattr__", noted):
+        yield found
+    for hook in hooks:
+        hook.remove()
+
+
+def check_outputs(run: Run, outputs: Any) -> None:
+    """Check that a model returned what tasks take.
+
+    Raises:
+        UserError: it is another type; says which.
+    """
+    of_experts = isinstance(outputs, tuple) and all(isinstance(value, Tensor) for value in outputs)
+    if isinstance(outputs, Tensor) or (of_experts and run.model.experts):
+        return
+    keys = f" with the keys {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
+    raise UserError(
+        f"model {run.model.name} returns a {type(outputs).__name__}{keys}; let its forward return one tensor, the "
+        f"model's output for task {run.task}."
+    )
+
+
+def _in_split_layers(run: Run, model: nn.Module, ties: list[list[str]]) -> list[str]:
+    split = {id(module) for pattern in run.model.tensor for module in matching(model, pattern)}
+    owners = {name: model.get_submodule(name.rpartition(".")[0]) for names in ties for name in names}
+    return [name for names in ties if any(id(owners[name]) in split for name in names) for name in names]
+
+
+def blocks_of(run: Run, model: nn.Module) -> list[nn.Module]:
+    """Return the modules of the workload's `blocks`."""
+    return [module for pattern in run.model.blocks for module in matching(model, pattern)]
+
+
+def _across_stages(run: Run, model: nn.Module, ties: list[list[str]]) -> list[str]:
+    if not isinstance(model, Chain) or "pipeline" not in techniques(run):
+        return []
+    segments = model.segments()
+    count = run.mesh.stages * run.options.pipeline.stages_per_rank if run.mesh.pipelined else run.devices_per_rank
+    stages = [
+        tuple(f"{name}." for segment in segments[start:stop] for name in segment.names)
+        for start, stop in boundaries(len(segments), count)
+    ]
+
+    def stages_of(names: list[str]) -> set[int]:
+        return {number for number, held in enumerate(stages) for name in names if f"{name}.".startswith(held)}
+
+    return [name for names in ties if len(stages_of(names)) > 1 for name in names]
+
+
+def _of_several_dtypes(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
+    """Yield the trained parameters of another dtype that FSDP cannot shard apart from those of ``dtype``."""
+    for prefix, module in model.named_modules():
+        own = {name: value for name, value in module.named_parameters(recurse=False) if value.requires_grad}
+        inside = {value.dtype for value in module.parameters() if value.requires_grad and value.numel()}
+        if len(inside) > 1 or not prefix:
+            yield from (_joined(prefix, name) for name, value in own.items() if value.dtype != dtype)
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _made_unsaved(model: nn.Module) -> Iterator[str]:
+    """Yield names of values that a constructor computed from parameters and that no file of weights has."""
+    saved = saved_buffers(model)
+    yield from (name for name, buffer in model.named_buffers() if buffer.is_meta and name not in saved)
+    parameters = {id(value) for value in model.parameters()}
+    for prefix, module in model.named_modules():
+        hooks = module._forward_pre_hooks.values()
+        computed = {getattr(hook, key, None) for hook in hooks for key in ("name", "_tensor_name")}
+        for key, value in vars(module).items():
+            if key in computed:  # before each forward pass (torch.nn.utils.weight_norm, prune)
+                continue
+            values = value if isinstance(value, list | tuple) else [value]
+            if any(isinstance(each, Tensor) and each.is_meta and id(each) not in parameters for each in values):
+                yield _joined(prefix, key)
+
+
+def _kept(model: nn.Module) -> Iterator[str]:
+    """Yield names of lists and dictionaries of parameters, which are none of a module's own parameters."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):  # renews its list
+            continue
+        for key, value in vars(module).items():
+            if key not in ("_parameters", "_modules", "_buffers") and isinstance(value, list | tuple | dict):
+                values = value.values() if isinstance(value, dict) else value
+                if any(isinstance(each, nn.Parameter) for each in values):
+                    yield _joined(prefix, key)
+
+
+def _has_hooks(parameter: Any) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)

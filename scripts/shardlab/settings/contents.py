@@ -1,0 +1,165 @@
+"""What a model may contain under which technique: one table of rules, which models/contents.py checks.
+
+docs/bring-your-own.md shows the same table.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from shardlab.settings.types import Run
+
+TECHNIQUES = {
+    "single": "`single`",
+    "dp": "`dp`",
+    "ddp": "DDP",
+    "fsdp": "FSDP",
+    "tensor": "`tp`",
+    "pipeline": "`pp`, `mp`",
+    "zero12": "ZeRO 1, 2",
+    "zero3": "ZeRO 3",
+}
+"""What takes a model apart or copies it: its title in the table. Context parallelism adds nothing to FSDP here, nor do
+experts.
+"""
+EVERY = tuple(TECHNIQUES)
+RANKS = EVERY[2:]
+ZERO = ("zero12", "zero3")
+
+
+class Rule(NamedTuple):
+    """A property of models, and what the techniques make of it; they take it where the rule says nothing."""
+
+    title: str
+    refused: Mapping[str, str] = MappingProxyType({})
+    """Technique: what would work, the end of a sentence that names the parameters or buffers."""
+    noted: Mapping[str, str] = MappingProxyType({})
+    """Technique: the same where it trains, but what it computes is not equal to one device."""
+
+
+ONE_VALUE = "make each a vector of one value, nn.Parameter(torch.ones(1))"
+OWN_SAMPLES = (
+    "statistics are of each rank's own samples, so expect unequal results; set recipe.sync_batch_norm to have those of "
+    "the whole batch"
+)
+OWN_PIECES = "statistics are of each micro-batch, so expect unequal results; use a norm of single samples"
+KEY = "find_unused_parameters"
+FIND = f"set {KEY} in the strategy's entry in config/strategies.yaml"
+
+RULES = {
+    "tied": Rule("tied parameters (one parameter of several modules)"),
+    "tied_split": Rule(
+        "tied parameters of a layer that the `tensor` plan splits",
+        {"tensor": "leave these modules out of the `tensor` plan, untie them, or use fsdp"},
+    ),
+    "tied_stages": Rule(
+        "tied parameters of several segments, in different stages",
+        {"pipeline": "each stage would train its own copy; untie them, or use fsdp"},
+    ),
+    "scalar": Rule("parameters without dimensions", dict.fromkeys(("fsdp", *ZERO), ONE_VALUE)),
+    "strided": Rule("transposed parameters, stored contiguously from then on"),
+    "empty": Rule(
+        "parameters of 0 values", {"zero3": "DeepSpeed cannot gather these; use another strategy, or make them None"}
+    ),
+    "complex": Rule(
+        "complex parameters",
+        {
+            "fsdp": "PyTorch's optimizers update shards of these wrongly; use ddp, or pairs of real numbers with "
+            "torch.view_as_complex in forward",
+            **dict.fromkeys(ZERO, "DeepSpeed's master weights are real; use ddp"),
+        },
+    ),
+    "mixed": Rule(
+        "trained parameters of another dtype than recipe.dtype",
+        dict.fromkeys(ZERO, "DeepSpeed has one dtype; use ddp or fsdp"),
+    ),
+    "mixed_in_module": Rule(
+        "trained parameters of several dtypes in one module, or of another one in the model itself",
+        {"fsdp": "FSDP reduces one dtype at a time; give those of another to a submodule, or use ddp"},
+    ),
+    "made": Rule("persistent buffers made from parameters (spectral norm, masks)"),
+    "made_unsaved": Rule(
+        "other values made from parameters in the constructor",
+        dict.fromkeys(
+            EVERY,
+            "the constructor reads a weight, and weights are drawn later; compute these in forward, or register "
+            "persistent buffers",
+        ),
+    ),
+    "kept": Rule(
+        "parameters kept in a list, tuple or dictionary of Python",
+        dict.fromkeys(EVERY, "engines replace them; keep them in an nn.ParameterList or nn.ParameterDict"),
+    ),
+    "hooked": Rule(
+        "hooks on parameters",
+        dict.fromkeys(EVERY, "engines replace parameters with their hooks; compute it in forward"),
+    ),
+    "sparse": Rule(
+        "embeddings with sparse gradients",
+        dict.fromkeys(EVERY, "the optimizers take dense gradients; leave out sparse=True"),
+    ),
+    "outside": Rule(
+        "parameters of a module of `blocks` that are used outside of its forward",
+        {"fsdp": "FSDP gathers them only there; leave the module out of `blocks`, or use ddp"},
+    ),
+    "unused": Rule(
+        "parameters that the loss never depends on", {"ddp": f"{FIND}, use fsdp, or remove these parameters"}
+    ),
+    "unused_sometimes": Rule(
+        "parameters that the loss depends on in some steps or for some samples only",
+        dict.fromkeys(("ddp", "fsdp"), FIND)
+        | dict.fromkeys(ZERO, f"DeepSpeed waits for their gradients or decays them; use ddp or fsdp with {KEY}"),
+    ),
+    "mixes": Rule(
+        "batch norm",
+        noted={"pipeline": OWN_PIECES} | dict.fromkeys(("dp", "ddp", "fsdp", *ZERO), OWN_SAMPLES),
+    ),
+}
+"""Property: its rule."""
+
+
+LOOKED_AT = {"engine", "engine_config", "mesh", "nodes", "ranks_per_node", "devices_per_rank", "options"}
+"""Settings of a run that the rules depend on, besides those that all runs of a workload share."""
+
+
+def techniques(run: Run) -> tuple[str, ...]:
+    """Return the techniques of a run's strategy that have rules."""
+    if run.zero_stage is not None:
+        return ("zero3" if run.zero_stage == 3 else "zero12",)
+    if run.options.single_process:
+        return ({"dp": "dp", "mp": "pipeline"}[run.options.single_process],)
+    return tuple(name for name in run.mesh.techniques if name in TECHNIQUES) or ("single",)
+
+
+def reduced(runs: Iterable[Run]) -> str:
+    """Return as JSON what the rules look at of some runs, one of those that are alike: {strategy: settings}."""
+    kept: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        settings = run.model_dump(mode="json", include=LOOKED_AT, exclude_defaults=True)
+        if run.zero_stage is not None:
+            settings["engine_config"] = {"zero_optimization": {"stage": run.zero_stage}}
+        if settings not in kept.values():
+            kept[run.strategy] = settings
+    return json.dumps(kept)
+
+
+def table() -> str:
+    """Format the rules as a Markdown table: what a model may contain, and what happens under each technique."""
+    notes: list[str] = []
+
+    def cell(rule: Rule, technique: str) -> str:
+        kind, sentence = "no", rule.refused.get(technique)
+        if sentence is None:
+            kind, sentence = "unequal", rule.noted.get(technique)
+        if sentence is None:
+            return "yes"
+        if sentence not in notes:
+            notes.append(sentence)
+        return f"{kind} [{notes.index(sentence) + 1}]"
+
+    lines = ["| a model with | " + " | ".join(TECHNIQUES.values()) + " |", "| --- |" + " --- |" * len(TECHNIQUES)]
+    lines += [
+        f"| {rule.title} | " + " | ".join(cell(rule, name) for name in TECHNIQUES) + " |" for rule in RULES.values()
+    ]
+    return "\n".join([*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))])

@@ -1,0 +1,187 @@
+"""What a model contains, checked as the job of the initial weights does it: without ranks, before any trains."""
+
+import json
+
+import foreign
+import pytest
+import torch
+import torch.nn.functional as F
+from foreign_models import ENGINES, MODELS, Foreign
+from torch import nn
+
+from helpers.common import build, save_initial
+from shardlab import models
+from shardlab.errors import UserError
+from shardlab.models import contents
+from shardlab.models._chain import Chain, Segment
+from shardlab.models.weights import materialize
+from shardlab.settings.contents import RULES, TECHNIQUES, reduced, table
+from shardlab.settings.types import Run
+from shardlab.training import tasks, trial
+
+
+class TiedChain(Chain):
+    """A chain whose first and last piece share a weight."""
+
+    def __init__(self, *, inputs, outputs):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.last.weight = self.middle.weight
+        self.head = nn.Linear(16, outputs)
+
+    def segments(self):
+        return [
+            Segment(("first",), self.first),
+            Segment(("middle",), lambda x: self.middle(F.gelu(x))),
+            Segment(("last",), lambda x: self.last(F.gelu(x))),
+            Segment(("head",), self.head),
+        ]
+
+
+class PooledBatchNorm(nn.Module):
+    """Batch norm, and a layer that the loss does not need."""
+
+    def __init__(self, *, inputs, outputs):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(inputs, 16), nn.BatchNorm1d(16), nn.Linear(16, outputs)
+        self.pooler = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.last(F.gelu(self.norm(self.first(x))))
+
+
+OWN = {"tied_chain": TiedChain, "pooled_batch_norm": PooledBatchNorm}
+PLAN = {"tied_chain": {"tensor": {"middle": "column", "last": "row"}, "segments": 4}}
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    monkeypatch.setattr(foreign.registry, "names", foreign.registry.names)
+    for name, model in OWN.items():
+        monkeypatch.setitem(foreign.MODELS, name, Foreign(model, "", ["first", "last"], "", {}, ()))
+        monkeypatch.setitem(foreign.PLANS, name, PLAN.get(name, {}))
+    foreign.register()
+
+
+@pytest.fixture
+def looked_at(tmp_path, tiny_data):
+    """Function that does what init.py does with a model; returns the model without weights, and what was seen."""
+
+    def look(run):
+        model = build(run)
+        contents.check(run, model)
+        contents.check_drawn(run, model)
+        save_initial(run, tmp_path / "initial.safetensors")
+        materialize(model, tmp_path / "initial.safetensors", torch.device("cpu"))
+        task = tasks.load(run.task, tiny_data / foreign.DATA, getattr(torch, run.recipe.dtype), torch.device("cpu"))
+        return build(run), trial.look(run, task, model)
+
+    return look
+
+
+@pytest.fixture
+def checked(looked_at):
+    """Function that returns the notes on a model that these strategies train."""
+
+    def check(name, *strategies, options=None, **recipe):
+        runs = [foreign.run_of(name, strategy, **recipe) for strategy in strategies]
+        runs = [each.model_copy(update={"options": each.options.model_copy(update=options or {})}) for each in runs]
+        single = foreign.run_of(name, "single", **recipe)
+        contents.check_all(single, build(single), runs, {})
+        model, seen = looked_at(single)
+        return contents.check_all(single, model, runs, seen)
+
+    return check
+
+
+def of_kinds(*kinds):
+    return [name for name, entry in MODELS.items() if entry.kind in kinds]
+
+
+@pytest.mark.parametrize("name", of_kinds("shapes_and_ties", "constructors_and_outputs", "sometimes_unused"))
+def test_a_model_is_refused_before_anything_trains_or_not_at_all(looked_at, name):
+    runs = {engine: foreign.run_of(name, engine) for engine in ENGINES}
+    expected = {engine: text.startswith("refused") for engine, text in MODELS[name].expects.items()}
+    try:
+        model, seen = looked_at(runs["single"])
+    except UserError as refusal:
+        sentences = dict.fromkeys(ENGINES, str(refusal))
+    else:
+        found = {engine: contents.inspect(run, model) | seen for engine, run in runs.items()}
+        sentences = {engine: contents.refusal(run, found[engine]) for engine, run in runs.items()}
+    assert {engine: bool(sentence) for engine, sentence in sentences.items()} == expected
+    for sentence in filter(None, sentences.values()):
+        assert sentence.endswith(".")
+        assert "\n" not in sentence
+        assert name in sentence
+        assert "; " in sentence, "says what would work"
+
+
+def test_a_refusal_names_the_parameters_and_the_strategies_that_take_the_model(checked):
+    with pytest.raises(UserError) as refused:
+        checked("scalar_parameter", "single", "ddp", "fsdp", "zero3")
+    assert str(refused.value) == (
+        "fsdp, zero3 x scalar_parameter: model scalar_parameter has parameters without dimensions (scale); make each a "
+        "vector of one value, nn.Parameter(torch.ones(1)). These strategies take the model: single, ddp."
+    )
+
+
+def test_ties_are_refused_where_they_would_be_split(checked):
+    for strategy in ("mp", "pp"):
+        with pytest.raises(UserError, match=r"in different stages \(middle.weight, last.weight\); each stage would"):
+            checked("tied_chain", strategy)
+    with pytest.raises(UserError, match=r"the `tensor` plan splits \(middle.weight, last.weight\); leave"):
+        checked("tied_chain", "tp")
+    assert checked("tied_chain", "ddp", "fsdp", "zero3") == []
+
+
+def test_what_trains_unequally_is_noted_with_the_key_that_helps(checked):
+    names = "model pooled_batch_norm has batch norm (norm)"
+    options = {"find_unused_parameters": True}
+    found = checked("pooled_batch_norm", "single", "ddp", "fsdp", options=options)
+    assert [note for note in found if note.startswith(f"ddp, fsdp: {names}; statistics are of each rank's own samples")]
+    assert checked("pooled_batch_norm", "single", "ddp", options=options, sync_batch_norm=True) == []
+    more = {"sync_batch_norm": True, "gradient_accumulation_steps": 2}
+    assert "of each micro-batch" in checked("pooled_batch_norm", "ddp", options=options, **more)[0]
+
+
+def test_the_key_for_unused_parameters_is_for_ddp_and_fsdp(checked):
+    options = {"find_unused_parameters": True}
+    with pytest.raises(UserError, match=r"never depends on \(pooler.bias, pooler.weight\); set find_unused_parameters"):
+        checked("pooled_batch_norm", "ddp")
+    assert checked("pooled_batch_norm", "ddp", options=options, sync_batch_norm=True) == []
+    assert checked("pooled_batch_norm", "zero1", sync_batch_norm=True) == []
+
+
+def test_a_look_leaves_no_trace(tmp_path, tiny_data):
+    run = foreign.run_of("pooled_batch_norm", "single")
+    model = build(run)
+    save_initial(run, tmp_path / "initial.safetensors")
+    materialize(model, tmp_path / "initial.safetensors", torch.device("cpu"))
+    before = {name: value.clone() for name, value in models.state(model).items()}
+    state = torch.random.get_rng_state()
+    task = tasks.load(run.task, tiny_data / foreign.DATA, torch.float32, torch.device("cpu"))
+    assert trial.look(run, task, model) == {"unused": ["pooler.bias", "pooler.weight"]}
+    assert all(value.equal(before[name]) for name, value in models.state(model).items())
+    assert all(value.grad is None for value in model.parameters())
+    assert torch.random.get_rng_state().equal(state)
+    assert trial.unused_without_weights(run, task) == ["pooler.weight", "pooler.bias"]
+
+
+def test_a_job_gets_of_each_kind_of_strategy_one():
+    runs = [foreign.run_of("tied_weights", strategy) for strategy in ("single", "ddp", "fsdp", "zero1", "zero3")]
+    again = runs[1].model_copy(update={"strategy": "ddp@seed=2", "seed": 2})
+    kept = json.loads(reduced([*runs, again]))
+    assert list(kept) == ["single", "ddp", "fsdp", "zero1", "zero3"]
+    restored = [Run.model_validate(runs[0].model_dump() | {"strategy": name} | some) for name, some in kept.items()]
+    assert [each.zero_stage for each in restored] == [None, None, None, 1, 3]
+    assert [each.mesh for each in restored] == [each.mesh for each in runs]
+
+
+def test_every_rule_is_in_the_table_and_every_technique_has_a_column():
+    lines = table().splitlines()
+    assert lines[0].count("|") == len(TECHNIQUES) + 2
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in lines[2:] if line.startswith("|")]
+    assert rows == [rule.title for rule in RULES.values()]
+    for rule in RULES.values():
+        assert {*rule.refused, *rule.noted} <= {*TECHNIQUES}
