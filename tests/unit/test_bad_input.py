@@ -263,3 +263,7 @@ def test_a_test_loss_that_is_no_number(tiny_data, tmp_path, monkeypatch, value):
     monkeypatch.setattr(type(task), "loss", lambda *_: torch.tensor(value))
     with pytest.raises(UserError, match=f"llama2: the test loss of these weights is {value}: "):
         evaluation.evaluate(run, tiny_data / "llama2", weights)
+
+
+def test_a_name_with_a_line_break_is_one_line(config):
+    assert "there is no workload 'ml\\np'" in sentence(run_of, "ml\np")
