@@ -18,7 +18,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -76,7 +75,7 @@ def _tested(evaluate: Callable[[], Any]) -> dict[str, float | None]:
     """Return loss and metric of the test split; nan if they are not finite, which no report accepts."""
     try:
         test = evaluate()
-    except ValidationError:
+    except evaluation.NotFinite:
         return {"test": math.nan, "metric": math.nan}
     return {"test": test.loss, "metric": test.metric_value}
 
