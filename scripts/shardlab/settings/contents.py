@@ -112,5 +112,7 @@ def table() -> str:
         return f"{kind} [{notes.index(sentence) + 1}]"
 
     lines = ["| a model with | " + " | ".join(TECHNIQUES.values()) + " |", "| --- |" + " --- |" * len(TECHNIQUES)]
-    lines += [f"| {rule.title} | " + " | ".join(cell(rule, name) for name in TECHNIQUES) + " |" for rule in RULES.values()]
+    lines += [
+        f"| {rule.title} | " + " | ".join(cell(rule, name) for name in TECHNIQUES) + " |" for rule in RULES.values()
+    ]
     return "\n".join([*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))])

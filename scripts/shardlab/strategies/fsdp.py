@@ -93,12 +93,12 @@ def apply(
 
 
 def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
-    """Return the modules whose own trained parameters are not of the training's type: FSDP reduces one type at a time.
-    """
+    """Return the modules whose own trained parameters are not of the training's type: FSDP reduces one type at a time."""
     return [
         module
         for module in model.modules()
-        if {value.dtype for value in module.parameters(recurse=False) if value.requires_grad and value.numel()} - {dtype}
+        if {value.dtype for value in module.parameters(recurse=False) if value.requires_grad and value.numel()}
+        - {dtype}
     ]
 
 
