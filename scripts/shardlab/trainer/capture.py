@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from shardlab.models import weights
 from shardlab.models._sequence import SequenceSplit
 from shardlab.records import manifest
 from shardlab.settings.types import Run
-from shardlab.strategies.native import NativeEngine, local, plain, real
+from shardlab.strategies.native import NativeEngine, local, real
 from shardlab.trainer import loop
 from shardlab.trainer.module_outputs import ModuleOutputs
 from shardlab.training import distributed, evaluation
@@ -203,7 +203,10 @@ class _Recorder:
             parameter, _, key = name.partition("//")
             value = own.get(f"{parameter}/{key}")
             if self.native is None:
-                yield name, plain(cast(Tensor, value))
+                if value is None:  # only the rank that writes has it, and no rank that of a parameter without values
+                    device = "cpu" if self.state.world.is_rank0 else "meta"
+                    value = torch.empty_like(self.engine.meta_state_dict[parameter], device=device)
+                yield name, value
                 continue
             if value is None and parameter in parameters:  # it never had a gradient
                 value = torch.zeros_like(parameters[parameter])
