@@ -264,8 +264,8 @@ FAULTS = [
     Fault(
         "a weight's difference is that of the norms",
         f"{S}models/weights_difference.py",
-        "_square((own - other).masked_fill(same, 0))",
-        "abs(_square(own) - _square(other))",
+        "squares = _square(own - other), _square(other)",
+        "squares = abs(_square(own) - _square(other)), _square(other)",
         at("unit/test_weights_difference", "test_it_is_relative_to_the_norm_of_the_reference"),
     ),
     Fault(
