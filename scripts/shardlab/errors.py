@@ -28,7 +28,7 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str) -> UserError
     known = list(known)
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return UserError(f"{where}: there is no {kind} '{name}'; {hint}known: {choices(known)}.")
+    return UserError(f"{where}: there is no {kind} {name!r}; {hint}known: {choices(known)}.")
 
 
 PROFILE = "SHARDLAB_PROFILE"

@@ -52,10 +52,44 @@ class LowRankChain(Chain):
         ]
 
 
+class AveragingChain(Chain):
+    """Each stage follows the mean of its inputs in a saved buffer and counts its calls in three ways."""
+
+    class Averaged(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(width, width), 0
+            self.register_buffer("mean", torch.zeros(width))
+            self.register_buffer("saved", torch.tensor(0))
+            self.register_buffer("count", torch.tensor(0.0), persistent=False)
+
+        def forward(self, h: Tensor) -> Tensor:
+            if self.training:
+                self.calls += 1
+                self.saved += 1
+                self.count = self.count + 1
+                self.mean.lerp_(h.detach().mean(0), 0.1)
+            h = h + F.gelu(self.linear(h - self.mean.clone()))
+            return h * (1 + 0.01 * self.calls + 0.001 * float(self.count) + 1e-4 * float(self.saved))
+
+    def __init__(self, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.layers = nn.ModuleList(self.Averaged(16) for _ in range(4))
+
+    def segments(self) -> list[Segment]:
+        layers = [Segment((f"layers.{number}",), layer) for number, layer in enumerate(self.layers)]
+        return [Segment(("first",), self.first), *layers, Segment(("last",), self.last)]
+
+
 MODELS = foreign_models.MODELS | {
-    "low_rank_chain": Foreign(LowRankChain, "frozen", ["up", "down", "adapter"], LowRankChain.__doc__, {}, ())
+    "low_rank_chain": Foreign(LowRankChain, "frozen", ["up", "down", "adapter"], LowRankChain.__doc__, {}, ()),
+    "averaging_chain": Foreign(AveragingChain, "buffers_in_forward", ["layers.*"], AveragingChain.__doc__, {}, ()),
 }
-PLANS = {"low_rank_chain": {"tensor": {"up": "column", "down": "row"}, "segments": 4}}
+PLANS = {
+    "low_rank_chain": {"tensor": {"up": "column", "down": "row"}, "segments": 4},
+    "averaging_chain": {"segments": 6},
+}
 
 
 def register():

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 
+import foreign
 import pytest
 from cases import Case, compared
 from group import job, reference_captures
@@ -59,3 +60,16 @@ def test_a_fault_is_found_and_named(captures, case):
     diagnosis = found(captures, case)
     assert diagnosis.sentence.startswith(f"First difference: step 0, {names}"), markdown(diagnosis, "")
     assert diagnosis.sentence.endswith(f"usual cause: {cause}."), markdown(diagnosis, "")
+
+
+def test_statistics_of_own_samples_are_named_and_gradients_of_samples_leave_no_trace(server, tmp_path, tiny_data):
+    """Batch norm does not take one sample, and each forward pass moves its buffers."""
+    foreign.register()
+    data, run, single = tiny_data / foreign.DATA, *(foreign.run_of("batch_norm", s) for s in ("ddp", "single"))
+    server.work_off(reference_captures(single, run, data, tmp_path), tmp_path, 1)
+    server.work_off([job(run, data, tmp_path / "initial.safetensors", tmp_path / "ddp", capture=True)], tmp_path, 2)
+    pair = Pair(*(Capture(tmp_path / name) for name in ("ddp", "single", "twin")))
+    page = markdown(diagnose(pair), "")
+    assert "usual cause: statistics of each rank's own samples." in page, page
+    buffers = [capture.tensors("step0/weights")["norm.num_batches_tracked"] for capture in (pair.reference, pair.twin)]
+    assert buffers == [1, 1]

@@ -5,7 +5,7 @@ What a training leaves and, if it stopped on the way, what it resumes with; or t
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import foreign
@@ -26,14 +26,7 @@ from shardlab.settings.recipe import Recipe
 from shardlab.trainer.simulate import simulate
 from shardlab.training.evaluation import evaluate
 
-KINDS = (
-    "dtypes",
-    "frozen",
-    "buffers_in_forward",
-    "shapes_and_ties",
-    "constructors_and_outputs",
-    "sometimes_unused",
-)
+KINDS = ("dtypes", "frozen", "buffers_in_forward", "shapes_and_ties", "constructors_and_outputs", "sometimes_unused")
 """Kinds of models that are tried."""
 BEFORE = KINDS[3:]
 """Kinds whose refusals come with the initial weights, before there are ranks: tests/unit/test_contents.py."""
@@ -44,6 +37,8 @@ CHAINS = ("dp", "mp", "mp_ranks", "pp", "pp_interleaved", "pp_zbv", "tp", "hsdp"
 FOUR_RANKS = ("hsdp", "fsdp_tp", "fsdp_pp")
 ORDERS = (("fsdp", "ddp", "single"), ("zero3", "zero1"))
 """Strategies of the short form, the first that is expected to be equal."""
+AVERAGING = ("pp", "pp_interleaved", "pp_zbv", "mp", "hsdp", "fsdp_pp")
+"""Strategies for a chain whose stages follow their inputs."""
 CHECKPOINTS = {"checkpoint_interval_steps": 2}
 
 
@@ -56,11 +51,13 @@ class Case:
     precision: str = "full"
     key: str = ""
     """Option of the strategy or of the recipe that makes it equal."""
+    recomputed: bool = False
 
     @property
     def name(self):
         precision = self.precision if self.low else self.dtype
-        return f"{self.strategy}-{self.model}-{precision}" + "-".join(self.blocks or ()) + self.key
+        blocks = "-".join(self.blocks or ())
+        return f"{self.strategy}-{self.model}-{precision}{blocks}{self.key}" + "-full" * self.recomputed
 
     @property
     def low(self):
@@ -83,11 +80,12 @@ class Case:
         return not self.strategy.startswith("zero")
 
     def run(self):
-        mixed = MIXED if self.kind == "buffers_in_forward" else {}
-        keys = CHECKPOINTS | mixed | {"dtype": self.dtype, "precision": self.precision}
         of_recipe = {self.key: True} if self.key in Recipe.model_fields else {}
+        of_recipe |= {"activation_checkpointing": "full"} if self.recomputed else {}
+        of_recipe |= MIXED if self.kind == "buffers_in_forward" else {}
+        keys = CHECKPOINTS | {"dtype": self.dtype, "precision": self.precision}
         run = foreign.run_of(self.model, self.strategy, **keys, **of_recipe)
-        if self.key and not of_recipe:
+        if self.key and self.key not in of_recipe:
             run = run.model_copy(update={"options": run.options.model_copy(update={self.key: True})})
         model = run.model.model_copy(update={} if self.blocks is None else {"blocks": [*self.blocks]})
         return run.model_copy(update={"model": model})
@@ -113,9 +111,17 @@ CASES += [Case(s, "batch_norm_block", key="sync_batch_norm") for s in ("ddp", "f
 CASES += [Case(s, "batch_norm_block", "float32", key="sync_batch_norm") for s in ("zero1", "zero3")]
 LOW = [Case(each, "low_rank", "float32", precision="bf16") for each in ("zero1", "zero3", "fsdp", "ddp")]
 CASES += LOW
+CASES += [Case(strategy, "averaging_chain") for strategy in AVERAGING]
+RECOMPUTED = [
+    replace(case, recomputed=True)
+    for case in CASES
+    if case.model in ("batch_norm_block", "averaging_chain") and case.strategy != "pp_zbv"
+]
+CASES += RECOMPUTED
 REFUSED = [case for case in CASES if case.expected.startswith("refused") and case.kind not in BEFORE]
 TRAINED = [case for case in CASES if not case.expected.startswith("refused")]
-EQUAL = [case for case in TRAINED if case.expected == "equal" and not case.low]
+RESUMED = [case for case in TRAINED if case.kind not in ("shapes_and_ties", "constructors_and_outputs")]
+EQUAL = [case for case in TRAINED if case.expected == "equal" and not case.low and case.model != "averaging_chain"]
 
 
 def is_long(case):
@@ -126,6 +132,8 @@ def is_long(case):
         return case.native_engine
     if case.key:
         return case.strategy in ("hsdp", "zero1")
+    if case.model == "averaging_chain":
+        return case.strategy not in ("pp", "mp")
     if case.model in foreign.PLANS:
         return case.strategy in FOUR_RANKS
     first = [next(filter(lambda each: MODELS[case.model].expects[each] == "equal", order), "") for order in ORDERS]
@@ -149,11 +157,12 @@ def results(request, server, tmp_path_factory, tiny_data):
     requested = {item.callspec.params["case"] for item in items}
     if not request.config.getoption("--long"):
         requested = {case for case in requested if not is_long(case)}
+    requested |= {replace(case, recomputed=False) for case in requested}
     trained, resumed = defaultdict(list), defaultdict(list)
     for case in CASES:
         if case in requested:
             trained[case.run().world_size].append(case)
-            if case in TRAINED:
+            if case in RESUMED:
                 resumed[case.run().world_size].append(case)
             if not (data / case.model).exists():
                 (data / case.model).symlink_to(tiny_data / foreign.DATA)
@@ -239,7 +248,7 @@ def test_low_precision_leaves_frozen_weights_as_they_were(results, case):
     assert {name for name, value in trained.items() if value.equal(initial[name])} == frozen
 
 
-@with_marks(TRAINED, is_long)
+@with_marks(RESUMED, is_long)
 def test_a_resumed_training_is_the_same(results, case):
     """Bitwise, from the checkpoint of step 2, which a run writes and reads under each engine."""
     whole, resumed = results / case.name, results / f"{case.name}-resumed"
@@ -271,6 +280,24 @@ def test_a_plan_has_neither_gradients_nor_states_of_frozen_parameters(results, c
     planned, measured = (each["tensor_bytes"][0]["largest"] for each in (plan, report))
     kinds = ("weights", "gradients", "optimizer")
     assert {kind: planned[kind] for kind in kinds} == {kind: measured[kind] for kind in kinds}
+
+
+@with_marks(RECOMPUTED, is_long)
+def test_a_recomputation_changes_nothing(results, case):
+    """Bitwise: buffers are updated once, and seen as they were in the forward pass."""
+    ours, expected = (
+        load_file(results / each.name / "model.safetensors") for each in (case, replace(case, recomputed=False))
+    )
+    assert all(value.equal(expected[name]) for name, value in ours.items())
+
+
+@with_marks([case for case in CASES if case.model == "averaging_chain"], is_long)
+def test_a_stage_counts_the_micro_batches_that_it_trains_on(results, case):
+    """Not the pass with which PyTorch infers a pipeline's shapes, on uninitialized inputs, nor evaluation."""
+    weights = load_file(results / case.name / "model.safetensors")
+    micro_batches = case.run().options.n_microbatches if case.run().mesh.pipelined else 1
+    assert [int(weights[f"layers.{number}.saved"]) for number in range(4)] == [4 * micro_batches] * 4
+    assert all(float(weights[f"layers.{number}.mean"].abs().max()) < 10 for number in range(4))
 
 
 @with_marks(REFUSED, is_long)

@@ -1,21 +1,24 @@
 """Mistakes in configuration files and data: one sentence that names the key or file and what would work."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import torch
 
-from helpers.common import ROOT, build, tiny_run
+from helpers.common import ROOT, build, save_initial, tiny_run
+from shardlab import data as data_sets
 from shardlab import models
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
 from shardlab.settings import deepspeed, load, model_and_data, resolve
 from shardlab.settings.types import read_run
-from shardlab.training import step
+from shardlab.training import evaluation, step, tasks
 
 
 def sentence(call, *arguments):
@@ -227,3 +230,40 @@ def test_settings_whose_ranks_are_not_those_of_the_mesh(tmp_path):
     for change in ({"ranks_per_node": 3}, {"mesh": {"foo": 2}}):
         (tmp_path / "run.json").write_text(json.dumps(values | change))
         assert "run.json" in sentence(read_run, tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ([(1, 2)], "it returns a list."),
+        (None, "it returns a NoneType."),
+        ({"train": [(1,)], "validation": [(1,)], "test": np.ones((2, 2))}, "it returns test: a ndarray."),
+        ({"train": [1], "validation": [(1,)], "test": [(1,)]}, "it returns train: a list with a int."),
+        ({"train": "text"}, "it returns train: a str."),
+        ({"train": [(1,)], "test": [(1,)]}, "the split validation is empty"),
+    ],
+)
+def test_a_reader_that_returns_no_samples(monkeypatch, tmp_path, returned, words):
+    from shardlab.data import pairs
+
+    monkeypatch.setattr(pairs, "read", lambda data, raw: returned)
+    with pytest.raises(UserError) as error:
+        data_sets.read(tiny_run("mlp").data, tmp_path)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_test_loss_that_is_no_number(tiny_data, tmp_path, monkeypatch, value):
+    """As of data that exceed float32; a metric that does is left out."""
+    run, weights = tiny_run("llama2"), tmp_path / "weights"
+    save_initial(run, weights)
+    task = tasks.load(run.task, tiny_data / "llama2", torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(type(task), "metric", lambda *_: value)
+    assert evaluation.evaluate(run, tiny_data / "llama2", weights).metric_value is None
+    monkeypatch.setattr(type(task), "loss", lambda *_: torch.tensor(value))
+    with pytest.raises(UserError, match=f"llama2: the test loss of these weights is {value}: "):
+        evaluation.evaluate(run, tiny_data / "llama2", weights)
+
+
+def test_a_name_with_a_line_break_is_one_line(config):
+    assert "there is no workload 'ml\\np'" in sentence(run_of, "ml\np")

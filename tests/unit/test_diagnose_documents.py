@@ -60,6 +60,7 @@ def test_the_callback_writes_what_the_loop_writes(blocks, monkeypatch):
     from safetensors.torch import load_file
 
     model = torch.nn.Linear(2, 2)
+    model.tied = model.weight
     model(torch.ones(1, 2)).sum().backward()
     each, args, state = Dump("dumps/called"), SimpleNamespace(max_grad_norm=0), SimpleNamespace(global_step=0)
     each.on_train_begin(args, state, None, model)
@@ -70,4 +71,4 @@ def test_the_callback_writes_what_the_loop_writes(blocks, monkeypatch):
         name: load_file(blocks / f"dumps/called/{name}.safetensors") for name in ("initial", "gradients-0", "weights-0")
     }
     assert written["gradients-0"]["weight"].equal(model.weight.grad)
-    assert written["initial"].keys() == written["weights-0"].keys() == {"weight", "bias"}
+    assert written["initial"].keys() == written["weights-0"].keys() == {"weight", "bias", "tied"}

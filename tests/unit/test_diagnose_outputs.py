@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from shardlab.diagnosis import evidence, outputs, patterns, stages
+from shardlab.diagnosis import evidence, outputs, page, patterns, stages
 from shardlab.diagnosis.capture_files import Capture, rank_file
 from shardlab.diagnosis.pair import Pair
 from shardlab.trainer.capture import _Recorder
@@ -223,3 +223,52 @@ def test_ranks_with_the_same_values_that_are_not_finite_do_not_disagree():
     assert evidence._near((float("inf"), float("nan")), [float("inf"), float("nan")])
     assert not evidence._near((1.0, 1.0), [float("inf"), 1.0])
     assert not evidence._near((1.0, float("nan")), [1.0, 1.0])
+
+
+def found_in_outputs(tmp_path, outputs, expected):
+    """The diagnosis of ranks that return these outputs of `up` for their samples, where one device returns others."""
+    samples = [[2 * rank, 2 * rank + 1] for rank in range(len(outputs))]
+    single = [([*range(2 * len(outputs))], {"batch/targets": torch.ones(len(expected), 9), "output/up/0": expected})]
+    reference = write(tmp_path / "single", [({}, 0, single)], {})
+    save_file({"up.bias": BIAS}, tmp_path / "single/initial.safetensors")
+    ranks = [
+        ({"dp": n}, 0, [(samples[n], {"batch/targets": torch.ones(len(value), 9), "output/up/0": value})])
+        for n, value in enumerate(outputs)
+    ]
+    return page.diagnose(Pair(write(tmp_path / "other", ranks, {"dp": len(outputs)}), reference))
+
+
+BIAS = torch.tensor([0.5, -1.0, 2.0]).double()
+ROWS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
+
+
+@pytest.mark.parametrize(
+    ("second", "cause"),
+    [
+        (ROWS[2:] + BIAS, "bias added by every rank"),
+        (ROWS[2:] - BIAS, "bias left out"),
+        (ROWS[2:] * 1.5 - 0.3 * ROWS[2:].flip(1), None),
+        (ROWS[2:] + 0.1 * torch.tensor([[1.0, 2, 3], [3, -2, 1]]), None),
+        (ROWS[:2], None),
+    ],
+)
+def test_what_only_the_second_rank_returns_wrong_is_explained_by_its_own_rows(tmp_path, second, cause):
+    found = found_in_outputs(tmp_path, [ROWS[:2], second], ROWS)
+    assert [each.cause for each in found.causes] == ([cause] if cause else [])
+    text = page.markdown(found, "")
+    assert "Of 2 ranks, only these differ: 1." in text
+    assert ("a multiple of up.bias (leaves " in text) == (cause is None)
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (8, 3, 5), (8, 3, 4, 4)])
+def test_statistics_of_each_ranks_own_samples(tmp_path, shape):
+    norm = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)](3).double()
+    nn.init.normal_(norm.bias)
+    nn.init.normal_(norm.weight)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
+    whole = norm(x).detach()
+    found = found_in_outputs(tmp_path, [norm(part).detach() for part in x.chunk(4)], whole)
+    assert [each.cause for each in found.causes] == ["statistics of each rank's own samples"]
+    (tmp_path / "noise").mkdir()
+    found = found_in_outputs(tmp_path / "noise", [*(whole + 0.1 * torch.randn_like(whole)).chunk(4)], whole)
+    assert found.causes == []

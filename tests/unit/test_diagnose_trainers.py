@@ -246,6 +246,14 @@ def test_the_step_in_the_name_of_a_single_file(compare, tmp_path, monkeypatch, c
         ("gradients-float8_e4m3-1", "step1/gradients"),
         ("optim.tp1.pp0", "step0/optimizer"),
         ("3", "step3/gradients"),
+        ("gradients-epoch=0-step=1", "step1/gradients"),
+        ("epoch=1-step=20/weights", "step20/weights"),
+        ("iter_0000002/mp_rank_00_000/gradients", "step2/gradients"),
+        ("iter_0000002/mp_rank_01/model", "step2/weights"),
+        ("global_step10/mp_rank_00_001_002/optimizer", "step10/optimizer"),
+        ("name--val_loss=0.25-step=100-consumed_samples=800/model", "step100/weights"),
+        ("iteration-3.rank1", "step3/gradients"),
+        ("epoch-3/gradients", "step3/gradients"),
     ],
 )
 def test_names_of_files(path, name):

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.common import ROOT
-from shardlab.launch import forks, forkserver
+from helpers import servers
+from helpers.common import ROOT, tiny_run
+from shardlab.launch import commands, forks, forkserver
 
 SERVER = """
 import os, sys
@@ -33,6 +34,8 @@ def main():
     forkserver.delegate()
     {body}
 """
+SERVED = commands.environment(tiny_run("mlp").site)
+"""Variables that a server's modules are imported with."""
 DEEP = Path("a" * 100, "b" * 100)
 """A path longer than a socket's address can be."""
 
@@ -207,6 +210,86 @@ def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server,
         assert driver.stderr.readline() == died
     driver.kill()
     driver.communicate(timeout=20)
+
+
+STATE = """
+from importlib import import_module
+for name in [] if forks.served else forkserver.IMPORTS:
+    import_module(name)
+import logging, locale, random, threading, warnings
+import numpy, torch
+state = {
+    "forked": forks.served is not None,
+    "dtype": str(torch.get_default_dtype()),
+    "device": str(torch.get_default_device()),
+    "threads": [torch.get_num_threads(), torch.get_num_interop_threads(), threading.active_count()],
+    "deterministic": torch.are_deterministic_algorithms_enabled(),
+    "gradients": [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()],
+    "precision": [torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")],
+    "environment": dict(os.environ),
+    "temporary": __import__("tempfile").gettempdir(),
+    "folder": os.getcwd(),
+    "umask": os.umask(0o22),
+    "signals": {int(n): str(signal.getsignal(n)) for n in signal.valid_signals() if n != signal.SIGINT},
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "words": sys.argv[1:],
+    "log": [logging.root.level, len(logging.root.handlers), logging.getLogger("shardlab").level],
+    "spoiled": hasattr(torch, "spoiled") or "spoiled" in sys.modules or torch.initial_seed() == 7,
+    "recursion": sys.getrecursionlimit(),
+    "numbers": [locale.setlocale(locale.LC_ALL), numpy.geterr(), numpy.get_printoptions()["precision"]],
+    "files": len(os.listdir("/proc/self/fd")),
+}
+if state["forked"]:
+    state["files"] = state["files"] <= 12  # its server's log, sockets, pidfds
+else:
+    state["files"] = True
+Path(sys.argv[1]).write_text(json.dumps(state, default=str))
+"""
+"""A program that writes what a job could leave behind for the next one."""
+SPOILS = """
+import logging, numpy, torch
+assert forks.served is not None
+torch.set_default_dtype(torch.float64), torch.set_default_device("meta"), torch.set_num_threads(3)
+torch.manual_seed(7), torch.use_deterministic_algorithms(True), torch.set_grad_enabled(False)
+torch.set_float32_matmul_precision("medium"), numpy.seterr(all="ignore"), os.umask(0o77), os.chdir("/")
+os.environ["SPOILED"] = "1"
+torch.spoiled = sys.modules["spoiled"] = torch
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+logging.basicConfig(level=1), logging.getLogger("shardlab").setLevel(1), sys.setrecursionlimit(5000)
+"""
+
+
+def test_nothing_of_a_job_and_of_the_server_reaches_the_next_job(write, tmp_path):
+    """It has the state of a new process that imported the same, in the real server."""
+    address = servers.server()
+    given = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/scripts", **SERVED}
+
+    def called(body, **environment):
+        program, said = write(body), tmp_path / "state.json"
+        words = [sys.executable, program, str(said)]
+        subprocess.run(words, env=given | environment, cwd=tmp_path, check=True, timeout=120)
+        return json.loads(said.read_text()) if said.exists() else None
+
+    new = called(STATE)
+    assert not new.pop("forked")
+    called(SPOILS, **address, OF_ANOTHER_JOB="1")
+    forked = called(STATE, **address)
+    assert forked.pop("forked")
+    del forked["environment"][forkserver.ADDRESS]
+    assert forked == new
+
+
+def test_an_edit_of_any_module_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(forkserver, "ROOT", tmp_path)
+    for name in ("train.py", "shardlab/errors.py", "shardlab/strategies/fsdp.py", "shardlab/report/charts/loss.py"):
+        path = tmp_path / "scripts" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("A = 1\n")
+        before = forkserver._code()
+        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+        assert forkserver._code() != before, name
 
 
 def test_without_a_server_nothing_is_said(write, tmp_path):

@@ -1,5 +1,6 @@
 """Locks of earlier calls of Snakemake, and checks before a call starts jobs."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from helpers.common import ROOT
+from helpers.common import ROOT, tiny_run
 from shardlab.errors import UserError
+from shardlab.files import write_json
 from shardlab.launch import call, snakemake_lock
 from shardlab.models import export
 from shardlab.settings import pretrained
+from shardlab.settings.types import read_run, sealed
 
 ANOTHER_DRIVER = """
 import sys
@@ -72,6 +75,27 @@ def test_a_configuration_file_that_snakemake_would_misread(tmp_path, content, wo
 def test_a_configuration_file_that_is_not_there_or_json_is_snakemake_s_to_read(tmp_path):
     (tmp_path / "config.json").write_text('{\n\t"seed": 1\n}')
     call.check_configuration([tmp_path / "config.json", tmp_path / "none.yaml"])
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", 2), ("seal", "0"), ("nodes", 3)])
+def test_settings_that_were_edited_are_resolved_again(tmp_path, key, value):
+    """By the next call, and no program takes them before; those of another configuration are no edit."""
+    run, path = tiny_run("mlp"), tmp_path / "results/single/mlp/run.json"
+    write_json(path, sealed(run))
+    assert read_run(path) == run
+    write_json(path, json.loads(path.read_text()) | {key: value})
+    os.utime(path, ns=(5, 5))
+    with pytest.raises(UserError) as error:
+        read_run(path)
+    remedy = f"change the configuration instead, and recreate it with: snakemake --force {path}."
+    assert str(error.value) == f"{path} was edited; {remedy}"
+    snakemake_lock.note_done(tmp_path, [run])
+    assert read_run(path) == run
+    assert path.stat().st_mtime_ns == 5, "nothing becomes outdated"
+    other = tiny_run("mlp", max_steps=7)
+    write_json(path, sealed(other))
+    snakemake_lock.note_done(tmp_path, [run])
+    assert read_run(path) == other, "Snakemake resolves it again, if the call needs it"
 
 
 @pytest.mark.parametrize("closed", [".", "results", ".snakemake/locks"])

@@ -1,4 +1,5 @@
 # Helpers of the rules, based on scripts/shardlab/settings.
+import json
 import os
 from functools import cache
 
@@ -21,7 +22,7 @@ from shardlab.settings import (
     resolve,
     variants,
 )
-from shardlab.settings.types import RESERVED
+from shardlab.settings.types import RESERVED, sealed
 
 # After a kill the same call goes on, without --unlock.
 WORKS = snakemake_lock.runs_jobs(sys.argv[1:])
@@ -197,6 +198,11 @@ def frozen(wildcards, input):
         return run.planned(plan_of(wildcards, input).recomputation)
     except UserError:  # the note ends the job
         return run
+
+
+def settings_json(run):
+    """Return the content of a run.json."""
+    return json.dumps(sealed(run))
 
 
 def note_of(wildcards, input):

@@ -22,7 +22,7 @@ rule resolve:
         # Triggers resolving again; all of run.json would take many lines in Snakemake's reasons.
         identity=identity_of,
         # As functions of the input these do not trigger resolving again.
-        run=lambda wildcards, input: frozen(wildcards, input).model_dump_json(),
+        run=lambda wildcards, input: settings_json(frozen(wildcards, input)),
         note=note_of,
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
@@ -42,7 +42,7 @@ rule resolve_init:
         environment("workflow")
     params:
         identity=identity_of,
-        run=lambda wildcards, input: run_of(wildcards).model_dump_json(),
+        run=lambda wildcards, input: settings_json(run_of(wildcards)),
     message:
         "Resolving the initial weights of {wildcards.workload}"
     shell:

@@ -61,7 +61,9 @@ def _of_updates(pair: Pair, stage: Stage, names: list[str], times: float, found:
     later = [step for step in steps if step > stage.step]
     if not 0 < times < 1:
         found.note("average", "no")
-    elif not later or stage.step != pair.steps[0]:
+    elif stage.step != pair.steps[0]:
+        found.note("average", "no")  # of the steps before the first one that differs it would be one, too
+    elif not later:
         found.note("average", "unknown")
     else:
         is_average = _is_average(pair, later[0], names, times)
@@ -135,6 +137,6 @@ def name_factor(pair: Pair, times: float, found: "Evidence", what: str) -> None:
 def _number(times: float) -> str:
     """Return a factor as text, with the fraction that it is."""
     fraction = Fraction(times).limit_denominator(DENOMINATOR) if math.isfinite(times) else Fraction(0)
-    is_fraction = fraction.denominator > 1 and abs(float(fraction) - times) < 1e-5 * abs(times)
+    is_fraction = fraction.denominator > 1 and abs(float(fraction) - times) < 5e-5 * abs(times)
     is_short = f"{times:.6g}" == f"{times:.2g}"
     return f"{times:.6g}" + (f" ({fraction})" if is_fraction and not is_short else "")

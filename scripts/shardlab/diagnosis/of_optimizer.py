@@ -2,7 +2,8 @@
 decay follow from the fit.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis.capture_files import Capture
+from shardlab.diagnosis.capture_files import Capture, Tensors
 from shardlab.diagnosis.pair import Pair
-from shardlab.diagnosis.stages import updates
+from shardlab.diagnosis.stages import has_update, updates
 
 if TYPE_CHECKING:
     from shardlab.diagnosis.evidence import Evidence
@@ -27,68 +28,96 @@ SAME = 1.1
 
 
 @dataclass(frozen=True)
+class _Update:
+    """Sampled values of the tensors of an update, one after the other."""
+
+    update: Tensor
+    weights: Tensor
+    """Before it."""
+    gradients: list[Tensor]
+    """Of each step up to it."""
+
+
+@dataclass(frozen=True)
 class _Model:
     """What an optimizer with some settings explains."""
 
     settings: str
+    predicted: Tensor
     rest: float
     """Largest part of a tensor's update that it leaves."""
-    predicted: dict[str, Tensor]
 
 
 def look_at_settings(pair: Pair, step: int, names: list[str], found: "Evidence") -> bool:
     """Note if both updates are those of the same optimizer with other settings, and their difference, too."""
-    both = [_best(capture, step, names) for capture in pair.captures]
-    if both[0] is None or both[1] is None:
+    files = [_gradients(capture, step) for capture in pair.captures]
+    known = all(has_update(capture, step) for capture in pair.captures)
+    names = [
+        name for name in names if all(name in file and file[name].numel() >= LEAST for each in files for file in each)
+    ]
+    if step > STEPS or not names or not known:
         return False
-    own, other = both
-    if max(own.rest, other.rest) >= pair.fits or own.settings == other.settings:
-        found.exclude("other betas, eps or momentum", min(1.0, max(own.rest, other.rest)), "the update")
+    names = names[:: -(-len(names) // TENSORS)]
+    sizes = torch.tensor([len(_sampled(files[0][0][name])) for name in names])
+    place = torch.arange(len(names)).repeat_interleave(sizes)
+    own, other = (_read(capture, step, names, each) for capture, each in zip(pair.captures, files, strict=True))
+    best, usual = _best(own, place), _best(other, place)
+    rest = max(best.rest, usual.rest)
+    if not rest < pair.fits or best.settings == usual.settings:
+        found.exclude("other betas, eps or momentum", rest, "the update")
         return False
-    off = {
-        name: _sampled(updates(pair.actual, step)(name) - updates(pair.reference, step)(name)) for name in own.predicted
-    }
-    rest = max(
-        float((off[name] - (own.predicted[name] - other.predicted[name])).norm() / off[name].norm()) for name in off
-    )
+    off = own.update - other.update
+    rest = float((off - (best.predicted - usual.predicted)).norm() / off.norm())
     if not rest < max(pair.fits, 0.1):
         found.exclude("other betas, eps or momentum", rest)
         return False
     found.note("pattern", "settings")
     found.say(
-        f"The update is that of {own.settings}; the reference's is that of {other.settings} (this leaves {rest:.1g} of "
-        "the difference)."
+        f"The update is that of {best.settings}; the reference's is that of {usual.settings} (this leaves {rest:.1g} "
+        "of the difference)."
     )
     return True
 
 
+def _gradients(capture: Capture, step: int) -> list[Tensors]:
+    """Return the gradients that the optimizer gets in the steps up to one."""
+    return [capture.tensors(f"step{n}/clipped") or capture.tensors(f"step{n}/gradients") for n in range(step + 1)]
+
+
 def _sampled(value: Tensor) -> Tensor:
     flat = value.double().flatten()
-    return flat[:: -(-len(flat) // VALUES) or 1]
+    return flat[:: -(-len(flat) // VALUES)]
 
 
-def _best(capture: Capture, step: int, names: list[str]) -> _Model | None:
-    """Return the settings that explain a capture's update best; None if gradients are missing."""
-    files = [capture.tensors(f"step{n}/clipped") or capture.tensors(f"step{n}/gradients") for n in range(step + 1)]
-    before = capture.tensors(f"step{step - 1}/weights" if step else "initial")
-    names = [name for name in names if all(name in file for file in files) and files[0][name].numel() >= LEAST]
-    if step > STEPS or not names:
-        return None
-    names = names[:: -(-len(names) // TENSORS)]
-    gradients = {name: [_sampled(file[name]) for file in files] for name in names}
-    update = {name: _sampled(updates(capture, step)(name)) for name in names}
-    weights = {name: _sampled(before[name]) for name in names}
+def _read(capture: Capture, step: int, names: list[str], gradients: list[Tensors]) -> _Update:
+    before, update = capture.tensors(f"step{step - 1}/weights" if step else "initial"), updates(capture, step)
+
+    def together(read: Callable[[str], Tensor]) -> Tensor:
+        return torch.cat([_sampled(read(name)) for name in names])
+
+    return _Update(together(update), together(before.__getitem__), [together(file.__getitem__) for file in gradients])
+
+
+def _best(given: _Update, place: Tensor) -> _Model:
+    """Return the settings that explain an update best; ``place``: the tensor of each value."""
+
+    def total(value: Tensor, other: Tensor) -> Tensor:
+        return value.new_zeros(int(place[-1]) + 1).index_add(0, place, value * other)
+
+    update, weights = given.update, given.weights
+    uu, ww, uw = total(update, update), total(weights, weights), total(update, weights)
     models = []
-    for settings, direction in _directions(step):
-        predicted, rest = {}, 0.0
-        for name in names:
-            # Learning rate and decay of a tensor are its own: groups of parameters may have others.
-            terms = torch.stack([direction(gradients[name]), weights[name]], 1)
-            scale = terms.norm(dim=0).clamp(min=1e-300)
-            solution = torch.linalg.lstsq(terms / scale, update[name][:, None], driver="gelsd").solution[:, 0]
-            predicted[name] = terms / scale @ solution
-            rest = max(rest, float((update[name] - predicted[name]).norm() / update[name].norm().clamp(min=1e-300)))
-        models.append(_Model(settings, rest, predicted))
+    for settings, direction_of in _directions(len(given.gradients) - 1):
+        # Learning rate and decay of a tensor are its own: groups of parameters may have others.
+        direction = direction_of(given.gradients)
+        dd, dw, ud = total(direction, direction), total(direction, weights), total(update, direction)
+        det = dd * ww - dw**2
+        both = det > 1e-9 * dd * ww
+        rate = torch.where(both, (ud * ww - uw * dw) / det, ud / dd)
+        decay = torch.where(both, (uw * dd - ud * dw) / det, 0.0)
+        predicted = rate[place] * direction + decay[place] * weights
+        rest = (total(update - predicted, update - predicted) / uu).sqrt().max()
+        models.append(_Model(settings, predicted, float(rest) if bool(torch.isfinite(rest)) else math.inf))
     least = min(model.rest for model in models)
     return next(model for model in models if model.rest <= SAME * least)
 

@@ -17,7 +17,7 @@ from shardlab.files import flock, write_json
 from shardlab.launch.attempts import CALL, SEEN, requested
 from shardlab.records import done
 from shardlab.settings import run_identity
-from shardlab.settings.types import Run
+from shardlab.settings.types import Run, sealed, was_edited
 
 PATIENCE = 5.0
 """Seconds to wait for a short call (a dry run, a graph) that holds the lock."""
@@ -70,23 +70,25 @@ def note_done(folder: Path, runs: Iterable[Run]) -> None:
 
 
 def _repair_settings(run: Run, path: Path) -> None:
-    """Rewrite a damaged run.json, keeping its old time, so that nothing becomes outdated because of it.
+    """Rewrite a damaged or edited run.json, keeping its old time, so that nothing becomes outdated because of it.
 
     One that depends on the run's plan is removed, so that its rule writes it again.
     """
     try:
-        json.loads(path.read_bytes())
+        if not was_edited(json.loads(path.read_bytes())):
+            return
     except FileNotFoundError:
-        pass
+        return
     except IsADirectoryError:
         raise UserError(f"{path} is a folder; remove it, then run the same command again.") from None
     except ValueError:
-        if run.recipe.activation_checkpointing == "auto":
-            path.unlink()
-            return
-        times = path.stat().st_atime_ns, path.stat().st_mtime_ns
-        write_json(path, run.model_dump(mode="json"))
-        os.utime(path, ns=times)
+        pass
+    if run.recipe.activation_checkpointing == "auto":
+        path.unlink()
+        return
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    write_json(path, sealed(run))
+    os.utime(path, ns=times)
 
 
 def clear_stale_locks(folder: Path) -> None:

@@ -206,7 +206,9 @@ class Evaluated(Strict):
     loss: float = Field(description="Mean loss per target over the test split.")
     evaluation: Literal["whole", "sharded"] = Field(description="whole: on one device; sharded: under the strategy.")
     metric_name: str = Field(description="Name of the metric.")
-    metric_value: float | None = Field(description="Its value; null if sharded evaluation does not compute it.")
+    metric_value: float | None = Field(
+        description="Its value; null if sharded evaluation does not compute it, or if it is not finite."
+    )
     samples: int = Field(description="Number of test samples.")
     targets: int = Field(description="Number of test targets.")
     expert_choices: str | None = Field(

@@ -4,12 +4,14 @@
 YAML files under ``config/`` are checked against them.
 """
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from shardlab.errors import remedy
+from shardlab.errors import UserError, remedy
 from shardlab.files import read_json
 from shardlab.schema import Strict, check, one_of
 from shardlab.settings.mesh import Degrees, ParallelDims
@@ -320,11 +322,32 @@ class Run(Strict):
         return self.recipe.evaluation == "sharded"
 
 
+def sealed(run: Run) -> dict[str, Any]:
+    """Return the content of a run.json, with a seal that shows whether the file was edited."""
+    values = run.model_dump(mode="json")
+    return values | {"seal": _seal(values)}
+
+
+def was_edited(values: Any) -> bool:
+    """Return whether the content of a run.json is no longer what was sealed; one without a seal was written by hand."""
+    return isinstance(values, dict) and "seal" in values and values["seal"] != _seal(values)
+
+
+def _seal(values: dict[str, Any]) -> str:
+    kept = {key: value for key, value in values.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
 def read_run(path: Path) -> Run:
     """Return the frozen settings in a run.json.
 
     Raises:
-        UserError: the file is missing, damaged or of another version.
+        UserError: the file is missing, damaged, of another version, or was edited.
     """
     again = remedy("recreate it", path, "--force")
-    return check(Run, read_json(path, "settings of the run", again), str(path))
+    values = read_json(path, "settings of the run", again)
+    if was_edited(values):
+        raise UserError(f"{path} was edited; change the configuration instead, and {again}.")
+    if isinstance(values, dict):
+        values = {key: value for key, value in values.items() if key != "seal"}
+    return check(Run, values, str(path))

@@ -18,7 +18,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -34,6 +33,7 @@ from shardlab.trainer import loop
 from shardlab.trainer.module_outputs import ModuleOutputs
 from shardlab.training import distributed, evaluation
 from shardlab.training.batches import Step
+from shardlab.training.module_state import Snapshot
 from shardlab.training.step import train_step
 from shardlab.training.tasks import IGNORE, MicroBatch
 
@@ -76,7 +76,7 @@ def _tested(evaluate: Callable[[], Any]) -> dict[str, float | None]:
     """Return loss and metric of the test split; nan if they are not finite, which no report accepts."""
     try:
         test = evaluate()
-    except ValidationError:
+    except evaluation.NotFinite:
         return {"test": math.nan, "metric": math.nan}
     return {"test": test.loss, "metric": test.metric_value}
 
@@ -288,11 +288,10 @@ def _gradients_of_parts(run: Run, data: Path, initial: Path, folder: Path, like:
     """
     state = loop.set_up(run, data, initial, folder / "run_of_parts", {}, loop.TrainOptions(restart=True))
     recorder = _Recorder(state, folder)
-    kept = [(buffer, buffer.clone()) for part in cast(NativeEngine, state.engine).parts for buffer in part.buffers()]
+    before = Snapshot(*cast(NativeEngine, state.engine).parts)
     try:
         for sample, part, batch in _parts(state, like):
-            for buffer, before in kept:
-                buffer.copy_(before)
+            before.put_back()
             recorder.outputs.clear()
             state.engine.forward_backward(MicroBatch(batch, 1, 1), 1 / state.steps[0].targets, last=True)
             recorder.save(f"parts/{sample}-{part}", state.engine.gradients(), recorder.names)

@@ -1,5 +1,6 @@
 """Loss and metric of weights over a whole split, each sample once: on one device, or divided among a run's ranks."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.data import order
+from shardlab.errors import UserError
 from shardlab.models._experts import Router
 from shardlab.models.weights import materialize
 from shardlab.records import expert_choices
@@ -97,15 +99,31 @@ def evaluate_sharded(run: Run, engine: Engine, task: Task, world: World) -> Eval
     return _report(run, task, mean_loss(task, engine, "test", run.recipe.eval_batch_size, world), None)
 
 
+class NotFinite(UserError):
+    """The loss of weights is not a finite number."""
+
+
 def _report(run: Run, task: Task, loss: float, score: float | None) -> Evaluated:
+    """Return the report of a test loss.
+
+    Raises:
+        NotFinite: it is not finite.
+    """
+    if not math.isfinite(loss):
+        reader = f"scripts/shardlab/data/{run.data.reader}.py"
+        raise NotFinite(
+            f"{run.workload}: the test loss of these weights is {loss}: values of the data or of the model exceed "
+            f"{run.recipe.dtype}; scale the data in {reader}, or choose another dtype."
+        )
     samples = task.samples("test")
     known = score is not None or not task.scores
+    metric = task.metric(loss, score or 0.0, samples) if known else None
     return Evaluated(
         workload=run.workload,
         loss=loss,
         evaluation="sharded" if score is None else "whole",
         metric_name=task.metric_name,
-        metric_value=task.metric(loss, score or 0.0, samples) if known else None,
+        metric_value=metric if metric is not None and math.isfinite(metric) else None,
         samples=samples,
         targets=task.targets("test", np.arange(samples)),
     )

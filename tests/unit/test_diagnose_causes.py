@@ -1,0 +1,214 @@
+"""Causes that scripts/diagnose.py names for dumps of two trainings, or that it names none."""
+
+import re
+
+import pytest
+import torch
+from torch.optim import SGD, AdamW
+
+from helpers.dumps import DOWN, GRADIENTS, TENSORS, UP, times
+from shardlab.diagnosis import patterns
+
+SHAPES = {"up.weight": (16, 8), "up.bias": (16,), "down.weight": (8, 16)}
+RANKS = ("--ranks", "dp=2", "--ranks", "micro-batches=4")
+
+
+def adamw(values, **settings):
+    return AdamW(values, **{"lr": 1e-3, "weight_decay": 0.1} | settings)
+
+
+def sgd(values, **settings):
+    return SGD(values, **{"lr": 1e-2, "momentum": 0.9} | settings)
+
+
+def no_decay_of_vectors(values):
+    groups = [{"params": values[::2]}, {"params": values[1:2], "weight_decay": 0.0}]
+    return AdamW(groups, lr=1e-3, weight_decay=0.1)
+
+
+def dumps(optimizer=adamw, change=None, rate=None, average=None, dtype=torch.float32, steps=3):
+    """Files of a training of three weights whose gradients are given.
+
+    ``change``: (step, name, gradient) to the gradient that is used; ``rate``: step to its learning rate; ``average``:
+    write moving averages of the weights, which keep this part of themselves.
+    """
+    draw = torch.Generator().manual_seed(0)
+    values = {name: torch.nn.Parameter(torch.randn(shape, generator=draw).to(dtype)) for name, shape in SHAPES.items()}
+    own, files = optimizer([*values.values()]), {"initial": {name: value.detach() for name, value in values.items()}}
+    files["initial"] = kept = {name: value.clone() for name, value in files["initial"].items()}
+    for step in range(steps):
+        for name, value in values.items():
+            value.grad = torch.randn(SHAPES[name], generator=draw).to(dtype)
+            value.grad = change(step, name, value.grad) if change else value.grad
+        for group in own.param_groups:
+            group["lr"] = rate(step) if rate else group["lr"]
+        files[f"gradients-{step}"] = {name: value.grad for name, value in values.items()}
+        own.step()
+        kept = {
+            name: average * kept[name] + (1 - average) * value if average else value.clone()
+            for name, value in {name: value.detach() for name, value in values.items()}.items()
+        }
+        files[f"weights-{step}"] = kept
+    return files
+
+
+def scaled(factor, last_only=False):
+    return lambda step, _, gradient: gradient * (factor if step == 2 or not last_only else 1)
+
+
+def noisy(step, name, gradient):
+    return gradient + 0.01 * torch.randn(gradient.shape) if (step, name) == (1, "down.weight") else gradient
+
+
+def other_everywhere(_, __, gradient):
+    return gradient + 0.01 * torch.randn(gradient.shape)
+
+
+def in_bf16(_, __, gradient):
+    return gradient.bfloat16().float()
+
+
+def with_the_previous(files):
+    """The gradient of the first step stays in the second."""
+    both = {name: value + files["gradients-0"][name] for name, value in files["gradients-1"].items()}
+    return files | {"gradients-1": both}
+
+
+CASES = {
+    "noise in one gradient": ({}, {"change": noisy}, None),
+    "noise in all gradients": ({}, {"change": other_everywhere}, None),
+    "eps": ({}, {"optimizer": lambda v: adamw(v, eps=1e-3)}, "optimizer settings"),
+    "betas": ({}, {"optimizer": lambda v: adamw(v, betas=(0.9, 0.95))}, "optimizer settings"),
+    "momentum": ({"optimizer": sgd}, {"optimizer": lambda v: sgd(v, momentum=0.8)}, "optimizer settings"),
+    "nesterov": ({"optimizer": sgd}, {"optimizer": lambda v: sgd(v, nesterov=True)}, "optimizer settings"),
+    "gradients in bf16": ({}, {"change": in_bf16}, "low precision"),
+    "decay of vectors": ({}, {"optimizer": no_decay_of_vectors}, "weight decay"),
+    "product of the numbers": ({}, {"change": scaled(8)}, "loss or reduction scaled"),
+    "part of a window": ({}, {"change": scaled(0.5, last_only=True)}, "loss or reduction scaled"),
+    "targets": ({}, {"change": scaled(80 / 88)}, "loss or reduction scaled"),
+    "loss scale": ({}, {"change": scaled(2.0**16)}, "loss scale"),
+    "small loss scale": ({}, {"change": scaled(2.0**8)}, "loss scale"),
+    "rate 1 % larger": ({}, {"rate": lambda _: 1.01e-3}, "learning rate or its schedule"),
+    "schedule steps twice": (
+        {"rate": lambda step: 1e-3 * (7 - step) / 7},
+        {"rate": lambda step: 1e-3 * (7 - 2 * step) / 7},
+        "learning rate or its schedule",
+    ),
+    "average of the weights": ({}, {"average": 0.9}, "EMA weights"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_cause_explains_the_difference_or_none_is_named(compare, case):
+    options, others, cause = CASES[case]
+    status, page = compare(dumps(**others), dumps(**options), *RANKS)
+    first = f"usual cause: {cause}." if cause else "no known pattern."
+    assert status == 1
+    assert re.search(r"\*\*First difference: .*; (.*)\*\*", page)[1] == first, page
+    assert ("No known pattern explains the difference. Excluded: a factor (leaves " in page) == (cause is None)
+
+
+def test_gradients_that_are_not_cleared(compare):
+    _, page = compare(with_the_previous(dumps()), dumps())
+    assert "step 1, gradient (3 of 3, first down.weight); usual cause: gradients not cleared.**" in page
+    assert "The difference is 1 times the gradient of the previous step (this leaves " in page
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            8,
+            "8 times the reference's. The factor is the number of ranks along dp times the number of micro-batches or ",
+        ),
+        (80 / 88, "0.909091 (10/11) times the reference's."),
+        (0.75, "0.75 times the reference's. The factor is 3 / the number of micro-batches."),
+        (2.0**16, "65536 times the reference's. The factor is 2^16, as of a loss scale."),
+    ],
+)
+def test_a_factor_is_named_by_products_quotients_and_loss_scales(compare, change, says):
+    assert f"Each affected tensor is {says}" in compare(GRADIENTS, {"gradients": times(1 / change)}, *RANKS)[1]
+
+
+def test_the_factor_of_the_updates_is_shown_for_each_step(compare):
+    rates = [lambda step: 1e-3 * (7 - step) / 7, lambda step: 1e-3 * (7 - 2 * step) / 7]
+    _, page = compare(*(dumps(rate=rate, dtype=torch.float64) for rate in rates))
+    assert "The updates' best factor: step 0 1, step 1 1.2, step 2 1.666" in page
+
+
+def test_a_gradient_that_only_one_training_has_is_a_difference(compare):
+    frozen = {"gradients-0": {"up.weight": UP}}
+    status, page = compare(frozen, {"gradients-0": TENSORS})
+    assert (status, "usual cause: no gradient.**" in page) == (1, True)
+    assert re.search(r"Without a gradient in `\S+/other`, where it counts as 0: down.weight.", page)
+    status, page = compare({"gradients-0": TENSORS}, frozen)
+    assert (status, "no known pattern.**" in page) == (1, True)
+    assert re.search(r"Without a gradient in `\S+/reference`, where it counts as 0: down.weight.", page)
+    assert compare(frozen, {"gradients-0": TENSORS | {"down.weight": 0 * DOWN.T}})[0] == 0
+
+
+@pytest.mark.parametrize("prefix", ["module.", "module.module.", "_orig_mod.module.", "module._orig_mod."])
+def test_the_prefix_of_ddp_is_removed(compare, prefix):
+    wrapped = {"gradients-0": {f"{prefix}{name}": value for name, value in TENSORS.items()}}
+    assert compare(wrapped, {"gradients-0": TENSORS})[0] == 0
+    assert compare(wrapped, {"gradients-0": {"up.weight": UP}}, "--skip", r"(module\.)+down.*")[0] == 0
+    mixed = {"gradients-0": {"module.up.weight": UP, "down.weight": DOWN}}
+    assert compare(mixed, mixed)[0] == 0
+
+
+def test_buffers_are_not_updated_by_an_optimizer(compare):
+    def with_buffers(calls):
+        mean = {"norm.running_mean": calls * torch.ones(4), "norm.num_batches_tracked": torch.tensor(calls)}
+        return {"initial": TENSORS | {name: 0 * value for name, value in mean.items()}, "weights-0": times(2) | mean}
+
+    _, page = compare(with_buffers(2), with_buffers(1))
+    assert "step 0, buffers (2 of 2, first norm." in page
+    assert "usual cause: buffers of the forward pass.**" in page
+
+
+def test_a_transposed_square_weight(compare):
+    square = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+    for kind in ("initial", "gradients-0", "weights-0"):
+        page = compare({kind: {"up.weight": UP, "x": square.T}}, {kind: {"up.weight": UP, "x": square}})[1]
+        assert "(1 of 2, first x); usual cause: transposed.**" in page
+
+
+def test_weights_in_lower_precision_are_not_another_seed(compare):
+    low = {name: value.half().float() for name, value in TENSORS.items()}
+    assert "usual cause: low precision.**" in compare({"initial": low}, {"initial": TENSORS})[1]
+    assert "usual cause: initial weights.**" in compare({"initial": times(1.1)}, {"initial": TENSORS})[1]
+
+
+def test_decay_of_parameters_without_a_gradient(compare):
+    unused = {"initial": TENSORS, "gradients-0": {"up.weight": UP, "down.weight": 0 * DOWN.T}}
+    after = times(0.99, {"down.weight": TENSORS["down.weight"]}) | {"up.weight": UP}
+    _, page = compare(unused | {"weights-0": after}, unused | {"weights-0": TENSORS})
+    assert "None of these tensors has a gradient" in page
+    assert "usual cause: weight decay without a gradient.**" in page
+
+
+@pytest.mark.parametrize(
+    ("step", "cause"), [(0, "optimizer settings"), (1, "optimizer settings"), (0, None), (1, None)]
+)
+def test_coefficients_of_moments_explain_an_optimizer_state(compare, step, cause):
+    def states(beta):
+        gradients = [TENSORS, times(-0.5)]
+        mean, found = {name: 0 * value for name, value in TENSORS.items()}, {}
+        for number, gradient in enumerate(gradients):
+            own = beta if number >= step else 0.9
+            mean = {name: own * value + (1 - own) * gradient[name] for name, value in mean.items()}
+            mean = {name: value + (value.abs() if cause is None and own != 0.9 else 0) for name, value in mean.items()}
+            found |= {f"gradients-{number}": gradient}
+            found |= {f"optimizer-{number}": {f"{name}//exp_avg": value for name, value in mean.items()}}
+        return found
+
+    _, page = compare(states(0.8), states(0.9))
+    assert f"step {step}, optimizer state" in page
+    assert (f"usual cause: {cause}.**" if cause else "no known pattern.**") in page
+
+
+def test_what_a_factor_leaves_is_of_the_difference():
+    x, y = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0)).double()
+    assert patterns.factor(3 * x, x).left < 1e-12
+    assert 0.9 < patterns.factor(x + 0.01 * y, x).left <= 1
+    assert patterns.factor(1.01 * x + 1e-4 * y, x).left == pytest.approx(1e-2, rel=0.2)
