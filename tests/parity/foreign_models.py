@@ -468,7 +468,11 @@ class GeneratorState(nn.Module):
         return self.last(h)
 
 
-@foreign("buffers_in_forward", "spectral norm as a hook (torch.nn.utils.spectral_norm)")
+@foreign(
+    "buffers_in_forward",
+    "spectral norm as a hook (torch.nn.utils.spectral_norm)",
+    statistics=("first.weight_u", "first.weight_v"),
+)
 class SpectralHook(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -524,7 +528,7 @@ SOMETIMES = {
 }
 
 
-@foreign("sometimes_unused", "a branch that depends on the batch", **SOMETIMES)
+@foreign("sometimes_unused", "a branch that depends on the batch", single="differs: evaluated in batches", **SOMETIMES)
 class DataBranch(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1206,7 +1210,7 @@ class SharedStorage(nn.Module):
 
 DRAWN = "refused: the constructor draws what no file of weights has"
 NO_TENSOR = "refused: the output is not a tensor"
-MIXES = "differs: the output depends on the other samples of a rank's batch"
+MIXES = "differs: the output depends on the other samples of a batch, in evaluation, too"
 REPLACED = "refused: the constructor keeps a parameter or its memory, and engines have their own"
 
 
@@ -1222,7 +1226,11 @@ class MaskOfWeight(nn.Module):
         return self.last(F.gelu(F.linear(x, weight, self.first.bias)))
 
 
-@foreign("constructors_and_outputs", "spectral norm (parametrizations): vectors made from a weight")
+@foreign(
+    "constructors_and_outputs",
+    "spectral norm (parametrizations): vectors made from a weight",
+    statistics=("first.parametrizations.weight.0._u", "first.parametrizations.weight.0._v"),
+)
 class SpectralNorm(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1440,7 +1448,7 @@ class DetachedOutput(nn.Module):
         return self.last(F.gelu(self.first(x))).detach()
 
 
-@foreign("constructors_and_outputs", "mean and deviation over the batch, without buffers", ranks=MIXES)
+@foreign("constructors_and_outputs", "mean and deviation over the batch, without buffers", every=MIXES)
 class CenteredBatch(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1451,7 +1459,7 @@ class CenteredBatch(nn.Module):
         return self.last(F.gelu((h - h.mean(0)) / (h.std(0, correction=0) + 0.1)))
 
 
-@foreign("constructors_and_outputs", "attention between the samples of a batch (contrastive)", ranks=MIXES)
+@foreign("constructors_and_outputs", "attention between the samples of a batch (contrastive)", every=MIXES)
 class BatchAttention(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -1462,7 +1470,7 @@ class BatchAttention(nn.Module):
         return self.last(h + (h @ h.T).softmax(-1) @ h)
 
 
-@foreign("constructors_and_outputs", "a running sum over the sorted batch", ranks=MIXES)
+@foreign("constructors_and_outputs", "a running sum over the sorted batch", every=MIXES)
 class SortedSum(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()

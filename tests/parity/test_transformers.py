@@ -29,7 +29,7 @@ BASES = {"t5": "xsum", "llama": "llama2", "gpt2": "llama2", "vit": "vit"}
 BLOCKS = {
     "t5": ["encoder.block.*", "decoder.block.*"],
     "llama": ["model.layers.*"],
-    "gpt2": ["transformer.h.*"],
+    "gpt2": ["transformer.wte", "transformer.h.*"],
     "vit": ["vit.layers.*"],
 }
 HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "max_grad_norm": 0.01}
@@ -59,6 +59,7 @@ class Case:
 
 
 CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in BASES]
+CASES += [Case("fsdp_size", "gpt2")]  # its units are the tied embedding, the output, the layers' modules
 LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in ("gpt2", "vit")]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 LONG += [case for case in CASES if case.hard]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.measure.traffic import fraction_sent
-from shardlab.models import matching
+from shardlab.models import contents, matching
 from shardlab.models._experts import Experts
 from shardlab.models._layers import Attention
 from shardlab.models._sequence import first_part
@@ -103,7 +103,9 @@ def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) ->
     dims = run.mesh
     tp = dims.tensor_parts
     names = {module: name for name, module in model.named_modules()}
-    blocks = [names[module] for pattern in run.model.blocks for module in matching(model, pattern)]
+    modules = contents.blocks_of(run, model)
+    tied = contents.shared_outside(model, modules)  # with the root's
+    blocks = [names[module] for module in modules if module not in tied]
     experts = [names[module] for module in _experts(run, model)]
     if dims.sharded:
         from shardlab.strategies.fsdp import shard_dimension

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from shardlab.errors import UserError
 from shardlab.models import build, matching
 from shardlab.models._chain import Chain
+from shardlab.patches.torch_modules import attributes_read
 from shardlab.settings.contents import KEY, OWN_PIECES, OWN_SAMPLES, RULES, techniques
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.types import Run
@@ -211,19 +211,16 @@ def read_outside(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[set[
     names = {id(value): name for name, value in model.named_parameters()}
     owners = {id(value): block for block in blocks for value in block.parameters()}
     running: list[nn.Module] = []
-    get = nn.Module.__getattr__
 
-    def noted(module: nn.Module, key: str) -> Any:
-        value = get(module, key)
+    def note(value: Any) -> None:
         if isinstance(value, nn.Parameter) and id(value) in owners and owners[id(value)] not in running:
             found.add(names[id(value)])
-        return value
 
     hooks: list[Any] = []
     for block in {*owners.values()}:
         hooks.append(block.register_forward_pre_hook(lambda module, _: running.append(module), prepend=True))
         hooks.append(block.register_forward_hook(lambda module, *_: running.remove(module), always_call=True))
-    with mock.patch.object(nn.Module, "__getattr__", noted):
+    with attributes_read(note):
         yield found
     for hook in hooks:
         hook.remove()

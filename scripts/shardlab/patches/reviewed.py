@@ -59,6 +59,13 @@ PATCHES = [
         "PyTorch can put the parameters alone on the meta device",
     ),
     Patch(
+        "torch_modules.attributes_read",
+        *TORCH,
+        (),
+        "no hook tells that a parameter is read outside of its module's forward, where FSDP has only a shard of it",
+        "nn.Module has hooks for attributes",
+    ),
+    Patch(
         "torch_modules.around_forward",
         *TORCH,
         (),
