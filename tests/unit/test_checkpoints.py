@@ -190,6 +190,8 @@ def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(t
     found.model_copy(update={"best": -1.0, "skipped": 7, "files": files}).write(folder / manifest.NAME)
     for every, out in ((100, tmp_path / "out"), (2, tmp_path / "kept")):
         again = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_interval_steps": every})})
+        out.mkdir()
+        (out / BEST).write_bytes(b"of a step that was lost")
         assert loop.train(again, data, initial, out, {}, loop.TrainOptions(resume=folder))
         assert TrainReport.read(out / "train.json", "").skipped_steps == 7
         assert (out / BEST).exists()

@@ -68,6 +68,18 @@ def test_a_run_that_resumes_keeps_the_steps_before_and_writes_the_lost_ones_agai
     assert metrics.read(path) == [], "a run that begins anew has no history"
 
 
+def test_a_run_that_resumes_keeps_all_earlier_attempts(tmp_path):
+    """Also those that began later than this one does, after a checkpoint that is damaged by now."""
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    for start in (0, 2, 4):
+        log.write("attempt", step=start)
+    log.write("train", step=4, loss=1.0)
+    log = MetricsLog(path, start=2)
+    log.write("attempt", step=2)
+    assert [(line["kind"], line["step"]) for line in metrics.read(path)] == [("attempt", n) for n in (0, 2, 4, 2)]
+
+
 def test_metrics_on_a_full_disk_name_their_file(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
 
