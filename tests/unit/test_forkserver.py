@@ -1,5 +1,6 @@
 """The fork server: its jobs behave like separate processes, whichever process is killed."""
 
+import itertools
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import forkserver as server_program
+from helpers import servers
 from helpers.common import ROOT
 from shardlab.launch import forks, forkserver
 
@@ -20,9 +23,11 @@ import os, sys
 from pathlib import Path
 from shardlab.launch import forkserver
 folder = Path(sys.argv[1])
+def prepare():
+    print("prepared", flush=True)
 with forkserver.listen(folder) as listener:
     exec(sys.argv[2])
-    forkserver.serve(listener, lambda: print("prepared", flush=True), {"A": "1"})
+    forkserver.serve(listener, prepare, {"A": "1"})
 """
 PROGRAM = """
 import json, os, signal, sys, time
@@ -133,6 +138,92 @@ def test_a_job_has_the_clients_words_folder_environment_and_files(server, write,
     assert server.said.read_text() == "prepared\n", "once"
 
 
+STAINED = """
+import tempfile
+os.environ |= {"LEFT": "the server's", "B": "the server's"}
+os.chdir("/")
+tempfile.tempdir = "/"
+sys.argv = ["the server's"]
+def prepare():
+    os.environ |= {"SET": "by imports", "C": "by imports"}
+"""
+
+
+def test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves(write, tmp_path):
+    program = write(
+        """
+        import tempfile
+        variables = [os.environ.get(name) for name in ("A", "B", "C", "SET", "LEFT")]
+        print(json.dumps([variables, os.getcwd(), tempfile.gettempdir(), sys.argv[1:], forks.served]))
+        """
+    )
+    server = Server(tmp_path, STAINED)
+    try:
+        for value in ("1", "2"):
+            child = server.start(program, value, B=value, C=value, TMPDIR=str(tmp_path))
+            variables, *others = json.loads(child.communicate(timeout=20)[0])
+            assert variables == [None, value, value, "by imports", None]
+            assert others == [str(Path.cwd()), str(tmp_path), [value], {"A": "1"}]
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+STATE = """
+import random, torch
+print(json.dumps([
+    forks.served is not None,
+    str(torch.get_default_dtype()),
+    str(torch.get_default_device()),
+    torch.get_num_threads(),
+    torch.is_grad_enabled(),
+    torch.is_autocast_enabled("cpu"),
+    torch.are_deterministic_algorithms_enabled(),
+    torch.get_float32_matmul_precision(),
+    torch.distributed.is_initialized(),
+    signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+    torch.initial_seed(),
+]))
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(3)
+torch.manual_seed(7)
+"""
+
+
+def test_jobs_find_pytorch_as_a_new_process_does(write):
+    """After the imports of the server itself, and whatever the job before changed."""
+    program, words = write(STATE), {"capture_output": True, "text": True, "check": True}
+    call = [sys.executable, program]
+    variables = servers.server() | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    first, second = (json.loads(subprocess.run(call, env=environment() | variables, **words).stdout) for _ in range(2))
+    assert first == second
+    assert first[:-1] == [True, "torch.float32", "cpu", 1, True, False, False, "highest", False, True]
+
+
+def test_a_module_that_cannot_be_imported_is_the_error_of_the_job_that_needs_it(monkeypatch, capsys):
+    monkeypatch.setattr(forkserver, "IMPORTS", ("nothing_of_this_name", "json"))
+    monkeypatch.setattr(server_program.code_fingerprint, "digest_imports", lambda: None)
+    server_program.prepare()
+    assert "note: nothing_of_this_name was not imported: ModuleNotFoundError" in capsys.readouterr().out
+
+
+def test_every_file_of_the_code_is_watched(tmp_path, monkeypatch):
+    """Programs, modules and packages in packages: edited, also to an older one, added, removed."""
+    names = [tmp_path / "scripts" / name for name in ("train.py", "shardlab/a.py", "shardlab/package/inner/b.py")]
+    for path in names:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.setattr(forkserver, "ROOT", tmp_path)
+    seen = [forkserver._code()]
+    for number, path in enumerate(names):
+        os.utime(path, ns=(number, number))
+        seen.append(forkserver._code())
+    for path in names:
+        path.unlink()
+        seen.append(forkserver._code())
+    assert all(one != other for one, other in itertools.pairwise(seen))
+
+
 @pytest.mark.parametrize(
     ("ends", "status", "said"),
     [
@@ -225,9 +316,11 @@ def test_without_a_server_nothing_is_said(write, tmp_path):
         ("import errno\ndef fork(): raise OSError(errno.ENOMEM, 'no memory')\nos.fork = fork", "no memory"),
         ("forkserver._peer = lambda connection: os.getuid() + 1", ""),
         ("forkserver.ROOT = Path('/elsewhere')", ""),
+        ("sys.executable = '/elsewhere/python'", ""),
         ("import itertools; forkserver._code = map(lambda n: {'x': n}, itertools.count()).__next__", "was edited"),
+        ("edits = [1]\nforkserver._code = lambda: {'x': len(edits)}\ndef prepare(): edits.append(1)", "was edited"),
     ],
-    ids=["threads", "memory", "another user", "other code", "edited code"],
+    ids=["threads", "memory", "another user", "other code", "another Python", "edited code", "edited while imported"],
 )
 def test_where_nothing_can_be_forked_jobs_are_new_processes(write, tmp_path, code, said):
     server = Server(tmp_path, code)
