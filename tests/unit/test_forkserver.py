@@ -11,9 +11,9 @@ import textwrap
 import time
 from pathlib import Path
 
+import forkserver as server_program
 import pytest
 
-import forkserver as server_program
 from helpers import servers
 from helpers.common import ROOT
 from shardlab.launch import forks, forkserver
