@@ -66,9 +66,9 @@ onsuccess:
 # If runs are missing, table and report still name them and show the others.
 onerror:
     shell(
-        f"python {SCRIPTS}/summarize.py"
+        "python {SCRIPTS:q}/summarize.py"
         " --config {CONFIG_JSON:q} --results results"
-        f" && python {SCRIPTS}/report.py"
+        " && python {SCRIPTS:q}/report.py"
         " --config {CONFIG_JSON:q} --results results"
         " && echo 'results/report.html shows what is there and what is missing.' || true"
     )

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from shardlab.data import store
-from shardlab.errors import run_program
+from shardlab.errors import remedy, run_program
 from shardlab.records.done import weights_digest
 from shardlab.records.reports import InitialReport, TestReport
 from shardlab.settings import code_fingerprint, run_identity
@@ -30,17 +30,17 @@ def main() -> None:
 
     run = read_run(args.settings)
     fingerprint = store.fingerprint_of(args.data)
-    untrained = None
+    initial = None
     if args.initial:
-        untrained = InitialReport.read(args.initial, f"recreate it with: snakemake -f {args.initial}").loss
+        initial = InitialReport.read(args.initial, remedy("recreate it", args.initial, "-f"))
     distributed.start(run.site.device, run.site.hang_seconds)
-    digest = weights_digest(args.weights) if distributed.is_main() else ""
+    digest = weights_digest(args.weights, initial) if distributed.is_main() else ""
     found = evaluate(run, args.data, args.weights)
     code_fingerprint.check_imported(run.sources, run.model.sources)
     if distributed.is_main():
         report = TestReport(
             **found.model_dump(),
-            untrained_loss=untrained,
+            untrained_loss=initial and initial.loss,
             identity=run_identity.identity_of(run, fingerprint),
             weights=digest,
         )

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from shardlab.errors import UserError, run_program
+from shardlab.errors import UserError, remedy, run_program
 from shardlab.files import ROOT, read_json, sha256, write_json
 from shardlab.launch import container, debian
 from shardlab.launch.images import ImageReport
@@ -144,13 +144,13 @@ def check_wheels(folder: Path, base: str) -> None:
     if base == "rocm" and any(name.startswith("torch-") for name in wheels):
         raise UserError(
             f"{folder} has a wheel of PyTorch, which is built for CUDA and was collected for another base than rocm; "
-            f"collect again with: snakemake --profile slurm -f {folder / 'wheels.json'}."
+            f"{remedy('collect again', folder / 'wheels.json', '-f')}."
         )
     for name, digest in wheels.items():
         if not (folder / name).is_file() or sha256(folder / name) != digest:
             raise UserError(
-                f"{folder / name} is not the wheel that was collected (its SHA-256 differs); collect them again with: "
-                f"snakemake --profile slurm -f {folder / 'wheels.json'}."
+                f"{folder / name} is not the wheel that was collected (its SHA-256 differs); "
+                f"{remedy('collect them again', folder / 'wheels.json', '-f')}."
             )
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from shardlab.data import store
 from shardlab.errors import run_program
-from shardlab.files import sha256
 from shardlab.models.weights_difference import weights_difference
 from shardlab.records.done import weights_digest
-from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin
+from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin, initial_digest
 from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run, read_run
@@ -34,13 +33,14 @@ def main() -> None:
     args = parser.parse_args()
     run = read_run(args.settings)
     fingerprint = store.fingerprint_of(args.data)
+    initial_weights = initial_digest(args.weights)
     distributed.start(run.site.device)
     single_weights = weights_digest(args.single)
     twins = [twin(run, args.data, args.weights, args.single, number) for number in range(args.draws)]
     code_fingerprint.check_imported(run.sources, run.model.sources)
     report = NoiseFloorReport(
         identity=run_identity.identity_of(run, fingerprint),
-        initial_weights=sha256(args.weights),
+        initial_weights=initial_weights,
         workload=run.workload,
         single_weights=single_weights,
         scale=PRECISIONS[run.recipe.dtype].rounding,

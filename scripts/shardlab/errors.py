@@ -1,5 +1,6 @@
 """Errors that the user can fix: one sentence, no traceback."""
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -28,6 +29,17 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str) -> UserError
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     return UserError(f"{where}: there is no {kind} '{name}'; {hint}known: {choices(known)}.")
+
+
+PROFILE = "SHARDLAB_PROFILE"
+"""Environment variable with the profile of the call of Snakemake that started this program."""
+
+
+def remedy(action: str, target: object, *options: str) -> str:
+    """Return ``ACTION with:`` and a call of Snakemake for a target, complete: with the profile of the current call."""
+    local = "slurm" if "SLURM_JOB_ID" in os.environ else "workflow/profiles/local"
+    words = ["snakemake", "--profile", os.environ.get(PROFILE, local), *options, str(target)]
+    return f"{action} with: {' '.join(words)}, and the --config of your call"
 
 
 def run_program(main: Callable[[], int | None]) -> None:

@@ -214,6 +214,27 @@ FAULTS = [
         at("unit/test_sites", "test_a_stage_that_needs_no_gpu_need_not_ask_for_one"),
     ),
     Fault(
+        "a client command of Slurm is waited for without limit",
+        f"{LAUNCH}/slurm.py",
+        "text=True, timeout=PATIENCE)",
+        "text=True)",
+        at("unit/test_slurm_hangs", "test_a_figure_that_slurm_does_not_give_is_left_out"),
+    ),
+    Fault(
+        "a call in an error message names no profile",
+        f"{S}errors.py",
+        '"--profile", os.environ.get(PROFILE, local), ',
+        "",
+        at("unit/test_remedies", "test_a_remedy_has_the_profile_of_the_current_call"),
+    ),
+    Fault(
+        "an estimate is for no rule",
+        f"{LAUNCH}/progress.py",
+        '"noise_floor": 40.0',
+        '"twins": 40.0',
+        at("unit/test_rule_names", "test_a_rule_of_that_name_exists"),
+    ),
+    Fault(
         "each layer computes its rotary angles",
         f"{S}models/_layers.py",
         "        if key not in self._known:\n",

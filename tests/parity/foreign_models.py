@@ -173,9 +173,7 @@ class PackedCodes(nn.Module):
         return self.last(F.gelu(h * (codes.to(h.dtype) / 8)))
 
 
-@foreign(
-    "dtypes", "an int16 index that is not saved", blocks=("first",), ddp="refused: neither Gloo nor NCCL sends int16"
-)
+@foreign("dtypes", "an int16 index that is not saved", blocks=("first",))
 class PositionIndex(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -855,7 +853,7 @@ class FrozenEmpty(nn.Module):
         return self.last(F.gelu(self.first(x) + self.extra(x[:, :0])))
 
 
-@foreign("frozen", "a frozen deep copy of a trained layer", blocks=("first", "teacher", "last"), zero3=DEEP_COPY)
+@foreign("frozen", "a frozen deep copy of a trained layer", blocks=("first", "teacher", "last"))
 class FrozenTeacher(nn.Module):
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()

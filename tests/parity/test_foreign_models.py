@@ -3,6 +3,7 @@
 What a training leaves and, if it stopped on the way, what it resumes with; or the sentence that refuses the model.
 """
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,26 @@ import torch
 from cases import with_marks
 from foreign import MODELS
 from foreign_models import ENGINES
-from group import Group, steps, worst
+from group import Group, job, reference_captures, steps, worst
 from safetensors.torch import load_file
 from worker import REFUSAL
 
+from shardlab.diagnosis.capture_files import Capture
+from shardlab.diagnosis.page import diagnose
+from shardlab.diagnosis.pair import Pair
+from shardlab.settings import registry
+from shardlab.trainer.simulate import simulate
 from shardlab.training.evaluation import evaluate
 
-KINDS = ("dtypes", "frozen")
+KINDS = ("dtypes", "frozen", "buffers_in_forward", "sometimes_unused")
 """Kinds of models that are tried."""
+MIXED = {"global_batch_size": 4}
+"""Recipe of models with buffers that a forward pass changes: some take no single sample, which 5 would leave a rank."""
 CHAINS = ("dp", "mp", "mp_ranks", "pp", "pp_interleaved", "pp_zbv", "tp", "hsdp", "fsdp_offload", "fsdp_tp", "fsdp_pp")
 """Strategies besides those of ENGINES for a model that can be cut."""
+FOUR_RANKS = ("hsdp", "fsdp_tp", "fsdp_pp")
+ORDERS = (("fsdp", "ddp", "single"), ("zero3", "zero1"))
+"""Strategies of the short form, the first that is expected to be equal."""
 CHECKPOINTS = {"checkpoint_interval_steps": 2}
 
 
@@ -32,10 +43,20 @@ class Case:
     model: str
     dtype: str = "float64"
     blocks: tuple | None = None
+    precision: str = "full"
 
     @property
     def name(self):
-        return f"{self.strategy}-{self.model}-{self.dtype}" + "-".join(self.blocks or ())
+        precision = self.precision if self.low else self.dtype
+        return f"{self.strategy}-{self.model}-{precision}" + "-".join(self.blocks or ())
+
+    @property
+    def low(self):
+        return self.precision != "full"
+
+    @property
+    def kind(self):
+        return MODELS[self.model].kind
 
     @property
     def expected(self):
@@ -45,8 +66,14 @@ class Case:
     def native(self):
         return self.dtype == "float64"
 
+    @property
+    def native_engine(self):
+        return not self.strategy.startswith("zero")
+
     def run(self):
-        run = foreign.run_of(self.model, self.strategy, dtype=self.dtype, **CHECKPOINTS)
+        mixed = MIXED if self.kind == "buffers_in_forward" else {}
+        keys = CHECKPOINTS | mixed | {"dtype": self.dtype, "precision": self.precision}
+        run = foreign.run_of(self.model, self.strategy, **keys)
         model = run.model.model_copy(update={} if self.blocks is None else {"blocks": [*self.blocks]})
         return run.model_copy(update={"model": model})
 
@@ -64,18 +91,31 @@ CASES = [case for name, entry in MODELS.items() if entry.kind in KINDS for case 
 CASES += [Case(strategy, "low_rank_chain") for strategy in CHAINS]
 CASES.append(Case("zero2", "low_rank_chain", "float32"))
 CASES.append(Case("fsdp", "precise_block", "float32", ("first",)))  # the root has parameters of two types
-REFUSED = [case for case in CASES if case.expected.startswith("refused")]
-TRAINED = [case for case in CASES if case not in REFUSED]
-EQUAL = [case for case in TRAINED if case.expected == "equal"]
+LOW = [Case(each, "low_rank", "float32", precision="bf16") for each in ("zero1", "zero3", "fsdp", "ddp")]
+CASES += LOW
+REFUSED = [case for case in CASES if case.expected.startswith("refused") and case.kind != "sometimes_unused"]
+TRAINED = [case for case in CASES if not case.expected.startswith("refused")]
+EQUAL = [case for case in TRAINED if case.expected == "equal" and not case.low]
 
 
 def is_long(case):
-    return False
+    """The short form tries each model under one of PyTorch's strategies, the first that makes it equal, and one of
+    DeepSpeed's.
+    """
+    if case.low:
+        return case.native_engine
+    if case.model in foreign.PLANS:
+        return case.strategy in FOUR_RANKS
+    first = [next(filter(lambda each: MODELS[case.model].expects[each] == "equal", order), "") for order in ORDERS]
+    return case.strategy not in first or (case.dtype == "float32" and case.native_engine)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _registered():
-    foreign.register()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "names", registry.names)
+        foreign.register()
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +123,10 @@ def results(request, server, tmp_path_factory, tiny_data):
     """Folder with the results of the requested cases, each also resumed from its checkpoint of step 2."""
     data = tmp_path_factory.mktemp("data")
     group = Group(server, tmp_path_factory.mktemp("foreign"), data)
-    items = [item for item in request.session.items if item.path == Path(__file__)]
+    items = [item for item in request.session.items if item.path == Path(__file__) and "results" in item.fixturenames]
     requested = {item.callspec.params["case"] for item in items}
+    if not request.config.getoption("--long"):
+        requested = {case for case in requested if not is_long(case)}
     trained, resumed = defaultdict(list), defaultdict(list)
     for case in CASES:
         if case in requested:
@@ -164,6 +206,17 @@ def as_saved(value):
     return torch.view_as_real(value) if value.dtype == torch.complex128 else value
 
 
+@with_marks(LOW, is_long)
+def test_low_precision_leaves_frozen_weights_as_they_were(results, case):
+    """Although the model computes with roundings of them."""
+    initial = load_file(results / f"{case.model}-{case.dtype}.safetensors")
+    trained = load_file(results / case.name / "model.safetensors")
+    frozen = {name for name, value in initial.items() if ".base." in name}
+    assert frozen
+    assert any(not initial[name].equal(initial[name].bfloat16().float()) for name in frozen)
+    assert {name for name, value in trained.items() if value.equal(initial[name])} == frozen
+
+
 @with_marks(TRAINED, is_long)
 def test_a_resumed_training_is_the_same(results, case):
     """Bitwise, from the checkpoint of step 2, which a run writes and reads under each engine."""
@@ -175,6 +228,27 @@ def test_a_resumed_training_is_the_same(results, case):
     assert ours.keys() == expected.keys()
     for name, value in ours.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+@with_marks(
+    [Case("zero1", "empty_parameter", "float32"), Case("pp", "low_rank_chain")], lambda case: case.native_engine
+)
+def test_a_diagnosis_finds_nothing(server, case, tiny_data, tmp_path):
+    data = tiny_data / foreign.DATA
+    run, single = (foreign.run_of(case.model, strategy, dtype=case.dtype) for strategy in (case.strategy, "single"))
+    server.work_off(reference_captures(single, run, data, tmp_path), tmp_path, 1)
+    server.work_off([job(run, data, tmp_path / "initial.safetensors", tmp_path / "run", capture=True)], tmp_path, 2)
+    pair = Pair(*(Capture(tmp_path / name) for name in ("run", "single", "twin")))
+    assert diagnose(pair).sentence == "Nothing differs in steps 0-3."
+
+
+@with_marks([Case(strategy, "low_rank_chain") for strategy in ("ddp", "fsdp", "pp")], is_long)
+def test_a_plan_has_neither_gradients_nor_states_of_frozen_parameters(results, case, tiny_data):
+    (plan,) = simulate([(case.run(), tiny_data / foreign.DATA)])
+    report = json.loads((results / case.name / "train.json").read_text())
+    planned, measured = (each["tensor_bytes"][0]["largest"] for each in (plan, report))
+    kinds = ("weights", "gradients", "optimizer")
+    assert {kind: planned[kind] for kind in kinds} == {kind: measured[kind] for kind in kinds}
 
 
 @with_marks(REFUSED, is_long)

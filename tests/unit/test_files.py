@@ -129,7 +129,7 @@ def test_weights_missing_damaged_or_of_another_model(tmp_path):
     with pytest.raises(UserError, match="is damaged"):
         materialize(model, path, torch.device("cpu"))
     save(models.create("mlp", {"inputs": 6, "hidden": 8, "outputs": 2}).state_dict(), path)
-    with pytest.raises(UserError, match=r"hidden.bias is \(8,\) in the file, \(4,\) in the model"):
+    with pytest.raises(UserError, match=r"hidden.bias is F32 \(8,\) in the file, F32 \(4,\) in the model"):
         materialize(model, path, torch.device("cpu"))
 
 

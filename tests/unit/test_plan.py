@@ -302,7 +302,7 @@ def test_auto_is_the_least_that_fits_and_run_json_records_it(tmp_path, monkeypat
     resolve_program.main()
     assert read_run(tmp_path / "run.json") == settled
     (tmp_path / "plan.json").unlink()
-    with pytest.raises(UserError, match=r"plan.json is missing .report.; make it with: snakemake -f"):
+    with pytest.raises(UserError, match=r"plan.json is missing .report.; make it with: snakemake --profile .* -f "):
         resolve_program.main()
     (tmp_path / "run.json").write_text(run.model_dump_json())
     words = ["launch.py", "train", f"--settings={tmp_path}/run.json"]

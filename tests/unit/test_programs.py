@@ -203,6 +203,33 @@ def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_pat
     assert not (folder / ".stop").exists()
 
 
+def test_a_single_process_that_does_not_stop_in_time_is_killed(launch, tmp_path):
+    """One that only notes signals, as in a long step, with the processes that it started."""
+    arguments, folder = launch("single")
+    run = read_json(folder / "run.json", "", "")
+    write_json(folder / "run.json", run | {"site": run["site"] | {"stop_seconds": 2}})
+    (tmp_path / "init.safetensors").touch()
+    stays = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); "
+    (tmp_path / "stays.py").write_text(stays + "print('here', os.getpid(), flush=True); time.sleep(600)")
+    program = (
+        "import sys; from shardlab.errors import run_program; from shardlab.launch import job; "
+        f"job.STAGES['train'] = ([{str(tmp_path / 'stays.py')!r}], job.STAGES['train'][1]); "
+    )
+    words = [sys.executable, "-c", program + "run_program(lambda: job.main(None))", *map(str, arguments)]
+    process = subprocess.Popen(words, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    log = folder / "attempts/001.log"
+    while not log.exists() or log.read_text().count("here") < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    told = time.monotonic()
+    process.terminate()
+    output, _ = process.communicate(timeout=20)
+    assert 2 < time.monotonic() - told < 6
+    assert "single x mlp was told to stop (SIGTERM)" in output
+    states = [Path(f"/proc/{line.split()[1]}/stat") for line in log.read_text().splitlines()]
+    assert not [path for path in states if path.exists() and ") Z " not in path.read_text()]
+
+
 def test_data_is_verified_also_without_a_done_file(launch, tmp_path):
     arguments, _ = launch("single")
     (tmp_path / "dataset.json").write_text("{}")

@@ -3,12 +3,13 @@
 import fcntl
 import json
 import re
+import shutil
 import sys
 
 import pandas as pd
 import pytest
 
-from helpers.common import ROOT
+from helpers.common import ROOT, Tree
 from shardlab.measure.collectives import COLLECTIVES
 
 TINY = ["--config", "workloads=[mlp]", "strategies=[single,ddp]", "recipe={max_steps: 3}", "noise_floor_runs=0", "--"]
@@ -47,6 +48,31 @@ def test_each_run_s_weights_are_compared_with_those_of_its_workload_s_single(tre
     assert sorted(lines) == [(run, run, *[run.partition("/")[2]] * 2) for run in runs]
     for other in (["strategies=[ddp,fsdp]"], ["strategies=[single,ddp]", "sweep={seed: [1, 2]}"]):
         assert "launch.py compare" not in tree.run("snakemake", "-n", "-p", "--config", *other, "--", "all").stdout
+
+
+def test_every_value_in_the_lines_of_rules_is_quoted():
+    """The lines are those after `shell`; the braces in f-strings are doubled."""
+    files = [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")]
+    lines = [
+        block for path in files for block in re.findall(r"^ +shell[:(]\n((?: +f?\".*\n)+)", path.read_text(), re.M)
+    ]
+    lines += re.findall(r"WRITE_SETTINGS = \((.*?)^\)", (ROOT / "workflow/rules/common.smk").read_text(), re.M | re.S)
+    assert len(lines) > 20
+    for block in lines:
+        assert set(re.findall(r"{+([^{}]+)}", block)) - {"WRITE_SETTINGS"} <= set(re.findall(r"{+([^{}]+:q)}", block))
+
+
+def test_a_folder_s_name_is_no_code(make_tree, tmp_path):
+    """Of the project and of the folder that a call works in; shells and format strings take them apart."""
+    name = "a {x} $(touch injected) `touch injected` 'b' \"c\""
+    project, tree = make_tree(tmp_path / f"project {name}").path, Tree(tmp_path / f"work {name}")
+    (tree.path / "config").mkdir(parents=True)
+    shutil.copy(project / "config/config.yaml", tree.path / "config")
+    call = ["snakemake", "--snakefile", project / "Snakefile", "--profile", project / "workflow/profiles/local"]
+    made = ["results/init/mlp/run.json", "data/prepared/pairs/dataset.json"]
+    tree.run(*call, "--", *made)
+    assert all((tree.path / name).exists() for name in made)
+    assert not [*tmp_path.rglob("injected")]
 
 
 @pytest.mark.parametrize("graph", ["--rulegraph", "--dag"])

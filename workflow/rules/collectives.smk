@@ -16,9 +16,9 @@ rule collectives:
     message:
         "Measuring the collectives at site {CONFIG.site}"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " collectives --settings {input.settings} {params.image}"
-        " --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        " collectives --settings {input.settings:q} {params.image:q}"
+        " --output {output:q} > {log:q} 2>&1"
 
 
 localrules:
@@ -42,5 +42,5 @@ rule plot_collectives:
     message:
         "Drawing the collectives at site {CONFIG.site}"
     shell:
-        f"python {SCRIPTS}/plot_collectives.py"
-        " --figures {input} --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/plot_collectives.py"
+        " --figures {input:q} --output {output:q} > {log:q} 2>&1"

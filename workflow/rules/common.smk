@@ -1,6 +1,5 @@
 # Helpers of the rules, based on scripts/shardlab/settings.
 import os
-import shlex
 from functools import cache
 
 from shardlab.launch import (
@@ -78,14 +77,13 @@ CONFIG_JSON = CONFIG.model_dump_json()
 ONE_JSON = CONFIG.of_one.model_dump_json()
 
 # Rules use the Python that runs Snakemake, even if its environment is not activated.
-shell.prefix(
-    f"set -euo pipefail; export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
-)
+PROGRAMS = Path(sys.executable).parent
+shell.prefix("set -euo pipefail; export PATH={PROGRAMS:q}:$PATH; ")
 
 # Writes run.json: this process resolved it when it read the configuration.
 WRITE_SETTINGS = (
-    "printf %s {params.run:q} | python -I -m json.tool --indent 2 > {output}.new"
-    " && sync {output}.new && mv {output}.new {output}"
+    "printf %s {params.run:q} | python -I -m json.tool --indent 2 > {output:q}.new"
+    " && sync {output:q}.new && mv {output:q}.new {output:q}"
 )
 
 # Report of the runs' image; empty for a site without one. `ancient`: a new image does not cause retraining.
@@ -99,7 +97,7 @@ if SITE.container.enabled:
         )
     ]
 # launch.py's option for it.
-IN_IMAGE = [f"--image {path}" for path in IMAGE]
+IN_IMAGE = [f"--image={path}" for path in IMAGE]
 
 
 def prepared_files(name):

@@ -20,8 +20,8 @@ rule download:
     message:
         "Downloading data set {wildcards.dataset}"
     shell:
-        f"python {SCRIPTS}/download.py"
-        " --data {params.data:q} --output {params.folder} > {log} 2>&1"
+        "python {SCRIPTS:q}/download.py"
+        " --data {params.data:q} --output {params.folder:q} > {log:q} 2>&1"
 
 
 rule download_model:
@@ -39,8 +39,8 @@ rule download_model:
     message:
         "Downloading model {wildcards.model}"
     shell:
-        f"python {SCRIPTS}/download.py"
-        " --model {params.model:q} --output {params.folder} > {log} 2>&1"
+        "python {SCRIPTS:q}/download.py"
+        " --model {params.model:q} --output {params.folder:q} > {log:q} 2>&1"
 
 
 rule prepare:
@@ -65,6 +65,6 @@ rule prepare:
     message:
         "Preparing data set {wildcards.dataset}"
     shell:
-        f"python {SCRIPTS}/prepare.py"
-        " --data {params.data:q} --raw data/raw/{wildcards.dataset}"
-        " --output {params.folder} > {log} 2>&1"
+        "python {SCRIPTS:q}/prepare.py"
+        " --data {params.data:q} --raw data/raw/{wildcards.dataset:q}"
+        " --output {params.folder:q} > {log:q} 2>&1"

@@ -21,9 +21,9 @@ rule capture:
     message:
         "Capturing the first steps of {wildcards.workload} under {wildcards.strategy}"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " capture --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
-        " --weights {input.weights} --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        ' capture --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
+        " --weights {input.weights:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule diagnose:
@@ -47,6 +47,6 @@ rule diagnose:
     message:
         "Comparing the first steps of {wildcards.workload} under {wildcards.strategy} with single"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " diagnose --settings {input.settings} --like {input.like} {params.image} --data $(dirname {input.data[0]})"
-        " --weights {input.weights} --other {input.capture} --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        ' diagnose --settings {input.settings:q} --like {input.like:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
+        " --weights {input.weights:q} --other {input.capture:q} --output {output:q} > {log:q} 2>&1"

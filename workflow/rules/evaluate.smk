@@ -23,11 +23,11 @@ rule evaluate:
     message:
         "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " evaluate --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
-        " --weights results/{wildcards.strategy}/{wildcards.workload}/model.safetensors"
-        " --initial {input.initial} --output {output}"
-        " > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        ' evaluate --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
+        " --weights results/{wildcards.strategy:q}/{wildcards.workload:q}/model.safetensors"
+        " --initial {input.initial:q} --output {output:q}"
+        " > {log:q} 2>&1"
 
 
 # A job of its own: a `single` that fails or takes long must not keep the test losses of the others.
@@ -51,8 +51,8 @@ rule compare:
     message:
         "Comparing the weights of {wildcards.workload} trained under {wildcards.strategy} with those of single"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " compare --settings {input.settings} {params.image}"
-        " --weights results/{wildcards.strategy}/{wildcards.workload}/model.safetensors"
-        " --single results/single/{wildcards.workload}/model.safetensors"
-        " --initial {input.initial} --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        " compare --settings {input.settings:q} {params.image:q}"
+        " --weights results/{wildcards.strategy:q}/{wildcards.workload:q}/model.safetensors"
+        " --single results/single/{wildcards.workload:q}/model.safetensors"
+        " --initial {input.initial:q} --output {output:q} > {log:q} 2>&1"

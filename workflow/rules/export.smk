@@ -22,6 +22,6 @@ rule export:
     message:
         "Exporting {wildcards.workload} trained under {wildcards.strategy}"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " export --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
-        " --weights {params.weights} --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        ' export --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
+        " --weights {params.weights:q} --output {output:q} > {log:q} 2>&1"

@@ -21,8 +21,8 @@ rule wheelhouse:
     message:
         "Collecting the wheels of {input}"
     shell:
-        f"python {SCRIPTS}/wheelhouse.py"
-        " --base {params.base} --lock {input} --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/wheelhouse.py"
+        " --base {params.base:q} --lock {input:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule image:
@@ -45,10 +45,10 @@ rule image:
     message:
         "Building the image containers/train.sif"
     shell:
-        f"python {SCRIPTS}/image.py"
-        " --container {params.container:q} --definition {input.definition}"
-        " --lock {input.lock} --wheelhouse {params.wheelhouse} --clear {params.variables}"
-        " --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/image.py"
+        " --container {params.container:q} --definition {input.definition:q}"
+        " --lock {input.lock:q} --wheelhouse {params.wheelhouse:q} --clear {params.variables:q}"
+        " --output {output:q} > {log:q} 2>&1"
 
 
 rule named_image:
@@ -65,5 +65,5 @@ rule named_image:
     message:
         "Reading the image that the site names"
     shell:
-        f"python {SCRIPTS}/image.py"
-        " --container {params.container:q} --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/image.py"
+        " --container {params.container:q} --output {output:q} > {log:q} 2>&1"

@@ -22,9 +22,9 @@ rule plan:
     message:
         "Planning all runs"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " plan --settings {input.settings} {params.image} --config {params.config:q}"
-        " --results {output.plans} --table {output.table} > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        " plan --settings {input.settings:q} {params.image:q} --config {params.config:q}"
+        " --results {output.plans:q} --table {output.table:q} > {log:q} 2>&1"
 
 
 rule plan_run:
@@ -49,6 +49,6 @@ rule plan_run:
     message:
         "Planning {wildcards.workload} under {wildcards.strategy}"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " plan --settings {input.settings} {params.image} --config {params.config:q}"
-        " --strategy {wildcards.strategy} --workload {wildcards.workload} > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        " plan --settings {input.settings:q} {params.image:q} --config {params.config:q}"
+        " --strategy {wildcards.strategy:q} --workload {wildcards.workload:q} > {log:q} 2>&1"

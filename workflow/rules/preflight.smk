@@ -21,8 +21,8 @@ rule preflight_login:
     message:
         "Looking at the login node"
     shell:
-        f"python {SCRIPTS}/preflight.py"
-        " login --config {params.config:q} --settings {input} --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/preflight.py"
+        " login --config {params.config:q} --settings {input:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule preflight_nodes:
@@ -44,9 +44,9 @@ rule preflight_nodes:
     message:
         "Looking at the nodes"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " preflight_nodes --settings {input.settings} {params.image}"
-        " --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        " preflight_nodes --settings {input.settings:q} {params.image:q}"
+        " --output {output:q} > {log:q} 2>&1"
 
 
 rule preflight_ranks:
@@ -68,9 +68,9 @@ rule preflight_ranks:
     message:
         "Trying the collectives over all ranks"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " preflight_ranks --settings {input.settings} {params.image}"
-        " --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        " preflight_ranks --settings {input.settings:q} {params.image:q}"
+        " --output {output:q} > {log:q} 2>&1"
 
 
 rule preflight:
@@ -88,5 +88,5 @@ rule preflight:
     message:
         "Looking at site {CONFIG.site} is complete"
     shell:
-        f"python {SCRIPTS}/preflight.py"
-        " show --settings {input.settings} --reports {input.reports} | tee {log}"
+        "python {SCRIPTS:q}/preflight.py"
+        " show --settings {input.settings:q} --reports {input.reports:q} | tee {log:q}"

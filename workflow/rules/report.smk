@@ -29,8 +29,8 @@ rule summarize:
     message:
         "Summarizing all runs"
     shell:
-        f"python {SCRIPTS}/summarize.py"
-        " --config {params.config:q} --results results > {log} 2>&1"
+        "python {SCRIPTS:q}/summarize.py"
+        " --config {params.config:q} --results results > {log:q} 2>&1"
 
 
 # It also draws what was measured in addition to the runs, where that exists (collectives, micro-batches).
@@ -61,8 +61,8 @@ rule report:
     message:
         "Drawing the report: results/report.html"
     shell:
-        f"python {SCRIPTS}/report.py"
-        " --config {params.config:q} --results results > {log} 2>&1"
+        "python {SCRIPTS:q}/report.py"
+        " --config {params.config:q} --results results > {log:q} 2>&1"
 
 
 # Workflow Run RO-Crate for archiving or publishing: settings, code, fingerprints, results.
@@ -83,5 +83,5 @@ rule crate:
     message:
         "Describing the call and its results: results/crate"
     shell:
-        f"python {SCRIPTS}/export_rocrate.py"
-        " --config {params.config:q} --results results --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/export_rocrate.py"
+        " --config {params.config:q} --results results --output {output:q} > {log:q} 2>&1"

@@ -27,7 +27,7 @@ rule resolve:
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
-        f"printf %s {{params.note:q}} > {{log}}; ! grep -q ^error: {{log}} && {WRITE_SETTINGS}"
+        f"printf %s {{params.note:q}} > {{log:q}}; ! grep -q ^error: {{log:q}} && {WRITE_SETTINGS}"
 
 
 # The settings of the job that draws the initial weights: no strategy, one device.
@@ -46,7 +46,7 @@ rule resolve_init:
     message:
         "Resolving the initial weights of {wildcards.workload}"
     shell:
-        f"( {WRITE_SETTINGS} ) 2> {{log}}"
+        f"( {WRITE_SETTINGS} ) 2> {{log:q}}"
 
 
 # Initial weights, and their test loss before any training.
@@ -70,9 +70,9 @@ rule init:
     message:
         "Drawing and evaluating the initial weights of {wildcards.workload}"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " init --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
-        " --output {output.weights} --report {output.report} > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        ' init --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
+        " --output {output.weights:q} --report {output.report:q} > {log:q} 2>&1"
 
 
 rule train:
@@ -98,10 +98,10 @@ rule train:
     message:
         "Training {wildcards.workload} under {wildcards.strategy}"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " train --settings {input.settings} {params.image}"
-        " --data $(dirname {input.data[0]}) --weights {input.weights} --output results/{wildcards.strategy}/{wildcards.workload}"
-        " --done {output} {params.options} > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        " train --settings {input.settings:q} {params.image:q}"
+        ' --data "$(dirname {input.data[0]:q})" --weights {input.weights:q} --output results/{wildcards.strategy:q}/{wildcards.workload:q}'
+        " --done {output:q} {params.options:q} > {log:q} 2>&1"
 
 
 rule noise_floor:
@@ -125,7 +125,7 @@ rule noise_floor:
     message:
         "Training {params.draws} twins of single x {wildcards.workload}"
     shell:
-        f"python {SCRIPTS}/launch.py"
-        " noise_floor --settings {input.settings} {params.image} --data $(dirname {input.data[0]})"
-        " --weights {input.weights} --single results/single/{wildcards.workload}/model.safetensors"
-        " --draws {params.draws} --output {output} > {log} 2>&1"
+        "python {SCRIPTS:q}/launch.py"
+        ' noise_floor --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
+        " --weights {input.weights:q} --single results/single/{wildcards.workload:q}/model.safetensors"
+        " --draws {params.draws:q} --output {output:q} > {log:q} 2>&1"

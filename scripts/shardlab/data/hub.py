@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.data.store import fingerprint
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.files import lock, read_json, sha256, write_json
 from shardlab.settings.types import DataSet, HubSource, Model
 
@@ -121,11 +121,11 @@ def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
         UserError: not downloaded, or a file has changed since.
     """
     hub = _hub(data)
-    remedy = f"download it again with: snakemake --cores 1 --config data=hub --force {raw}/{MANIFEST}"
-    manifest = read_json(raw / MANIFEST, f"data set {data.name}", remedy)
+    again = remedy("download it again", f"{raw}/{MANIFEST}", "--force")
+    manifest = read_json(raw / MANIFEST, f"data set {data.name}", again)
     for name, digest in manifest["files"].items():
         if not (raw / name).exists() or sha256(raw / name) != digest:
-            raise UserError(f"{raw / name} is not the file that was downloaded; remove {raw} and {remedy}.")
+            raise UserError(f"{raw / name} is not the file that was downloaded; remove {raw} and {again}.")
     with environment(raw, offline=True):
         loaded = _load(hub, raw, manifest["commit"])
         splits = {name: loaded[other] for name, other in hub.splits.items()}

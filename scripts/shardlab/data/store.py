@@ -12,14 +12,13 @@ from safetensors.numpy import save_file
 
 from shardlab.data import SPLITS
 from shardlab.data.encoders import Arrays, Text
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.files import read_json, sha256, write_atomic, write_json
 from shardlab.settings.run_identity import difference
 from shardlab.settings.types import DataSet
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1"}
 """Name in the safetensors format: NumPy's."""
-REMEDY = "recreate it with: snakemake --cores 1 --force {folder}/dataset.json, and the --config of your call"
 
 
 def write(folder: Path, data: DataSet, splits: dict[str, Arrays], text: Text | None) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def verify(folder: Path, data: DataSet) -> str:
     Raises:
         UserError: a file is missing or damaged, or it was prepared with other settings.
     """
-    remedy = REMEDY.format(folder=folder)
+    again = remedy("recreate it", folder / "dataset.json", "--force")
     manifest = _manifest(folder)
     if manifest["data"] != data.model_dump(mode="json"):
         key = difference(data.model_dump(mode="json"), manifest["data"])
@@ -107,9 +106,9 @@ def verify(folder: Path, data: DataSet) -> str:
     for name, digest in manifest["files"].items():
         path = folder / name
         if not path.exists():
-            raise UserError(f"{path} is missing; {remedy}.")
+            raise UserError(f"{path} is missing; {again}.")
         if sha256(path) != digest:
-            raise UserError(f"{path} is damaged: its SHA-256 is not the one in dataset.json; {remedy}.")
+            raise UserError(f"{path} is damaged: its SHA-256 is not the one in dataset.json; {again}.")
     return str(manifest["fingerprint"])
 
 
@@ -123,8 +122,9 @@ def is_prepared(folder: Path, data: DataSet) -> bool:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a prepared data set, if it is as ``write`` wrote it."""
-    path, remedy = folder / "dataset.json", REMEDY.format(folder=folder)
-    manifest = read_json(path, "data set", remedy)
+    path = folder / "dataset.json"
+    again = remedy("recreate it", path, "--force")
+    manifest = read_json(path, "data set", again)
     try:
         files = manifest["files"]
         whole = {f"{split}.safetensors" for split in SPLITS} <= files.keys() and isinstance(manifest["data"], dict)
@@ -132,4 +132,4 @@ def _manifest(folder: Path) -> dict[str, Any]:
             return dict(manifest)
     except (AttributeError, KeyError, TypeError):
         pass
-    raise UserError(f"{path} is damaged or was edited; {remedy}.")
+    raise UserError(f"{path} is damaged or was edited; {again}.")

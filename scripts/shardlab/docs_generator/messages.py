@@ -64,10 +64,13 @@ def _text(node: ast.expr) -> str:
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part) for part in node.values)
     if isinstance(node, ast.FormattedValue):
+        if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "remedy":
+            action, target = (_text(argument) for argument in node.value.args[:2])
+            return f"{action} with: snakemake ... {target}"
         return "{" + _name(node.value) + "}".replace("_", " ")
     if isinstance(node, ast.BinOp):
-        return _text(node.left) + _text(node.right)
-    return "{...}"
+        return _text(node.left) + "/" * isinstance(node.op, ast.Div) + _text(node.right)
+    return "{" + _name(node) + "}"
 
 
 def _name(node: ast.AST) -> str:

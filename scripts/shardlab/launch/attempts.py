@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from shardlab.errors import IN_LOG, UserError
+from shardlab.errors import IN_LOG, UserError, remedy
 from shardlab.files import no_room, read_json, sha256, write_json
 from shardlab.launch import slurm
 from shardlab.records import done as done_file
@@ -244,4 +244,4 @@ def initial_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        raise UserError(f"{path} is missing; make it with: snakemake {path}.") from None
+        raise UserError(f"{path} is missing; {remedy('make it', path)}.") from None

@@ -19,6 +19,13 @@ FILE_OPTIONS = ("--report", "--cleanup-metadata", "--archive")
 """Snakemake options whose value is a file, not a target."""
 
 
+def profile(arguments: list[str]) -> str | None:
+    """Return the profile that a call of Snakemake names; None without one."""
+    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--profile=") else [word])]
+    named = words[words.index("--profile") + 1 :][:1] if "--profile" in words else []
+    return named[0] if named and named[0] != "none" else None
+
+
 class Target(NamedTuple):
     """A run that a call names."""
 

@@ -74,14 +74,15 @@ def environment(site: SiteRuntime) -> dict[str, str]:
     return offline | alone | threads | of_gpus | site.environment
 
 
-def _needs_torchrun(run: Run) -> bool:
+def needs_torchrun(run: Run) -> bool:
+    """Return whether torchrun starts the ranks of a run; without it there is one process."""
     return run.engine != "torch" or bool(run.mesh)
 
 
 def _words(run: Run, program: list[str], scope: Scope) -> list[str]:
     """Return Python's quoted arguments: the program's, preceded by torchrun's if needed."""
     quoted = [*map(shlex.quote, program)]
-    if scope is Scope.RANKS and _needs_torchrun(run):
+    if scope is Scope.RANKS and needs_torchrun(run):
         return [*_torchrun(run, Path(program[0])), *quoted]
     return quoted
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.files import read_json, sha256
 from shardlab.schema import Strict, check
 
@@ -35,7 +35,7 @@ def read_report(path: Path) -> ImageReport:
     Raises:
         UserError: the report is missing or damaged.
     """
-    values = read_json(path, "report of the image", f"make it with: snakemake --profile slurm {path}")
+    values = read_json(path, "report of the image", remedy("make it", path))
     return check(ImageReport, values, str(path))
 
 
@@ -48,7 +48,7 @@ def read_image(report: Path) -> ImageReport:
     image = read_report(report)
     if image.sha256 is not None and not image.path.is_file():
         raise UserError(
-            f"the image {image.path} is missing; build it again with: snakemake --profile slurm -f {report}, "
+            f"the image {image.path} is missing; {remedy('build it again', report, '-f')}, "
             "or correct container.image in the site's file."
         )
     # Only hash the image again if its time or size differs from the report's.
@@ -57,7 +57,7 @@ def read_image(report: Path) -> ImageReport:
         as_reported = now.st_size == image.bytes and now.st_mtime <= report.stat().st_mtime
         if not as_reported and sha256(image.path) != image.sha256:
             raise UserError(
-                f"the image {image.path} is not the one in {report} (its SHA-256 differs); build it again "
-                f"with: snakemake --profile slurm -f {report}."
+                f"the image {image.path} is not the one in {report} (its SHA-256 differs); "
+                f"{remedy('build it again', report, '-f')}."
             )
     return image

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from shardlab.data import store
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.files import ROOT, lock
 from shardlab.launch import commands, container, launchers, signals, slurm
 from shardlab.launch.attempts import AttemptLog
@@ -55,11 +55,11 @@ def main(description: str | None) -> int:
         return Child(run, what).run(command)
     if run.recipe.activation_checkpointing == "auto":
         raise UserError(
-            f"{args.settings} leaves activation_checkpointing to a plan; recreate it with: snakemake --force "
-            f"{args.settings}."
+            f"{args.settings} leaves activation_checkpointing to a plan; "
+            f"{remedy('recreate it', args.settings, '--force')}."
         )
     folder = args.settings.parent
-    patience = run.site.stop_seconds + 5
+    patience = 2 * run.site.stop_seconds + 5  # for the ranks of a call that has ended
     try:
         with lock(folder / ".lock", "trained", slurm.holder(), slurm.in_queue, patience) as descriptor:
             story = AttemptLog(run, folder, fingerprint, args.weights)

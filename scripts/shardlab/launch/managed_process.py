@@ -6,7 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +24,10 @@ class Child:
         """``descriptor`` is an open lock that lives as long as the command, ``folder`` that of a training."""
         self.site, self.what, self.descriptor = run.site, what, descriptor
         self.request = folder / signals.REQUEST if folder else None
-        self.signal = launchers.for_site(run.site).stop_signal
+        launcher = launchers.for_site(run.site)
+        self.signal, self.kill_signal = launcher.stop_signal, launcher.kill_signal
+        self.ranks_end_together = commands.needs_torchrun(run)
+        """True if torchrun kills ranks that do not end ``stop_seconds`` after the signal."""
         self.stop_signal = ""
         """Reason of the request to stop; empty without one."""
 
@@ -39,6 +43,7 @@ class Child:
                 log.parent.mkdir(exist_ok=True)
                 file = stack.enter_context(log.open("wb"))
             self.forget()
+            self.ended = False
             self.child = self._forked(command.program, file) if command.program else self._started(command.lines, file)
             for number in signals.STOP:
                 signal.signal(number, lambda number, _: self.stop(signal.Signals(number).name))
@@ -46,6 +51,7 @@ class Child:
             if self.request:
                 threading.Thread(target=self._watch_time_limit, daemon=True).start()
             status = self.child.wait()
+            self.ended = True
             self.forget()
         if log is None and self.stop_signal:
             raise UserError(f"{self.what} was told to stop ({self.stop_signal}); run the same command again.")
@@ -83,7 +89,7 @@ class Child:
         return forks.Fork(run, self.signal)
 
     def stop(self, why: str) -> None:
-        """Request a training to save and stop; if it does not end in time, and for other stages, send a signal."""
+        """Request a training to save and stop; if it does not end in time, end it. Other stages get a signal."""
         if self.stop_signal:
             return
         self.stop_signal = why
@@ -92,9 +98,21 @@ class Child:
             return
         # Use a file, not a signal, which would also end the program that serves the image's file system.
         self.request.write_text(why, encoding="utf-8")
-        late = threading.Timer(self.site.stop_seconds, lambda: self.child.send_signal(self.signal))
+        if self.ranks_end_together:
+            self._later(self.site.stop_seconds, lambda: self.child.send_signal(self.signal))
+            self._later(2 * self.site.stop_seconds + 5, self._kill)
+        else:  # a signal would only repeat the request
+            self._later(self.site.stop_seconds, self._kill)
+
+    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        late = threading.Timer(seconds, lambda: None if self.ended else act())
         late.daemon = True
         late.start()
+
+    def _kill(self) -> None:
+        """End the command, whatever it does, with all processes of its group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.child.pid, self.kill_signal)
 
     def forget(self) -> None:
         """Withdraw the request."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardlab.measure import workspaces
 from shardlab.patches import torch_storage
 from shardlab.records.reports import Kind
 
@@ -64,6 +65,8 @@ class Memory(TorchDispatchMode):
         if any("DTensor" in kind.__name__ for kind in types):
             return NotImplemented  # it is dispatched again as its component operators
         made = func(*args, **(kwargs or {}))
+        if self.fake:
+            made = workspaces.kept(func, args, made)
         name = func.overloadpacket.__name__
         if kernel := ATTENTION.match(name):
             self.attention = kernel[1] or "math"

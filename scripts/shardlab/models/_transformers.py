@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.patches.torch_modules import around_forward
 
 CLASSES = {
@@ -38,7 +38,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if not (Path(folder) / "config.json").exists():
         raise UserError(
-            f"{folder}/config.json is missing; download it from the hub with: snakemake {folder}/download.json."
+            f"{folder}/config.json is missing; {remedy('download it from the hub', f'{folder}/download.json')}."
         )
     args = {OURS.get(key, key): value for key, value in args.items()}
     try:

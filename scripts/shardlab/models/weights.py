@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from shardlab import models
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.files import write_atomic
 
 DTYPES = {
@@ -161,7 +161,7 @@ def open_weights(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except FileNotFoundError:
-        raise UserError(f"{path} is missing; make it with: snakemake {path}.") from None
+        raise UserError(f"{path} is missing; {remedy('make it', path)}.") from None
     except SafetensorError as error:
         raise UserError(f"{path} is damaged ({error}); remove it and make it again.") from None
 

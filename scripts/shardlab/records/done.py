@@ -4,10 +4,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.files import sha256
 from shardlab.records.metrics import now
-from shardlab.records.reports import Report, TrainReport
+from shardlab.records.reports import InitialReport, Report, TrainReport
 
 
 class Done(Report):
@@ -44,15 +44,19 @@ def changed(folder: Path) -> str | None:
     return None
 
 
-def weights_digest(weights: Path) -> str:
+def weights_digest(weights: Path, initial: InitialReport | None = None) -> str:
     """Return the SHA-256 of trained weights, after comparing it with the report next to them.
 
     Raises:
-        UserError: they differ.
+        UserError: they differ, or were trained from other initial weights than those of the report ``initial``.
     """
     digest = sha256(weights)
     report = weights.with_name("train.json")
-    again = f"train again with: snakemake -f {weights.parent}.done"
-    if report.exists() and TrainReport.read(report, again).weights != digest:
-        raise UserError(f"{weights} has changed since the training wrote it (SHA-256 mismatch); {again}.")
+    again = remedy("train again", f"{weights.parent}.done", "-f")
+    if report.exists():
+        train = TrainReport.read(report, again)
+        if train.weights != digest:
+            raise UserError(f"{weights} has changed since the training wrote it (SHA-256 mismatch); {again}.")
+        if initial and initial.weights != train.initial_weights:
+            raise UserError(f"{weights} was trained from other initial weights than those there are now; {again}.")
     return digest

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.records.reports import Report, TensorBytes, Traffic
 from shardlab.settings import run_identity
 from shardlab.settings.mesh import axes_in, split_by
@@ -92,7 +92,7 @@ def read(path: Path, run: Run) -> Plan:
     Raises:
         UserError: it is missing or damaged, or the plan of another run.
     """
-    again = f"make it with: snakemake -f {path}"
+    again = remedy("make it", path, "-f")
     made = Plan.read(path, again)
     if not made.is_of(run):
         raise UserError(f"{path} is the plan of another run; {again}.")

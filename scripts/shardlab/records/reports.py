@@ -5,8 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from shardlab.errors import UserError
-from shardlab.files import read_json, write_json
+from shardlab.errors import UserError, remedy
+from shardlab.files import read_json, sha256, write_json
 from shardlab.schema import Strict, check
 from shardlab.settings.run_identity import Identity, digest
 from shardlab.settings.types import WARMUP_STEPS
@@ -255,6 +255,19 @@ class WeightsReport(Report):
         description="Those that have to be equal: integers and bools, and what the training of `single` leaves as it "
         "was (frozen, unused)."
     )
+
+
+def initial_digest(weights: Path) -> str:
+    """Return the SHA-256 of initial weights, after comparing it with the report next to them, if there is one.
+
+    Raises:
+        UserError: they differ.
+    """
+    digest, report = sha256(weights), weights.with_suffix(".json")
+    again = remedy("recreate both", str(weights), "-f")
+    if report.exists() and InitialReport.read(report, again).weights != digest:
+        raise UserError(f"{weights} is damaged: its SHA-256 is not the one in {report}; {again}.")
+    return digest
 
 
 class Twin(Strict):

@@ -13,7 +13,7 @@ from typing import Any
 from rocrate.model.contextentity import ContextEntity
 from rocrate.rocrate import ROCrate
 
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.files import ROOT, sha256
 from shardlab.report.run_data import RunData
 from shardlab.settings.config import Config
@@ -55,7 +55,7 @@ def write(folder: Path, config: Config, run_data: RunData, project: Path) -> int
         UserError: there is no finished run.
     """
     if not run_data.runs:
-        raise UserError("there is no finished run to describe; train first: snakemake --profile ... all.")
+        raise UserError(f"there is no finished run to describe; {remedy('train first', 'all')}.")
     crate = _described()
     workflow = crate.add_workflow(ROOT / "Snakefile", "Snakefile", main=True, lang="snakemake", gen_cwl=False)
     commits = sorted({run.train.git_commit for run in run_data.runs if run.train.git_commit})

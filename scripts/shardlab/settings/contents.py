@@ -46,6 +46,8 @@ UNREACHED = (
     "set find_unused_parameters in the strategy's entry in config/strategies.yaml, use fsdp, or remove these parameters"
 )
 
+PAIRS = "use ddp, or make pairs of real numbers the parameter, with torch.view_as_complex in forward"
+
 RULES = {
     "tied": Rule("tied parameters (one parameter of several modules)"),
     "tied_split": Rule(
@@ -61,7 +63,11 @@ RULES = {
     "empty": Rule(
         "parameters of 0 values", {"zero3": "DeepSpeed cannot gather these; use another strategy, or make them None"}
     ),
-    "complex": Rule("complex parameters", dict.fromkeys(ZERO, "DeepSpeed's master weights are real; use ddp or fsdp")),
+    "complex": Rule(
+        "complex parameters",
+        {"fsdp": f"PyTorch's optimizers update shards of these wrongly; {PAIRS}"}
+        | dict.fromkeys(ZERO, f"DeepSpeed's master weights are real; {PAIRS}"),
+    ),
     "mixed": Rule(
         "trained parameters of another dtype than recipe.dtype",
         dict.fromkeys(ZERO, "DeepSpeed has one dtype; use ddp or fsdp"),
@@ -112,5 +118,7 @@ def table() -> str:
         return f"{kind} [{notes.index(sentence) + 1}]"
 
     lines = ["| a model with | " + " | ".join(TECHNIQUES.values()) + " |", "| --- |" + " --- |" * len(TECHNIQUES)]
-    lines += [f"| {rule.title} | " + " | ".join(cell(rule, name) for name in TECHNIQUES) + " |" for rule in RULES.values()]
+    lines += [
+        f"| {rule.title} | " + " | ".join(cell(rule, name) for name in TECHNIQUES) + " |" for rule in RULES.values()
+    ]
     return "\n".join([*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))])

@@ -1,6 +1,6 @@
 """Pipeline schedules: one table of what each one is.
 
-GPipe (Huang et al., 2019, arXiv:1811.06965), 1F1B (Narayanan et al., 2019, arXiv:1806.03377), interleaved 1F1B
+GPipe (Huang et al., 2019, arXiv:1811.06965), 1F1B and interleaved 1F1B with a flush
 (Narayanan et al., 2021, arXiv:2104.04473), zero bubble with a V (Qi et al., 2024, arXiv:2401.10241).
 """
 

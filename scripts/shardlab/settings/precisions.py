@@ -89,7 +89,7 @@ PRECISIONS = {
     "float8": Precision(
         "bfloat16",
         2,
-        "bf16, with the blocks' matrix products in float8 (torchao; Hopper and newer)",
+        "bf16, with the blocks' matrix products in float8 (torchao; Ada, Hopper and newer)",
         technique="float8",
         capability=(8, 9),
         unsupported=dict.fromkeys(("deepspeed", "tensors"), "float8 supports neither DeepSpeed nor tp"),

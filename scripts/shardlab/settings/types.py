@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from shardlab.errors import remedy
 from shardlab.files import read_json
 from shardlab.schema import Strict, check, one_of
 from shardlab.settings.mesh import Degrees, ParallelDims
@@ -325,5 +326,5 @@ def read_run(path: Path) -> Run:
     Raises:
         UserError: the file is missing, damaged or of another version.
     """
-    again = f"recreate it with: snakemake --force {path}"
+    again = remedy("recreate it", path, "--force")
     return check(Run, read_json(path, "settings of the run", again), str(path))

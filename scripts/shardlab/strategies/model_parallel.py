@@ -59,11 +59,14 @@ class ModelParallelEngine(NativeEngine):
 
     def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         started = time.perf_counter()
+        self.marks = [0.0] * len(self.marks)
         loss = super().forward_backward(micro, scale, last=last)
-        ends = [self._now(self.world.device), *self.marks[:-1]]
+        finished = self._now(self.world.device)
+        marks = [mark or finished for mark in self.marks]  # frozen first parts have no backward pass
+        ends = [finished, *marks[:-1]]
         passes = [
             [("forward", *forward), ("backward", mark, end)]
-            for forward, mark, end in zip(self.forward, self.marks, ends, strict=True)
+            for forward, mark, end in zip(self.forward, marks, ends, strict=True)
         ]
         self.spans = [
             [{"name": name, "piece": 0, "start": start - started, "end": end - started} for name, start, end in device]

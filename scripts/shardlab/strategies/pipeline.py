@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -118,6 +119,21 @@ class TimedStage(torch_pipelining.Stage):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **options)
 
 
+def _boundary(stage: nn.Module, inputs: Any, outputs: Any, *, splits_backward: bool) -> Any:
+    """Return a stage's outputs as PyTorch's schedules expect them: with gradients, also of a stage that is frozen, and
+    no views if the backward pass is split.
+    """
+
+    def passed(value: Tensor) -> Tensor:
+        if not torch.is_grad_enabled() or not value.is_floating_point():
+            return value
+        if splits_backward and value._is_view():
+            value = value.clone()
+        return value if value.requires_grad else value.detach().requires_grad_()
+
+    return tuple(map(passed, outputs)) if isinstance(outputs, tuple) else passed(outputs)
+
+
 class PipelineEngine(NativeEngine):
     """Stages over the ranks of the mesh axis ``pp``, each with any other axes of the mesh inside."""
 
@@ -147,6 +163,8 @@ class PipelineEngine(NativeEngine):
         parts = [copy.deepcopy(chain) for _ in self.stages]
         for part, stage in zip(parts, self.stages, strict=True):
             part.cut(*where[stage])
+            if not part.has_last_segment:
+                part.register_forward_hook(partial(_boundary, splits_backward=self.plan.splits_backward))
         log.info(
             "Applied pipeline parallelism (%s), stages %s of %d on this rank, mesh pp=%d",
             self.plan.torch_class,

@@ -109,8 +109,6 @@ class ZeroEngine:
             self._shard(whole, weights)
         else:
             materialize(whole, weights, world.device)
-        self.parts = [self.plain]
-        self.local_state = LocalState(self.parts)
         # DeepSpeed does the rest, such as sharding and precision, according to its own JSON.
         parallelize.recompute(self.plain, run.model.blocks, run.recipe.activation_checkpointing)
         parallelize.compile_forward(self.plain, run.model.blocks, run.recipe)
@@ -119,6 +117,8 @@ class ZeroEngine:
             optimizer=optimizers.build(run.recipe.optimizer, self.trained().values()),
             config=dict(self.config),
         )
+        self.parts = [self.plain]
+        self.local_state = LocalState(self.parts)
         self.buffers = SharedBuffers(self.parts, world.stage_group())
         log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
         if not self.precision.is_full:

@@ -8,12 +8,13 @@ of a step, and on rank 0 under DeepSpeed the whole state of the optimizer.
 import gc
 import json
 import math
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from shardlab.models import weights
 from shardlab.models._sequence import SequenceSplit
 from shardlab.records import manifest
 from shardlab.settings.types import Run
-from shardlab.strategies.native import NativeEngine, local, plain, real
+from shardlab.strategies.native import NativeEngine, local, real
 from shardlab.trainer import loop
 from shardlab.trainer.module_outputs import ModuleOutputs
 from shardlab.training import distributed, evaluation
@@ -58,10 +59,13 @@ def capture(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run
     Raises:
         UserError: see ``loop.train``.
     """
-    about = _take_steps(run, data, initial, folder, divided_like)
+    about = _take_steps(run, data, initial, folder)
     gc.collect()  # A rank has memory for one model, whose parts and hooks point to each other.
     about["resumed_at"] = _restore(run, data, initial, folder, len(about["steps"]))
     gc.collect()
+    if divided_like:
+        about["without_parts"] = _gradients_of_parts(run, data, initial, folder, divided_like)
+        gc.collect()
     if distributed.is_main():
         if not run.evaluated_sharded:
             about["evaluated"] |= _tested(lambda: evaluation.evaluate(run, data, folder / "run/model.safetensors"))
@@ -82,13 +86,11 @@ def _write_numbers(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value))
 
 
-def _take_steps(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run | None) -> dict[str, Any]:
+def _take_steps(run: Run, data: Path, initial: Path, folder: Path) -> dict[str, Any]:
     """Write what the steps and a validation compute, a checkpoint and the weights; return what capture.json has."""
     state = loop.set_up(run, data, initial, folder / "run", {}, loop.TrainOptions(restart=True))
     recorder = _Recorder(state, folder)
     recorder.save_weights("initial")
-    if divided_like:
-        _gradients_of_parts(state, recorder, divided_like)
     for number in range(min(STEPS, state.steps.count)):
         recorder.step(number)
     state.checkpointer.checkpoint(len(recorder.steps))
@@ -200,7 +202,10 @@ class _Recorder:
             parameter, _, key = name.partition("//")
             value = own.get(f"{parameter}/{key}")
             if self.native is None:
-                yield name, plain(cast(Tensor, value))
+                if value is None:  # only the rank that writes has it, and no rank that of a parameter without values
+                    device = "cpu" if self.state.world.is_rank0 else "meta"
+                    value = torch.empty_like(self.engine.meta_state_dict[parameter], device=device)
+                yield name, value
                 continue
             if value is None and parameter in parameters:  # it never had a gradient
                 value = torch.zeros_like(parameters[parameter])
@@ -275,10 +280,36 @@ class _Recorder:
         return found
 
 
-def _gradients_of_parts(state: loop.TrainState, recorder: _Recorder, like: Run) -> None:
-    """Write the gradient of each part of each sample of the first step's loss; leaves no trace in the training."""
-    task, engine, step = state.task, state.engine, state.steps[0]
-    batch, size = state.steps.order.batch(0), engine.parameter_count
+def _gradients_of_parts(run: Run, data: Path, initial: Path, folder: Path, like: Run) -> str:
+    """Write the gradient of each part of each sample of the first step's loss, or return why there are none.
+
+    In a model of its own: forward passes may change a model (batch norm, counters), which then would not be the one
+    whose steps are written.
+    """
+    state = loop.set_up(run, data, initial, folder / "run_of_parts", {}, loop.TrainOptions(restart=True))
+    recorder = _Recorder(state, folder)
+    kept = [(buffer, buffer.clone()) for part in cast(NativeEngine, state.engine).parts for buffer in part.buffers()]
+    try:
+        for sample, part, batch in _parts(state, like):
+            for buffer, before in kept:
+                buffer.copy_(before)
+            recorder.outputs.clear()
+            state.engine.forward_backward(MicroBatch(batch, 1, 1), 1 / state.steps[0].targets, last=True)
+            recorder.save(f"parts/{sample}-{part}", state.engine.gradients(), recorder.names)
+            state.engine.zero_grad()
+    except (ValueError, RuntimeError) as error:
+        shutil.rmtree(folder / "parts", ignore_errors=True)
+        return f"the model does not take one sample ({error})"
+    finally:
+        state.checkpointer.close()
+        state.log.close()
+    return ""
+
+
+def _parts(state: loop.TrainState, like: Run) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
+    """Yield (sample, part, batch) of the first step; nothing if these are too many, or too large."""
+    task = state.task
+    batch, size = state.steps.order.batch(0), state.engine.parameter_count
     ranks = like.mesh.parts("sequence") if "targets" in task.sequences else 1  # one target per sample has no parts
     if (parts := len(batch) * ranks) > capture_files.PARTS or parts * size > capture_files.PARTS_VALUES:
         return
@@ -295,7 +326,4 @@ def _gradients_of_parts(state: loop.TrainState, recorder: _Recorder, like: Run) 
                 own = replace(whole, rank=rank).positions(filled // ranks, rows["targets"].device)
                 others = torch.ones(filled, dtype=torch.bool, device=own.device).index_fill(0, own, False)
                 rows["targets"] = rows["targets"].masked_fill(others[:length], IGNORE)
-            engine.forward_backward(MicroBatch(rows, 1, 1), 1 / step.targets, last=True)
-            recorder.save(f"parts/{index}-{rank}", engine.gradients(), recorder.names)
-            engine.zero_grad()
-    engine.expert_load()
+            yield index, rank, rows

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from shardlab import strategies
-from shardlab.files import sha256
 from shardlab.launch import signals
 from shardlab.launch.attempts import history
 from shardlab.measure import expected_traffic, flops
@@ -18,6 +17,7 @@ from shardlab.measure.step_profiler import Meter
 from shardlab.models import expert_parameter_count
 from shardlab.records import metrics
 from shardlab.records.manifest import Manifest
+from shardlab.records.reports import initial_digest
 from shardlab.records.timeline import Timeline
 from shardlab.records.train_report import train_report
 from shardlab.settings import code_fingerprint
@@ -118,8 +118,8 @@ def set_up(
         device.deterministic()
     world = distributed.world(run)
     task = tasks.of_run(run, data, world.device)
-    initial_digest = world.gather(sha256(weights) if world.is_rank0 else "")[0]
-    start = initial_manifest(run, task, world, initial_digest)
+    digest = world.gather(initial_digest(weights) if world.is_rank0 else "")[0]
+    start = initial_manifest(run, task, world, digest)
     resume = options.resume or latest_checkpoint(output, start, world, restart=options.restart)
     if resume is None and world.is_rank0:
         shutil.rmtree(output / "checkpoints", ignore_errors=True)

@@ -182,6 +182,8 @@ class LocalState:
                 attribute.set_state(value)
             elif buffer is None:
                 setattr(owner, leaf, value.item())
+            elif buffer.is_complex() and not value.is_complex():  # on disk complex128 is pairs
+                buffer.copy_(torch.view_as_complex(value))
             elif buffer.shape == value.shape and buffer.dtype == value.dtype:
                 buffer.copy_(value)  # DDP holds this tensor
             else:

@@ -22,6 +22,8 @@ class Launcher(ABC):
     """True if the program is a child of this process, so that a fork can replace its command."""
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     """Signal that makes the started command end its program, or forward the request to it."""
+    kill_signal: ClassVar[signal.Signals] = signal.SIGKILL
+    """Signal that ends the started command and its program at once."""
     programs: ClassVar[tuple[str, ...]] = ()
     """Programs that this launcher needs on the machine that Snakemake runs on."""
 

@@ -12,6 +12,7 @@ class Launcher(launchers.JobLauncher):
 
     # srun kills its tasks on SIGTERM, and forwards SIGUSR1 to them.
     stop_signal: ClassVar[signal.Signals] = signal.SIGUSR1
+    kill_signal: ClassVar[signal.Signals] = signal.SIGTERM
     programs: ClassVar[tuple[str, ...]] = ("sbatch", "squeue", "srun")
     job_id = job_number = "SLURM_JOB_ID"
     node_rank = "SLURM_NODEID"

@@ -1,0 +1,89 @@
+"""Initial weights are those of their report: whatever starts from them compares the digests first."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from helpers.common import ROOT, save_initial, tiny_run
+from shardlab.errors import UserError
+from shardlab.files import sha256, write_json
+from shardlab.records.reports import InitialReport, initial_digest
+from shardlab.settings import run_identity
+
+CALLS = """
+import importlib, json, sys
+from shardlab.errors import UserError
+said = []
+for name, *words in json.loads(sys.argv[1]):
+    sys.argv = [name, *words]
+    try:
+        importlib.import_module(name).main()
+        said.append("")
+    except UserError as error:
+        said.append(str(error))
+print("\\n" + json.dumps(said))
+"""
+
+
+def report_of(run, weights):
+    identity = run_identity.identity_of(run, "")
+    InitialReport(identity=identity, weights=sha256(weights), parameters=1, loss=1.0).write(
+        weights.with_suffix(".json")
+    )
+
+
+@pytest.fixture
+def initial(tmp_path):
+    """Initial weights with their report, and their run."""
+    run, weights = tiny_run("mlp", max_steps=1), tmp_path / "init/mlp.safetensors"
+    weights.parent.mkdir()
+    save_initial(run, weights)
+    report_of(run, weights)
+    return run, weights
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_changed_byte_is_seen(initial):
+    _, weights = initial
+    assert initial_digest(weights) == sha256(weights)
+    damage(weights)
+    remedy = f"recreate both with: snakemake --cores 1 --force {weights}, and the --config of your call."
+    with pytest.raises(UserError) as error:
+        initial_digest(weights)
+    sentence = f"{weights} is damaged: its SHA-256 is not the one in {weights.with_suffix('.json')}; {remedy}"
+    assert str(error.value) == sentence
+    weights.with_suffix(".json").unlink()
+    assert initial_digest(weights) == sha256(weights), "without a report, as train.py can be called"
+
+
+def test_every_program_that_starts_from_them_refuses_damaged_ones(initial, tiny_data, tmp_path):
+    run, weights = initial
+    folder = tmp_path / "run"
+    write_json(folder / "run.json", run.model_dump())
+    common = [f"--settings={folder / 'run.json'}", f"--data={tiny_data / 'mlp'}"]
+    start = [*common, f"--weights={weights}"]
+    train = ["train", *start, f"--output={folder}", "--restart"]
+    test = [f"--initial={weights.with_suffix('.json')}", f"--output={folder / 'test.json'}"]
+    evaluate = ["evaluate", *common, f"--weights={folder / 'model.safetensors'}", *test]
+    twins = ["noise_floor", *start, "--draws=1", f"--output={folder / 'noise_floor.json'}"]
+    capture = ["capture", *start, f"--output={folder / 'capture'}"]
+
+    def said(*calls):
+        words = [sys.executable, "-c", CALLS, json.dumps(calls)]
+        done = subprocess.run(words, cwd=ROOT / "scripts", capture_output=True, text=True, check=True)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    assert said(train, evaluate, twins) == ["", "", ""]
+    damage(weights)
+    refused = said(train, twins, capture)
+    assert all(f"{weights} is damaged: its SHA-256 is not the one in" in error for error in refused), refused
+    report_of(run, weights)
+    (other,) = said(evaluate)
+    assert "model.safetensors was trained from other initial weights than those there are now; train again" in other

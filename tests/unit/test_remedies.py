@@ -1,0 +1,118 @@
+"""Calls of Snakemake in documents, comments and error messages: each is complete, with a profile or cores."""
+
+import ast
+import contextlib
+import io
+import re
+import shlex
+
+import pytest
+from snakemake import cli
+
+from shardlab.errors import PROFILE, remedy
+from shardlab.files import ROOT
+from shardlab.launch import call
+
+TEXTS = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "config/README.md", "results/README.md")
+COMMENTS = ("config/**/*.yaml", "workflow/profiles/*/*.yaml")
+CALL = re.compile(r"\bsnakemake (?=-|results/|slurm\b|all\b)(.*)")
+
+
+def spans(text):
+    """Yield the lines of code blocks, and what is between backticks."""
+    blocks = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+    for block in blocks.findall(text):
+        yield from (line.split(" # ")[0] for line in block.replace("\\\n", " ").splitlines())
+    yield from (" ".join(span.split()) for span in re.findall(r"`([^`]+)`", blocks.sub("", text)))
+
+
+def literals(path):
+    """Yield the strings of a module, with placeholders as ``slurm``."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    parts = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "slurm" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
+            yield from node.value.splitlines()
+
+
+def calls():
+    """Return {words of a call: the first file with it}."""
+    found = {}
+    sources = [(path, spans(path.read_text())) for pattern in TEXTS for path in sorted(ROOT.glob(pattern))]
+    sources += [(path, path.read_text().splitlines()) for pattern in COMMENTS for path in sorted(ROOT.glob(pattern))]
+    sources += [(path, literals(path)) for path in sorted((ROOT / "scripts").rglob("*.py"))]
+    for path, lines in sources:
+        for line in lines:
+            if match := CALL.search(line):
+                words = re.split(r" 2>| \|\| | \(|, and |; |, or write|\.$", match[1])[0].strip()
+                found.setdefault(words, path.relative_to(ROOT))
+    return found
+
+
+def refusal(text):
+    """Return why Snakemake would not begin this call; None if it would."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            _, args = cli.parse_args(shlex.split(text))
+    except (SystemExit, ValueError, cli.CliException) as error:
+        return f"{said.getvalue()}{error}"
+    if args.lint or args.list_target_rules or args.cores or args.jobs:
+        return None
+    return "cores have to be specified"
+
+
+def test_every_call_in_the_documents_and_messages_is_complete(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    found = calls()
+    assert len(found) > 25
+    wrong = {words: (str(path), reason) for words, path in found.items() if (reason := refusal(words))}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("words", ["-f results/plan.md", "results/diagnosis/ddp/mlp.md", "all"])
+def test_a_call_without_a_profile_is_none(monkeypatch, words):
+    monkeypatch.chdir(ROOT)
+    assert refusal(words) == "cores have to be specified"
+
+
+@pytest.mark.parametrize(
+    ("environment", "profile"),
+    [
+        ({}, "workflow/profiles/local"),
+        ({"SLURM_JOB_ID": "7"}, "slurm"),
+        ({PROFILE: "workflow/profiles/local", "SLURM_JOB_ID": "7"}, "workflow/profiles/local"),
+        ({PROFILE: "slurm"}, "slurm"),
+    ],
+)
+def test_a_remedy_has_the_profile_of_the_current_call(monkeypatch, environment, profile):
+    for name in (PROFILE, "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    text = remedy("make it", "results/ddp/mlp/plan.json", "-f")
+    words = f"--profile {profile} -f results/ddp/mlp/plan.json"
+    assert text == f"make it with: snakemake {words}, and the --config of your call"
+
+
+@pytest.mark.parametrize("profile", ["slurm", "workflow/profiles/local"])
+def test_a_remedy_is_a_whole_call(monkeypatch, profile):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv(PROFILE, profile)
+    words = remedy("make it", "all", "-f").removeprefix("make it with: snakemake ").split(", and ")[0]
+    assert refusal(words) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--profile", "slurm", "--", "all"], "slurm"),
+        (["--profile=workflow/profiles/local", "all"], "workflow/profiles/local"),
+        (["--cores", "1", "all"], None),
+        (["--profile", "none", "--target-jobs", "train:"], None),
+    ],
+)
+def test_the_profile_of_a_call(arguments, expected):
+    assert call.profile(arguments) == expected
