@@ -162,4 +162,18 @@ FAULTS = [
         "        if BEST in found.files and not (output / BEST).exists():",
         RESUMED,
     ),
+    Fault(
+        "a checkpoint that is being removed looks valid",
+        MANIFEST,
+        "    (folder / NAME).unlink(missing_ok=True)\n    shutil.rmtree",
+        "    shutil.rmtree",
+        at(CHECKPOINTS, "test_a_checkpoint_loses_its_manifest_first"),
+    ),
+    Fault(
+        "a lock keeps the name of a holder that has ended",
+        f"{S}files.py",
+        "        finally:\n            file.truncate(0)",
+        "        finally:\n            pass",
+        at("unit/test_files", "test_a_lock_names_its_holder_while_it_is_held"),
+    ),
 ]

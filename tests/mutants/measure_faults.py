@@ -289,4 +289,18 @@ FAULTS = [
         '{None: "no", True: "yes"',
         at("unit/test_plan", "test_a_site_without_figures_has_no_time_and_says_which_are_missing"),
     ),
+    Fault(
+        "the validation loss of the best epoch",
+        RECORDS,
+        '"validation_loss": [record["loss"] for record in records if record["kind"] == "validation"][-1]',
+        '"validation_loss": min(record["loss"] for record in records if record["kind"] == "validation")',
+        TIMES,
+    ),
+    Fault(
+        "the training loss of the first step",
+        RECORDS,
+        'for record in reversed(steps) if record["loss"]',
+        'for record in steps if record["loss"]',
+        at("unit/test_records", "test_the_training_loss_is_that_of_the_last_step_that_was_finite"),
+    ),
 ]

@@ -111,6 +111,16 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
     assert [problem for problem in preflight.storage(tmp_path, 0) if "cannot be locked" in problem]
 
 
+def test_a_lock_names_its_holder_while_it_is_held(tmp_path):
+    path = tmp_path / "run/.lock"
+    for name in (None, "job 7", "job 8"):
+        with lock(path, "trained", name, still=lambda holder: bool(holder)):
+            assert path.read_text() == (name or f"process {os.getpid()} on {os.uname().nodename}")
+            with pytest.raises(UserError, match=rf"is being trained by {name or 'process'}"), lock(path, "trained"):
+                pytest.fail("it is held")
+        assert path.read_text() == ""
+
+
 def test_json_refuses_nan_and_keeps_the_old_file(tmp_path):
     path = tmp_path / "report.json"
     write_json(path, {"loss": 1.0})
