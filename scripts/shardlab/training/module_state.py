@@ -7,6 +7,7 @@ generators of random numbers among the attributes, belong to their rank; a check
 changed.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from shardlab.training.distributed import NOT_TRAFFIC
 
@@ -162,15 +164,14 @@ class LocalState:
     def __init__(self, parts: Iterable[nn.Module]) -> None:
         """``parts``: those of the model on this rank, before their first forward pass."""
         self.parts = [*parts]
-        self._initial = {name: value.to("cpu", copy=True) for name, value in self._values().items()}
+        self._initial = {name: _digest(value) for name, value in self._values().items()}
 
     def changed(self) -> dict[str, Tensor]:
         """Return by name what is not as it was constructed; a number as a scalar, of a generator its state."""
-        now = self._values()
         return {
-            name: now[name].detach()
-            for name, first in self._initial.items()
-            if name in now and not _same(first, now[name].cpu())
+            name: value.detach()
+            for name, value in self._values().items()
+            if name in self._initial and _digest(value) != self._initial[name]
         }
 
     def load(self, values: Mapping[str, Tensor]) -> None:
@@ -250,6 +251,15 @@ def _as_tensor(attribute: Any) -> Tensor | None:
     if isinstance(attribute, float):
         return torch.tensor(attribute, dtype=torch.float64)
     return torch.tensor(attribute) if isinstance(attribute, int) and abs(attribute) < 2**63 else None
+
+
+def _digest(value: Tensor) -> str:
+    """Return the SHA-256 of a tensor's type, shape and content: a copy would count as memory of the training."""
+    head = f"{value.dtype} {tuple(value.shape)}"
+    if value.is_meta or isinstance(value, FakeTensor):
+        return head
+    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return hashlib.sha256(head.encode() + content).hexdigest()
 
 
 def _same(first: Tensor, other: Tensor | None) -> bool:
