@@ -183,6 +183,7 @@ CHANGES = {
     "gradient_accumulation_steps": 3,
     "length_buckets": True,
     "loss_chunks": 3,
+    "sync_batch_norm": True,
     "activation_checkpointing": "full",
     "compile": "blocks",
     "compile_backend": "aot_eager",
