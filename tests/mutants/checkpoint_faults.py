@@ -147,4 +147,33 @@ FAULTS = [
         "            pass\n",
         at(CHECKPOINTS, "test_a_start_removes_what_killed_processes_left"),
     ),
+    # What a resume keeps of the files before.
+    Fault(
+        "earlier attempts that began later are forgotten",
+        f"{S}training/metrics.py",
+        'if record["kind"] == "attempt" or record["step"] < start]',
+        'if record["step"] < start]',
+        at("unit/test_files", "test_a_run_that_resumes_keeps_all_earlier_attempts"),
+    ),
+    Fault(
+        "best weights of steps that were lost",
+        RESUMING,
+        "        (output / BEST).unlink(missing_ok=True)\n        if BEST in found.files:",
+        "        if BEST in found.files and not (output / BEST).exists():",
+        RESUMED,
+    ),
+    Fault(
+        "a checkpoint that is being removed looks valid",
+        MANIFEST,
+        "    (folder / NAME).unlink(missing_ok=True)\n    shutil.rmtree",
+        "    shutil.rmtree",
+        at(CHECKPOINTS, "test_a_checkpoint_loses_its_manifest_first"),
+    ),
+    Fault(
+        "a lock keeps the name of a holder that has ended",
+        f"{S}files.py",
+        "        finally:\n            file.truncate(0)",
+        "        finally:\n            pass",
+        at("unit/test_files", "test_a_lock_names_its_holder_while_it_is_held"),
+    ),
 ]

@@ -10,6 +10,7 @@ RESUMING = f"{S}training/resume.py"
 ORDER, MESH, RATE = f"{S}data/order.py", f"{S}settings/mesh.py", f"{S}settings/learning_rate.py"
 EVALUATION, RECIPE, MODELS = f"{S}training/evaluation.py", f"{S}settings/recipe.py", f"{S}models"
 STEP, SUMMARY, VERDICT = f"{S}training/step.py", f"{S}report/summary.py", f"{S}report/verdict.py"
+LOOP = f"{S}trainer/loop.py"
 
 ACCUMULATED = (
     "gradient_accumulation_steps=2_length_buckets=True_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"

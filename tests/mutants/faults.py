@@ -6,6 +6,7 @@ import expert_faults
 import gpu_faults
 import measure_faults
 import rank_faults
+import server_faults
 import shared_faults
 
 MODULES = (
@@ -16,5 +17,6 @@ MODULES = (
     checkpoint_faults,
     measure_faults,
     gpu_faults,
+    server_faults,
 )
 FAULTS = [fault for module in MODULES for fault in module.FAULTS]

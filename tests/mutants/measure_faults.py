@@ -10,6 +10,10 @@ BANDWIDTHS = at("unit/test_collectives", "test_bandwidths_are_of_the_slowest_ran
 FIGURES = at("unit/test_device_benchmark", "test_a_product_has_two_operations_a_value_and_a_copy_reads_and_writes")
 ATTEMPTS = at("unit/test_records", "test_a_report_counts_the_steps_of_all_attempts")
 SENT = at("parity/test_parity", "test_what_is_sent_is_what_theory_says[fsdp-llama2-float64]")
+SIMULATE = f"{S}trainer/simulate.py"
+STATES = at("unit/test_plan", "test_deepspeed_s_states_by_hand")
+BUCKETS = at("unit/test_plan", "test_ddp_s_buckets_are_always_there")
+UPDATE = at("unit/test_plan", "test_the_update_reads_and_writes_the_state_of_the_fullest_rank")
 
 FAULTS = [
     # train.json.
@@ -206,5 +210,97 @@ FAULTS = [
         'if type(tensor).__name__ == "AsyncCollectiveTensor":',
         "if False:",
         at("parity/test_memory", "test_a_tensor_that_a_collective_fills_is_counted_once"),
+    ),
+    # Plans by hand.
+    Fault(
+        "the worst case is that of the least crowded stage",
+        SIMULATE,
+        '"worst_memory_bytes": max(',
+        '"worst_memory_bytes": min(',
+        at("unit/test_plan", "test_ranks_count_as_often_as_there_are_such_ranks"),
+    ),
+    Fault(
+        "DDP's buckets count twice",
+        SIMULATE,
+        'more = max(0, size - figures["at_peak"]["gradients"])',
+        "more = size",
+        BUCKETS,
+    ),
+    Fault(
+        "DeepSpeed keeps master weights of frozen ones",
+        SIMULATE,
+        "else trained // ranks",
+        "else weights // ranks",
+        STATES,
+    ),
+    Fault(
+        "stage 2 keeps all gradients",
+        SIMULATE,
+        "//= 1 if level == 1 else ranks",
+        "//= 1 if level < 3 else ranks",
+        STATES,
+    ),
+    Fault(
+        "stage 3 reduces a large parameter as stage 2 does",
+        SIMULATE,
+        "int((level - 1 + 1 / ranks)",
+        "int((1 + 1 / ranks)",
+        STATES,
+    ),
+    Fault(
+        "a plan has the largest samples, whatever data is there",
+        SIMULATE,
+        "    if data is None:\n        task.pretend",
+        "    if folder:\n        task.pretend",
+        at("unit/test_plan", "test_a_plan_has_the_shapes_of_the_data_that_is_there"),
+    ),
+    Fault(
+        "the plan of any run of the strategy is taken",
+        PLAN,
+        "if not made.is_of(run):",
+        "if made.strategy != run.strategy:",
+        at("unit/test_plan", "test_auto_is_the_least_that_fits_and_run_json_records_it"),
+    ),
+    Fault(
+        "the update reads the optimizer and does not write it",
+        PLAN,
+        '2 * held["optimizer"]',
+        'held["optimizer"]',
+        UPDATE,
+    ),
+    Fault(
+        "the fastest is recommended, whether it fits or not",
+        PLANS,
+        "timed = [plan for plan in fitting if",
+        "timed = [plan for plan in plans if",
+        at("unit/test_plan", "test_what_to_take"),
+    ),
+    Fault(
+        "the rule of thumb recommends what does not fit",
+        PLANS,
+        "by_name = {plan.strategy: plan for plan in fitting}",
+        "by_name = {plan.strategy: plan for plan in plans}",
+        at("unit/test_plan", "test_what_to_take"),
+    ),
+    Fault(
+        "what nobody knows does not fit",
+        PLANS,
+        '{None: "", True: "yes"',
+        '{None: "no", True: "yes"',
+        at("unit/test_plan", "test_a_site_without_figures_has_no_time_and_says_which_are_missing"),
+    ),
+    Fault(
+        "the validation loss of the best epoch",
+        RECORDS,
+        '"validation_loss": [record["loss"] for record in records if record["kind"] == "validation"][-1]',
+        '"validation_loss": min(record["loss"] for record in records if record["kind"] == "validation")',
+        TIMES,
+    ),
+    Fault(
+        "the training loss of the first step",
+        RECORDS,
+        'for record in reversed(steps) if record["loss"]',
+        'for record in steps if record["loss"]',
+        at("unit/test_records", "test_the_training_loss_is_that_of_the_last_step_that_was_finite"),
     ),
 ]

@@ -27,6 +27,8 @@ SPLIT_MASKS = at(
 )
 SEEDS = at(DROPOUT, "test_ranks_with_the_same_activations_draw_the_same_and_all_others_their_own")
 RESUMED_MASKS = at(DROPOUT, "test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop")
+EPOCHS = at("unit/test_order", "test_each_epoch_has_every_sample_once_and_another_order")
+VALIDATED = at("unit/test_batches", "test_a_training_validates_after_each_epoch_and_at_its_end")
 
 FAULTS = [
     # What ranks do to each other's gradients.
@@ -287,5 +289,44 @@ FAULTS = [
         "order[held : 2 * held]",
         "order[2 * held : 3 * held]",
         at("unit/test_embedded_data", "test_no_sample_is_in_two_splits"),
+    ),
+    # The order of the data over epochs, steps and splits.
+    Fault(
+        "no new order after some epochs", ORDER, "self.seed, epoch)[start", "self.seed, min(epoch, 9))[start", EPOCHS
+    ),
+    Fault(
+        "the orders of the next seed, an epoch earlier",
+        ORDER,
+        "(seed, epoch)).permutation",
+        "seed + epoch).permutation",
+        at("unit/test_order", "test_the_first_epochs_of_one_seed_are_not_those_of_the_next"),
+    ),
+    Fault(
+        "a sample that is left alone is dropped",
+        ORDER,
+        "return -(-self.samples // self.global_batch_size)",
+        "return max(1, (self.samples + self.global_batch_size - 2) // self.global_batch_size)",
+        EPOCHS,
+    ),
+    Fault(
+        "evaluation drops a last batch of one sample",
+        ORDER,
+        "for start in range(0, samples, batch_size)]",
+        "for start in range(0, samples - (samples % batch_size == 1), batch_size)]",
+        at("unit/test_order", "test_evaluation_counts_each_sample_exactly_once"),
+    ),
+    Fault(
+        "max_steps beyond the epochs",
+        BATCHES,
+        "min(recipe.epochs * self.order.steps_per_epoch, recipe.max_steps or 2**63)",
+        "(recipe.max_steps or recipe.epochs * self.order.steps_per_epoch)",
+        VALIDATED,
+    ),
+    Fault(
+        "no validation at the end of a training within an epoch",
+        BATCHES,
+        "(number + 1) % per_epoch == 0 or number + 1 == self.count",
+        "(number + 1) % per_epoch == 0",
+        VALIDATED,
     ),
 ]

@@ -25,6 +25,7 @@ SENTENCE = at("unit/test_summary", "test_the_verdict_is_one_sentence")
 ROWS = at("unit/test_summary", "test_a_row_belongs_to_its_run")
 WEIGHTS = at("unit/test_summary", "test_weights_are_judged_by_the_twins_of_the_same_weight")
 CONTINUED = at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[single-fsdp-llama2-2]")
+EDGES = at("unit/test_summary", "test_what_is_at_a_threshold_is_within_it")
 
 FAULTS = [
     # What the loss is.
@@ -264,8 +265,8 @@ FAULTS = [
     Fault(
         "a weight's difference is that of the norms",
         f"{S}models/weights_difference.py",
-        "_square((own - other).masked_fill(same, 0))",
-        "abs(_square(own) - _square(other))",
+        "squares = _square(own - other), _square(other)",
+        "squares = abs(_square(own) - _square(other)), _square(other)",
         at("unit/test_weights_difference", "test_it_is_relative_to_the_norm_of_the_reference"),
     ),
     Fault(
@@ -309,5 +310,103 @@ FAULTS = [
         "if away <= MULTIPLE * apart:",
         "if away <= MULTIPLE * apart or apart > 0:",
         SENTENCE,
+    ),
+    Fault(
+        "all runs are equal if all finished ones are",
+        VERDICT,
+        "    if equal == len(table):\n",
+        "    if equal == len(done):\n",
+        SENTENCE,
+    ),
+    Fault(
+        "experts excuse other losses",
+        VERDICT,
+        "if not beyond or of_losses == UNEQUAL:",
+        "if not beyond:",
+        SENTENCE,
+    ),
+    Fault(
+        "the beginning does not count where weights are compared",
+        VERDICT,
+        "    if _starts_differ(row):\n        return UNEQUAL",
+        '    if _starts_differ(row) and pd.isna(row["weights_tolerance"]):\n        return UNEQUAL',
+        SENTENCE,
+    ),
+    Fault(
+        "a tolerance is asked of low precision",
+        VERDICT,
+        "table.tolerance.mask(table.tolerance.notna(), tolerance)",
+        "tolerance",
+        at("unit/test_summary", "test_a_tolerance_can_be_asked_for"),
+    ),
+    Fault(
+        "what is at the tolerance is beyond it",
+        VERDICT,
+        'if away <= row["tolerance"]:',
+        'if away < row["tolerance"]:',
+        EDGES,
+    ),
+    Fault(
+        "twins at the tolerance are beyond it",
+        VERDICT,
+        'if apart <= row["tolerance"] else',
+        'if apart < row["tolerance"] else',
+        EDGES,
+    ),
+    Fault(
+        "first steps at their tolerance are beyond it",
+        VERDICT,
+        'row["first_rel_diff"] > row["first_tolerance"]',
+        'row["first_rel_diff"] >= row["first_tolerance"]',
+        EDGES,
+    ),
+    Fault(
+        "what may be rounding has no diagnosis",
+        VERDICT,
+        "isin([UNEQUAL, ROUNDING])",
+        "isin([UNEQUAL])",
+        at("unit/test_summary", "test_what_is_not_equal_has_a_page_of_its_diagnosis"),
+    ),
+    Fault(
+        "gradient norms are compared after updates, too",
+        SUMMARY,
+        "for own, other in steps[:1]]",
+        "for own, other in steps]",
+        at("unit/test_summary", "test_first_steps_and_runs_that_learn_nothing"),
+    ),
+    Fault(
+        "the nearest twin says what is noise",
+        SUMMARY,
+        '"noise_floor": max(',
+        '"noise_floor": min(',
+        at("unit/test_summary", "test_twins_of_another_run_are_no_measure"),
+    ),
+    Fault(
+        "the table does not look at which data was evaluated",
+        SUMMARY,
+        "if test and test.identity != planned:",
+        "if False:",
+        ROWS,
+    ),
+    Fault(
+        "the screen does not mark what is unequal",
+        f"{S}report/summary_markdown.py",
+        'mark = " !" if',
+        'mark = "" if',
+        at("unit/test_summary", "test_what_is_not_equal_is_marked_in_both_matrices"),
+    ),
+    Fault(
+        "the check passes whatever differs",
+        "scripts/summarize.py",
+        "if args.check and not good:",
+        "if False:",
+        at("unit/test_summary", "test_the_check_fails_unless_all_are_equal"),
+    ),
+    Fault(
+        "runs that are not evaluated count in a sweep's mean",
+        f"{S}report/sweep.py",
+        '.where(runs.status == "done")',
+        '.where(runs.status != "missing")',
+        at("unit/test_sweep", "test_mean_deviation_and_the_best"),
     ),
 ]

@@ -18,14 +18,15 @@ from shardlab.training.distributed import World
 CPU = torch.device("cpu")
 WINDOWS, LENGTH = 6_000_000, 2048
 """Of a token file of 49 GB."""
+LENGTHS = np.array([7, 1, 9, 2, 8, 3])
 
 
 class Engine:
     chunks = None
 
 
-def steps_of(workload, folder):
-    run = tiny_run(workload)
+def steps_of(workload, folder, **recipe):
+    run = tiny_run(workload, **recipe)
     task = tasks.load(run.task, folder, torch.float32, CPU)
     return Steps(task, Engine(), run.recipe, run.seed, World(0, 1, CPU))
 
@@ -38,21 +39,42 @@ def test_a_step_that_was_prepared_ahead_is_the_same(tiny_data):
                 assert all(torch.equal(ours.batch[name], reference.batch[name]) for name in reference.batch)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "max_steps", "count", "validated"),
+    [
+        (2, None, 6, [2, 5]),
+        (3, 5, 5, [2, 4]),
+        (3, 6, 6, [2, 5]),
+        (3, 7, 7, [2, 5, 6]),
+        (1, 100, 3, [2]),
+        (1, 1, 1, [0]),
+    ],
+)
+def test_a_training_validates_after_each_epoch_and_at_its_end(tiny_data, epochs, max_steps, count, validated):
+    steps = steps_of("mlp", tiny_data / "mlp", epochs=epochs, max_steps=max_steps)
+    assert steps.order.steps_per_epoch == 3
+    assert steps.count == count
+    assert [number for number in range(count) if steps[number].validates] == validated
+    assert [steps[number].epoch for number in range(count)] == [number // 3 for number in range(count)]
+
+
 class OfLengths:
     """In place of a task: a micro-batch is its samples' numbers."""
 
     def lengths(self, split, indices):
-        return np.array([7, 1, 9, 2, 8, 3])[indices]
+        return LENGTHS[indices]
 
     def micro_batch(self, split, indices, rows, sequence):
         return indices.tolist()
 
 
 def test_buckets_sort_a_rank_s_samples_of_a_step():
+    shuffled = np.array([4, 0, 5, 2, 1, 3])
+
     def of_rank(rank, *, by_length):
         world = World(rank, 2, CPU, ParallelDims({"dp_replicate": 2}))
         with mock.patch.object(World, "place", {"dp_replicate": rank}):
-            return micro_batches(OfLengths(), Engine(), "train", np.arange(6), 6, 2, world, by_length=by_length)
+            return micro_batches(OfLengths(), Engine(), "train", shuffled, 6, 2, world, by_length=by_length)
 
     plain, by_length = ([of_rank(rank, by_length=on) for rank in (0, 1)] for on in (False, True))
     for whole, parts in zip(plain, by_length, strict=True):

@@ -153,6 +153,17 @@ def test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one(
     assert [*(tmp_path / "checkpoints").iterdir()] == [manifest.place(tmp_path, 6)], "the newest"
 
 
+def test_a_checkpoint_loses_its_manifest_first(tmp_path, monkeypatch):
+    """So that a kill leaves no checkpoint that looks valid."""
+    for step in (99_999_999, 100_000_000):
+        manifest.place(tmp_path, step).mkdir(parents=True)
+        (manifest.place(tmp_path, step) / manifest.NAME).touch()
+    removed = []
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: removed.append((path.name, [*path.iterdir()])))
+    manifest.prune(tmp_path, 1)
+    assert removed[0] == ("step-99999999", []), "the older one, by its number"
+
+
 def test_a_start_removes_what_killed_processes_left(trained, tmp_path):
     run, data, initial, whole = trained
     shutil.copytree(whole, tmp_path / "again")
@@ -190,6 +201,8 @@ def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(t
     found.model_copy(update={"best": -1.0, "skipped": 7, "files": files}).write(folder / manifest.NAME)
     for every, out in ((100, tmp_path / "out"), (2, tmp_path / "kept")):
         again = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_interval_steps": every})})
+        out.mkdir()
+        (out / BEST).write_bytes(b"of a step that was lost")
         assert loop.train(again, data, initial, out, {}, loop.TrainOptions(resume=folder))
         assert TrainReport.read(out / "train.json", "").skipped_steps == 7
         assert (out / BEST).exists()

@@ -12,6 +12,7 @@ import shardlab
 from helpers.common import ROOT, save_initial, tiny_run
 from shardlab.errors import UserError
 from shardlab.settings import code_fingerprint
+from shardlab.trainer import loop
 
 LOADS = """
 import json, os, sys
@@ -173,3 +174,17 @@ def test_a_file_that_is_edited_while_it_is_imported_is_no_known_code(monkeypatch
     monkeypatch.setitem(shardlab.IMPORTED, "shardlab.data.order", b"")
     with pytest.raises(UserError, match=r"data/order\.py was edited"):
         code_fingerprint.check_imported({"scripts/shardlab/data/order.py": "0"})
+
+
+@pytest.mark.parametrize("of", ["run", "model"])
+def test_a_training_of_edited_code_ends_before_its_first_step(tiny_data, tmp_path, of):
+    run = tiny_run("mlp")
+    save_initial(run, tmp_path / "initial")
+    path = {"run": "trainer/loop.py", "model": "models/mlp.py"}[of]
+    edited = {f"scripts/shardlab/{path}": "0"}
+    run = run.model_copy(
+        update={"sources": edited} if of == "run" else {"model": run.model.model_copy(update={"sources": edited})}
+    )
+    with pytest.raises(UserError, match=rf"{path} was edited since this run's settings were resolved"):
+        loop.train(run, tiny_data / "mlp", tmp_path / "initial", tmp_path / "run", {})
+    assert not (tmp_path / "run/metrics.jsonl").exists()

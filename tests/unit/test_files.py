@@ -68,6 +68,18 @@ def test_a_run_that_resumes_keeps_the_steps_before_and_writes_the_lost_ones_agai
     assert metrics.read(path) == [], "a run that begins anew has no history"
 
 
+def test_a_run_that_resumes_keeps_all_earlier_attempts(tmp_path):
+    """Also those that began later than this one does, after a checkpoint that is damaged by now."""
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    for start in (0, 2, 4):
+        log.write("attempt", step=start)
+    log.write("train", step=4, loss=1.0)
+    log = MetricsLog(path, start=2)
+    log.write("attempt", step=2)
+    assert [(line["kind"], line["step"]) for line in metrics.read(path)] == [("attempt", n) for n in (0, 2, 4, 2)]
+
+
 def test_metrics_on_a_full_disk_name_their_file(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
 
@@ -97,6 +109,16 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
     with pytest.raises(UserError, match=sentence), lock(tmp_path / ".lock", "trained"):
         pytest.fail("nothing holds it")
     assert [problem for problem in preflight.storage(tmp_path, 0) if "cannot be locked" in problem]
+
+
+def test_a_lock_names_its_holder_while_it_is_held(tmp_path):
+    path = tmp_path / "run/.lock"
+    for name in (None, "job 7", "job 8"):
+        with lock(path, "trained", name, still=lambda holder: bool(holder)):
+            assert path.read_text() == (name or f"process {os.getpid()} on {os.uname().nodename}")
+            with pytest.raises(UserError, match=rf"is being trained by {name or 'process'}"), lock(path, "trained"):
+                pytest.fail("it is held")
+        assert path.read_text() == ""
 
 
 def test_json_refuses_nan_and_keeps_the_old_file(tmp_path):

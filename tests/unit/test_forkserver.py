@@ -1,5 +1,6 @@
 """The fork server: its jobs behave like separate processes, whichever process is killed."""
 
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import forkserver as server_program
 import pytest
 
 from helpers import servers
@@ -21,9 +23,11 @@ import os, sys
 from pathlib import Path
 from shardlab.launch import forkserver
 folder = Path(sys.argv[1])
+def prepare():
+    print("prepared", flush=True)
 with forkserver.listen(folder) as listener:
     exec(sys.argv[2])
-    forkserver.serve(listener, lambda: print("prepared", flush=True), {"A": "1"})
+    forkserver.serve(listener, prepare, {"A": "1"})
 """
 PROGRAM = """
 import json, os, signal, sys, time
@@ -134,6 +138,61 @@ def test_a_job_has_the_clients_words_folder_environment_and_files(server, write,
     assert server.said.read_text() == "prepared\n"
     assert server.start(program, B="3").wait(20) == 7
     assert server.said.read_text() == "prepared\n", "once"
+
+
+STAINED = """
+import tempfile
+os.environ |= {"LEFT": "the server's", "B": "the server's"}
+os.chdir("/")
+tempfile.tempdir = "/"
+sys.argv = ["the server's"]
+def prepare():
+    os.environ |= {"SET": "by imports", "C": "by imports"}
+"""
+
+
+def test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves(write, tmp_path):
+    program = write(
+        """
+        import tempfile
+        variables = [os.environ.get(name) for name in ("A", "B", "C", "SET", "LEFT")]
+        print(json.dumps([variables, os.getcwd(), tempfile.gettempdir(), sys.argv[1:], forks.served]))
+        """
+    )
+    server = Server(tmp_path, STAINED)
+    try:
+        for value in ("1", "2"):
+            child = server.start(program, value, B=value, C=value, TMPDIR=str(tmp_path))
+            variables, *others = json.loads(child.communicate(timeout=20)[0])
+            assert variables == [None, value, value, "by imports", None]
+            assert others == [str(Path.cwd()), str(tmp_path), [value], {"A": "1"}]
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_a_module_that_cannot_be_imported_is_the_error_of_the_job_that_needs_it(monkeypatch, capsys):
+    monkeypatch.setattr(forkserver, "IMPORTS", ("nothing_of_this_name", "json"))
+    monkeypatch.setattr(server_program.code_fingerprint, "digest_imports", lambda: None)
+    server_program.prepare()
+    assert "note: nothing_of_this_name was not imported: ModuleNotFoundError" in capsys.readouterr().out
+
+
+def test_every_file_of_the_code_is_watched(tmp_path, monkeypatch):
+    """Programs, modules and packages in packages: edited, also to an older one, added, removed."""
+    names = [tmp_path / "scripts" / name for name in ("train.py", "shardlab/a.py", "shardlab/package/inner/b.py")]
+    for path in names:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.setattr(forkserver, "ROOT", tmp_path)
+    seen = [forkserver._code()]
+    for number, path in enumerate(names):
+        os.utime(path, ns=(number, number))
+        seen.append(forkserver._code())
+    for path in names:
+        path.unlink()
+        seen.append(forkserver._code())
+    assert all(one != other for one, other in itertools.pairwise(seen))
 
 
 @pytest.mark.parametrize(
@@ -281,17 +340,6 @@ def test_nothing_of_a_job_and_of_the_server_reaches_the_next_job(write, tmp_path
     assert forked == new
 
 
-def test_an_edit_of_any_module_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr(forkserver, "ROOT", tmp_path)
-    for name in ("train.py", "shardlab/errors.py", "shardlab/strategies/fsdp.py", "shardlab/report/charts/loss.py"):
-        path = tmp_path / "scripts" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("A = 1\n")
-        before = forkserver._code()
-        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
-        assert forkserver._code() != before, name
-
-
 def test_without_a_server_nothing_is_said(write, tmp_path):
     program = write("print(forks.served is None)")
     for folder in ("", str(tmp_path), str(tmp_path / "nothing")):
@@ -308,9 +356,11 @@ def test_without_a_server_nothing_is_said(write, tmp_path):
         ("import errno\ndef fork(): raise OSError(errno.ENOMEM, 'no memory')\nos.fork = fork", "no memory"),
         ("forkserver._peer = lambda connection: os.getuid() + 1", ""),
         ("forkserver.ROOT = Path('/elsewhere')", ""),
+        ("sys.executable = '/elsewhere/python'", ""),
         ("import itertools; forkserver._code = map(lambda n: {'x': n}, itertools.count()).__next__", "was edited"),
+        ("edits = [1]\nforkserver._code = lambda: {'x': len(edits)}\ndef prepare(): edits.append(1)", "was edited"),
     ],
-    ids=["threads", "memory", "another user", "other code", "edited code"],
+    ids=["threads", "memory", "another user", "other code", "another Python", "edited code", "edited while imported"],
 )
 def test_where_nothing_can_be_forked_jobs_are_new_processes(write, tmp_path, code, said):
     server = Server(tmp_path, code)

@@ -17,16 +17,21 @@ def test_any_number_of_ranks_reads_the_same_samples_in_the_same_order(ranks, sam
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_each_epoch_has_every_sample_once_and_another_order():
-    order = BatchOrder(samples=37, global_batch_size=5, seed=3)
-    epochs = [
-        np.concatenate([order.batch(epoch * order.steps_per_epoch + step) for step in range(order.steps_per_epoch)])
-        for epoch in range(2)
-    ]
+@pytest.mark.parametrize(("samples", "left"), [(35, 5), (36, 1), (37, 2), (39, 4), (3, 3)])
+def test_each_epoch_has_every_sample_once_and_another_order(samples, left):
+    order = BatchOrder(samples=samples, global_batch_size=5, seed=3)
+    steps = order.steps_per_epoch
+    epochs = [np.concatenate([order.batch(epoch * steps + step) for step in range(steps)]) for epoch in range(30)]
     for epoch in epochs:
-        assert sorted(epoch) == list(range(37))
-    assert epochs[0].tolist() != epochs[1].tolist()
-    assert len(order.batch(order.steps_per_epoch - 1)) == 2, "the last batch has what is left"
+        assert sorted(epoch) == list(range(samples))
+    if samples > 3:
+        assert len({tuple(epoch) for epoch in epochs}) == 30, "no order comes back"
+    assert len(order.batch(steps - 1)) == left, "the last batch has what is left"
+
+
+def test_the_first_epochs_of_one_seed_are_not_those_of_the_next():
+    orders = [BatchOrder(100, 100, seed) for seed in range(5)]
+    assert len({tuple(order.batch(epoch)) for order in orders for epoch in range(5)}) == 25
 
 
 def test_order_needs_no_state_and_follows_the_seed():
@@ -36,5 +41,8 @@ def test_order_needs_no_state_and_follows_the_seed():
     assert later[0] != BatchOrder(100, 8, seed=2).batch(20).tolist()
 
 
-def test_evaluation_counts_each_sample_exactly_once():
-    assert np.concatenate(in_order(300, 64)).tolist() == list(range(300))
+@pytest.mark.parametrize(("samples", "size"), [(300, 64), (257, 64), (256, 64), (300, 128), (3, 64), (1, 1)])
+def test_evaluation_counts_each_sample_exactly_once(samples, size):
+    batches = in_order(samples, size)
+    assert np.concatenate(batches).tolist() == list(range(samples))
+    assert max(map(len, batches)) <= size

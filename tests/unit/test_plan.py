@@ -25,7 +25,7 @@ from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import Hardware
 from shardlab.settings.types import read_run
-from shardlab.trainer.simulate import simulate
+from shardlab.trainer.simulate import _hold_buckets, _task, _together, _zero, simulate
 from shardlab.training import tasks
 
 GIB = 2**30
@@ -59,6 +59,17 @@ def made(strategy="ddp", figures=KNOWN, recomputation="none", **what):
     figures = Hardware(**figures)
     seen = estimate(**what)
     return plan.make(run_of(strategy), figures, seen, recomputation, fits=plan.fits(seen, figures), prepared=True)
+
+
+def test_the_update_reads_and_writes_the_state_of_the_fullest_rank():
+    """Weights and optimizer are read and written; gradients are read, master weights written."""
+    seen = estimate(flops=0)
+    kinds = {"weights": 8, "optimizer": 16, "gradients": 4, "master_weights": 2, "activations": 99}
+    held = seen["tensor_bytes"][0]["largest"] | {kind: size * 10**9 for kind, size in kinds.items()}
+    seen["tensor_bytes"].append({"peak": 1, "at_peak": held, "largest": held})
+    seen["tensor_bytes"][0]["largest"] = held | {"weights": 10**9}
+    seconds, _ = plan.step_time(run_of("ddp"), Hardware(**KNOWN), seen, "none")
+    assert seconds == pytest.approx((2 * 8 + 2 * 16 + 4 + 2) / 1000)
 
 
 def test_the_time_is_the_longer_of_products_and_traffic_then_the_update():
@@ -112,6 +123,7 @@ def test_a_site_without_figures_has_no_time_and_says_which_are_missing():
     )
     assert "No times: config/sites/local.yaml does not name hardware.matrix_tflops.float32, hardware.memory_gb" in text
     assert "use ddp, if that fits (40 GiB per rank)." in text
+    assert "| ddp | 2 | 40 GiB |  |  | 100 |" in text, "nothing says whether it fits"
     assert "- zero1 x llama2: no float64" in text
 
 
@@ -132,11 +144,16 @@ def test_what_to_take():
     assert plan_table.choice([ddp, fsdp]).startswith("Use fsdp: predicted to be the fastest that fits")
     slow = made("fsdp", peak=50 * GIB, flops=10**15)
     assert plan_table.choice([slow, made(peak=60 * GIB)]).startswith("Use ddp: predicted to be the fastest")
+    assert plan_table.choice([slow, made(peak=90 * GIB)]).startswith("Use fsdp: predicted to be the fastest that fits")
     assert plan_table.choice([ddp]).startswith("Nothing fits: ddp needs least, 90 GiB per rank")
     no_time = {key: value for key, value in KNOWN.items() if key == "device_memory_gib"}
     plans = [made(name, figures=no_time, peak=size * GIB) for name, size in (("ddp", 60), ("fsdp", 50))]
     assert plan_table.choice(plans) == (
         "By the rule of thumb, use ddp, which fits (60 GiB per rank); fsdp needs the least memory, 50 GiB."
+    )
+    plans = [made(name, figures=no_time, peak=size * GIB) for name, size in (("ddp", 90), ("fsdp", 60), ("tp", 50))]
+    assert plan_table.choice(plans) == (
+        "By the rule of thumb, use fsdp, which fits (60 GiB per rank); tp needs the least memory, 50 GiB."
     )
 
 
@@ -195,6 +212,7 @@ CHANGES = {
     "on_nonfinite": "skip",
     "evaluation": "sharded",
     "keep_best": True,
+    "sync_batch_norm": True,
 }
 """Another value of each key of a recipe."""
 SHARED = {"lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best"}
@@ -207,6 +225,35 @@ def test_runs_share_a_plan_only_if_no_tensor_differs(key):
     run, other = tiny_run("llama2", "ddp"), tiny_run("llama2", "ddp", **{key: CHANGES[key]})
     assert run.recipe != other.recipe
     assert (plan.cost(run) == plan.cost(other)) is (key in SHARED)
+
+
+@pytest.mark.parametrize("key", Recipe.model_fields)
+def test_a_run_s_numbers_depend_on_every_key_but_those_of_checkpoints(key):
+    run, other = tiny_run("llama2", "ddp"), tiny_run("llama2", "ddp", **{key: CHANGES[key]})
+    ours, theirs = (run_identity.identity_of(each, "") for each in (run, other))
+    when = {"checkpoint_interval_steps", "checkpoint_interval_minutes", "keep_last_checkpoints"}
+    assert (ours.numbers == theirs.numbers) is (key in when)
+    assert ours.run != theirs.run
+
+
+def test_a_run_s_numbers_do_not_depend_on_its_place():
+    run = tiny_run("llama2", "zero1")
+    numbers = run_identity.identity_of(run, "").numbers
+    for same in (tiny_run("llama2", "zero1", 4), run.model_copy(update={"nodes": 2}), on("cuda", run)):
+        assert run_identity.identity_of(same, "").numbers == numbers
+        assert run_identity.identity_of(same, "").run != run_identity.identity_of(run, "").run
+    others = [run.model_copy(update={key: value}) for key, value in (("seed", 7), ("sources", {}), ("strategy", "x"))]
+    config = run.engine_config | {"zero_optimization": {"stage": 1}}
+    others += [run.model_copy(update={"engine_config": config}), tiny_run("mlp", "zero1")]
+    assert len({numbers, *(run_identity.identity_of(other, "").numbers for other in others)}) == 6
+
+
+def test_digests_and_differences_of_settings():
+    assert run_identity.digest({"a": 1, "b": {"c": 2, "d": 3}}) == run_identity.digest({"b": {"d": 3, "c": 2}, "a": 1})
+    assert run_identity.difference({"a": {"b": 1}}, {"a": {"b": 1}}) is None
+    assert run_identity.difference({"a": {"b": 1}}, {"a": {"b": 2}}) == "a.b"
+    assert run_identity.difference({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}) == "a.c", "a key that only one has"
+    assert run_identity.difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}) == "a.c"
 
 
 def test_runs_of_other_sizes_do_not_share_a_plan():
@@ -247,8 +294,9 @@ def test_auto_is_the_least_that_fits_and_run_json_records_it(tmp_path, monkeypat
         assert settled.recipe.activation_checkpointing == (mode or "none")
         assert settled.configured == run
         assert run_identity.identity_of(settled, "") == run_identity.identity_of(run, "")
-    with pytest.raises(UserError, match="is the plan of another run"):
-        plan.read(tmp_path / "plan.json", resolve.run(config, "fsdp", "llama2"))
+    for other in (resolve.run(config, "fsdp", "llama2"), run.model_copy(update={"seed": 7})):
+        with pytest.raises(UserError, match="is the plan of another run"):
+            plan.read(tmp_path / "plan.json", other)
 
     words = ["resolve.py", '--config={"recipe": {"activation_checkpointing": "auto"}}', "--strategy=ddp"]
     monkeypatch.setattr("sys.argv", [*words, "--workload=llama2", f"--output={tmp_path}/run.json"])
@@ -311,6 +359,63 @@ def test_one_run_is_planned_whatever_the_others_are(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(UserError, match="--strategy and --workload belong together"):
         plan_program.main()
+
+
+def test_ranks_count_as_often_as_there_are_such_ranks():
+    """Traffic is the mean over all ranks, the worst case is that of any stage."""
+    run = tiny_run("moe", "ep")
+
+    def rank(peak, **sent):
+        held = dict.fromkeys(KINDS, peak)
+        traffic = [{"axis": axis, "collective": "all_reduce", "bytes": size} for axis, size in sent.items()]
+        return {"tensor_bytes": {"peak": peak, "at_peak": held, "largest": held}, "traffic": traffic}
+
+    seen = _together(run, {0: 3, 4: 1}, [rank(9, tp=4.0), rank(10, tp=8.0, ep=4.0)], [rank(20), rank(30), rank(10)])
+    assert {entry["axis"]: entry["bytes"] for entry in seen["traffic"]} == {"tp": 5.0, "ep": 1.0}
+    assert (seen["ranks"], plan.peak(seen), seen["worst_memory_bytes"]) == ([0, 4], 10, 30)
+    assert _together(run, {0: 1, 1: 1}, [rank(9), "no kernel"], []) == "no kernel"
+    assert _together(run, {0: 2}, [rank(9)], [])["worst_memory_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "master", "gradients", "optimizer", "other", "sent"),
+    [
+        ("zero1", 1720, 660, 1320, 1320, 100 + 88, 3 * 0.5 * 1320),
+        ("zero2", 1720, 660, 660, 1320, 100 + 88 + 1.5 * 1200, 3 * 0.5 * 1320),
+        ("zero3", 860, 0, 660, 1320, 100 + 88 + 2.5 * 1200, 2 * 0.5 * (1720 + 1320)),
+    ],
+)
+def test_deepspeed_s_states_by_hand(monkeypatch, name, weights, master, gradients, optimizer, other, sent):
+    """100 frozen and 330 trained values, of which 300 are one parameter, on two ranks; a bucket of 22 values."""
+    model = torch.nn.Sequential(torch.nn.Linear(10, 10, bias=False).requires_grad_(False), torch.nn.Linear(10, 30))
+    monkeypatch.setattr("shardlab.models.build", lambda *_: model)
+    run = tiny_run("llama2", name, gradient_accumulation_steps=2)
+    whole = {"weights": 1720, "gradients": 1320, "optimizer": 2640, "activations": 7, "other": 100}
+    held = dict.fromkeys(KINDS, 0) | whole
+    plain = {"tensor_bytes": [{"peak": sum(held.values()), "at_peak": held, "largest": held}], "parameters": 330}
+    found = _zero(run, plain)
+    expected = {"weights": weights, "master_weights": master, "gradients": gradients, "optimizer": optimizer}
+    expected = dict.fromkeys(KINDS, 0) | expected | {"activations": 7, "other": other}
+    assert found["tensor_bytes"] == [{"peak": sum(expected.values()), "at_peak": expected, "largest": expected}]
+    assert [entry["bytes"] for entry in found["traffic"]] == [sent]
+
+
+def test_ddp_s_buckets_are_always_there():
+    run = tiny_run("mlp", "ddp")
+    for at_peak, peak in ((0, 100 + 40), (30, 100 + 10), (40, 100)):
+        figures = {"peak": 100, "at_peak": {"gradients": at_peak}, "largest": {"gradients": 35}}
+        _hold_buckets(figures, run, 40)
+        assert figures == {"peak": peak, "at_peak": {"gradients": 40}, "largest": {"gradients": 40}}
+
+
+def test_a_plan_has_the_shapes_of_the_data_that_is_there(tiny_data):
+    run = tiny_run("xsum")
+    prepared, blank = (_task(run, folder, torch.device("cpu")) for folder in (tiny_data / "xsum", None))
+    own, largest = (
+        min(sum(values.numel() for values in task.micro_batch("train", np.array([n])).batch.values()) for n in range(5))
+        for task in (prepared, blank)
+    )
+    assert own < largest
 
 
 @pytest.mark.parametrize("recipe", [{}, {"gradient_accumulation_steps": 2}])

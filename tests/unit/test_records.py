@@ -1,5 +1,6 @@
 """The figures of train.json, by hand."""
 
+from itertools import zip_longest
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +17,12 @@ SECONDS = [9.0, *[8.0] * (WARMUP_STEPS - 1), *range(1, 21)]
 """A warm-up of 9 and 8 s a step, then 20 steps of 1 to 20 s."""
 
 
-def report(run, attempts=(), started=0, seconds=SECONDS, **more):
+def report(run, attempts=(), started=0, seconds=SECONDS, losses=(), **more):
     steps = [STEP | {"step": number, "seconds": float(each)} for number, each in enumerate(seconds)]
-    losses = [{"kind": "validation", "step": step, "loss": loss} for step, loss in ((0, 5.0), (len(steps) - 1, 3.0))]
+    steps = [step | {"loss": loss} for step, loss in zip_longest(steps, losses, fillvalue=1.0)]
+    validations = [
+        {"kind": "validation", "step": step, "loss": loss} for step, loss in ((0, 2.0), (len(steps) - 1, 3.0))
+    ]
     measured = {
         "identity": run_identity.identity_of(run, "d"),
         **dict.fromkeys(("initial_weights", "weights", "flops_formula"), "x"),
@@ -33,7 +37,13 @@ def report(run, attempts=(), started=0, seconds=SECONDS, **more):
         "device_peak_flops": 10**12,
         "traffic": [{"axis": "pp", "collective": name, "bytes": size} for name, size in (("send", 2.0), ("sum", 3.0))],
     }
-    records = [*steps[:1], losses[0], {"kind": "attempt", "step": started, "time": "t"}, *steps[1:], losses[1]]
+    records = [
+        *steps[:1],
+        validations[0],
+        {"kind": "attempt", "step": started, "time": "t"},
+        *steps[1:],
+        validations[1],
+    ]
     return train_report(run, records, measured | more, attempts)
 
 
@@ -47,9 +57,13 @@ def test_times_are_those_of_the_steps_behind_the_warm_up():
     assert found.step_seconds_p95 == 19.0, "of 20 steps one takes longer"
     assert found.samples_per_second == 20 * STEP["samples"] / sum(range(1, 21))
     assert (found.steps, found.samples) == (len(SECONDS), len(SECONDS) * STEP["samples"])
-    assert found.validation_loss == 3.0, "the last one"
+    assert found.validation_loss == 3.0, "the last one, not the lowest"
     assert found.bytes_per_step == 5.0
     assert report(tiny_run("mlp"), seconds=[1.0] * WARMUP_STEPS).samples_per_second is None
+
+
+def test_the_training_loss_is_that_of_the_last_step_that_was_finite():
+    assert report(tiny_run("mlp"), seconds=[1.0] * 4, losses=[4.0, 2.0, 3.0, None]).train_loss == 3.0
 
 
 @pytest.mark.parametrize("fullest", [0, 1, 2])

@@ -6,12 +6,14 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import summarize
 
 from helpers.common import tiny_run
 from helpers.reports import BYTES, STEP, finished
+from shardlab.errors import UserError
 from shardlab.records import plan
 from shardlab.records.expert_choices import encode
-from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin, WeightsReport
+from shardlab.records.reports import NoiseFloorReport, TestReport, TrainReport, Twin, WeightsReport
 from shardlab.report import summary, summary_markdown
 from shardlab.report.verdict import diagnosis, flips, judge, pages, verdict
 from shardlab.settings import load, run_identity
@@ -64,6 +66,7 @@ def test_what_is_not_equal_has_a_page_of_its_diagnosis():
     sentence = "To see where and why, repeat the call with the target results/diagnosis/fsdp/mlp.md (or another run's)."
     assert diagnosis(found) == sentence
     assert diagnosis(table(single=2.0, ddp=2.0)) == ""
+    assert [*pages(table(single=2.0, ddp=2.004, fsdp=2.0, noise_floor=1e-3))] == ["ddp x mlp"], "also what is rounding"
 
 
 def test_a_sentence_names_some_of_thousands():
@@ -76,6 +79,11 @@ def test_a_sentence_names_some_of_thousands():
     [
         ({"single": 2.0, "ddp": 2.0001, "fsdp": 2.0}, True, ALL.format(3)),
         ({"single": 2.0}, True, "The only run is finished; there is nothing to compare it with."),
+        (
+            {"single": 2.0, "ddp": 2.0, "fsdp": None},
+            False,
+            "Of 3 runs, 1 not finished: fsdp x mlp (missing).",
+        ),
         (
             {"single": 2.0, "ddp": 2.1, "fsdp": None},
             False,
@@ -138,6 +146,12 @@ def test_a_sentence_names_some_of_thousands():
             "Of 2 runs, 1 not equal to single: ddp x mlp (head.bias 1.0e-12, tolerance 0.0e+00); "
             "1 reported, since low precision has no tolerance: single x mlp (0.0e+00).",
         ),
+        # Equal weights excuse no other beginning.
+        (
+            {"single": 2.0, "ddp": 2.0, "first": {"ddp": 0.5}, "weights": {"ddp": (0.0, 1e-3)}},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (first 4 steps 5.0e-01).",
+        ),
         # Without twins nothing says what is rounding, and the sentence does not claim it.
         ({"single": 2.0, "ddp": 2.0, "weights": {"ddp": (1.0,)}}, True, ALL.format(2)),
         (
@@ -167,6 +181,11 @@ def test_a_sentence_names_some_of_thousands():
             {"single": 2.0, "ddp": 2.0, "choices": 9, "weights": {"ddp": (1e-2, 0.0)}},
             False,
             "Of 2 runs, 1 not equal to single: ddp x mlp (head.bias 1.0e-02, tolerance 0.0e+00).",
+        ),
+        (
+            {"single": 2.0, "ddp": 2.5, "choices": 9, "weights": {"ddp": (1e-2, 1e-3)}},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (2.5e-01, 0 of 9 expert choices flipped).",
         ),
         # A run that is better than `single` is as unequal as one that is worse.
         ({"single": 2.0, "ddp": 1.0}, False, "Of 2 runs, 1 not equal to single: ddp x mlp (5.0e-01)."),
@@ -211,6 +230,8 @@ def test_a_tolerance_can_be_asked_for():
     assert verdict(table(single=2.0, ddp=2.0001, tolerance=1e-6))[0] is False
     assert verdict(table(single=2.0, ddp=2.0000001, tolerance=0))[0] is False
     assert verdict(table(single=2.0, ddp=2.0, tolerance=0))[0] is True
+    low = table(single=2.0, ddp=2.02, tolerance=1e-6, dtype="bf16")
+    assert low.equality.tolist() == ["reported"] * 2, "low precision has none that could be replaced"
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -232,6 +253,15 @@ def test_the_thresholds_of_final_losses(loss, sign):
         "rounding",
         "unequal",
     ]
+
+
+def test_what_is_at_a_threshold_is_within_it():
+    twins = 2.0**-13
+    assert table(twins, single=1.0, ddp=1 + 10 * twins).equality[1] == "rounding"
+    assert table(twins, single=1.0, ddp=1 + 10 * twins, tolerance=twins).equality[1] == "equal"
+    assert table(twins, single=1.0, ddp=1 + 11 * twins).equality[1] == "unequal"
+    assert table(single=1.0, ddp=1 + twins, tolerance=twins).equality[1] == "equal"
+    assert table(single=1.0, ddp=1.0, first={"ddp": PRECISIONS["float32"].first_tolerance}).equality[1] == "equal"
 
 
 def test_the_threshold_of_the_first_steps():
@@ -314,6 +344,34 @@ def test_the_page_begins_with_verdict_and_call_and_says_where_single_is_missing(
     assert "| ddp        | 2.000000 (no single) |" in lines
 
 
+def test_what_is_not_equal_is_marked_in_both_matrices(tmp_path):
+    config = load.config({"strategies": ["single", "ddp", "fsdp", "tp"], "workloads": ["mlp"]})
+    found = table(single=2.0, ddp=2.0, fsdp=2.5, tp=2.004, noise_floor=1e-3)
+    lines = [line.split() for line in summary_markdown.screen(found, config, tmp_path).splitlines()]
+    cells = {line[0]: line[1:] for line in lines if line}
+    assert cells["single"] == ["2.0000"]
+    assert cells["ddp"] == ["2.0000", "(0e+00)"]
+    assert [cells["fsdp"][-1], cells["tp"][-1]] == ["!", "!"]
+    text = summary_markdown.markdown(found, config, {})
+    for name, cell in (("ddp", "(0e+00)"), ("fsdp", "(2e-01, unequal)"), ("tp", "(2e-03, rounding)")):
+        line = next(line for line in text.splitlines() if line.startswith(f"| {name} "))
+        assert f" {cell} |" in " ".join(line.split())
+
+
+@pytest.mark.parametrize(("loss", "good"), [(2.0, True), (1.0, False), (3.0, False), (None, False)])
+def test_the_check_fails_unless_all_are_equal(tmp_path, monkeypatch, capsys, loss, good):
+    found = table(single=2.0, ddp=loss)
+    monkeypatch.setattr(summary, "judged", lambda *_: (found, {}))
+    for words in ([], ["--check"]):
+        monkeypatch.setattr("sys.argv", ["summarize.py", f"--results={tmp_path}", *words])
+        if good or not words:
+            summarize.main()
+            assert verdict(found)[1] in capsys.readouterr().out
+        else:
+            with pytest.raises(UserError, match=r"1 not (equal to single|finished): ddp x mlp"):
+                summarize.main()
+
+
 def test_a_row_belongs_to_its_run(tmp_path):
     single, ddp = tiny_run("mlp"), tiny_run("mlp", "ddp")
     finished(tmp_path, single)
@@ -335,6 +393,11 @@ def test_a_row_belongs_to_its_run(tmp_path):
     assert status(data="other") == "stale: data"
     assert status(initial="other") == "stale: initial weights"
     assert status(evaluated="other") == "stale: evaluated other weights"
+    assert status() == "done"
+    path = tmp_path / "ddp/mlp/test.json"
+    report = TestReport.read(path, "")
+    report.model_copy(update={"identity": run_identity.identity_of(single, "d")}).write(path)
+    assert summary.collect([single, ddp], tmp_path, 0).status[1] == "stale: evaluated with other settings or data"
 
 
 @pytest.mark.parametrize(("name", "key"), [("test", "loss"), ("train", "validation_loss"), ("train", "samples")])
@@ -354,8 +417,8 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
     finished(tmp_path, single)
     finished(tmp_path, ddp)
 
-    def noise_floor(run=single, count=2, **changed):
-        twins = [Twin(test_loss=loss, validation_loss=3.0, weights={}) for loss in (2.002, 1.999)]
+    def noise_floor(run=single, count=2, losses=((2.002, 3.0), (1.999, 3.0)), **changed):
+        twins = [Twin(test_loss=test, validation_loss=validation, weights={}) for test, validation in losses]
         made = {
             "identity": run_identity.identity_of(run, "d"),
             "initial_weights": "i",
@@ -367,6 +430,8 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
         return summary.collect([single, ddp], tmp_path, count).noise_floor[1]
 
     assert noise_floor() == pytest.approx(1e-3)
+    assert noise_floor(losses=((2.002, 3.0), (1.99, 3.0))) == pytest.approx(5e-3), "the farthest twin"
+    assert noise_floor(losses=((2.002, 2.97), (2.0, 3.0))) == pytest.approx(1e-2), "also in validation"
     for changed in ({"scale": 6e-6}, {"initial_weights": "other"}, {"workload": "mnist"}, {"count": 6}):
         assert pd.isna(noise_floor(**changed)), changed
     assert pd.isna(noise_floor(identity=run_identity.identity_of(single, "other")))
@@ -408,6 +473,8 @@ def test_flipped_choices_of_experts_are_in_the_table_and_next_to_the_verdict(tmp
         ([{"grad_norm": 0.0}, {"grad_norm": 0.0, "loss": 0.5}], 1.0, "its gradient norm is always 0"),
         ([{}, {}], 1.0, "its loss never changes"),
         ([{}, {"loss": None, "grad_norm": None}, {"loss": 0.5}], 0.0, None),
+        ([{}, {"grad_norm": 9.0, "loss": 0.5}], 0.0, None),
+        ([{"loss": 1.25}, {"loss": 0.5}], 0.25, None),
     ],
 )
 def test_first_steps_and_runs_that_learn_nothing(tmp_path, changed, first, reason):

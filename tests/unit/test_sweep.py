@@ -119,6 +119,8 @@ def test_mean_deviation_and_the_best(tmp_path):
     # Every report has validation loss 3.0; the first strategy's are replaced.
     table.loc[table.strategy == "single", "validation_loss"] = [3.0, 4.0, 5.0, 2.0, 3.0, 2.5]
     found = sweep.table(table)
+    unfinished = table.assign(status="not evaluated", validation_loss=0.5)
+    assert sweep.table(pd.concat([table, unfinished])).validation_mean.equals(found.validation_mean)
     assert sweep.keys(found) == ["learning_rate"]
     assert found[["strategy", "learning_rate", "runs", "done"]].to_numpy().tolist() == [
         [name, rate, 3, done]

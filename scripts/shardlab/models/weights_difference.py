@@ -10,7 +10,7 @@ from torch import Tensor
 from shardlab.errors import UserError
 from shardlab.models.weights import open_weights
 
-BLOCK = 2**24
+BLOCK = 2**20
 """Values that are converted to the widest type of their kind at a time."""
 
 
@@ -56,19 +56,24 @@ def fixed_weights(path: Path, initial: Path) -> list[str]:
 
 
 def _difference(value: Tensor, reference: Tensor) -> float:
+    if value.equal(reference):
+        return 0.0
     widest = torch.int64
     if value.is_floating_point() or value.is_complex():
         widest = torch.promote_types(value.dtype, torch.float64)
     difference = size = 0.0
     for blocks in zip(value.flatten().split(BLOCK), reference.flatten().split(BLOCK), strict=True):
         own, other = (block.to(widest) for block in blocks)
-        same = (own == other) | (own.isnan() & other.isnan())
-        difference += _square((own - other).masked_fill(same, 0))
-        size += _square(other.masked_fill(~other.isfinite(), 0))
+        squares = _square(own - other), _square(other)
+        if not all(map(math.isfinite, squares)):
+            same = (own == other) | (own.isnan() & other.isnan())
+            squares = _square((own - other).masked_fill(same, 0)), _square(other.masked_fill(~other.isfinite(), 0))
+        difference, size = difference + squares[0], size + squares[1]
     found = math.sqrt(difference) / (math.sqrt(size) or 1.0)
     return found if math.isfinite(found) else sys.float_info.max
 
 
 def _square(values: Tensor) -> float:
     """Return the squared norm."""
-    return float(values.abs().double().square().sum())
+    numbers = (torch.view_as_real(values).flatten() if values.is_complex() else values).double()
+    return float(numbers.dot(numbers))
