@@ -212,7 +212,6 @@ CHANGES = {
     "on_nonfinite": "skip",
     "evaluation": "sharded",
     "keep_best": True,
-    "sync_batch_norm": True,
 }
 """Another value of each key of a recipe."""
 SHARED = {"lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best"}
