@@ -127,7 +127,7 @@ def test_equals_one_device(folder, resolved, case, record_property):
     record_property("differences", found)
     assert outside(found, native=case.native) == {}
     report = json.loads((folder.folder / case.name / "train.json").read_text())
-    if case.native and not case.hard:
+    if case.native and not case.hard and report["bytes_per_step_theory"]:
         assert report["bytes_per_step"] == pytest.approx(report["bytes_per_step_theory"], rel=1e-9)
 
 

@@ -200,6 +200,7 @@ CHANGES = {
     "gradient_accumulation_steps": 3,
     "length_buckets": True,
     "loss_chunks": 3,
+    "sync_batch_norm": True,
     "activation_checkpointing": "full",
     "compile": "blocks",
     "compile_backend": "aot_eager",
@@ -211,7 +212,6 @@ CHANGES = {
     "on_nonfinite": "skip",
     "evaluation": "sharded",
     "keep_best": True,
-    "sync_batch_norm": True,
 }
 """Another value of each key of a recipe."""
 SHARED = {"lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best"}
