@@ -136,6 +136,19 @@ def test_the_factor_of_the_updates_is_shown_for_each_step(compare):
     assert "The updates' best factor: step 0 1, step 1 1.2, step 2 1.666" in page
 
 
+def test_clipped_gradients_that_only_one_training_has_are_no_other_settings(compare):
+    """With the unclipped ones, the updates of betas (0.9, 0.999) look like those of (0.85, 0.9)."""
+
+    def clipped(step, _, gradient):
+        return gradient * (0.85 / 0.9, 1, 1)[step]
+
+    unclipped = {name: each for name, each in dumps().items() if "gradients" in name}
+    reference, faster = dumps(change=clipped), dumps(change=clipped, rate=lambda _: 2e-3)
+    own = {name.replace("gradients", "clipped"): each for name, each in reference.items() if "gradients" in name}
+    _, page = compare(faster | unclipped, reference | own | unclipped)
+    assert "usual cause: learning rate or its schedule.**" in page
+
+
 def test_a_gradient_that_only_one_training_has_is_a_difference(compare):
     frozen = {"gradients-0": {"up.weight": UP}}
     status, page = compare(frozen, {"gradients-0": TENSORS})

@@ -25,6 +25,8 @@ STEPS, TENSORS, VALUES, LEAST = 8, 16, 2_000, 12
 """Latest step, most tensors and values of each that are looked at, and fewest values of one that says something."""
 SAME = 1.1
 """Settings that leave up to this times as much as the best ones are as good: the more usual ones count."""
+DISTINCT = 3.0
+"""The other training's settings must leave more than this times as much."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class _Model:
 
 def look_at_settings(pair: Pair, step: int, names: list[str], found: "Evidence") -> bool:
     """Note if both updates are those of the same optimizer with other settings, and their difference, too."""
-    files = [_gradients(capture, step) for capture in pair.captures]
+    files = _gradients(pair, step)
     known = all(has_update(capture, step) for capture in pair.captures)
     names = [
         name for name in names if all(name in file and file[name].numel() >= LEAST for each in files for file in each)
@@ -61,9 +63,17 @@ def look_at_settings(pair: Pair, step: int, names: list[str], found: "Evidence")
     sizes = torch.tensor([len(_sampled(files[0][0][name])) for name in names])
     place = torch.arange(len(names)).repeat_interleave(sizes)
     own, other = (_read(capture, step, names, each) for capture, each in zip(pair.captures, files, strict=True))
-    best, usual = _best(own, place), _best(other, place)
+    models, others = _models(own, place), _models(other, place)
+    best, usual = _best(models), _best(others)
     rest = max(best.rest, usual.rest)
-    if not rest < pair.fits or best.settings == usual.settings:
+    # Each must need its own settings.
+    distinct = all(
+        model.rest > DISTINCT * least.rest
+        for each, least, name in ((models, best, usual.settings), (others, usual, best.settings))
+        for model in each
+        if model.settings == name
+    )
+    if not rest < pair.fits or best.settings == usual.settings or not distinct:
         found.exclude("other betas, eps or momentum", rest, "the update")
         return False
     off = own.update - other.update
@@ -79,9 +89,12 @@ def look_at_settings(pair: Pair, step: int, names: list[str], found: "Evidence")
     return True
 
 
-def _gradients(capture: Capture, step: int) -> list[Tensors]:
-    """Return the gradients that the optimizer gets in the steps up to one."""
-    return [capture.tensors(f"step{n}/clipped") or capture.tensors(f"step{n}/gradients") for n in range(step + 1)]
+def _gradients(pair: Pair, step: int) -> list[list[Tensors]]:
+    """Return each capture's gradients of the steps up to one: as the optimizer gets them, if both have these."""
+    steps = range(step + 1)
+    has_clipped = all(capture.tensors(f"step{n}/clipped") for capture in pair.captures for n in steps)
+    kind = "clipped" if has_clipped else "gradients"
+    return [[capture.tensors(f"step{n}/{kind}") for n in steps] for capture in pair.captures]
 
 
 def _sampled(value: Tensor) -> Tensor:
@@ -98,8 +111,8 @@ def _read(capture: Capture, step: int, names: list[str], gradients: list[Tensors
     return _Update(together(update), together(before.__getitem__), [together(file.__getitem__) for file in gradients])
 
 
-def _best(given: _Update, place: Tensor) -> _Model:
-    """Return the settings that explain an update best; ``place``: the tensor of each value."""
+def _models(given: _Update, place: Tensor) -> list[_Model]:
+    """Return what each of the settings explains of an update; ``place``: the tensor of each value."""
 
     def total(value: Tensor, other: Tensor) -> Tensor:
         return value.new_zeros(int(place[-1]) + 1).index_add(0, place, value * other)
@@ -118,6 +131,10 @@ def _best(given: _Update, place: Tensor) -> _Model:
         predicted = rate[place] * direction + decay[place] * weights
         rest = (total(update - predicted, update - predicted) / uu).sqrt().max()
         models.append(_Model(settings, predicted, float(rest) if bool(torch.isfinite(rest)) else math.inf))
+    return models
+
+
+def _best(models: list[_Model]) -> _Model:
     least = min(model.rest for model in models)
     return next(model for model in models if model.rest <= SAME * least)
 
