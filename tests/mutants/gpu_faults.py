@@ -173,8 +173,8 @@ FAULTS = [
     Fault(
         "buffers of offloaded weights on the CPU",
         f"{S}models/weights.py",
-        "kept[name].to(buffers or device, copy=True)",
-        "kept[name].to(device, copy=True)",
+        ".to(buffers or device, copy=True)",
+        ".to(device, copy=True)",
         at("unit/test_device", "test_buffers_of_offloaded_weights_are_on_the_device"),
     ),
     Fault(

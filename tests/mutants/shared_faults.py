@@ -208,15 +208,15 @@ FAULTS = [
     Fault(
         "every strategy's test loss is of single's weights",
         "workflow/rules/evaluate.smk",
-        '{wildcards.strategy}/{wildcards.workload}/model.safetensors"\n        " --initial',
-        'single/{wildcards.workload}/model.safetensors"\n        " --initial',
+        '{wildcards.strategy:q}/{wildcards.workload:q}/model.safetensors"\n        " --initial',
+        'single/{wildcards.workload:q}/model.safetensors"\n        " --initial',
         at("workflow/test_workflow", "test_each_run_is_evaluated_by_its_own_weights"),
     ),
     Fault(
         "every strategy's weights are compared with themselves",
         "workflow/rules/evaluate.smk",
-        " --single results/single/{wildcards.workload}",
-        " --single results/{wildcards.strategy}/{wildcards.workload}",
+        " --single results/single/{wildcards.workload:q}",
+        " --single results/{wildcards.strategy:q}/{wildcards.workload:q}",
         at("workflow/test_workflow", "test_each_run_s_weights_are_compared_with_those_of_its_workload_s_single"),
     ),
     Fault(
