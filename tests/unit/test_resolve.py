@@ -104,6 +104,23 @@ def test_deepspeed_json_may_not_say_what_the_recipe_says(strategy, tmp_path, mon
         resolved("mine")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        ({"global_batch_size": 1}, "global_batch_size 1 has fewer samples than the 2 data-parallel ranks"),
+        (
+            {"global_batch_size": 9, "gradient_accumulation_steps": 6},
+            "gradient_accumulation_steps 6 leaves micro-batches without samples, .* set it to 5 or less",
+        ),
+    ],
+)
+def test_a_batch_has_samples_for_all_ranks_and_micro_batches(recipe, sentence):
+    with pytest.raises(UserError, match=sentence):
+        resolve.run(load.config({"recipe": recipe}), "ddp", "mlp")
+    recipe["global_batch_size"] *= 2
+    resolve.run(load.config({"recipe": recipe}), "ddp", "mlp")
+
+
 def test_deepspeed_has_no_float64():
     with pytest.raises(Unsupported, match="float32"):
         resolved("zero1", recipe={"dtype": "float64"})

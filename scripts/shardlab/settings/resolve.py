@@ -46,6 +46,12 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
             f"the {mesh.data_size} data-parallel ranks; lower nodes or ranks_per_node, or set "
             f"recipe.global_batch_size to {mesh.data_size} or more."
         )
+    if recipe.gradient_accumulation_steps > (samples := -(-recipe.global_batch_size // mesh.data_size)):
+        raise UserError(
+            f"{strategy_name} x {workload_name}: recipe.gradient_accumulation_steps "
+            f"{recipe.gradient_accumulation_steps} leaves micro-batches without samples, as each rank has at most "
+            f"{samples} of a step; set it to {samples} or less."
+        )
     compatibility.check_recipe(strategy, strategy_name, recipe, site.device, mesh)
     found = Run(
         strategy=strategy_name,
