@@ -66,9 +66,9 @@ onsuccess:
 # If runs are missing, table and report still name them and show the others.
 onerror:
     shell(
-        "python {SCRIPTS:q}/summarize.py"
+        f"python {QUOTED_SCRIPTS}/summarize.py"
         " --config {CONFIG_JSON:q} --results results"
-        " && python {SCRIPTS:q}/report.py"
+        f" && python {QUOTED_SCRIPTS}/report.py"
         " --config {CONFIG_JSON:q} --results results"
         " && echo 'results/report.html shows what is there and what is missing.' || true"
     )

@@ -22,6 +22,6 @@ rule export:
     message:
         "Exporting {wildcards.workload} trained under {wildcards.strategy}"
     shell:
-        "python {SCRIPTS:q}/launch.py"
+        f"python {QUOTED_SCRIPTS}/launch.py"
         ' export --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
         " --weights {params.weights:q} --output {output:q} > {log:q} 2>&1"

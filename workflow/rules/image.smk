@@ -21,7 +21,7 @@ rule wheelhouse:
     message:
         "Collecting the wheels of {input}"
     shell:
-        "python {SCRIPTS:q}/wheelhouse.py"
+        f"python {QUOTED_SCRIPTS}/wheelhouse.py"
         " --base {params.base:q} --lock {input:q} --output {output:q} > {log:q} 2>&1"
 
 
@@ -45,7 +45,7 @@ rule image:
     message:
         "Building the image containers/train.sif"
     shell:
-        "python {SCRIPTS:q}/image.py"
+        f"python {QUOTED_SCRIPTS}/image.py"
         " --container {params.container:q} --definition {input.definition:q}"
         " --lock {input.lock:q} --wheelhouse {params.wheelhouse:q} --clear {params.variables:q}"
         " --output {output:q} > {log:q} 2>&1"
@@ -65,5 +65,5 @@ rule named_image:
     message:
         "Reading the image that the site names"
     shell:
-        "python {SCRIPTS:q}/image.py"
+        f"python {QUOTED_SCRIPTS}/image.py"
         " --container {params.container:q} --output {output:q} > {log:q} 2>&1"

@@ -21,7 +21,7 @@ rule preflight_login:
     message:
         "Looking at the login node"
     shell:
-        "python {SCRIPTS:q}/preflight.py"
+        f"python {QUOTED_SCRIPTS}/preflight.py"
         " login --config {params.config:q} --settings {input:q} --output {output:q} > {log:q} 2>&1"
 
 
@@ -44,7 +44,7 @@ rule preflight_nodes:
     message:
         "Looking at the nodes"
     shell:
-        "python {SCRIPTS:q}/launch.py"
+        f"python {QUOTED_SCRIPTS}/launch.py"
         " preflight_nodes --settings {input.settings:q} {params.image:q}"
         " --output {output:q} > {log:q} 2>&1"
 
@@ -68,7 +68,7 @@ rule preflight_ranks:
     message:
         "Trying the collectives over all ranks"
     shell:
-        "python {SCRIPTS:q}/launch.py"
+        f"python {QUOTED_SCRIPTS}/launch.py"
         " preflight_ranks --settings {input.settings:q} {params.image:q}"
         " --output {output:q} > {log:q} 2>&1"
 
@@ -88,5 +88,5 @@ rule preflight:
     message:
         "Looking at site {CONFIG.site} is complete"
     shell:
-        "python {SCRIPTS:q}/preflight.py"
+        f"python {QUOTED_SCRIPTS}/preflight.py"
         " show --settings {input.settings:q} --reports {input.reports:q} | tee {log:q}"
