@@ -176,4 +176,19 @@ FAULTS = [
         "        finally:\n            pass",
         at("unit/test_files", "test_a_lock_names_its_holder_while_it_is_held"),
     ),
+    # Validation.
+    Fault(
+        "the best loss is rounded",
+        CHECKPOINT,
+        "            self.best = loss\n",
+        "            self.best = round(loss, 6)\n",
+        at(CHECKPOINTS, "test_the_best_weights_are_of_the_first_lowest_loss"),
+    ),
+    Fault(
+        "a validation loss that is not finite goes on",
+        CHECKPOINT,
+        '        check_finite(self.run, "validation", loss)\n',
+        "",
+        at(CHECKPOINTS, "test_a_validation_loss_that_is_not_finite_ends_the_training_with_a_sentence"),
+    ),
 ]

@@ -329,4 +329,18 @@ FAULTS = [
         "(number + 1) % per_epoch == 0",
         VALIDATED,
     ),
+    Fault(
+        "a rank without samples counts the one that it computes",
+        f"{TASKS}/__init__.py",
+        "return MicroBatch(self._part(self.batch(split, filled), sequence), count, len(filled))",
+        "return MicroBatch(self._part(self.batch(split, filled), sequence), max(count, 1), len(filled))",
+        at("unit/test_tasks", "test_loss_sum_and_target_count_do_not_depend_on_how_a_batch_is_cut"),
+    ),
+    Fault(
+        "buckets sort a rank's samples by their numbers",
+        BATCHES,
+        'local = local[np.argsort(lengths, kind="stable")]',
+        'local = np.sort(local)[np.argsort(lengths, kind="stable")]',
+        at("unit/test_batches", "test_buckets_sort_a_rank_s_samples_of_a_step"),
+    ),
 ]

@@ -240,6 +240,32 @@ def test_when_a_checkpoint_is_due(trained, tmp_path, monkeypatch):
     assert not checkpointer.interval_elapsed(), "the clock begins anew"
 
 
+def test_the_best_weights_are_of_the_first_lowest_loss(trained, tmp_path, monkeypatch):
+    """However small the difference."""
+    run, *_ = trained
+    start = mock.Mock(best=None, skipped=0)
+    checkpointer = Checkpointer(run, None, None, World(0, 1, torch.device("cpu")), tmp_path, start)
+    losses = [0.5 + 2e-9, 0.5 + 1e-9, 0.5 + 1e-9, 0.5 + 2e-9, 0.5]
+    saved = []
+    monkeypatch.setattr(checkpointer, "save", lambda name: saved.append((name, checkpointer.best)))
+    monkeypatch.setattr(checkpoint, "mean_loss", lambda *_: losses[len(seen)])
+    seen = []
+    while len(seen) < len(losses):
+        seen.append(checkpointer.validate())
+    assert seen == losses
+    assert saved == [(BEST, 0.5 + 2e-9), (BEST, 0.5 + 1e-9), (BEST, 0.5)]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_validation_loss_that_is_not_finite_ends_the_training_with_a_sentence(trained, tmp_path, monkeypatch, loss):
+    """It could be neither compared with the best one nor reported."""
+    run, data, initial, _ = trained
+    monkeypatch.setattr(checkpoint, "mean_loss", lambda *_: loss)
+    with pytest.raises(UserError, match=rf"mlp: the validation loss of these weights is {loss}: .* another dtype"):
+        loop.train(run, data, initial, tmp_path, {})
+    assert newest(trained, tmp_path) == manifest.place(tmp_path, 2), "what was saved before stays"
+
+
 def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
     value = torch.ones(3)
     copied = checkpoint._copy(value)

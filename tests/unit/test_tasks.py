@@ -20,8 +20,8 @@ def loaded(workload, tiny_data, dtype=torch.float64):
     return tasks.load(run.task, tiny_data / workload, dtype, CPU), with_weights(run)
 
 
-def loss_sum(task, model, indices):
-    micro = task.micro_batch("train", indices)
+def loss_sum(task, model, indices, rows=None):
+    micro = task.micro_batch("train", indices, rows)
     return float(task.counted_loss(task.outputs(model, micro.batch), micro).detach())
 
 
@@ -29,9 +29,12 @@ def loss_sum(task, model, indices):
 def test_loss_sum_and_target_count_do_not_depend_on_how_a_batch_is_cut(workload, tiny_data):
     task, model = loaded(workload, tiny_data)
     batch = np.arange(7)
-    parts = np.array_split(batch, 3)
-    assert sum(loss_sum(task, model, part) for part in parts) == pytest.approx(loss_sum(task, model, batch), rel=1e-12)
-    assert sum(task.targets("train", part) for part in parts) == task.targets("train", batch)
+    whole = pytest.approx(loss_sum(task, model, batch), rel=1e-12)
+    # Two of nine parts are empty; rows fill parts up with samples that do not count.
+    for count, rows in ((3, 4), (9, None)):
+        parts = np.array_split(batch, count)
+        assert sum(loss_sum(task, model, part, rows) for part in parts) == whole
+        assert sum(task.targets("train", part) for part in parts) == task.targets("train", batch)
 
 
 @pytest.mark.parametrize("workload", ["llama2", "xsum"])

@@ -27,7 +27,7 @@ from shardlab.settings.types import Run
 from shardlab.training import device, distributed
 from shardlab.training.distributed import World
 from shardlab.training.engine import Engine
-from shardlab.training.evaluation import mean_loss
+from shardlab.training.evaluation import check_finite, mean_loss
 from shardlab.training.tasks import Task
 
 BEST = "best.safetensors"
@@ -74,9 +74,13 @@ class Checkpointer:
     def validate(self) -> float:
         """Return the loss per target over the validation split; with recipe.keep_best, write the weights if it is the
         best.
+
+        Raises:
+            UserError: it is not finite.
         """
         recipe = self.run.recipe
         loss = mean_loss(self.task, self.engine, "validation", recipe.eval_batch_size, self.world)
+        check_finite(self.run, "validation", loss)
         if recipe.keep_best and (self.best is None or loss < self.best):
             self.best = loss
             self.save(BEST)

@@ -103,8 +103,8 @@ class NotFinite(UserError):
     """The loss of weights is not a finite number."""
 
 
-def _report(run: Run, task: Task, loss: float, score: float | None) -> Evaluated:
-    """Return the report of a test loss.
+def check_finite(run: Run, split: str, loss: float) -> None:
+    """Check the loss of a split.
 
     Raises:
         NotFinite: it is not finite.
@@ -112,9 +112,18 @@ def _report(run: Run, task: Task, loss: float, score: float | None) -> Evaluated
     if not math.isfinite(loss):
         reader = f"scripts/shardlab/data/{run.data.reader}.py"
         raise NotFinite(
-            f"{run.workload}: the test loss of these weights is {loss}: values of the data or of the model exceed "
+            f"{run.workload}: the {split} loss of these weights is {loss}: values of the data or of the model exceed "
             f"{run.recipe.dtype}; scale the data in {reader}, or choose another dtype."
         )
+
+
+def _report(run: Run, task: Task, loss: float, score: float | None) -> Evaluated:
+    """Return the report of a test loss.
+
+    Raises:
+        NotFinite: it is not finite.
+    """
+    check_finite(run, "test", loss)
     samples = task.samples("test")
     known = score is not None or not task.scores
     metric = task.metric(loss, score or 0.0, samples) if known else None
