@@ -246,7 +246,7 @@ def summed_not_averaged(build):
 def unreduced_norm(build):
     """DDP that leaves the norm layers' gradients as each rank computed them."""
 
-    def apply(model, mesh):
+    def apply(model, mesh, **_):
         names = [name for name, _ in model.named_parameters() if "norm" in name]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
         return DistributedDataParallel(model, device_mesh=mesh)
