@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from helpers.common import ROOT, save_initial, tiny_run
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.files import sha256, write_json
 from shardlab.records.reports import InitialReport, initial_digest
 from shardlab.settings import run_identity
 
 CALLS = """
 import importlib, json, sys
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 said = []
 for name, *words in json.loads(sys.argv[1]):
     sys.argv = [name, *words]
@@ -54,10 +54,10 @@ def test_a_changed_byte_is_seen(initial):
     _, weights = initial
     assert initial_digest(weights) == sha256(weights)
     damage(weights)
-    remedy = f"recreate both with: snakemake --cores 1 --force {weights}, and the --config of your call."
     with pytest.raises(UserError) as error:
         initial_digest(weights)
-    sentence = f"{weights} is damaged: its SHA-256 is not the one in {weights.with_suffix('.json')}; {remedy}"
+    sentence = f"{weights} is damaged: its SHA-256 is not the one in {weights.with_suffix('.json')}; "
+    sentence += f"{remedy('recreate both', weights, '-f')}."
     assert str(error.value) == sentence
     weights.with_suffix(".json").unlink()
     assert initial_digest(weights) == sha256(weights), "without a report, as train.py can be called"
@@ -72,7 +72,8 @@ def test_every_program_that_starts_from_them_refuses_damaged_ones(initial, tiny_
     train = ["train", *start, f"--output={folder}", "--restart"]
     test = [f"--initial={weights.with_suffix('.json')}", f"--output={folder / 'test.json'}"]
     evaluate = ["evaluate", *common, f"--weights={folder / 'model.safetensors'}", *test]
-    twins = ["noise_floor", *start, "--draws=1", f"--output={folder / 'noise_floor.json'}"]
+    single = f"--single={folder / 'model.safetensors'}"
+    twins = ["noise_floor", *start, single, "--draws=1", f"--output={folder / 'noise_floor.json'}"]
     capture = ["capture", *start, f"--output={folder / 'capture'}"]
 
     def said(*calls):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.common import ROOT, tiny_run
-from shardlab.errors import UserError
+from shardlab.errors import UserError, remedy
 from shardlab.files import write_json
 from shardlab.launch import call, snakemake_lock
 from shardlab.models import export
@@ -87,8 +87,8 @@ def test_settings_that_were_edited_are_resolved_again(tmp_path, key, value):
     os.utime(path, ns=(5, 5))
     with pytest.raises(UserError) as error:
         read_run(path)
-    remedy = f"change the configuration instead, and recreate it with: snakemake --force {path}."
-    assert str(error.value) == f"{path} was edited; {remedy}"
+    again = remedy("recreate it", path, "--force")
+    assert str(error.value) == f"{path} was edited; change the configuration instead, and {again}."
     snakemake_lock.note_done(tmp_path, [run])
     assert read_run(path) == run
     assert path.stat().st_mtime_ns == 5, "nothing becomes outdated"

@@ -37,7 +37,7 @@ def finished(make_tree, tmp_path_factory):
     _, command, _ = readme(ROOT, "Try it")
     said = tree.run("sh", "-c", command, timeout=1700).stdout
     end = [
-        "All 6 runs are equal to single: first steps, validation loss and test loss.",
+        "All 6 runs are equal to single: first steps, validation loss, test loss and weights.",
         "",
         "Open results/report.html",
     ]
@@ -120,7 +120,10 @@ def test_the_report_opens_in_a_browser(finished):
 @MANY
 def test_summary_for_people_has_the_verdict_the_call_and_the_matrix(finished):
     text = (finished.path / "results/summary.md").read_text()
-    assert text.splitlines()[2] == "**All 6 runs are equal to single: first steps, validation loss and test loss.**"
+    assert (
+        text.splitlines()[2]
+        == "**All 6 runs are equal to single: first steps, validation loss, test loss and weights.**"
+    )
     assert "Call: site local, data embedded, size small, seed 1, " in text
     assert "recipe.max_steps = 8." in text
     assert re.search(r"\| single +\| \d\.\d+ \(0e\+00\)", text)
@@ -207,7 +210,10 @@ def test_float64_tells_rounding_from_a_mistake(tree):
     words = ["dtype=float64", "recipe={max_steps: 4}", "strategies=[single,fsdp_tp,pp,zero1]", "workloads=[mnist,xsum]"]
     tree.snakemake("--config", *words, "--", "all")
     text = (tree.path / "results/summary.md").read_text()
-    assert text.splitlines()[2] == "**All 6 runs are equal to single: first steps, validation loss and test loss.**"
+    assert (
+        text.splitlines()[2]
+        == "**All 6 runs are equal to single: first steps, validation loss, test loss and weights.**"
+    )
     assert "zero1 x mnist: zero1 cannot train in float64: DeepSpeed does not support float64" in text
     assert not (tree.path / "results/noise_floor").exists()
 

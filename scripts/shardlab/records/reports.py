@@ -266,7 +266,7 @@ def initial_digest(weights: Path) -> str:
         UserError: they differ.
     """
     digest, report = sha256(weights), weights.with_suffix(".json")
-    again = remedy("recreate both", str(weights), "-f")
+    again = remedy("recreate both", weights, "-f")
     if report.exists() and InitialReport.read(report, again).weights != digest:
         raise UserError(f"{weights} is damaged: its SHA-256 is not the one in {report}; {again}.")
     return digest
