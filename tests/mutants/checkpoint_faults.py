@@ -190,5 +190,6 @@ FAULTS = [
         '        check_finite(self.run, "validation", loss)\n',
         "",
         at(CHECKPOINTS, "test_a_validation_loss_that_is_not_finite_ends_the_training_with_a_sentence"),
+        error="not JSON compliant",
     ),
 ]

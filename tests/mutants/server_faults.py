@@ -2,16 +2,13 @@
 
 from fault import LOOP, Fault, S, at
 
-SERVER, PREPARE, IDENTITY = f"{S}launch/forkserver.py", "scripts/forkserver.py", f"{S}settings/run_identity.py"
+SERVER, IDENTITY = f"{S}launch/forkserver.py", f"{S}settings/run_identity.py"
 NOTHING = at("unit/test_forkserver", "test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves")
-FRESH = at("unit/test_forkserver", "test_nothing_of_a_job_and_of_the_server_reaches_the_next_job")
 WATCHED = at("unit/test_forkserver", "test_every_file_of_the_code_is_watched")
 NEW = at("unit/test_forkserver", "test_where_nothing_can_be_forked_jobs_are_new_processes")
 KEYS = at("unit/test_plan", "test_a_run_s_numbers_depend_on_every_key_but_those_of_checkpoints")
 PLACE = at("unit/test_plan", "test_a_run_s_numbers_do_not_depend_on_its_place")
 DIGESTS = at("unit/test_plan", "test_digests_and_differences_of_settings")
-LAST = "    code_fingerprint.digest_imports()\n"
-"""Of what the server does before its first job."""
 
 FAULTS = [
     # What the server leaves to its jobs.
@@ -38,20 +35,6 @@ FAULTS = [
         "forks.served = environment",
         'forks.served = request["environment"]',
         NOTHING,
-    ),
-    Fault(
-        "jobs begin in float64",
-        PREPARE,
-        LAST,
-        f"{LAST}    import torch\n\n    torch.set_default_dtype(torch.float64)\n",
-        FRESH,
-    ),
-    Fault(
-        "jobs begin without gradients",
-        PREPARE,
-        LAST,
-        f"{LAST}    import torch\n\n    torch.set_grad_enabled(False)\n",
-        FRESH,
     ),
     # Whose code it runs.
     Fault("edits of modules are not seen", SERVER, '.rglob("*.py")', '.glob("*.py")', WATCHED),

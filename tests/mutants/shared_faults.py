@@ -338,6 +338,7 @@ FAULTS = [
         "table.tolerance.mask(table.tolerance.notna(), tolerance)",
         "tolerance",
         at("unit/test_summary", "test_a_tolerance_can_be_asked_for"),
+        error="not supported between instances",
     ),
     Fault(
         "what is at the tolerance is beyond it",
