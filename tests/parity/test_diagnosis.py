@@ -65,7 +65,9 @@ def test_a_fault_is_found_and_named(captures, case):
 def test_statistics_of_own_samples_are_named_and_gradients_of_samples_leave_no_trace(server, tmp_path, tiny_data):
     """Batch norm does not take one sample, and each forward pass moves its buffers."""
     foreign.register()
-    data, run, single = tiny_data / foreign.DATA, *(foreign.run_of("batch_norm", s) for s in ("ddp", "single"))
+    # Each of two ranks has two samples in every step.
+    run, single = (foreign.run_of("batch_norm", strategy, global_batch_size=4) for strategy in ("ddp", "single"))
+    data = tiny_data / foreign.DATA
     server.work_off(reference_captures(single, run, data, tmp_path), tmp_path, 1)
     server.work_off([job(run, data, tmp_path / "initial.safetensors", tmp_path / "ddp", capture=True)], tmp_path, 2)
     pair = Pair(*(Capture(tmp_path / name) for name in ("ddp", "single", "twin")))

@@ -3,6 +3,7 @@
 import filecmp
 import shutil
 import subprocess
+import time
 from types import SimpleNamespace
 from unittest import mock
 
@@ -263,6 +264,9 @@ def test_a_validation_loss_that_is_not_finite_ends_the_training_with_a_sentence(
     monkeypatch.setattr(checkpoint, "mean_loss", lambda *_: loss)
     with pytest.raises(UserError, match=rf"mlp: the validation loss of these weights is {loss}: .* another dtype"):
         loop.train(run, data, initial, tmp_path, {})
+    end = time.monotonic() + 20
+    while not manifest.saved(tmp_path) and time.monotonic() < end:  # a thread writes it; a process ends after that
+        time.sleep(0.01)
     assert newest(trained, tmp_path) == manifest.place(tmp_path, 2), "what was saved before stays"
 
 
