@@ -116,7 +116,7 @@ def cases(name, kind):
     for engine in ENGINES:
         case = Case(engine, name, "float32" if engine.startswith("zero") else "float64")
         # What a constructor makes is loaded by the same code under every strategy that does not shard each tensor.
-        if kind not in ("shapes_and_ties", "constructors_and_outputs") or not is_long(case):
+        if kind not in ("dtypes", "shapes_and_ties", "constructors_and_outputs") or not is_long(case):
             yield case
         if kind == "dtypes" and engine == "fsdp":
             yield Case(engine, name, "float32")
