@@ -164,19 +164,20 @@ MAKE = ("make", "--old-file=.venv/run", f"BIN={Path(sys.executable).parent}")
 MODULE = ("python", "-P", "-m", "snakemake", *PROFILE)
 CALLS = {
     "make run": (*MAKE, "run"),
-    "python -P -m snakemake": (*MODULE, "all"),
     "snakemake": ("snakemake", *PROFILE, "all"),
-    "timeout nice snakemake": ("timeout", "100", "nice", "snakemake", *PROFILE, "all"),
-    "env python -m snakemake": ("env", "A=snakemake", "python", "-u", "-Bm", "snakemake", *PROFILE, "all"),
-    "a shell's child": ("bash", "-c", f"snakemake {' '.join(PROFILE)} all; true"),
+    "timeout nice python -P -m snakemake": ("timeout", "100", "nice", *MODULE, "all"),
     "from Python": ("python", "-c", f"from snakemake.cli import main; main({[*PROFILE, 'all']})"),
 }
 """How users call Snakemake."""
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    "call", [name if name == "make run" else pytest.param(name, marks=pytest.mark.long) for name in CALLS]
+    ("call", "number"),
+    [("make run", signal.SIGKILL)]
+    + [
+        pytest.param(*case, marks=pytest.mark.long)
+        for case in [("make run", signal.SIGHUP), *((name, signal.SIGKILL) for name in [*CALLS][1:])]
+    ],
 )
 def test_a_training_ends_with_its_snakemake_however_it_was_called(tree, request, call, number):
     """And (long form) the same call resumes at once."""
