@@ -6,6 +6,7 @@ operators create them, when they are freed, and when FSDP resizes them.
 
 import gc
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -153,11 +154,18 @@ class Memory(TorchDispatchMode):
             self._change(number, size)
 
 
-def _tensors_there() -> Iterable[Tensor]:
-    """Return all plain tensors of the process."""
-    for thing in gc.get_objects():
-        if issubclass(type(thing), Tensor):
-            yield getattr(thing, "_local_tensor", thing)
+def _tensors_there() -> list[Tensor]:
+    """Return all plain tensors of the process.
+
+    Other threads wait: a tuple that one of them is building is among the objects, and CPython refuses to resize a tuple
+    that anything else refers to (SystemError in tupleobject.c).
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        return [getattr(each, "_local_tensor", each) for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def _flat(value: Any) -> Iterable[Tensor]:

@@ -129,7 +129,7 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
 
     def axes(self, *splits: Split) -> tuple[str, ...]:
         """Return the named axes that split any of these, outermost first."""
-        return tuple(axis for axis in self.root if not {*splits}.isdisjoint(AXES[axis].splits))
+        return tuple([axis for axis in self.root if not {*splits}.isdisjoint(AXES[axis].splits)])
 
     def parts(self, *splits: Split) -> int:
         """Return the number of parts that these are split into; 1 if they are whole."""
