@@ -53,6 +53,9 @@ class NativeEngine:
         self.parameter_count = models.parameter_count(whole)
         self.parameter_names = models.trained_names(whole)
         self.load_shape = getattr(whole, "load_shape", None)
+        has_buffers = len(self.parameter_names) < len(self.meta_state_dict)
+        # Here, since a plan calls `ready` on fake tensors, and a new group reads the mesh's values.
+        self._stage_group = world.stage_group() if has_buffers else None
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
             self.hooks = parallelize.apply(run, part, world)
@@ -67,8 +70,7 @@ class NativeEngine:
         """Finish once the parts have their weights; ``wrapped``: the module to call instead of each part."""
         self.models = wrapped
         self.local_state = LocalState(self.parts)
-        has_buffers = len(self.parameter_names) < len(self.meta_state_dict)
-        self.buffers = SharedBuffers(self.parts, self.world.stage_group() if has_buffers else None)
+        self.buffers = SharedBuffers(self.parts, self._stage_group)
         self.groups = _by_placement(self.parameters())
         self.split: list[Any] = [
             parameter for parameter in self.parameters().values() if hasattr(parameter, "placements")
