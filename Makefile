@@ -109,22 +109,18 @@ SEED ?= 1
 soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
-# Measure what docs/performance.md holds, in some 50 minutes.
-# Other trainers and the same by hand on two ranks, plans, cp compared with tp and ep with FSDP, starting ranks,
-# checkpoints, 1 to 8 ranks, sweeps of up to 10,000 runs, the workflow compared with a shell script, the driver's CPU time, and `make run` compared with an earlier commit.
+# Measure what docs/performance.md holds.
+# Other trainers and the same by hand on two ranks, plans, cp compared with tp and ep with FSDP, checkpoints, 1 to 8
+# ranks, sweeps of up to 10,000 runs.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py
 	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 60 --repeats 0 --output results/benchmarks/ranks
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/crossovers.py
-	$(BIN)/python benchmarks/starting.py
 	$(BIN)/python benchmarks/checkpoints.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/sweeps.py
-	$(BIN)/python benchmarks/workflow.py
-	$(BIN)/python benchmarks/driver.py
-	$(BIN)/python benchmarks/earlier.py --rounds 1
 	$(BIN)/python benchmarks/charts.py
 
 NODES ?= 2
