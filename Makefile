@@ -30,13 +30,13 @@ EVERY := --config 'strategies=[all]'
 # Writes the figures of the documents, and the README's picture.
 matrix: .venv/run
 	$(SNAKEMAKE) --profile workflow/profiles/local $(EVERY) -- all
-	$(BIN)/python scripts/summarize.py --config '{"strategies": ["all"]}' --check
+	$(BIN)/python scripts/shardlab summarize --config '{"strategies": ["all"]}' --check
 	$(BIN)/python scripts/docs.py --summary results/summary.csv
 	$(BIN)/python docs/pictures.py
 
 # What each run does now, until q.
 watch: .venv/login
-	$(BIN)/python scripts/watch.py
+	$(BIN)/python scripts/shardlab watch
 
 # Install what a login node needs: all but PyTorch.
 setup: .venv/login

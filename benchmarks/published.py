@@ -2,7 +2,7 @@
 """Compare plans with published memory of others on GPUs.
 
 Also compares the differences between rows. Needs no GPU, no network and no
-data. Each rank is simulated in a separate process, as in scripts/plan.py. To
+data. Each rank is simulated in a separate process, as in shardlab plan. To
 add a measurement, add a line to ``ROWS``.
 """
 

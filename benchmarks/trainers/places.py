@@ -67,9 +67,9 @@ def run_of(
 
 
 def train(place: Path, run: Run) -> "subprocess.CompletedProcess[str]":
-    """Train what was written to ``place`` as launch.py would, without its checks and attempts."""
+    """Train what was written to ``place`` as `shardlab launch` would, without its checks and attempts."""
     words = {"settings": place / "run.json", "data": place, "weights": place / "initial.safetensors", "output": place}
-    program = [str(ROOT / "scripts/train.py"), *(f"--{key}={value}" for key, value in words.items())]
+    program = [str(ROOT / "scripts/shardlab"), "train", *(f"--{key}={value}" for key, value in words.items())]
     lines = commands.lines(run, program, None, Scope.RANKS)
     return subprocess.run(["bash", "-c", lines], capture_output=True, text=True)
 

@@ -20,6 +20,8 @@ from shardlab.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 """The project's root folder."""
+COMMAND = ROOT / "scripts/shardlab"
+"""The command ``shardlab``, as a program of Python that needs no installation."""
 
 
 HELD = (errno.EWOULDBLOCK, errno.EACCES)

@@ -398,7 +398,7 @@ FAULTS = [
     ),
     Fault(
         "the check passes whatever differs",
-        "scripts/summarize.py",
+        f"{S}cli/summarize.py",
         "if args.check and not good:",
         "if False:",
         at("unit/test_summary", "test_the_check_fails_unless_all_are_equal"),

@@ -152,14 +152,14 @@ def test_each_rank_says_what_its_own_device_holds(folders):
 
 @pytest.mark.long
 def test_the_programs_from_initial_weights_to_the_test_loss(tmp_path, tiny_data):
-    """As launch.py starts them: torchrun's ranks are processes, and what is measured and monitored is on."""
+    """As `shardlab launch` starts them: torchrun's ranks are processes, and what is measured and monitored is on."""
     cpu = tiny_run("llama2", "fsdp", compile="blocks", compile_backend="aot_eager")
     place = cpu.site.model_copy(update={"device": "cuda", "environment_clear": []})
     folder, data = tmp_path / "fsdp", tiny_data / "llama2"
     write_json(folder / "run.json", cpu.model_copy(update={"site": place}).model_dump())
 
     def launched(*words):
-        command = [sys.executable, ROOT / "scripts/launch.py", *words, f"--data={data}"]
+        command = [sys.executable, ROOT / "scripts/shardlab", "launch", *words, f"--data={data}"]
         command += [f"--settings={folder}/run.json"]
         environment = os.environ | accelerator.environment()
         done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)

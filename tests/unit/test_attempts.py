@@ -23,7 +23,7 @@ RUN = tiny_run("mlp", checkpoint_interval_steps=2)
 
 
 class Killed(BaseException):
-    """The end of launch.py and its ranks; nothing is noted."""
+    """The end of `shardlab launch` and its ranks; nothing is noted."""
 
 
 class Project:
@@ -86,7 +86,7 @@ class Project:
 
     def train(self, *, restart=False):
         story = AttemptLog(RUN, self.output, store.fingerprint_of(self.data), self.initial)
-        assert job.train(RUN, story, ["train.py"], None, self.done, None, restart=restart) == 0
+        assert job.train(RUN, story, ["shardlab", "train"], None, self.done, None, restart=restart) == 0
 
 
 @pytest.fixture

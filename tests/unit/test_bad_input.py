@@ -190,7 +190,15 @@ def test_every_workload_s_file_describes_its_model():
 
 @pytest.mark.parametrize("words", [["--config", "{bad"], ["--config", "nope.yaml"]])
 def test_a_configuration_of_a_program(words):
-    command = [sys.executable, ROOT / "scripts/resolve.py", *words, "--strategy=ddp", "--workload=mlp", "--output=x"]
+    command = [
+        sys.executable,
+        ROOT / "scripts/shardlab",
+        "resolve",
+        *words,
+        "--strategy=ddp",
+        "--workload=mlp",
+        "--output=x",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")

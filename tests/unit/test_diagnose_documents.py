@@ -5,10 +5,10 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import diagnose
 import pytest
 
 from helpers.common import ROOT
+from shardlab.cli import diagnose
 
 RUN = """
 import sys, torch, torch.distributed as dist
@@ -35,7 +35,7 @@ def blocks(tmp_path_factory):
 
 def compared(folder, monkeypatch, capsys, *words):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["diagnose.py", "--reference", "dumps/one", *words])
+    monkeypatch.setattr(sys, "argv", ["shardlab diagnose", "--reference", "dumps/one", *words])
     return diagnose.main(), capsys.readouterr().out
 
 

@@ -1,14 +1,14 @@
-"""scripts/diagnose.py on dumps of other trainers: names, shards, steps and dtypes."""
+"""shardlab diagnose on dumps of other trainers: names, shards, steps and dtypes."""
 
 import re
 import sys
 from pathlib import Path
 
-import diagnose
 import pytest
 import torch
 
 from helpers.dumps import DOWN, GRADIENTS, TENSORS, UP, dump, times
+from shardlab.cli import diagnose
 from shardlab.diagnosis import dumps
 
 
@@ -222,7 +222,7 @@ def test_a_twin_that_is_not_finite_excuses_nothing(compare, tmp_path, value):
 
 def test_the_step_in_the_name_of_a_single_file(compare, tmp_path, monkeypatch, capsys):
     path = dump(tmp_path, {"gradients.step3": TENSORS}) / "gradients.step3.safetensors"
-    monkeypatch.setattr(sys, "argv", ["diagnose.py", "--other", str(path), "--reference", str(path)])
+    monkeypatch.setattr(sys, "argv", ["shardlab diagnose", "--other", str(path), "--reference", str(path)])
     assert diagnose.main() == 0
     assert "Nothing differs in step 3." in capsys.readouterr().out
 

@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
-import preflight
 import pytest
 import torch
 
 from helpers.common import save_initial, tiny_run
 from shardlab import data as data_sets
 from shardlab import files, models
+from shardlab.cli import preflight
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError

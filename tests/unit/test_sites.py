@@ -8,12 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import preflight
 import pytest
 import yaml
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
+from shardlab.cli import preflight
 from shardlab.errors import UserError
 from shardlab.launch import commands, container, launchers, slurm
 from shardlab.launch.managed_process import Child
@@ -68,8 +68,9 @@ def lines(name):
         image = Path("IMAGE.sif") if site.container.enabled else None
         # Names instead of this machine's paths, which may need quotes.
         project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
-        with project, mock.patch.object(sys, "executable", "python"):
-            started = commands.lines(run, [f"PROJECT/scripts/{stage}.py", "--settings=run.json"], image, spread)
+        command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
+        with project, command, mock.patch.object(sys, "executable", "python"):
+            started = commands.lines(run, ["PROJECT/scripts/shardlab", stage, "--settings=run.json"], image, spread)
         *variables, command = started.splitlines()
         common = [line for line in variables if not line.startswith(f"export {launchers.RENDEZVOUS}=")]
         text += ["# variables: as above"] if common == before else variables
@@ -105,7 +106,7 @@ def test_every_key_of_a_site_file_has_a_comment_that_says_what_happens_without_i
 
 @pytest.mark.parametrize("name", load.names("sites"))
 def test_lines_can_be_made_for_every_site(name):
-    assert "train.py" in lines(name)
+    assert "shardlab train" in lines(name)
 
 
 def test_settings_of_the_configuration_go_over_the_file_key_by_key():

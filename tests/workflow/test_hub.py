@@ -161,7 +161,7 @@ def test_a_cut_connection_is_taken_up_where_it_broke(hub, large, tmp_path):
 
 def test_a_killed_download_goes_on_with_what_was_not_finished(hub, large, tmp_path):
     hub.stalled.add(TEST)
-    command = [sys.executable, ROOT / "scripts/download.py", "--data", data_set("wikitext").model_dump_json()]
+    command = [sys.executable, ROOT / "scripts/shardlab", "download", "--data", data_set("wikitext").model_dump_json()]
     killed = subprocess.Popen([*map(str, command), "--output", str(tmp_path)], env=os.environ | environment(hub))
     deadline = time.monotonic() + 60
     while not any(tmp_path.rglob("*.incomplete")) or not ranges(hub, TEST):

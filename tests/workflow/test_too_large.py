@@ -24,7 +24,7 @@ def test_initial_weights_are_drawn_with_less_memory_than_they_take(tmp_path):
     run = run.model_copy(update={"model": model})
     (tmp_path / "run.json").write_text(json.dumps(run.model_dump()))
     # The peak of this program alone: what wait4 says includes the memory of the process that started it.
-    program = "import init; init.main(); print(open('/proc/self/status').read())"
+    program = "from shardlab.cli import init; init.main(); print(open('/proc/self/status').read())"
     command = [sys.executable, "-c", program, "--settings", tmp_path / "run.json", "--output", tmp_path / "weights"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
     done = subprocess.run(list(map(str, command)), env=environment, text=True, capture_output=True, check=True)

@@ -101,7 +101,7 @@ if SITE.container.enabled:
             else "containers/train.image.json"
         )
     ]
-# launch.py's option for it.
+# `shardlab launch`'s option for it.
 IN_IMAGE = [f"--image={path}" for path in IMAGE]
 
 
@@ -267,7 +267,7 @@ def identity_of(wildcards):
 
 
 def job_resources(stage, runtime=None, job=None):
-    """Return the Slurm resources of a stage's jobs: what launch.py will start. ``job``: its name in the site's file."""
+    """Return the Slurm resources of a stage's jobs: what `shardlab launch` will start. ``job``: its name in the site's file."""
 
     def requested(wildcards):
         run = run_of(wildcards)

@@ -20,7 +20,7 @@ rule download:
     message:
         "Downloading data set {wildcards.dataset}"
     shell:
-        f"python {QUOTED_SCRIPTS}/download.py"
+        f"{SHARDLAB} download"
         " --data {params.data:q} --output {params.folder:q} > {log:q} 2>&1"
 
 
@@ -39,7 +39,7 @@ rule download_model:
     message:
         "Downloading model {wildcards.model}"
     shell:
-        f"python {QUOTED_SCRIPTS}/download.py"
+        f"{SHARDLAB} download"
         " --model {params.model:q} --output {params.folder:q} > {log:q} 2>&1"
 
 
@@ -65,6 +65,6 @@ rule prepare:
     message:
         "Preparing data set {wildcards.dataset}"
     shell:
-        f"python {QUOTED_SCRIPTS}/prepare.py"
+        f"{SHARDLAB} prepare"
         " --data {params.data:q} --raw data/raw/{wildcards.dataset:q}"
         " --output {params.folder:q} > {log:q} 2>&1"

@@ -22,7 +22,7 @@ rule plan:
     message:
         "Planning all runs"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         " plan --settings {input.settings:q} {params.image:q} --config {params.config:q}"
         " --results {output.plans:q} --table {output.table:q} > {log:q} 2>&1"
 
@@ -49,6 +49,6 @@ rule plan_run:
     message:
         "Planning {wildcards.workload} under {wildcards.strategy}"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         " plan --settings {input.settings:q} {params.image:q} --config {params.config:q}"
         " --strategy {wildcards.strategy:q} --workload {wildcards.workload:q} > {log:q} 2>&1"

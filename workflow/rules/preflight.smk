@@ -21,7 +21,7 @@ rule preflight_login:
     message:
         "Looking at the login node"
     shell:
-        f"python {QUOTED_SCRIPTS}/preflight.py"
+        f"{SHARDLAB} preflight"
         " login --config {params.config:q} --settings {input:q} --output {output:q} > {log:q} 2>&1"
 
 
@@ -44,7 +44,7 @@ rule preflight_nodes:
     message:
         "Looking at the nodes"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         " preflight_nodes --settings {input.settings:q} {params.image:q}"
         " --output {output:q} > {log:q} 2>&1"
 
@@ -68,7 +68,7 @@ rule preflight_ranks:
     message:
         "Trying the collectives over all ranks"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         " preflight_ranks --settings {input.settings:q} {params.image:q}"
         " --output {output:q} > {log:q} 2>&1"
 
@@ -88,5 +88,5 @@ rule preflight:
     message:
         "Looking at site {CONFIG.site} is complete"
     shell:
-        f"python {QUOTED_SCRIPTS}/preflight.py"
+        f"{SHARDLAB} preflight"
         " show --settings {input.settings:q} --reports {input.reports:q} | tee {log:q}"

@@ -72,7 +72,7 @@ rule init:
     message:
         "Drawing and evaluating the initial weights of {wildcards.workload}"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         ' init --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
         " --output {output.weights:q} --report {output.report:q} --strategies {params.strategies:q} > {log:q} 2>&1"
 
@@ -100,7 +100,7 @@ rule train:
     message:
         "Training {wildcards.workload} under {wildcards.strategy}"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         " train --settings {input.settings:q} {params.image:q}"
         ' --data "$(dirname {input.data[0]:q})" --weights {input.weights:q} --output results/{wildcards.strategy:q}/{wildcards.workload:q}'
         " --done {output:q} {params.options:q} > {log:q} 2>&1"
@@ -127,7 +127,7 @@ rule noise_floor:
     message:
         "Training {params.draws} twins of single x {wildcards.workload}"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         ' noise_floor --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
         " --weights {input.weights:q} --single results/single/{wildcards.workload:q}/model.safetensors"
         " --draws {params.draws:q} --output {output:q} > {log:q} 2>&1"

@@ -44,7 +44,7 @@ class Attempts(Strict):
 
 
 def read_story(folder: Path) -> Attempts | None:
-    """Return the attempts at the run in a folder; None if launch.py has not started it.
+    """Return the attempts at the run in a folder; None if `shardlab launch` has not started it.
 
     Raises:
         UserError: their file is damaged.

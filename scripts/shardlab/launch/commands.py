@@ -5,16 +5,16 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from shardlab.files import COMMAND
 from shardlab.launch import container, forks, launchers
 from shardlab.launch.signals import STOP
 from shardlab.launch.stages import Scope
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run
 
-RANKS = "fork_torchrun.py"
 """Program that starts the ranks of a node; it is next to the others."""
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-"""NCCL's flight recorder: the last collectives of each rank, which a hang leaves in the run's folder (train.py)."""
+"""NCCL's flight recorder: the last collectives of each rank, which a hang leaves in the run's folder (cli/train.py)."""
 
 
 class Command(NamedTuple):
@@ -83,14 +83,14 @@ def _words(run: Run, program: list[str], scope: Scope) -> list[str]:
     """Return Python's quoted arguments: the program's, preceded by torchrun's if needed."""
     quoted = [*map(shlex.quote, program)]
     if scope is Scope.RANKS and needs_torchrun(run):
-        return [*_torchrun(run, Path(program[0])), *quoted]
+        return [*_torchrun(run), *quoted]
     return quoted
 
 
-def _torchrun(run: Run, program: Path) -> list[str]:
+def _torchrun(run: Run) -> list[str]:
     """Return torchrun's quoted arguments; the shell of each node fills in what differs between nodes."""
     site = run.site
-    words = [shlex.quote(str(program.with_name(RANKS)))]
+    words = [shlex.quote(str(COMMAND)), "fork_torchrun"]
     if site.device == "cpu":
         # On a GPU ranks are separate processes: CUDA does not survive a fork, and torchrun itself queries GPUs.
         words += [f"--imports=shardlab.trainer.loop,shardlab.strategies.{run.engine_file},torch._dynamo"]

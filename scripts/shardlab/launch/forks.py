@@ -1,13 +1,11 @@
 """Forks of this process, which has imported what programs need."""
 
-import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-from shardlab.errors import run_program
+from shardlab.errors import run_verb
 from shardlab.launch import signals
 
 FORWARDED = (*signals.STOP, signal.SIGQUIT)
@@ -50,20 +48,9 @@ class Fork:
         return 1 if code is None else code
 
 
-def run_script(words: list[str]) -> None:
-    """Run one of this project's programs, with its arguments, as a new Python process would.
-
-    It is imported, not run as ``__main__``: torchrun calls ``inspect.stack`` at each step of a rendezvous, which
-    searches all modules for each frame that is in none of them.
-    """
+def run_here(words: list[str]) -> None:
+    """Run a verb of the command, with its arguments, as a new Python process would."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=stream.isatty() or stream is sys.stderr)  # type: ignore[union-attr]
-    name = Path(words[0]).stem
-    signals.name(name)
-    sys.argv = words
-    spec = importlib.util.spec_from_file_location(name, words[0])
-    assert spec, words[0]
-    assert spec.loader, words[0]
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    run_program(module.main)
+    signals.name(words[0])
+    run_verb(words)

@@ -1,7 +1,7 @@
 """Fork server: a process that has imported PyTorch, from which the jobs on this machine's CPU are forked.
 
 Importing PyTorch and what a training needs takes seconds, more than many jobs. Snakemake's process starts the server;
-``scripts/launch.py`` delegates itself to it (``delegate``), and starts as a new Python process if there is none.
+``shardlab launch`` delegates itself to it (``delegate``), and starts as a new Python process if there is none.
 
 Each connection to its Unix socket is one job. The client sends its standard file descriptors, arguments, environment
 and folder; the server forks a monitor, which forks the job and confirms it. While the job runs, the client sends
@@ -28,13 +28,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardlab.files import ROOT
+from shardlab.files import COMMAND, ROOT
 from shardlab.launch import forks, signals
 from shardlab.launch.forks import FORWARDED
 
 ADDRESS = "SHARDLAB_FORKSERVER"
 """Environment variable with the folder of the server's socket."""
-PROGRAM = ROOT / "scripts/forkserver.py"
 IMPORTS = (
     "torch._dynamo",
     "torch.distributed.checkpoint.hf_storage",
@@ -52,8 +51,8 @@ BEGUN = b"1"
 # The client
 
 
-def delegate() -> None:
-    """Run this program in the server, and exit with its status; return if that is not possible."""
+def delegate(words: list[str]) -> None:
+    """Run a verb with these arguments in the server, and exit with its status; return if that is not possible."""
     folder = os.environ.get(ADDRESS)
     if not folder or forks.served is not None:
         return
@@ -72,7 +71,7 @@ def delegate() -> None:
     before = {number: signal.signal(number, forward) for number in FORWARDED}
     began = answer = b""
     try:
-        _send_request(connection)
+        _send_request(connection, words)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         began = connection.recv(1)
         answer = connection.recv(4, socket.MSG_WAITALL)
@@ -113,8 +112,8 @@ def connect(folder: Path) -> socket.socket:
     return connection
 
 
-def _send_request(connection: socket.socket) -> None:
-    request = {"words": sys.argv, "folder": str(Path.cwd()), "environment": dict(os.environ)}
+def _send_request(connection: socket.socket, words: list[str]) -> None:
+    request = {"words": words, "folder": str(Path.cwd()), "environment": dict(os.environ)}
     text = json.dumps(request | {"code": [str(ROOT), sys.executable]}).encode()
     socket.send_fds(connection, [struct.pack("!i", len(text))], [0, 1, 2])
     connection.sendall(text)
@@ -151,7 +150,7 @@ def start(project: Path, environment: dict[str, str], cleared: Iterable[str]) ->
         folder.mkdir(mode=0o700, parents=True)
         with listen(folder) as listener, (folders / "forkserver.log").open("wb") as log:
             inherited = {key: value for key, value in os.environ.items() if key not in {*cleared}}
-            words = [sys.executable, str(PROGRAM), str(folder.resolve()), str(os.getpid()), *environment]
+            words = [sys.executable, str(COMMAND), "forkserver", str(folder.resolve()), str(os.getpid()), *environment]
             subprocess.Popen(
                 words,
                 stdin=listener.fileno(),
@@ -293,4 +292,4 @@ def _job(
     os.environ.update(added | request["environment"])  # added: set by imports for themselves
     tempfile.tempdir = None  # depends on the environment
     os.chdir(request["folder"])
-    forks.run_script(request["words"])
+    forks.run_here(request["words"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shardlab.data import store
 from shardlab.errors import UserError, remedy
-from shardlab.files import ROOT, lock
+from shardlab.files import COMMAND, ROOT, lock
 from shardlab.launch import commands, container, launchers, signals, slurm
 from shardlab.launch.attempts import AttemptLog
 from shardlab.launch.images import read_image
@@ -19,7 +19,7 @@ from shardlab.settings.types import Run, read_run
 
 
 def main(description: str | None) -> int:
-    """Check what the stage needs, start it, and report how it ended; the ``main`` of launch.py."""
+    """Check what the stage needs, start it, and report how it ended; the ``main`` of `shardlab launch`."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -35,8 +35,8 @@ def main(description: str | None) -> int:
 
     run = read_run(args.settings)
     image = image_of(run, args.image, dry_run=args.dry_run)
-    (name, *words), _ = STAGES[args.stage]
-    program = [str(ROOT / "scripts" / name), *words, f"--settings={args.settings}", *others]
+    words, _ = STAGES[args.stage]
+    program = [str(COMMAND), *words, f"--settings={args.settings}", *others]
     if args.data:
         program.append(f"--data={args.data}")
     if args.weights:
@@ -172,7 +172,7 @@ def check_place(run: Run, image: Path | None) -> None:
 
 
 def commit() -> list[str]:
-    """Return train.py's option with the commit of the working tree: the image may not have git."""
+    """Return `shardlab train`'s option with the commit of the working tree: the image may not have git."""
     if not (ROOT / ".git").exists():  # a copy of a commit, named after it, where this workflow is used as a module
         return [f"--commit={ROOT.name}"] if re.fullmatch(r"[0-9a-f]{40}", ROOT.name) else []
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

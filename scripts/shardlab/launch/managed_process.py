@@ -84,7 +84,7 @@ class Child:
             for name in self.site.environment_clear:
                 os.environ.pop(name, None)
             os.environ.update(commands.environment(self.site))
-            forks.run_script(program)
+            forks.run_here(program[1:])
 
         return forks.Fork(run, self.signal)
 

@@ -46,7 +46,7 @@ def name(what: str) -> None:
 
 
 class Requests:
-    """Requests to stop: signals to this process, or a file that launch.py writes."""
+    """Requests to stop: signals to this process, or a file that `shardlab launch` writes."""
 
     def __init__(self, path: Path | None) -> None:
         """``path`` is that of the file; None for ranks that need not check it, since rank 0 informs them."""

@@ -176,7 +176,7 @@ def resources(
     ``runtime``, in minutes, is for stages that are shorter than a training, unless the site sets it.
 
     Every job uses the plugin's `mpi` mode: its command runs once, on the first node, outside of any job step, so that
-    launch.py can start job steps, and signals from Slurm reach the ranks. Empty for a site without Slurm.
+    `shardlab launch` can start job steps, and signals from Slurm reach the ranks. Empty for a site without Slurm.
     """
     if site.slurm is None:
         return {}
@@ -185,7 +185,7 @@ def resources(
         runtime = slurm.stages[stage].runtime or runtime
     memory = devices_per_node * slurm.memory_mb_per_rank
     requested: dict[str, Any] = {"nodes": nodes, "mem_mb": memory, "runtime": runtime or slurm.runtime}
-    # The plugin requires at least two tasks per node; launch.py starts one step task on each, whatever this says.
+    # The plugin requires at least two tasks per node; `shardlab launch` starts one step task on each in any case.
     tasks = max(2, devices_per_node)
     cores = -(-devices_per_node * site.cpus_per_rank // tasks)
     requested |= {"mpi": "srun", "tasks_per_node": tasks, "cpus_per_task": cores}

@@ -1,4 +1,4 @@
-"""The stages that launch.py starts: the program of each, and where it runs."""
+"""The stages that `shardlab launch` starts: the verb of each, and where it runs."""
 
 from enum import Enum
 
@@ -18,22 +18,22 @@ class Scope(Enum):
 
 
 STAGES = {
-    "init": (["init.py"], Scope.ONE),
-    "train": (["train.py"], Scope.RANKS),
-    "noise_floor": (["noise_floor.py"], Scope.ONE),
-    "evaluate": (["evaluate.py"], Scope.ONE),
-    "compare": (["compare.py"], Scope.ONE),
-    "capture": (["capture.py"], Scope.RANKS),
-    "diagnose": (["diagnose.py"], Scope.ONE),
-    "export": (["export.py"], Scope.ONE),
-    "plan": (["plan.py"], Scope.ONE),
-    "collectives": (["collectives.py"], Scope.RANKS),
-    "preflight_nodes": (["preflight.py", "nodes"], Scope.NODES),
-    "preflight_ranks": (["preflight.py", "ranks"], Scope.RANKS),
+    "init": (["init"], Scope.ONE),
+    "train": (["train"], Scope.RANKS),
+    "noise_floor": (["noise_floor"], Scope.ONE),
+    "evaluate": (["evaluate"], Scope.ONE),
+    "compare": (["compare"], Scope.ONE),
+    "capture": (["capture"], Scope.RANKS),
+    "diagnose": (["diagnose"], Scope.ONE),
+    "export": (["export"], Scope.ONE),
+    "plan": (["plan"], Scope.ONE),
+    "collectives": (["collectives"], Scope.RANKS),
+    "preflight_nodes": (["preflight", "nodes"], Scope.NODES),
+    "preflight_ranks": (["preflight", "ranks"], Scope.RANKS),
 }
-"""Stage: the words of its program, and its scope (evaluate: unless the run says otherwise)."""
+"""Stage: its verb, and its scope (evaluate: unless the run says otherwise)."""
 
 
 def scope(stage: str, run: Run) -> Scope:
-    """Return the scope of a run's stage: what launch.py starts, and what a job requests from Slurm."""
+    """Return the scope of a run's stage: what `shardlab launch` starts, and what a job requests from Slurm."""
     return Scope.RANKS if stage == "evaluate" and run.evaluated_sharded else STAGES[stage][1]

@@ -250,7 +250,7 @@ def world(run: Run, site_device: str | None = None) -> World:
     """
     dims, size = run.mesh, dist.get_world_size() if dist.is_initialized() else 1
     if size != dims.size:
-        raise UserError(f"the run needs {dims.size} ranks, but {size} were started; use scripts/launch.py.")
+        raise UserError(f"the run needs {dims.size} ranks, but {size} were started; use `shardlab launch`.")
     rank = dist.get_rank() if dist.is_initialized() else 0
     kind = site_device or run.site.device
     own, *others = (

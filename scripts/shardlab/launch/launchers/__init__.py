@@ -1,6 +1,6 @@
 """Launchers: what starts a program at a site. One file per launcher, named after its key in a site's file.
 
-A launcher starts one process per node; torchrun starts the ranks of a node from there (fork_torchrun.py).
+A launcher starts one process per node; torchrun starts the ranks of a node from there (`shardlab fork_torchrun`).
 """
 
 import shlex

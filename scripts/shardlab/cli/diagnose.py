@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Compare the first steps of two trainings that should be equal: where they
 differ first, how, and what usually causes that.
 
@@ -17,7 +16,7 @@ from shardlab.diagnosis import trainers
 from shardlab.diagnosis.capture_files import Capture
 from shardlab.diagnosis.page import Diagnosis, diagnose, markdown
 from shardlab.diagnosis.pair import Pair
-from shardlab.errors import UserError, run_program
+from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.settings.types import read_run
 
@@ -74,7 +73,3 @@ def of_run(args: argparse.Namespace, place: Path) -> tuple[Diagnosis, str]:
     capture(run, args.data, place / "twin.safetensors", place / "twin")
     pair = Pair(*(Capture(folder) for folder in (args.other, place / "single", place / "twin")))
     return diagnose(pair), f"{like.strategy} x {like.workload}"
-
-
-if __name__ == "__main__":
-    run_program(main)

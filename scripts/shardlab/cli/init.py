@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draw the initial weights of a workload, once, from one seed on one device: every strategy loads them.
 
 Their test loss is the baseline of a training. What the model contains is checked against the strategies.
@@ -12,7 +11,6 @@ import torch
 
 from shardlab import models
 from shardlab.data import store
-from shardlab.errors import run_program
 from shardlab.models import contents
 from shardlab.models.weights import materialize, save
 from shardlab.records.reports import InitialReport
@@ -66,7 +64,3 @@ def main() -> None:
     )
     report.write(args.report)
     print(f"test loss {report.loss}")
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Compute test loss and metric of plain weights, each test sample once.
 
 On one device, with the same code for every strategy; or sharded, under the run's own strategy, for models that do not
@@ -9,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from shardlab.data import store
-from shardlab.errors import remedy, run_program
+from shardlab.errors import remedy
 from shardlab.records.done import weights_digest
 from shardlab.records.reports import InitialReport, TestReport
 from shardlab.settings import code_fingerprint, run_identity
@@ -48,7 +47,3 @@ def main() -> None:
         metric = "" if report.metric_value is None else f"  {report.metric_name} {report.metric_value:.6g}"
         print(f"test loss {report.loss:.6g}{metric}  samples {report.samples}")
     distributed.finish()
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Start the ranks of a program on this node: torchrun, whose ranks can be forks
 of this process.
 
@@ -10,7 +9,6 @@ import argparse
 import os
 from importlib import import_module
 
-from shardlab.errors import run_program
 from shardlab.launch import signals
 
 
@@ -18,7 +16,7 @@ def main() -> None:
     """Import modules, then run torchrun."""
     parser = argparse.ArgumentParser(
         description=__doc__,
-        usage="fork_torchrun.py [--imports A,B] [torchrun's words] PROGRAM [its words]",
+        usage="shardlab fork_torchrun [--imports A,B] [torchrun's] PROGRAM [its own]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -42,7 +40,3 @@ def main() -> None:
     # and a rank forked at that moment inherits glibc's resolver lock and waits on it forever.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     torchrun.main(["--run-path", "--start-method=fork", *words])
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Resolve one run: check the configuration and write run.json, the run's complete settings.
 
 A plan.json next to it decides how much a run with activation_checkpointing: auto recomputes, and whether a run fits.
@@ -7,7 +6,7 @@ A plan.json next to it decides how much a run with activation_checkpointing: aut
 import argparse
 from pathlib import Path
 
-from shardlab.errors import UserError, run_program
+from shardlab.errors import UserError
 from shardlab.files import write_json
 from shardlab.records import plan
 from shardlab.settings import load, resolve
@@ -30,7 +29,3 @@ def main() -> None:
             raise UserError(sentence)
         print(f"warning: {sentence}")
     write_json(args.output, (run.planned(made.recomputation) if auto and made else run).model_dump())
-
-
-if __name__ == "__main__":
-    run_program(main)

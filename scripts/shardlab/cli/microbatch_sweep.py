@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measure step time and bubble of a pipeline by the number of micro-batches per batch, compared with theory."""
 
 import argparse
@@ -10,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from shardlab.errors import UserError, run_program
-from shardlab.files import read_json, write_json, write_text
+from shardlab.errors import UserError
+from shardlab.files import COMMAND, read_json, write_json, write_text
 from shardlab.report import charts
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
@@ -32,7 +31,7 @@ def main() -> None:
     run = resolve.run(args.config, args.strategy, args.workload)
     if not run.mesh.pipelined:
         raise UserError(f"{args.strategy} has no pp, so its batches are not split; use a strategy with pp.")
-    starter = [sys.executable, str(Path(__file__).with_name("launch.py")), "train"]
+    starter = [sys.executable, str(COMMAND), "launch", "train"]
     starter += [f"--data={args.data}", f"--weights={args.weights}", *([f"--image={args.image}"] if args.image else [])]
     table = pd.DataFrame([measure(run, count, starter, args.output.parent) for count in args.counts])
     write_text(args.output, table.to_csv(index=False))
@@ -67,7 +66,3 @@ def measure(run: Run, count: int, starter: list[str], folder: Path) -> dict[str,
         "idle_theory": report["idle_theory"],
         "train_loss": report["train_loss"],
     }
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Prepare a data set: encode the samples of every split as arrays, with a fingerprint. Needs no network."""
 
 import argparse
@@ -7,7 +6,6 @@ from pathlib import Path
 from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
-from shardlab.errors import run_program
 from shardlab.settings import code_fingerprint
 from shardlab.settings.types import DataSet
 
@@ -25,7 +23,3 @@ def main() -> None:
     code_fingerprint.check_imported(args.data.sources)
     manifest = store.write(args.output, args.data, splits, text)
     print(f"samples {manifest['samples']}\nfingerprint {manifest['fingerprint']}")
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Plan runs: their memory, operations, traffic and time, from the engines' own steps on fake tensors; nothing is
 trained. Writes a plan.json per run and, with --table, plan.md.
 """
@@ -8,7 +7,7 @@ import sys
 from pathlib import Path
 
 from shardlab.data import store
-from shardlab.errors import UserError, run_program
+from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.records import plan
 from shardlab.records.plan import Plan
@@ -25,7 +24,7 @@ def main() -> None:
     """Simulate, write the plans, print a summary."""
     parser = argparse.ArgumentParser(description=__doc__)
     load.add_config_argument(parser)
-    parser.add_argument("--settings", type=Path, help="unused, for launch.py")
+    parser.add_argument("--settings", type=Path, help="unused, for `shardlab launch`")
     parser.add_argument("--strategy", help="plan only this run (with --workload)")
     parser.add_argument("--workload", help="its workload")
     parser.add_argument("--data", type=Path, default=Path("data/prepared"), help="folder of the prepared data sets")
@@ -90,7 +89,3 @@ def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan
 
 def _recomputing(run: Run, mode: str) -> Run:
     return run.model_copy(update={"recipe": run.recipe.model_copy(update={"activation_checkpointing": mode})})
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,16 +1,14 @@
-#!/usr/bin/env python3
 """Describe a call and its results as a Workflow Run RO-Crate: a folder for
 archiving, sharing or publishing.
 
 Example:
 
-    python scripts/export_rocrate.py --results results --output results/crate
+    shardlab export_rocrate --results results --output results/crate
 """
 
 import argparse
 from pathlib import Path
 
-from shardlab.errors import run_program
 from shardlab.report import crate, run_data, summary
 from shardlab.settings import load
 
@@ -26,7 +24,3 @@ def main() -> None:
     found = run_data.collect(table, args.results)
     count = crate.write(args.output, args.config, found, args.results.resolve().parent)
     print(f"{args.output}: {len(found.runs)} runs, {count} files of inputs and results.")
-
-
-if __name__ == "__main__":
-    run_program(main)

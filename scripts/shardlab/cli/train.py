@@ -1,5 +1,4 @@
-#!/usr/bin/env python3
-"""Train one run: the program of each rank, started by launch.py (through torchrun if there are several ranks)."""
+"""Train one run: `shardlab launch` starts it on each rank."""
 
 import argparse
 import logging
@@ -10,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from shardlab.errors import UserError, run_program
+from shardlab.errors import UserError
 from shardlab.launch import signals, slurm
 from shardlab.launch.images import read_report
 from shardlab.settings.types import read_run
@@ -77,7 +76,3 @@ def main() -> int:
 
 STOPPED = 3
 """Exit status of a rank that saved and stopped on request."""
-
-
-if __name__ == "__main__":
-    run_program(main)

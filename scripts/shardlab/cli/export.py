@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Export a run's weights to a folder of the transformers library, with a model
 card; then verify it with the library.
 
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from shardlab.errors import UserError, run_program
+from shardlab.errors import UserError
 from shardlab.files import sha256, sync, sync_all, write_text
 from shardlab.models import _transformers, export
 from shardlab.records.reports import TestReport, TrainReport
@@ -97,7 +96,3 @@ The license of the weights depends on the license of the data.
 def _count(number: int, what: str) -> str:
     """Format a count: 1 rank, 2 ranks."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,10 +1,9 @@
-#!/usr/bin/env python3
 """Watch all runs: their state, step, loss, speed and remaining time, from the run
 folders and Slurm's queue.
 
 Ends with q or Ctrl-C; the runs continue. Without a terminal, or with --once,
 the table is printed once.
-Example: python scripts/watch.py
+Example: shardlab watch
 """
 
 import argparse
@@ -20,7 +19,6 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.widgets import DataTable, Footer, Static
 
-from shardlab.errors import run_program
 from shardlab.launch.run_status import RunStatus, look, queue
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
@@ -136,7 +134,3 @@ class Watch(App[None]):
             for column, cell in enumerate(row):
                 table.update_cell_at((number, column), cell, update_width=True)  # type: ignore[arg-type]
         self.query_one("#counts", Static).update(counts(looks))
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Check a site before long runs: the login node, each node of a job, all ranks of
 a job.
 
@@ -18,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shardlab.errors import UserError, run_program
+from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
 from shardlab.launch import container, gpus, launchers
 from shardlab.launch.launchers import RENDEZVOUS, JobLauncher
@@ -248,7 +247,3 @@ def show(run: Run, reports: list[Findings]) -> None:
                 f"  the slowest one reaches {json.dumps(report['hardware'])}: `hardware` of the site's file, for plans"
             )
     print(f"preflight: site {run.site_name} is ready for {run.nodes} x {run.ranks_per_node} ranks.")
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,10 +1,8 @@
-#!/usr/bin/env python3
 """Compare a run's final weights with those of `single`, one parameter at a time."""
 
 import argparse
 from pathlib import Path
 
-from shardlab.errors import run_program
 from shardlab.files import sha256
 from shardlab.models.weights_difference import fixed_weights, weights_difference
 from shardlab.records.done import weights_digest
@@ -32,7 +30,3 @@ def main() -> None:
     report.write(args.output)
     name = max(report.differences, key=lambda name: report.differences[name])
     print(f"{run.strategy} x {run.workload}: largest difference {report.differences[name]:.1e}, of {name}")
-
-
-if __name__ == "__main__":
-    run_program(main)

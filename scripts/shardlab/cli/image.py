@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Build the image for training, or inspect the one that the site names; write its
 report.
 
@@ -16,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from shardlab.errors import UserError, remedy, run_program
+from shardlab.errors import UserError, remedy
 from shardlab.files import ROOT, read_json, sha256, write_json
 from shardlab.launch import container, debian
 from shardlab.launch.images import ImageReport
@@ -167,7 +166,3 @@ def pytorch(labelled: dict[str, str]) -> dict[str, str | int | None]:
     """Return the report's fields about an image's PyTorch, from its labels; None for missing labels."""
     found: dict[str, str | None] = {name: labelled.get(f"shardlab.{name}") for name in ("torch", "cuda", "rocm")}
     return found | {"driver": driver_needed(found["cuda"])}
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,15 +1,13 @@
-#!/usr/bin/env python3
 """Report the state of each run: done, alive, finished without its driver,
 resumable from which step, or lost, and why.
 
 Changes nothing: the next call of Snakemake does what this announces. Example:
-python scripts/status.py --config '{}'
+shardlab status
 """
 
 import argparse
 from pathlib import Path
 
-from shardlab.errors import run_program
 from shardlab.launch.run_status import next_action
 from shardlab.settings import load, resolve
 
@@ -25,7 +23,3 @@ def main() -> None:
         print(
             f"{f'{run.strategy} x {run.workload}':<32} {next_action(run, args.results / run.strategy / run.workload)}"
         )
-
-
-if __name__ == "__main__":
-    run_program(main)

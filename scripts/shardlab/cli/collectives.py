@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measure the collectives over all ranks of a run: correctness, latency and bandwidths by message size."""
 
 import argparse
@@ -6,7 +5,7 @@ import csv
 import io
 from pathlib import Path
 
-from shardlab.errors import UserError, run_program
+from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.measure.collectives import COLLECTIVES, measure
 from shardlab.settings.types import read_run
@@ -46,7 +45,3 @@ def main() -> None:
         table.writerows(rows)
         write_text(args.output, text.getvalue())
     distributed.finish()
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,11 +1,9 @@
-#!/usr/bin/env python3
 """Download a workload's data set or model from the hub, on a node with a network; interrupted downloads resume."""
 
 import argparse
 from pathlib import Path
 
 from shardlab.data import hub
-from shardlab.errors import run_program
 from shardlab.settings.types import DataSet, Model
 
 
@@ -22,7 +20,3 @@ def main() -> None:
     if revision != manifest["commit"]:
         print(f"revision {revision} is a branch, which can move; pin it: revision: {manifest['commit']}")
     print(f"commit {manifest['commit']}\nfingerprint {manifest['fingerprint']}")
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,15 +1,13 @@
-#!/usr/bin/env python3
 """Draw the report of all runs: report.html, one file that opens without a
 network, and its charts as SVG and CSV.
 
-Example: python scripts/report.py --results results
+Example: shardlab report --results results
 """
 
 import argparse
 import shutil
 from pathlib import Path
 
-from shardlab.errors import run_program
 from shardlab.files import write_text
 from shardlab.launch import slurm
 from shardlab.report import charts, html, run_data, summary, summary_markdown
@@ -38,7 +36,3 @@ def main() -> None:
     if drawn:
         new.replace(args.results / "charts")
     print(f"{args.results}/report.html: {len(found.runs)} runs, {len(drawn)} charts.")
-
-
-if __name__ == "__main__":
-    run_program(main)

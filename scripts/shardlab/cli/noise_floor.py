@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Train twins of `single`: the same run, its initial weights perturbed by about one rounding error. Their distance from
 it is the rounding noise of float32, whatever the strategy.
 """
@@ -8,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 from shardlab.data import store
-from shardlab.errors import run_program
 from shardlab.models.weights_difference import weights_difference
 from shardlab.records.done import weights_digest
 from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin, initial_digest
@@ -64,7 +62,3 @@ def twin(run: Run, data: Path, initial: Path, single: Path, number: int) -> Twin
         expert_choices=found.expert_choices,
         weights=differences,
     )
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Collect the pinned wheels of the image, on the login node, with the pip settings of this machine."""
 
 import argparse
@@ -9,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from shardlab.errors import UserError, run_program
+from shardlab.errors import UserError
 from shardlab.files import sha256, write_json
 from shardlab.settings.sites import Container
 
@@ -58,7 +57,3 @@ def for_rocm(lines: list[str]) -> list[str]:
         for name, pin in zip(names, pins, strict=True)
         if name not in IN_ROCM_IMAGE and not name.startswith(OF_NVIDIA)
     ]
-
-
-if __name__ == "__main__":
-    run_program(main)

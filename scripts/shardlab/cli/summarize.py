@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Summarize all runs: summary.csv for programs, summary.md for people, for a sweep also sweep.csv. Prints the matrix of
 test losses and the verdict, which names missing runs.
 """
@@ -6,7 +5,7 @@ test losses and the verdict, which names missing runs.
 import argparse
 from pathlib import Path
 
-from shardlab.errors import UserError, run_program
+from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.report import summary, summary_markdown, sweep, verdict
 from shardlab.settings import load
@@ -33,7 +32,3 @@ def main() -> None:
     if args.check and not good:
         raise UserError(sentence)
     print(summary_markdown.screen(table, args.config, args.results))
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Import PyTorch and what a training needs once, and fork the jobs of a call of
 Snakemake from this process.
 
@@ -15,7 +14,6 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from shardlab.errors import run_program
 from shardlab.launch import forkserver, signals
 from shardlab.settings import code_fingerprint
 
@@ -49,7 +47,3 @@ def prepare() -> None:
         except Exception as error:
             print(f"note: {name} was not imported: {type(error).__name__}: {error}", flush=True)
     code_fingerprint.digest_imports()
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,12 +1,10 @@
-#!/usr/bin/env python3
 """Take the first steps of a run and write what each of them read and computed,
-for a diagnosis: the program of each rank, started by launch.py.
+for a diagnosis; `shardlab launch` starts it on each rank.
 """
 
 import argparse
 from pathlib import Path
 
-from shardlab.errors import run_program
 from shardlab.settings.types import read_run
 from shardlab.training import distributed
 
@@ -25,7 +23,3 @@ def main() -> None:
     distributed.start(run.site.device, run.site.hang_seconds)
     capture(run, args.data, args.weights, args.output)
     distributed.finish()
-
-
-if __name__ == "__main__":
-    run_program(main)
