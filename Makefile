@@ -153,9 +153,10 @@ distclean:
 	@$(PYTHON) scripts/check_python.py
 	@$(PYTHON) -m venv .venv
 
-.venv/login: envs/workflow.txt | .venv/bin/python
+.venv/login: envs/workflow.txt pyproject.toml | .venv/bin/python
 	@echo 'Installing Snakemake, the data stages and the report: $(call packages,envs/workflow.txt) packages.'
 	$(INSTALL) envs/workflow.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 .venv/run: envs/train.txt .venv/login

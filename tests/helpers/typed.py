@@ -61,7 +61,7 @@ def words_of(command):
     if first.endswith(".py"):  # named in prose: some of its arguments may be left out
         return ["python", first, *words[1:], ELIDED]
     if first == "shardlab":
-        return ["python", COMMAND, *words[1:], *[ELIDED] * (len(words) == 2)]
+        return ["python", COMMAND, *words[1:], *[ELIDED] * ("--" not in command)]
     return [first, *words[1:]]
 
 

@@ -16,6 +16,7 @@ VERBS = {
         "summarize": "compare all runs: the table and the verdict",
         "report": "draw the report of all runs",
         "diagnose": "find where two trainings first differ, and why",
+        "completion": "complete verbs, strategies and workloads in Bash",
     },
     "Stages, which the rules call": {
         "launch": "start a stage as the site requires: job, image, ranks",
