@@ -190,32 +190,18 @@ def plan_of(wildcards, input):
 
 
 def frozen(wildcards, input):
-    """Return the settings of a run for run.json, with the recomputation that its plan chose if it leaves that to it."""
+    """Return the settings of a run for run.json, and an error, a warning or a note for its log; empty without one."""
     run = run_of(wildcards)
-    if not input.plan:
-        return run
+    refuse = CONFIG.on_memory_overflow == "refuse"
     try:
-        return run.planned(plan_of(wildcards, input).recomputation)
-    except UserError:  # the note ends the job
-        return run
+        return plan.freeze(run, plan_of(wildcards, input), SITE.hardware, refuse=refuse)
+    except UserError as error:  # it ends the job
+        return run, f"error: {error}"
 
 
 def settings_json(run):
     """Return the content of a run.json."""
     return json.dumps(sealed(run))
-
-
-def note_of(wildcards, input):
-    """Return an error, a warning or a note on how a run fits into its devices; empty without one."""
-    try:
-        made = plan_of(wildcards, input)
-    except UserError as error:
-        return f"error: {error}"
-    if input.plan and made.fits is None:
-        return "Nothing is recomputed: hardware.device_memory_gib is not set."
-    sentence = plan.misfit(run_of(wildcards), SITE.hardware, made)
-    kind = "error" if CONFIG.on_memory_overflow == "refuse" else "warning"
-    return f"{kind}: {sentence}" if sentence else ""
 
 
 def initial(file):

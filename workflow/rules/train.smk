@@ -22,8 +22,8 @@ rule resolve:
         # Triggers resolving again; all of run.json would take many lines in Snakemake's reasons.
         identity=identity_of,
         # As functions of the input these do not trigger resolving again.
-        run=lambda wildcards, input: settings_json(frozen(wildcards, input)),
-        note=note_of,
+        run=lambda wildcards, input: settings_json(frozen(wildcards, input)[0]),
+        note=lambda wildcards, input: frozen(wildcards, input)[1],
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
