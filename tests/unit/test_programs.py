@@ -303,7 +303,8 @@ def test_python_too_old_is_one_sentence(tmp_path):
     makefile = (ROOT / "Makefile").read_text()
     (tmp_path / "Makefile").write_text(makefile)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
-    (tmp_path / "envs").symlink_to(ROOT / "envs")
+    for name in ("envs", "pyproject.toml"):
+        (tmp_path / name).symlink_to(ROOT / name)
     done = subprocess.run(["make", "run", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0
     assert "error: Shardlab needs Python 3.11 or newer" in done.stderr

@@ -25,8 +25,19 @@ def test_dry_run_needs_no_profile(tree):
     """Nor is a file of the folder taken for a module of Python's, as the Makefile calls it."""
     (tree.path / "random.py").write_text("raise ImportError('this is not random')\n")
     listed = tree.run("python", "-P", "-m", "snakemake", "-n", "all").stdout
-    assert re.search(r"^total +232$", listed, re.MULTILINE)
+    assert re.search(r"^total +233$", listed, re.MULTILINE)
     assert ".venv/bin/python -P -m snakemake" in tree.run("make", "-n", "-o", ".venv/run", "run").stdout
+
+
+def test_no_rule_needs_a_certain_workload_or_strategy(tree):
+    (tree.path / "config/workloads/mlp.yaml").unlink()
+    strategies = tree.path / "config/strategies.yaml"
+    strategies.write_text(strategies.read_text().replace("\nddp: {dp_replicate: -1}\n", "\n"))
+    targets = ["all", "preflight", "results/collectives/local.svg", "results/plan.md", "results/single/mnist/plan.json"]
+    config = ["--config", "workloads=[mnist]", "strategies=[single,fsdp]", "--"]
+    listed = tree.run("snakemake", "-n", *config, *targets).stdout
+    assert re.search(r"^resolve_site +1$", listed, re.MULTILINE)
+    assert not re.search(r"mlp|ddp", listed)
 
 
 def test_each_run_is_evaluated_by_its_own_weights(tree):

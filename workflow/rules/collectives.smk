@@ -1,7 +1,7 @@
 # Latency and bandwidth of the collectives over the ranks of the configuration (nodes, ranks_per_node).
 rule collectives:
     input:
-        settings=PREFLIGHT,
+        settings="results/site.json",
         image=IMAGE,
     output:
         f"results/collectives/{CONFIG.site}.csv",

@@ -199,8 +199,16 @@ def frozen(wildcards, input):
         return run, f"error: {error}"
 
 
+def site_ranks():
+    """Return the settings of the ranks that this call has, whatever they do."""
+    try:
+        return resolve.ranks(CONFIG)
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
+
+
 def settings_json(run):
-    """Return the content of a run.json."""
+    """Return the content of a run.json or site.json."""
     return json.dumps(sealed(run))
 
 

@@ -3,7 +3,7 @@
 
 rule plan:
     input:
-        settings=f"results/init/{CONFIG.workloads[0]}/run.json",
+        settings=ancient("results/site.json"),
         data=[file for name in DATA_SETS for file in prepared_files(name)],
         models=[file for folder in MODEL_FOLDERS for file in model_files(folder)],
         image=IMAGE,
@@ -29,7 +29,7 @@ rule plan:
 
 rule plan_run:
     input:
-        settings=initial("results/init/{}/run.json"),
+        settings=ancient("results/site.json"),
         data=prepared,
         models=lambda wildcards: model_files(run_of(wildcards).model.folder),
         image=IMAGE,

@@ -1,15 +1,31 @@
 # Checks of the site before long runs: the login node, each node, all ranks. Reports are temporary, so checks rerun.
-PREFLIGHT = "results/ddp/mlp/run.json"
 
 
 localrules:
+    resolve_site,
     preflight_login,
     preflight,
 
 
+# The settings of the ranks that a call has, whatever they do.
+rule resolve_site:
+    output:
+        "results/site.json",
+    log:
+        "results/logs/resolve_site.log",
+    conda:
+        environment("workflow")
+    params:
+        run=lambda wildcards: settings_json(site_ranks()),
+    message:
+        "Resolving site {CONFIG.site}"
+    shell:
+        f"( {WRITE_SETTINGS} ) 2> {{log:q}}"
+
+
 rule preflight_login:
     input:
-        PREFLIGHT,
+        "results/site.json",
     output:
         temp("results/preflight/login.json"),
     log:
@@ -27,7 +43,7 @@ rule preflight_login:
 
 rule preflight_nodes:
     input:
-        settings=PREFLIGHT,
+        settings="results/site.json",
         login="results/preflight/login.json",
         image=IMAGE,
     output:
@@ -51,7 +67,7 @@ rule preflight_nodes:
 
 rule preflight_ranks:
     input:
-        settings=PREFLIGHT,
+        settings="results/site.json",
         nodes="results/preflight/nodes.json",
         image=IMAGE,
     output:
@@ -75,7 +91,7 @@ rule preflight_ranks:
 
 rule preflight:
     input:
-        settings=PREFLIGHT,
+        settings="results/site.json",
         reports=[
             "results/preflight/login.json",
             "results/preflight/nodes.json",

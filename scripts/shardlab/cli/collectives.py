@@ -1,4 +1,4 @@
-"""Measure the collectives over all ranks of a run: correctness, latency and bandwidths by message size."""
+"""Measure the collectives over all ranks of a site: correctness, latency and bandwidths by message size."""
 
 import argparse
 import csv
@@ -8,23 +8,23 @@ from pathlib import Path
 from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.measure.collectives import COLLECTIVES, measure
-from shardlab.settings.types import read_run
+from shardlab.settings.types import read_ranks
 from shardlab.training import distributed
 
 
 def main() -> None:
     """Measure every collective at every size; rank 0 writes one row each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--settings", type=Path, required=True, help="run.json of a run on the ranks to measure")
+    parser.add_argument("--settings", type=Path, required=True, help="site.json: the ranks to measure")
     parser.add_argument("--output", type=Path, required=True, help="CSV file to write")
     parser.add_argument("--largest", type=int, default=2**24, help="largest message in bytes (default: 16 MiB)")
     parser.add_argument(
         "--repeats", type=int, default=20, help="repetitions, of which the median is reported (default: 20)"
     )
     args = parser.parse_args()
-    run = read_run(args.settings)
+    run = read_ranks(args.settings)
     if run.world_size < 2:
-        raise UserError(f"{args.settings} is a run on one rank; name one on several, such as ddp's.")
+        raise UserError(f"{args.settings} has one rank; set nodes or ranks_per_node to measure collectives.")
     distributed.start(run.site.device)
     world = distributed.world(run)
     sizes = [1024 * 4**power for power in range(12) if 1024 * 4**power <= args.largest] or [args.largest]

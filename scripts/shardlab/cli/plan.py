@@ -24,7 +24,6 @@ def main() -> None:
     """Simulate, write the plans, print a summary."""
     parser = argparse.ArgumentParser(description=__doc__)
     load.add_config_argument(parser)
-    parser.add_argument("--settings", type=Path, help="unused, for `shardlab launch`")
     parser.add_argument("--strategy", help="plan only this run (with --workload)")
     parser.add_argument("--workload", help="its workload")
     parser.add_argument("--data", type=Path, default=Path("data/prepared"), help="folder of the prepared data sets")

@@ -24,7 +24,7 @@ from shardlab.launch.launchers import RENDEZVOUS, JobLauncher
 from shardlab.launch.slurm_limits import policy
 from shardlab.settings import load
 from shardlab.settings.sites import Site
-from shardlab.settings.types import Run, read_run
+from shardlab.settings.types import Ranks, read_ranks
 
 PACKAGES = ("torch", "deepspeed", "numpy", "safetensors", "tokenizers", "pydantic")
 SPACE = 2 * 2**30
@@ -41,12 +41,12 @@ def main() -> int:
     parser.add_argument(
         "what", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports"
     )
-    parser.add_argument("--settings", type=Path, required=True, help="run.json of a run on the nodes to look at")
+    parser.add_argument("--settings", type=Path, required=True, help="site.json: the ranks to check")
     load.add_config_argument(parser)
     parser.add_argument("--output", type=Path, help="report to write")
     parser.add_argument("--reports", type=Path, nargs="*", default=[], help="show: reports to print")
     args = parser.parse_args()
-    run = read_run(args.settings)
+    run = read_ranks(args.settings)
     if args.what == "show":
         show(run, [read_json(path, "preflight report", "run preflight again") for path in args.reports])
         return 0
@@ -66,7 +66,7 @@ def report(found: Findings, output: Path) -> int:
     return 0
 
 
-def login(run: Run, site: Site) -> Findings:
+def login(run: Ranks, site: Site) -> Findings:
     """Check the machine that Snakemake runs on, and Slurm's limits and preemption."""
     problems = storage(ROOT / "results")
     for program in launchers.for_site(run.site).programs:
@@ -85,7 +85,7 @@ def login(run: Run, site: Site) -> Findings:
     }
 
 
-def nodes(run: Run) -> Findings | None:
+def nodes(run: Ranks) -> Findings | None:
     """Run one process per node. The first node writes the report of all, received over the port of the rendezvous."""
     found = one_node(run)
     if run.nodes == 1:
@@ -115,7 +115,7 @@ def nodes(run: Run) -> Findings | None:
     return {"where": "nodes", "nodes": [found, *others], "problems": problems}
 
 
-def one_node(run: Run) -> Findings:
+def one_node(run: Ranks) -> Findings:
     """Check this node, from inside the image if the site has one."""
     name = socket.gethostname()
     problems = [
@@ -207,7 +207,7 @@ def tell(host: str, port: int, found: Findings) -> None:
             time.sleep(0.5)
 
 
-def ranks(run: Run, output: Path) -> int:
+def ranks(run: Ranks, output: Path) -> int:
     """Check that every collective gives the right result over all ranks, started as in a training run."""
     from shardlab.measure import device_benchmark
     from shardlab.measure.collectives import wrong
@@ -229,7 +229,7 @@ def ranks(run: Run, output: Path) -> int:
     return status
 
 
-def show(run: Run, reports: list[Findings]) -> None:
+def show(run: Ranks, reports: list[Findings]) -> None:
     """Print the findings."""
     for report in reports:
         for sentence in report.get("policy", []):

@@ -10,7 +10,7 @@ from shardlab.launch import container, forks, launchers
 from shardlab.launch.signals import STOP
 from shardlab.launch.stages import Scope
 from shardlab.settings.sites import SiteRuntime
-from shardlab.settings.types import Run
+from shardlab.settings.types import Ranks
 
 """Program that starts the ranks of a node; it is next to the others."""
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
@@ -26,7 +26,7 @@ class Command(NamedTuple):
     """Python's arguments in these lines, if a fork of this process can run the program directly."""
 
 
-def command(run: Run, program: list[str], image: Path | None, scope: Scope) -> Command:
+def command(run: Ranks, program: list[str], image: Path | None, scope: Scope) -> Command:
     """Return the command that starts ``program`` (a script and its arguments).
 
     A fork of a server runs it directly on this machine's CPU, if no shell has to do anything first.
@@ -40,7 +40,7 @@ def command(run: Run, program: list[str], image: Path | None, scope: Scope) -> C
     return Command(lines(run, program, image, scope), forked)
 
 
-def lines(run: Run, program: list[str], image: Path | None, scope: Scope) -> str:
+def lines(run: Ranks, program: list[str], image: Path | None, scope: Scope) -> str:
     """Return Bash lines that run ``program`` (a script and its arguments).
 
     They work on a job's first node, or on this machine for a site without a launcher, and can be run by hand.
@@ -74,20 +74,15 @@ def environment(site: SiteRuntime) -> dict[str, str]:
     return offline | alone | threads | of_gpus | site.environment
 
 
-def needs_torchrun(run: Run) -> bool:
-    """Return whether torchrun starts the ranks of a run; without it there is one process."""
-    return run.engine != "torch" or bool(run.mesh)
-
-
-def _words(run: Run, program: list[str], scope: Scope) -> list[str]:
+def _words(run: Ranks, program: list[str], scope: Scope) -> list[str]:
     """Return Python's quoted arguments: the program's, preceded by torchrun's if needed."""
     quoted = [*map(shlex.quote, program)]
-    if scope is Scope.RANKS and needs_torchrun(run):
+    if scope is Scope.RANKS and run.needs_torchrun:
         return [*_torchrun(run), *quoted]
     return quoted
 
 
-def _torchrun(run: Run) -> list[str]:
+def _torchrun(run: Ranks) -> list[str]:
     """Return torchrun's quoted arguments; the shell of each node fills in what differs between nodes."""
     site = run.site
     words = [shlex.quote(str(COMMAND)), "fork_torchrun"]

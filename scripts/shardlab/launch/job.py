@@ -15,7 +15,7 @@ from shardlab.launch.attempts import AttemptLog
 from shardlab.launch.images import read_image
 from shardlab.launch.managed_process import Child
 from shardlab.launch.stages import STAGES, scope
-from shardlab.settings.types import Run, read_run
+from shardlab.settings.types import Ranks, Run, read_ranks, read_run
 
 
 def main(description: str | None) -> int:
@@ -24,7 +24,7 @@ def main(description: str | None) -> int:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("stage", choices=STAGES, metavar="STAGE", help=f"program to start: {', '.join(STAGES)}")
-    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run, or site.json")
     parser.add_argument("--data", type=Path, help="folder of the prepared data set")
     parser.add_argument("--image", type=Path, help="report of the image, if the site uses one")
     parser.add_argument("--weights", type=Path, help="weights that the stage starts from")
@@ -33,26 +33,27 @@ def main(description: str | None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the shell lines and stop")
     args, others = parser.parse_known_args()
 
-    run = read_run(args.settings)
+    stage = STAGES[args.stage]
+    run = read_run(args.settings) if stage.settings is Run else read_ranks(args.settings)
     image = image_of(run, args.image, dry_run=args.dry_run)
-    words, _ = STAGES[args.stage]
-    program = [str(COMMAND), *words, f"--settings={args.settings}", *others]
+    program = [str(COMMAND), *stage.words, *[f"--settings={args.settings}"] * stage.reads_settings, *others]
     if args.data:
         program.append(f"--data={args.data}")
     if args.weights:
         program.append(f"--weights={args.weights}")
     if args.stage == "train":
         program += [f"--image={args.image}"] * bool(args.image) + commit()
-    what = f"{args.stage} of {run.workload}"
     if args.dry_run or args.stage != "train":
         command = commands.command(run, program, image, scope(args.stage, run))
         print(command.lines, flush=True)
         if args.dry_run:
             return 0
     check_place(run, image)
+    if not isinstance(run, Run):
+        return Child(run, args.stage).run(command)
     fingerprint = store.verify(args.data, run.data) if args.data else ""
     if args.stage != "train":
-        return Child(run, what).run(command)
+        return Child(run, f"{args.stage} of {run.workload}").run(command)
     if run.recipe.activation_checkpointing == "auto":
         raise UserError(
             f"{args.settings} leaves activation_checkpointing to a plan; "
@@ -145,7 +146,7 @@ def train(
     )
 
 
-def image_of(run: Run, report: Path | None, *, dry_run: bool) -> Path | None:
+def image_of(run: Ranks, report: Path | None, *, dry_run: bool) -> Path | None:
     """Return the image to run in, or None for a site without one; in a dry run it may not exist yet.
 
     Raises:
@@ -160,7 +161,7 @@ def image_of(run: Run, report: Path | None, *, dry_run: bool) -> Path | None:
     return read_image(report).path
 
 
-def check_place(run: Run, image: Path | None) -> None:
+def check_place(run: Ranks, image: Path | None) -> None:
     """Check that this machine can start what the site starts.
 
     Raises:

@@ -14,19 +14,19 @@ from typing import IO
 from shardlab.errors import UserError
 from shardlab.launch import commands, forks, launchers, signals, slurm
 from shardlab.launch.commands import Command
-from shardlab.settings.types import Run
+from shardlab.settings.types import Ranks
 
 
 class Child:
     """Starts a command, forwards requests to stop to it, and reports how it ended."""
 
-    def __init__(self, run: Run, what: str, descriptor: int | None = None, folder: Path | None = None) -> None:
+    def __init__(self, run: Ranks, what: str, descriptor: int | None = None, folder: Path | None = None) -> None:
         """``descriptor`` is an open lock that lives as long as the command, ``folder`` that of a training."""
         self.site, self.what, self.descriptor = run.site, what, descriptor
         self.request = folder / signals.REQUEST if folder else None
         launcher = launchers.for_site(run.site)
         self.signal, self.kill_signal = launcher.stop_signal, launcher.kill_signal
-        self.ranks_end_together = commands.needs_torchrun(run)
+        self.ranks_end_together = run.needs_torchrun
         """True if torchrun kills ranks that do not end ``stop_seconds`` after the signal."""
         self.stop_signal = ""
         """Reason of the request to stop; empty without one."""

@@ -1,8 +1,9 @@
 """The stages that `shardlab launch` starts: the verb of each, and where it runs."""
 
 from enum import Enum
+from typing import NamedTuple
 
-from shardlab.settings.types import Run
+from shardlab.settings.types import Ranks, Run
 
 
 class Scope(Enum):
@@ -12,28 +13,39 @@ class Scope(Enum):
     NODES = "nodes"
     RANKS = "ranks"
 
-    def size(self, run: Run) -> tuple[int, int]:
+    def size(self, run: Ranks) -> tuple[int, int]:
         """Return the nodes, and the devices per node, that a program of a run uses."""
         return (1, 1) if self is Scope.ONE else (run.nodes, run.devices_per_node)
 
 
+class Stage(NamedTuple):
+    """A stage: its verb, where it runs, and the settings that start it."""
+
+    words: tuple[str, ...]
+    scope: Scope
+    settings: type[Ranks] = Run
+    reads_settings: bool = True
+    """False: they only say how to start it."""
+
+
 STAGES = {
-    "init": (["init"], Scope.ONE),
-    "train": (["train"], Scope.RANKS),
-    "noise_floor": (["noise_floor"], Scope.ONE),
-    "evaluate": (["evaluate"], Scope.ONE),
-    "compare": (["compare"], Scope.ONE),
-    "capture": (["capture"], Scope.RANKS),
-    "diagnose": (["diagnose"], Scope.ONE),
-    "export": (["export"], Scope.ONE),
-    "plan": (["plan"], Scope.ONE),
-    "collectives": (["collectives"], Scope.RANKS),
-    "preflight_nodes": (["preflight", "nodes"], Scope.NODES),
-    "preflight_ranks": (["preflight", "ranks"], Scope.RANKS),
+    "init": Stage(("init",), Scope.ONE),
+    "train": Stage(("train",), Scope.RANKS),
+    "noise_floor": Stage(("noise_floor",), Scope.ONE),
+    "evaluate": Stage(("evaluate",), Scope.ONE),
+    "compare": Stage(("compare",), Scope.ONE),
+    "capture": Stage(("capture",), Scope.RANKS),
+    "diagnose": Stage(("diagnose",), Scope.ONE),
+    "export": Stage(("export",), Scope.ONE),
+    "plan": Stage(("plan",), Scope.ONE, Ranks, reads_settings=False),
+    "collectives": Stage(("collectives",), Scope.RANKS, Ranks),
+    "preflight_nodes": Stage(("preflight", "nodes"), Scope.NODES, Ranks),
+    "preflight_ranks": Stage(("preflight", "ranks"), Scope.RANKS, Ranks),
 }
-"""Stage: its verb, and its scope (evaluate: unless the run says otherwise)."""
 
 
-def scope(stage: str, run: Run) -> Scope:
-    """Return the scope of a run's stage: what `shardlab launch` starts, and what a job requests from Slurm."""
-    return Scope.RANKS if stage == "evaluate" and run.evaluated_sharded else STAGES[stage][1]
+def scope(stage: str, run: Ranks) -> Scope:
+    """Return the scope of a stage: what `shardlab launch` starts, and what a job requests from Slurm."""
+    if stage == "evaluate" and isinstance(run, Run) and run.evaluated_sharded:
+        return Scope.RANKS
+    return STAGES[stage].scope

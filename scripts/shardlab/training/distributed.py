@@ -16,7 +16,7 @@ from shardlab.errors import UserError
 from shardlab.models._sequence import SequenceSplit
 from shardlab.patches import torch_distributed
 from shardlab.settings.mesh import TIMES, ParallelDims
-from shardlab.settings.types import Run
+from shardlab.settings.types import Ranks
 from shardlab.training import device
 
 T = TypeVar("T")
@@ -242,7 +242,7 @@ def finish(status: int = 0) -> None:
             os._exit(status)
 
 
-def world(run: Run, site_device: str | None = None) -> World:
+def world(run: Ranks, site_device: str | None = None) -> World:
     """Return this rank's place in a run's mesh, on its site's device by default; call ``start`` first.
 
     Raises:
@@ -261,7 +261,7 @@ def world(run: Run, site_device: str | None = None) -> World:
     mesh = init_device_mesh(own.type, tuple(dims.factors.values()), mesh_dim_names=tuple(dims.factors))
     if len(sharding := dims.axes("states")) > 1:
         mesh[sharding]._flatten(dims.shard_axis)
-    return World(rank, size, own, dims, mesh, _grouped(mesh, dims), head_tail=run.options.splits_head_and_tail)
+    return World(rank, size, own, dims, mesh, _grouped(mesh, dims), head_tail=run.head_tail)
 
 
 def _grouped(mesh: DeviceMesh, dims: ParallelDims) -> DeviceMesh | None:
