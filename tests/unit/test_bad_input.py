@@ -188,16 +188,18 @@ def test_a_tp_that_does_not_divide_leaves_out_its_cell():
             "classification",
             {"channels": 1, "image_size": 2, "classes": 2},
             (np.zeros((1, 2, 2), np.uint8), -1),
-            ["a label is -1"],
+            ["the label is -1"],
         ),
-        ("language_modelling", {"vocab_size": 300, "sequence_length": 4}, (3,), ["takes texts", "int"]),
+        ("language_modelling", {"vocab_size": 300, "sequence_length": 4}, (3,), ["it has a int", "is a text"]),
         ("summarization", {"vocab_size": 300, "document_tokens": 9, "summary_tokens": 9}, ("a",), ["a document and"]),
     ],
 )
-def test_data_that_does_not_fit_its_task(task, options, sample, words):
+def test_data_that_does_not_fit_its_task(tmp_path, task, options, sample, words):
     data = tiny_run("mlp").data.model_copy(update={"task": task, "options": options, "name": "mine"})
-    said = sentence(encode, data, dict.fromkeys(("train", "validation", "test"), [sample] * 4))
-    assert said.startswith("data set mine: ")
+    splits = dict.fromkeys(("train", "validation", "test"), [sample] * 4)
+    said = sentence(lambda: store.write(tmp_path, data, *encode(data, splits)))
+    assert said.startswith("data set mine: " if "key" in said else "data set mine, split train, row 0: ")
+    assert not list(tmp_path.glob("[!.]*"))
     assert all(word in said for word in words), said
 
 
@@ -272,10 +274,21 @@ def test_settings_whose_ranks_are_not_those_of_the_mesh(tmp_path):
     [
         ([(1, 2)], "it returns a list."),
         (None, "it returns a NoneType."),
-        ({"train": [(1,)], "validation": [(1,)], "test": np.ones((2, 2))}, "it returns test: a ndarray."),
-        ({"train": [1], "validation": [(1,)], "test": [(1,)]}, "it returns train: a list with a int."),
+        (
+            {"train": [(1,)], "validation": [(1,)], "test": np.ones((2, 2))},
+            "split test, row 0: read(data, raw) in scripts/shardlab/data/pairs.py must return tuples, but this is a",
+        ),
+        (
+            {"train": [1]},
+            "data set pairs, split train, row 0: read(data, raw) in scripts/shardlab/data/pairs.py must "
+            "return tuples, but this is a int.",
+        ),
+        ({"train": iter([(1,)])}, "it returns train: a list_iterator."),
         ({"train": "text"}, "it returns train: a str."),
-        ({"train": [(1,)], "test": [(1,)]}, "the split validation is empty"),
+        (
+            {"train": [(1,)], "test": [(1,)]},
+            "the split validation is empty; return more samples in scripts/shardlab/data/pairs.py",
+        ),
     ],
 )
 def test_a_reader_that_returns_no_samples(monkeypatch, tmp_path, returned, words):
