@@ -263,7 +263,7 @@ def prepared(wildcards):
 
 def download_of(wildcards):
     """Return the settings of a data set that affect its download."""
-    kept = {"seed": 0, "options": {}, "tokenizer": None, "sources": {}}
+    kept = {"seed": 0, "options": {}, "tokenizer": None, "model": {}, "sources": {}}
     return data_of(wildcards).model_copy(update=kept)
 
 

@@ -101,13 +101,16 @@ def _source(workload: Workload, config: Config) -> DataSource:
 def data_of(workload: Workload, config: Config, size: Size, seed: int, varied: str) -> DataSet:
     """Return the workload's data set. ``varied``: the size that a variant names, which has a separate data set."""
     source = _source(workload, config)
+    tokenizer = pretrained.folder_of(workload.model) if workload.task in pretrained.TEXT_TASKS else None
+    args = model_args(workload, config, size)
     return DataSet(
         name=f"{source.name}_{varied}" if varied else source.name,
         task=workload.task,
         seed=seed,
         options=size.data | size.shape | source.shape,
         reader=source.reader,
-        tokenizer=pretrained.folder_of(workload.model) if workload.task in pretrained.TEXT_TASKS else None,
+        tokenizer=tokenizer,
+        model={key: args[key] for key in args if tokenizer and pretrained.OF_TOKENS.fullmatch(key)},
         hub=source.hub,
         sources=code_fingerprint.of_data(source.reader, workload.task),
     )

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardlab.data.encoders import Arrays, Text, parts_of
+from shardlab.data.encoders import Arrays, parts_of
 from shardlab.data.samples import Samples
+from shardlab.data.text import Text
 from shardlab.errors import UserError
 from shardlab.settings.types import DataSet
 
