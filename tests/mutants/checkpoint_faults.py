@@ -75,7 +75,7 @@ FAULTS = [
     Fault(
         "files have their name before they are on the disk",
         f"{S}files.py",
-        "        sync(temporary)\n",
+        "            sync(temporary)\n",
         "",
         at("unit/test_files", "test_a_file_its_name_and_its_folder_are_brought_to_the_disk_in_this_order"),
     ),

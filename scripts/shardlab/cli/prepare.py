@@ -19,7 +19,10 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, required=True, help="folder of the downloaded files, for hub data")
     parser.add_argument("--output", type=Path, required=True, help="folder for the prepared files")
     args = parser.parse_args()
-    splits, text = encode(args.data, data_sets.read(args.data, args.raw))
+    encoded = encode(args.data, data_sets.read(args.data, args.raw))
     code_fingerprint.check_imported(args.data.sources)
-    manifest = store.write(args.output, args.data, splits, text)
+    manifest = store.write(args.output, args.data, *encoded)
+    for split, counts in manifest["counts"].items():
+        for what, count in counts.items():
+            print(f"{split}: {count} {what}")
     print(f"samples {manifest['samples']}\nfingerprint {manifest['fingerprint']}")

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shardlab.data import store
-from shardlab.data.encoders import SPECIAL, Arrays
+from shardlab.data.encoders import Arrays
 from shardlab.data.order import Indices
+from shardlab.data.split_file import open_arrays
+from shardlab.data.text import SPECIAL
 from shardlab.errors import UserError
 from shardlab.models._chain import Chain
 from shardlab.models._losses import TARGETS
@@ -101,7 +102,7 @@ class Task(ABC):
     def arrays(self, split: str) -> Arrays:
         """Return the prepared arrays of a split, memory-mapped: only indexed rows are read from the file."""
         if split not in self._splits:
-            self._splits[split] = store.open_arrays(self.folder / f"{split}.safetensors")
+            self._splits[split] = open_arrays(self.folder / f"{split}.safetensors")
         return self._splits[split]
 
     def pretend(self, arrays: Arrays) -> None:
