@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 from shardlab import models
 from shardlab.data import store
 from shardlab.files import ROOT, write_json
-from shardlab.launch import commands
-from shardlab.launch.stages import Scope
 from shardlab.models.weights import save
+from shardlab.runs import commands
+from shardlab.runs.stages import Scope
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
 

@@ -11,7 +11,7 @@ import pytest
 import cluster
 from helpers.faults import cost, survived
 from login import now, queue, sacct, snakemake, steps, training_job, until
-from shardlab.launch.slurm_reattach import name_of
+from shardlab.runs.slurm_reattach import name_of
 
 pytestmark = pytest.mark.timeout(900)
 RUN = "fsdp/llama2"

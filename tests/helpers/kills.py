@@ -20,7 +20,7 @@ from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.files import write_json
-from shardlab.launch.attempts import history
+from shardlab.runs.attempts import history
 
 MARK = "SHARDLAB_TRIAL"
 """Environment variable by which all processes of a trial are found, whoever their parent is by now."""

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from helpers.common import ROOT, tiny_run
-from shardlab.launch import commands, forkserver
+from shardlab.runs import commands, forkserver
 
 
 @cache

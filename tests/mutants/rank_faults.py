@@ -64,7 +64,7 @@ FAULTS = [
     Fault("DDP never synchronizes", PARALLELIZE, "and not last:", "and True:", parity("ddp-mlp-float64")),
     Fault(
         "FSDP sums bf16 gradients in bf16",
-        f"{S}strategies/fsdp.py",
+        f"{S}parallel/fsdp.py",
         "inside = MixedPrecisionPolicy(low, reduce_dtype=dtype)",
         "inside = MixedPrecisionPolicy(low, reduce_dtype=low)",
         at(
@@ -186,7 +186,7 @@ FAULTS = [
     ),
     Fault(
         "no gradient goes back between the devices of model parallelism",
-        f"{S}strategies/model_parallel.py",
+        f"{S}parallel/model_parallel.py",
         "tuple(self.moved(value, number) for value in state)",
         "tuple(self.moved(value, number).detach() for value in state)",
         parity("mp-mnist-float64"),

@@ -82,7 +82,7 @@ FAULTS = [
     # How the optimizer is driven.
     Fault(
         "weight decay ignored",
-        f"{S}training/optimizers.py",
+        f"{S}runtime/optimizers.py",
         '"weight_decay": settings.weight_decay',
         '"weight_decay": 0.0',
         reference("mlp"),

@@ -20,9 +20,10 @@ from group import Group, Server, differences, job, outside, steps
 from helpers import accelerator
 from helpers.common import ROOT, TINY, save_initial, tiny_run
 from shardlab.files import write_json
+from shardlab.plan.simulate import simulate
 from shardlab.records import metrics
-from shardlab.trainer.simulate import simulate
-from shardlab.training import evaluation, tasks
+from shardlab.runtime import tasks
+from shardlab.train import evaluation
 
 NATIVE = ["single", *(name for name in STRATEGIES if "zero" not in name)]
 HARD = [Case(s, "llama2", tuple(ACCUMULATED.items())) for s in NATIVE]
@@ -171,8 +172,8 @@ def test_the_programs_from_initial_weights_to_the_test_loss(tmp_path, tiny_data)
     weights = folder / "model.safetensors"
     launched("evaluate", f"--weights={weights}", f"--initial={report}", f"--output={folder}/test.json")
     found = json.loads((folder / "test.json").read_text())
-    assert found["loss"] == pytest.approx(evaluation.evaluate(cpu, data, weights).loss, rel=1e-5)
-    assert found["untrained_loss"] == pytest.approx(evaluation.evaluate(cpu, data, initial).loss, rel=1e-5)
+    assert found["loss"] == pytest.approx(evaluation.evaluate_whole(cpu, data, weights).loss, rel=1e-5)
+    assert found["untrained_loss"] == pytest.approx(evaluation.evaluate_whole(cpu, data, initial).loss, rel=1e-5)
     train = json.loads((folder / "train.json").read_text())
     assert train["attention"] is not None
     assert {kind["kind"] for kind in metrics.read(folder / "metrics.jsonl")} >= {"train", "validation", "usage"}

@@ -9,15 +9,14 @@ import pytest
 from helpers.common import save_initial, tiny_run
 from shardlab.data import store
 from shardlab.errors import UserError
-from shardlab.launch import job, snakemake_lock
-from shardlab.launch.attempts import CALL, AttemptLog
-from shardlab.launch.run_status import next_action
 from shardlab.records import manifest
 from shardlab.records.reports import TrainReport
 from shardlab.report import summary
+from shardlab.runs import job, snakemake_lock
+from shardlab.runs.attempts import CALL, AttemptLog
+from shardlab.runs.run_status import next_action
 from shardlab.settings.types import read_run
-from shardlab.trainer import loop
-from shardlab.training import checkpoint
+from shardlab.train import checkpoint, loop
 
 RUN = tiny_run("mlp", checkpoint_interval_steps=2)
 

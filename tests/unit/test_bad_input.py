@@ -16,9 +16,10 @@ from shardlab import models
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
+from shardlab.runtime import tasks
 from shardlab.settings import code_fingerprint, deepspeed, load, model_and_data, resolve
 from shardlab.settings.types import read_run
-from shardlab.training import evaluation, step, tasks
+from shardlab.train import evaluation, step
 
 
 def sentence(call, *arguments):
@@ -305,10 +306,10 @@ def test_a_test_loss_that_is_no_number(tiny_data, tmp_path, monkeypatch, value):
     save_initial(run, weights)
     task = tasks.load(run.task, tiny_data / "llama2", torch.float32, torch.device("cpu"))
     monkeypatch.setattr(type(task), "metric", lambda *_: value)
-    assert evaluation.evaluate(run, tiny_data / "llama2", weights).metric_value is None
+    assert evaluation.evaluate_whole(run, tiny_data / "llama2", weights).metric_value is None
     monkeypatch.setattr(type(task), "loss", lambda *_: torch.tensor(value))
     with pytest.raises(UserError, match=f"llama2: the test loss of these weights is {value}: "):
-        evaluation.evaluate(run, tiny_data / "llama2", weights)
+        evaluation.evaluate_whole(run, tiny_data / "llama2", weights)
 
 
 def test_a_name_with_a_line_break_is_one_line(config):

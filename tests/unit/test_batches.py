@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from helpers.common import tiny_run
+from shardlab.runtime import tasks
+from shardlab.runtime.batches import PrefetchLoader, Steps, micro_batches
+from shardlab.runtime.distributed import World
 from shardlab.settings.mesh import ParallelDims
-from shardlab.training import tasks
-from shardlab.training.batches import PrefetchLoader, Steps, micro_batches
-from shardlab.training.distributed import World
 
 CPU = torch.device("cpu")
 WINDOWS, LENGTH = 6_000_000, 2048

@@ -23,8 +23,8 @@ from shardlab.models import export
 from shardlab.models import weights as weights_file
 from shardlab.models.weights import materialize
 from shardlab.records import metrics
-from shardlab.trainer import loop
-from shardlab.training.metrics import MetricsLog
+from shardlab.train import loop
+from shardlab.train.metrics import MetricsLog
 
 
 def save(weights, path):

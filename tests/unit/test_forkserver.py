@@ -17,13 +17,13 @@ from helpers import servers
 from helpers.common import ROOT, tiny_run
 from shardlab.cli import forkserver as server_program
 from shardlab.files import COMMAND
-from shardlab.launch import commands, forks, forkserver
+from shardlab.runs import commands, forks, forkserver
 
 SERVER = """
 import os, sys
 from pathlib import Path
 from shardlab import cli
-from shardlab.launch import forkserver
+from shardlab.runs import forkserver
 folder = Path(sys.argv[1])
 cli.__path__.append(sys.argv[3])
 def prepare():
@@ -43,7 +43,7 @@ run_verb(sys.argv[2:])
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
-from shardlab.launch import forks, forkserver, signals
+from shardlab.runs import forks, forkserver, signals
 
 def main():
     forkserver.delegate(["program", *sys.argv[1:]])
@@ -266,7 +266,7 @@ def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server,
     """Whatever the words of Snakemake's command line are."""
     program = write("print(forks.served is None, flush=True)\ntime.sleep(5 if forks.served else 0)")
     code = f"signals.announce_driver()\nsubprocess.Popen([{sys.executable!r}, {str(program)!r}])\ntime.sleep(60)"
-    driver = server.start("-c", f"import subprocess, time\nfrom shardlab.launch import signals\n{code}")
+    driver = server.start("-c", f"import subprocess, time\nfrom shardlab.runs import signals\n{code}")
     assert driver.stdout.readline() == "False\n"
     if not lives:
         driver.kill()
@@ -431,7 +431,7 @@ def test_a_server_ends_with_its_snakemake(tmp_path):
     code = textwrap.dedent(
         f"""
         from pathlib import Path
-        from shardlab.launch import forkserver
+        from shardlab.runs import forkserver
         forkserver.start(Path({str(tmp_path)!r}), {{}}, [])
         import time; time.sleep(60)
         """

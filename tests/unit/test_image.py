@@ -14,7 +14,7 @@ from helpers.common import ROOT
 from shardlab.cli import image, wheelhouse
 from shardlab.errors import UserError
 from shardlab.files import lock, sha256, write_json
-from shardlab.launch.images import ImageReport, read_image
+from shardlab.runs.images import ImageReport, read_image
 from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 

@@ -14,19 +14,19 @@ from shardlab.cli import plan as plan_program
 from shardlab.cli import resolve as resolve_program
 from shardlab.data import encoders, order
 from shardlab.errors import UserError
-from shardlab.launch import job
 from shardlab.measure.expected_traffic import bytes_per_step
 from shardlab.measure.memory import KINDS
+from shardlab.plan.simulate import _hold_buckets, _task, _together, _zero, simulate
 from shardlab.records import plan
 from shardlab.records.plan import Plan
 from shardlab.report import plan_table
+from shardlab.runs import job
+from shardlab.runtime import tasks
 from shardlab.settings import load, resolve, run_identity
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import Hardware
 from shardlab.settings.types import read_run
-from shardlab.trainer.simulate import _hold_buckets, _task, _together, _zero, simulate
-from shardlab.training import tasks
 
 GIB = 2**30
 KNOWN = {
@@ -278,7 +278,7 @@ def test_auto_is_the_least_that_fits_and_run_json_records_it(tmp_path, monkeypat
         planned.extend(modes)
         return [estimate(peak=sizes[mode]) for mode in modes]
 
-    monkeypatch.setattr("shardlab.trainer.simulate.simulate", simulated)
+    monkeypatch.setattr("shardlab.plan.simulate.simulate", simulated)
     for gib, steps, mode in (
         (80, ["none", "selective", "alternate", "full"], "full"),
         (95, ["none"], "none"),
@@ -350,7 +350,7 @@ def test_what_no_plan_counts_is_left_free():
 
 def test_one_run_is_planned_whatever_the_others_are(tmp_path, monkeypatch):
     """No other workload has the size 7b."""
-    monkeypatch.setattr("shardlab.trainer.simulate.simulate", lambda runs, cores: [estimate() for _ in runs])
+    monkeypatch.setattr("shardlab.plan.simulate.simulate", lambda runs, cores: [estimate() for _ in runs])
     words = ["shardlab plan", "--config", '{"size": "7b"}', f"--results={tmp_path}", "--strategy=fsdp"]
     monkeypatch.setattr("sys.argv", [*words, "--workload=llama2"])
     plan_program.main()

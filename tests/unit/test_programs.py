@@ -14,10 +14,10 @@ import pytest
 from helpers.common import ROOT, tiny_run
 from shardlab import cli
 from shardlab.files import COMMAND, read_json, write_json
-from shardlab.launch.images import ImageReport
 from shardlab.records.plan import Plan
 from shardlab.records.reports import TestReport, TrainReport
 from shardlab.records.timeline import Timeline
+from shardlab.runs.images import ImageReport
 from shardlab.settings.config import Config
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run, Strategy, Workload
@@ -152,7 +152,7 @@ def test_without_imports_ranks_are_processes_that_end_with_torchrun(tmp_path):
     """As on a GPU: torchrun queries CUDA before it starts ranks, and CUDA does not survive a fork."""
     (tmp_path / "rank.py").write_text(
         "import multiprocessing, os, signal, sys, time\n"
-        "from shardlab.launch import signals\n"
+        "from shardlab.runs import signals\n"
         "signals.die_with_parent(signal.SIGKILL, int(os.environ[signals.TORCHRUN]))\n"
         "os.write(1, f'{multiprocessing.parent_process()} {sys.argv} {os.getpid()}\\n'.encode())\n"
         "time.sleep(60)\n"
@@ -210,7 +210,7 @@ def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_pat
     stays += "os.write(1, f'here {os.getpid()}\\n'.encode()); time.sleep(600)"
     (tmp_path / "stays.py").write_text(stays)
     program = (
-        "import sys; from shardlab.errors import run_program; from shardlab.launch import job; "
+        "import sys; from shardlab.errors import run_program; from shardlab.runs import job; "
         f"job.COMMAND = {str(tmp_path / 'stays.py')!r}; "
     )
     words = [sys.executable, "-c", program + "run_program(lambda: job.main(None))", *map(str, arguments)]
@@ -238,7 +238,7 @@ def test_a_single_process_that_does_not_stop_in_time_is_killed(launch, tmp_path)
     stays = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); "
     (tmp_path / "stays.py").write_text(stays + "print('here', os.getpid(), flush=True); time.sleep(600)")
     program = (
-        "import sys; from shardlab.errors import run_program; from shardlab.launch import job; "
+        "import sys; from shardlab.errors import run_program; from shardlab.runs import job; "
         f"job.COMMAND = {str(tmp_path / 'stays.py')!r}; "
     )
     words = [sys.executable, "-c", program + "run_program(lambda: job.main(None))", *map(str, arguments)]

@@ -15,9 +15,9 @@ from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from shardlab.cli import preflight
 from shardlab.errors import UserError
-from shardlab.launch import commands, container, launchers, slurm
-from shardlab.launch.managed_process import Child
-from shardlab.launch.stages import Scope
+from shardlab.runs import commands, container, launchers, slurm
+from shardlab.runs.managed_process import Child
+from shardlab.runs.stages import Scope
 from shardlab.schema import check
 from shardlab.settings import load, resolve
 from shardlab.settings.sites import LauncherSettings, Site, SiteRuntime
@@ -224,7 +224,7 @@ def test_a_launcher_is_one_class_and_one_key_of_the_site(monkeypatch):
     class OtherSite(SiteRuntime):
         other: LauncherSettings | None = None
 
-    monkeypatch.setitem(sys.modules, "shardlab.launch.launchers.other", SimpleNamespace(Launcher=Other))
+    monkeypatch.setitem(sys.modules, "shardlab.runs.launchers.other", SimpleNamespace(Launcher=Other))
     run = resolve.run(loaded(site="test", nodes=2)[0], "ddp", "mlp")
     site = OtherSite(**run.site.model_dump() | {"srun": None, "other": {"flags": ["-q"], "suffix": "x"}})
     run = run.model_copy(update={"site": site})

@@ -385,10 +385,10 @@ def test_a_row_belongs_to_its_run(tmp_path):
     assert status() == "done"
     assert status(tiny_run("mlp", "ddp", optimizer={"learning_rate": 0.5})) == "stale: recipe.optimizer.learning_rate"
     assert status(ddp.model_copy(update={"seed": 7})) == "stale: seed"
-    changed = {"scripts/shardlab/trainer/loop.py": "another"}
+    changed = {"scripts/shardlab/train/loop.py": "another"}
     assert (
         status(ddp.model_copy(update={"sources": ddp.sources | changed}))
-        == "stale: sources.scripts/shardlab/trainer/loop.py"
+        == "stale: sources.scripts/shardlab/train/loop.py"
     )
     assert status(data="other") == "stale: data"
     assert status(initial="other") == "stale: initial weights"

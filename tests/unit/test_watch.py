@@ -12,9 +12,9 @@ from textual.widgets import DataTable
 from helpers.common import ROOT, tiny_run
 from helpers.reports import STEP, finished
 from shardlab.cli import watch
-from shardlab.launch.attempts import Attempts
-from shardlab.launch.run_status import look
 from shardlab.records.reports import Attempt
+from shardlab.runs.attempts import Attempts
+from shardlab.runs.run_status import look
 
 RUN = tiny_run("mlp", "ddp")
 BEGUN = {"kind": "attempt", "step": 0, "steps": 9}

@@ -164,7 +164,7 @@ def test_a_changed_recipe_trains_that_again_and_nothing_else(finished):
 
 CHANGED = {
     "models/mlp.py": {"single/mlp", "fsdp_tp/mlp", "zero3/mlp"},
-    "strategies/zero.py": {"zero3/mlp", "zero3/xsum"},
+    "parallel/zero.py": {"zero3/mlp", "zero3/xsum"},
     "data/package_docstrings.py": {"single/xsum", "fsdp_tp/xsum", "zero3/xsum"},
 }
 """File: the runs that depend on it."""

@@ -3,7 +3,7 @@ import json
 import os
 from functools import cache
 
-from shardlab.launch import (
+from shardlab.runs import (
     slurm_reattach,
     snakemake_lock,
     forkserver,
@@ -37,7 +37,7 @@ if WORKS:
     slurm_reattach.install(Path.cwd())
     snakemake_scheduler.install()
     if sys.stderr.isatty():
-        from shardlab.launch import progress
+        from shardlab.runs import progress
 
         progress.install(Path.cwd())
 

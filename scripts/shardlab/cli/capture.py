@@ -5,8 +5,8 @@ for a diagnosis; `shardlab launch` starts it on each rank.
 import argparse
 from pathlib import Path
 
+from shardlab.runtime import distributed
 from shardlab.settings.types import read_run
-from shardlab.training import distributed
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True, help="initial weights")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     args = parser.parse_args()
-    from shardlab.trainer.capture import capture, settings  # imports take seconds
+    from shardlab.train.capture import capture, settings  # imports take seconds
 
     run = settings(read_run(args.settings))
     distributed.start(run.site.device, run.site.hang_seconds)

@@ -8,8 +8,8 @@ from pathlib import Path
 from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.measure.collectives import COLLECTIVES, measure
+from shardlab.runtime import distributed
 from shardlab.settings.types import read_ranks
-from shardlab.training import distributed
 
 
 def main() -> None:

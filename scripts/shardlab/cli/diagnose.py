@@ -60,9 +60,9 @@ def of_run(args: argparse.Namespace, place: Path) -> tuple[Diagnosis, str]:
     missing = [name for name in ("like", "data", "weights") if getattr(args, name) is None]
     if missing:
         raise UserError(f"--settings needs --{missing[0]}, too.")
-    from shardlab.trainer.capture import capture, settings  # imports take seconds
-    from shardlab.trainer.perturbed import move
-    from shardlab.training import distributed
+    from shardlab.runtime import distributed
+    from shardlab.train.capture import capture, settings  # imports take seconds
+    from shardlab.train.perturbed import move
 
     like = settings(read_run(args.like))
     # In the strategy's arithmetic: DeepSpeed has no float64.

@@ -11,10 +11,10 @@ from shardlab.data import store
 from shardlab.errors import remedy
 from shardlab.records.done import weights_digest
 from shardlab.records.reports import InitialReport, TestReport
+from shardlab.runtime import distributed
 from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.types import read_run
-from shardlab.trainer.evaluation import evaluate
-from shardlab.training import distributed
+from shardlab.train.evaluation import evaluate
 
 
 def main() -> None:

@@ -14,8 +14,9 @@ from shardlab.errors import UserError
 from shardlab.files import sha256, sync, sync_all, write_text
 from shardlab.models import _transformers, export
 from shardlab.records.reports import TestReport, TrainReport
+from shardlab.runtime import tasks
 from shardlab.settings.types import Run, read_run
-from shardlab.training import evaluation, tasks
+from shardlab.train import evaluation
 
 TOLERANCE = 1e-5
 """Maximum relative difference of the test loss; the library computes in another order."""

@@ -9,7 +9,7 @@ import argparse
 import os
 from importlib import import_module
 
-from shardlab.launch import signals
+from shardlab.runs import signals
 
 
 def main() -> None:

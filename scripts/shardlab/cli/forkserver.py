@@ -2,7 +2,7 @@
 Snakemake from this process.
 
 Snakemake's process starts it, with the listening socket as standard input; see
-shardlab/launch/forkserver.py.
+shardlab/runs/forkserver.py.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from shardlab.launch import forkserver, signals
+from shardlab.runs import forkserver, signals
 from shardlab.settings import code_fingerprint
 
 

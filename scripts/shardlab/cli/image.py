@@ -17,8 +17,8 @@ from pathlib import Path
 
 from shardlab.errors import UserError, remedy
 from shardlab.files import ROOT, read_json, sha256, write_json
-from shardlab.launch import container, debian
-from shardlab.launch.images import ImageReport
+from shardlab.runs import container, debian
+from shardlab.runs.images import ImageReport
 from shardlab.schema import check
 from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container

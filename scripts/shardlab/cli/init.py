@@ -14,10 +14,11 @@ from shardlab.data import store
 from shardlab.models import contents
 from shardlab.models.weights import materialize, save
 from shardlab.records.reports import InitialReport
+from shardlab.runtime import distributed, tasks, trial
+from shardlab.runtime.device import of_rank
 from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.types import Run, read_run
-from shardlab.training import distributed, evaluation, tasks, trial
-from shardlab.training.device import of_rank
+from shardlab.train import evaluation
 
 
 def main() -> None:

@@ -6,12 +6,12 @@ Options that it does not know are those of the stage.
 
 import sys
 
-from shardlab.launch import forkserver
+from shardlab.runs import forkserver
 
 
 def main() -> int:
     """Run the job in the fork server, or here."""
     forkserver.delegate(["launch", *sys.argv[1:]])
-    from shardlab.launch import job  # importing it takes longer than many jobs
+    from shardlab.runs import job  # importing it takes longer than many jobs
 
     return job.main(__doc__)

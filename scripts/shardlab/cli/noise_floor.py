@@ -10,13 +10,13 @@ from shardlab.data import store
 from shardlab.models.weights_difference import weights_difference
 from shardlab.records.done import weights_digest
 from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin, initial_digest
+from shardlab.runtime import distributed
 from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run, read_run
-from shardlab.trainer.evaluation import evaluate
-from shardlab.trainer.loop import train
-from shardlab.trainer.perturbed import move
-from shardlab.training import distributed
+from shardlab.train.evaluation import evaluate
+from shardlab.train.loop import train
+from shardlab.train.perturbed import move
 
 
 def main() -> None:

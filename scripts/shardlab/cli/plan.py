@@ -54,7 +54,7 @@ def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan
 
     A run that does not fit is planned again with the least recomputation with which it fits.
     """
-    from shardlab.trainer.simulate import simulate  # imports torch, after the configuration was checked
+    from shardlab.plan.simulate import simulate  # imports torch, after the configuration was checked
 
     folders = {run.data.name: data / run.data.name for run in runs}
     there = {run.data.name: store.is_prepared(folders[run.data.name], run.data) for run in runs}

@@ -19,9 +19,9 @@ from typing import Any
 
 from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
-from shardlab.launch import container, gpus, launchers
-from shardlab.launch.launchers import RENDEZVOUS, JobLauncher
-from shardlab.launch.slurm_limits import policy
+from shardlab.runs import container, gpus, launchers
+from shardlab.runs.launchers import RENDEZVOUS, JobLauncher
+from shardlab.runs.slurm_limits import policy
 from shardlab.settings import load
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Ranks, read_ranks
@@ -149,7 +149,7 @@ def visible(needed: int) -> tuple[list[str], list[str]]:
     """Return the names of the GPUs that PyTorch sees on this node, and a sentence for each problem with them."""
     import torch
 
-    from shardlab.training import device
+    from shardlab.runtime import device
 
     listed, version = gpus.listed(), torch.version
     count = torch.accelerator.device_count()
@@ -211,7 +211,7 @@ def ranks(run: Ranks, output: Path) -> int:
     """Check that every collective gives the right result over all ranks, started as in a training run."""
     from shardlab.measure import device_benchmark
     from shardlab.measure.collectives import wrong
-    from shardlab.training import distributed
+    from shardlab.runtime import distributed
 
     distributed.start(run.site.device, timeout_seconds=4 * PATIENCE)
     world = distributed.world(run)

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 from shardlab.files import write_text
-from shardlab.launch import slurm
 from shardlab.report import charts, html, run_data, summary, summary_markdown
+from shardlab.runs import slurm
 from shardlab.settings import load
 
 

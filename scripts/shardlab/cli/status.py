@@ -8,7 +8,7 @@ shardlab status
 import argparse
 from pathlib import Path
 
-from shardlab.launch.run_status import next_action
+from shardlab.runs.run_status import next_action
 from shardlab.settings import load, resolve
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError
-from shardlab.launch import signals, slurm
-from shardlab.launch.images import read_report
+from shardlab.runs import signals, slurm
+from shardlab.runs.images import read_report
 from shardlab.settings.types import read_run
 
 
@@ -36,8 +36,8 @@ def main() -> int:
     parser.add_argument("--image", type=Path, help="report of the image that this runs in, for train.json")
     args = parser.parse_args()
     # After installing the signal handlers: these imports take seconds.
-    from shardlab.trainer import loop
-    from shardlab.training import distributed
+    from shardlab.runtime import distributed
+    from shardlab.train import loop
 
     run = read_run(args.settings)
     origin: dict[str, Any] = {"git_commit": args.commit, "slurm_job_id": slurm.job_id(), "attempt": args.attempt}

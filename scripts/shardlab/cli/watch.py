@@ -19,7 +19,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.widgets import DataTable, Footer, Static
 
-from shardlab.launch.run_status import RunStatus, look, queue
+from shardlab.runs.run_status import RunStatus, look, queue
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
 

@@ -1,6 +1,6 @@
 """plan.json: what a run will cost, known before it is paid for.
 
-Bytes and floating-point operations come from trainer/simulate.py. The time follows from them and the site's figures: a
+Bytes and floating-point operations come from plan/simulate.py. The time follows from them and the site's figures: a
 step is the longer of its matrix products and the overlapped data-parallel traffic, plus tensor- and pipeline-parallel
 traffic, for which the devices wait, plus the update, which reads and writes the model's state.
 """

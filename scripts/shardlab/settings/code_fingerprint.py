@@ -24,7 +24,7 @@ COMPUTES = tuple(
     f"settings/{name}.py" for name in ("learning_rate", "mesh", "pipeline_schedules", "precisions", "recipe")
 )
 READS = ("data/order.py", "data/split_file.py", "data/store.py")
-TRAINING = ("models/", "patches/", "trainer/", "training/", "strategies/", *READS, *COMPUTES)
+TRAINING = ("models/", "patches/", "train/", "runtime/", "parallel/", *READS, *COMPUTES)
 """Where code decides what a training computes; the rest checks, starts, measures and reports."""
 DATA = ("data/",)
 """Code that determines the content of a prepared data set."""
@@ -50,8 +50,8 @@ def of_run(run: Run) -> dict[str, str]:
         uses.append("data_parallel")
     if technique := PRECISIONS[run.recipe.arithmetic].technique:
         uses.append(technique)
-    files = (f"strategies/{name}.py" for name in uses)
-    return _digests(("trainer/loop.py", f"training/tasks/{run.task}.py", *files), TRAINING)
+    files = (f"parallel/{name}.py" for name in uses)
+    return _digests(("train/loop.py", f"runtime/tasks/{run.task}.py", *files), TRAINING)
 
 
 def check_imported(*sources: Mapping[str, str]) -> None:

@@ -101,7 +101,7 @@ class Workload(Strict):
     )
     task: str = Field(
         pattern=r"^[a-z0-9_]+$",
-        description="Task: a file in scripts/shardlab/training/tasks (batches, loss and metric) and one in "
+        description="Task: a file in scripts/shardlab/runtime/tasks (batches, loss and metric) and one in "
         "scripts/shardlab/data/encoders (prepared arrays).",
     )
     blocks: list[str] = Field(default=[], description="Submodules that FSDP shards separately, as patterns (layers.*).")
@@ -280,7 +280,7 @@ class Ranks(Strict):
 
     @property
     def engine_file(self) -> str:
-        """The file in scripts/shardlab/strategies that the ranks import."""
+        """The file in scripts/shardlab/parallel that the ranks import."""
         return "native"
 
     @property
@@ -342,7 +342,7 @@ class Run(Ranks):
 
     @property
     def engine_file(self) -> str:
-        """The file in scripts/shardlab/strategies whose engine runs the step."""
+        """The file in scripts/shardlab/parallel whose engine runs the step."""
         if self.engine == "deepspeed":
             return "zero"
         if self.mesh.pipelined:
