@@ -30,6 +30,10 @@ SPECIAL = {"pad": 0, "start": 1, "end": 2}
 """Ids of <pad>, <bos> and <eos> in every tokenizer that is trained here."""
 PART = 2**22
 """Bytes of a part's arrays, about."""
+TRAINED_ON = 6_000_000
+"""Bytes of text, the first of the train split, that a tokenizer is trained on: of text in which no word comes back, the
+trainer keeps 125 bytes per byte.
+"""
 
 
 class Text(NamedTuple):
@@ -142,7 +146,8 @@ def _text(data: DataSet, train: Located, expected: str) -> Text:
             )
         return text
     with _placed(train, expected):
-        return Text(_train_tokenizer(data, (checked_text(part) for sample in train for part in sample)), SPECIAL)
+        texts = (checked_text(part) for sample in train for part in sample)
+        return Text(_train_tokenizer(data, _first(texts, TRAINED_ON)), SPECIAL)
 
 
 def _read_tokenizer(folder: Path) -> Text:
@@ -159,6 +164,16 @@ def _read_tokenizer(folder: Path) -> Text:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return Text(tokenizer, pretrained.special_tokens(folder))
+
+
+def _first(texts: Iterable[str], size: int) -> Iterator[str]:
+    """Yield texts of ``size`` bytes together, the last one cut."""
+    for text in texts:
+        content = text.encode()
+        yield text if len(content) <= size else content[:size].decode(errors="ignore")
+        size -= len(content)
+        if size <= 0:
+            return
 
 
 def _train_tokenizer(data: DataSet, texts: Iterable[str]) -> Tokenizer:
