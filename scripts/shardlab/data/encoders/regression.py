@@ -31,7 +31,10 @@ def blank(options: dict[str, Any], rows: int) -> Arrays:
 
 
 def _vector(name: str, values: Any, size: int) -> NDArray[np.float64]:
-    vector = np.asarray(values).astype(np.float64)
+    array = np.asarray(values)
+    if array.dtype.kind not in "biufUO":
+        raise ValueError(f"{name} has values of type {array.dtype}, not real numbers")
+    vector = array.astype(np.float64)
     if vector.shape != (size,):
         raise ValueError(f"{name} has the shape {vector.shape}, but the workload's shape promises ({size},)")
     if not np.isfinite(vector).all():
