@@ -16,8 +16,9 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from helpers.common import ROOT, tiny_run
-from shardlab.data import split_file, store
-from shardlab.data.encoders import encode
+from shardlab import data as data_sets
+from shardlab.data import encoders, split_file, store
+from shardlab.data.encoders import _first, encode
 from shardlab.data.split_file import SplitFile
 from shardlab.errors import UserError
 from shardlab.files import lock
@@ -91,6 +92,20 @@ def test_ragged_rows_are_those_of_one_part(tmp_path, cuts):
     found = safetensors.numpy.load_file(tmp_path / "train.safetensors")
     assert found["x"].tolist() == [1, 2, 3, 4, 5]
     assert found["x_offsets"].tolist() == [0, 2, 2, 5]
+
+
+@pytest.mark.parametrize("workload", ["mlp", "mnist", "llama2", "xsum"])
+def test_the_parts_of_an_encoder_leave_no_trace(tmp_path, monkeypatch, workload):
+    data = tiny_run(workload).data
+
+    def prepared(name):
+        return store.write(tmp_path / name, data, *encode(data, data_sets.read(data, tmp_path)))
+
+    whole = prepared("whole")
+    monkeypatch.setattr(encoders, "PART", 3000)
+    in_parts = prepared("parts")
+    assert in_parts["fingerprint"] == whole["fingerprint"]
+    assert in_parts["counts"] == whole["counts"]
 
 
 def test_color_pictures_are_stored_as_they_are_seen(tmp_path):
@@ -186,6 +201,12 @@ def test_what_an_encoder_leaves_out_is_counted(tmp_path):
     stream = [*text.encode("abc").ids, 2, *text.encode("def").ids, 2]
     assert tokens.tolist() == [stream[:4], stream[3:7]]
     assert counts["train"] == {"tokens after the last whole window dropped": 1}
+
+
+def test_a_tokenizer_is_trained_on_leading_bytes():
+    assert [*_first(["ab", "\u00e4\u00e4", "\u00e4", "c"], 5)] == ["ab", "\u00e4"]
+    assert [*_first(["ab", "c", "d"], 3)] == ["ab", "c"]
+    assert [*_first(iter(["ab"]), 3)] == ["ab"]
 
 
 class Broken:
