@@ -35,7 +35,7 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.hub.calls.append((self.command, path, self.headers.get("Range")))
         for pattern, answer in (
-            (r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/[^/]+)?", self.info),
+            (r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/.+)?", self.info),
             (r"/api/(?:datasets|models)/([^/]+/[^/]+)/tree/[^/]+/?(.*)", self.tree),
             (r"/api/(?:datasets|models)/([^/]+/[^/]+)/paths-info/[^/]+", self.paths_info),
             (r"(?:/datasets)?/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.file),
