@@ -25,7 +25,7 @@ COMPUTES = tuple(
 )
 TRAINING = ("models/", "patches/", "trainer/", "training/", "strategies/", "data/order.py", "data/store.py", *COMPUTES)
 """Where code decides what a training computes; the rest checks, starts, measures and reports."""
-DATA = ("data/",)
+DATA = ("data/", "settings/split_slices.py")
 """Code that determines the content of a prepared data set."""
 
 
