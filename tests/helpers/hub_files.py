@@ -10,6 +10,7 @@ import json
 import random
 
 import datasets
+import huggingface_hub
 import numpy as np
 import yaml
 from PIL import Image, ImageDraw
@@ -56,6 +57,21 @@ def articles(count):
 def environment(hub):
     """Variables for a process that is to use ``hub``."""
     return {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def use_here(hub, monkeypatch, home):
+    """Lead the client in this process to ``hub``; what it keeps goes to ``home``."""
+    constants, config = huggingface_hub.constants, datasets.config
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    monkeypatch.setattr(config, "HF_ENDPOINT", hub.url)
+    monkeypatch.setattr(config, "HUB_DATASETS_URL", f"{hub.url}/datasets/{{repo_id}}/resolve/{{revision}}/{{path}}")
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", home / "datasets")
+    monkeypatch.setattr(config, "DOWNLOADED_DATASETS_PATH", home / "downloads")
 
 
 STRING = datasets.Value("string")

@@ -73,7 +73,7 @@ def trained(hub, make_tree, tmp_path_factory):
     """The project after one call that trained every workload; only the pictures held out are fewer than shipped."""
     tree = make_tree(tmp_path_factory.mktemp("schemas"))
     for path in (tree.path / "config/workloads").glob("*.yaml"):
-        path.write_text(path.read_text().replace("holdout: 5000", "holdout: 40"))
+        path.write_text(path.read_text().replace("validation: 5000", "validation: 40"))
     keys = ["data=hub", f"workloads={json.dumps(WORKLOADS)}", "strategies=[single,ddp]", f"recipe={json.dumps(RUN)}"]
     tree.snakemake("--config", *keys, "noise_floor_runs=0", "--", "all", **hub_files.environment(hub))
     return tree
