@@ -16,7 +16,7 @@ from shardlab import models
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
-from shardlab.settings import deepspeed, load, model_and_data, resolve
+from shardlab.settings import code_fingerprint, deepspeed, load, model_and_data, resolve
 from shardlab.settings.types import read_run
 from shardlab.training import evaluation, step, tasks
 
@@ -113,16 +113,51 @@ def test_a_workload_whose_sizes_lie_under_a_longer_key(config):
     assert "the key `sizes` is missing" in sentence(run_of, "mlp")
 
 
-def test_a_half_written_workload_stops_no_other(config):
-    (config / "workloads/half.yaml").write_text("model: [")
-    assert model_and_data.data_set(load.config({"workloads": ["mlp"]}), "pairs").name == "pairs"
+UNSELECTED = {
+    "half": "model: [",
+    "hub_alone": ("embedded:", "hub:"),
+    "folder": ("model: mlp", "model: hf:./nowhere"),
+    "no_size": ("small:", "huge:"),
+    "code": ("reader: pairs", "reader: half_written"),
+}
+"""Workload: its file's content, or what differs from mlp's."""
+
+
+@pytest.mark.parametrize("name", [*UNSELECTED, "loop"])
+def test_a_workload_that_is_not_selected_stops_no_other(config, monkeypatch, tmp_path, name):
+    path = config / f"workloads/{name}.yaml"
+    if name == "loop":
+        path.symlink_to(path)
+    else:
+        change = UNSELECTED[name]
+        text = (config / "workloads/mlp.yaml").read_text().replace("name: pairs", "name: other")
+        path.write_text(change if isinstance(change, str) else text.replace(*change, 1))
+    shutil.copytree(code_fingerprint.PACKAGE / "data", tmp_path / "data", ignore=lambda *_: ["__pycache__"])
+    (tmp_path / "data/half_written.py").write_text("def read(")
+    monkeypatch.setattr(code_fingerprint, "PACKAGE", tmp_path)
+    monkeypatch.setattr(code_fingerprint, "ROOT", tmp_path)
+    configured = load.config({"workloads": ["mlp"]})
+    assert model_and_data.data_set(configured, "pairs").name == "pairs"
+    assert "there is no model" in sentence(model_and_data.model, configured, "data/models/mine")
+    assert sentence(run_of, name), "where it is selected, it is an error"
+
+
+def test_a_model_s_folder_has_one_revision(config):
+    text = (config / "workloads/t5.yaml").read_text()
+    for name, revision in (("same", "a97"), ("other", "b97")):
+        mine = text.replace("name: package_docstrings_t5", f"name: {name}").replace("commit a97", f"commit {revision}")
+        (config / f"workloads/t5_{name}.yaml").write_text(mine)
+    configured = load.config({"workloads": ["t5"]})
+    model_and_data.check_shared(configured, resolve.run(configured, "single", "t5_same"))
+    said = sentence(model_and_data.check_shared, configured, resolve.run(configured, "single", "t5_other"))
+    assert "t5_other.yaml: another workload, or another size, has google-t5/t5-base at revision a97" in said
 
 
 def test_a_data_set_of_two_workloads(config):
     text = (config / "workloads/mlp.yaml").read_text()
     (config / "workloads/mlp2.yaml").write_text(text.replace("rows: 1024", "rows: 9"))
     configured = load.config({"workloads": ["mlp"]})
-    said = sentence(model_and_data.check_data_set, configured, resolve.run(configured, "single", "mlp2"))
+    said = sentence(model_and_data.check_shared, configured, resolve.run(configured, "single", "mlp2"))
     assert "mlp2.yaml: another workload also prepares a data set pairs, with another options.rows" in said
 
 
@@ -155,7 +190,7 @@ def test_a_tp_that_does_not_divide_leaves_out_its_cell():
             (np.zeros((1, 2, 2), np.uint8), -1),
             ["the label is -1"],
         ),
-        ("language_modelling", {"vocab_size": 300, "sequence_length": 4}, (3,), ["it has a int", "is a text"]),
+        ("language_modelling", {"vocab_size": 300, "sequence_length": 4}, (3,), ["it has 3, of type int", "is a text"]),
         ("summarization", {"vocab_size": 300, "document_tokens": 9, "summary_tokens": 9}, ("a",), ["a document and"]),
     ],
 )
@@ -205,14 +240,10 @@ def test_a_configuration_of_a_program(words):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_tokenizer_of_another_kind_or_with_more_entries_than_the_model(tiny_data, tmp_path):
+def test_a_tokenizer_of_another_kind(tmp_path):
     data = tiny_run("llama2").data.model_copy(update={"tokenizer": str(tmp_path), "name": "mine"})
     (tmp_path / "tokenizer.json").write_text("{}")
     assert "is not a tokenizer of the tokenizers library" in sentence(encode, data, {"train": [("a",)]})
-    shutil.copy(tiny_data / "llama2/tokenizer.json", tmp_path)
-    (tmp_path / "config.json").write_text('{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}')
-    small = data.model_copy(update={"options": data.options | {"vocab_size": 9}})
-    assert "but the workload's vocab_size is 9" in sentence(encode, small, {"train": [("a",)]})
 
 
 def test_weights_that_are_no_numbers_are_not_the_learning_rate_s_fault():

@@ -11,7 +11,7 @@ from shardlab.launch import (
     slurm,
     stages,
 )
-from shardlab.patches import snakemake_scheduler
+from shardlab.patches import snakemake_dag, snakemake_scheduler
 from shardlab.records import plan
 from shardlab.settings import (
     contents,
@@ -23,6 +23,9 @@ from shardlab.settings import (
     variants,
 )
 from shardlab.settings.types import RESERVED, sealed
+
+# Also in a dry run.
+snakemake_dag.ancient_inputs_decide_nothing()
 
 # After a kill the same call goes on, without --unlock.
 WORKS = snakemake_lock.runs_jobs(sys.argv[1:])
@@ -60,7 +63,7 @@ try:
     named = {}
     for target in call.targets(sys.argv[1:]):
         run = resolved(target.strategy, target.workload)
-        model_and_data.check_data_set(CONFIG, run)
+        model_and_data.check_shared(CONFIG, run)
         if target.exported:
             pretrained.check_export(run.model)
         else:
@@ -229,16 +232,28 @@ def data_of(wildcards):
 
 
 def model_of(wildcards):
-    """Settings of the transformers model that is downloaded to a folder of that name."""
-    return model_and_data.model(CONFIG, f"data/models/{wildcards.model}")
+    """Settings of the transformers model that is downloaded to a folder of that name; with weights if a run needs them."""
+    folder = f"data/models/{wildcards.model}"
+    found = model_and_data.model(CONFIG, folder)
+    runs = [run for run in asked_for.values() if run.model.folder == folder]
+    starts = any(run.model.pretrained for run in runs) if runs else found.pretrained
+    return found.model_copy(update={"pretrained": starts})
 
 
-def model_files(folder):
-    """Return the file that marks a transformers model's folder as complete; empty for the project's own models."""
+def model_files(folder, reads=()):
+    """Return the file that marks a transformers model's folder as complete; empty for the project's own models.
+
+    A folder of the user's is not marked: those of its files that a job ``reads``, as patterns, are inputs, too.
+    """
     if folder is None:
         return []
-    downloaded = Path(folder).parent == Path("data/models")
-    return [f"{folder}/{'download.json' if downloaded else 'config.json'}"]
+    if Path(folder).parent == Path("data/models"):
+        return [f"{folder}/download.json"]
+    return [
+        f"{folder}/{name}"
+        for pattern in ("config.json", *reads)
+        for name in sorted(path.name for path in Path(folder).glob(pattern))
+    ]
 
 
 def prepared(wildcards):
@@ -248,7 +263,7 @@ def prepared(wildcards):
 
 def download_of(wildcards):
     """Return the settings of a data set that affect its download."""
-    kept = {"seed": 0, "options": {}, "tokenizer": None, "sources": {}}
+    kept = {"seed": 0, "options": {}, "tokenizer": None, "model": {}, "sources": {}}
     return data_of(wildcards).model_copy(update=kept)
 
 

@@ -48,7 +48,7 @@ rule prepare:
         lambda wildcards: (
             ["data/raw/{dataset}/download.json"] if data_of(wildcards).hub else []
         ),
-        lambda wildcards: model_files(data_of(wildcards).tokenizer),
+        lambda wildcards: model_files(data_of(wildcards).tokenizer, ["tokenizer.json"]),
     output:
         manifest="data/prepared/{dataset}/dataset.json",
         splits=expand(

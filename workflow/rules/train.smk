@@ -54,7 +54,10 @@ rule init:
     input:
         settings="results/init/{workload}/run.json",
         data=prepared,
-        model=lambda wildcards: model_files(run_of(wildcards).model.folder),
+        model=lambda wildcards: model_files(
+            run_of(wildcards).model.folder,
+            ["*.safetensors*"] if run_of(wildcards).model.pretrained else [],
+        ),
         image=IMAGE,
     output:
         weights="results/init/{workload}.safetensors",

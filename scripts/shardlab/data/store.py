@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.data import SPLITS
-from shardlab.data.encoders import Arrays, Text
+from shardlab.data.encoders import Arrays
 from shardlab.data.overlap import Overlap
 from shardlab.data.split_file import SplitFile, row, samples
+from shardlab.data.text import Text
 from shardlab.errors import UserError, remedy
 from shardlab.files import lock, read_json, sha256, write_atomic, write_json
 from shardlab.settings.run_identity import difference

@@ -129,7 +129,7 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
     if config.sweep and not found:
         raise UserError(f"{sweep.WHERE}: no variant is possible: {next(iter(left_out.values()))}")
     for one in {(variants.base(one.workload), one.data.name): one for one in found}.values():
-        model_and_data.check_data_set(config, one)
+        model_and_data.check_shared(config, one)
     return found, left_out
 
 

@@ -241,6 +241,9 @@ class DataSet(Strict):
     tokenizer: str | None = Field(
         None, description="Folder of the model whose tokenizer is used (null: train one on the train split)."
     )
+    model: dict[str, Any] = Field(
+        default={}, description="What the workload changes in that model's config.json, of the keys that limit tokens."
+    )
     reader: str = Field(description="Module in scripts/shardlab/data.")
     hub: HubSource | None = Field(description="Data set on the hub; null for embedded data.")
     sources: dict[str, str] = Field(default={}, description="Files that read and encode it: digests of their code.")

@@ -13,39 +13,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from shardlab.data.samples import Located, Samples
+from shardlab.data.text import Text, checked_text, of_model, trained
 from shardlab.errors import UserError
-from shardlab.settings import pretrained, registry
+from shardlab.settings import registry
 from shardlab.settings.types import DataSet
 
 Arrays = dict[str, NDArray[Any]]
 T = TypeVar("T")
-SPECIAL = {"pad": 0, "start": 1, "end": 2}
-"""Ids of <pad>, <bos> and <eos> in every tokenizer that is trained here."""
 PART = 2**22
 """Bytes of a part's arrays, about."""
-TRAINED_ON = 6_000_000
-"""Bytes of text, the first of the train split, that a tokenizer is trained on: of text in which no word comes back, the
-trainer keeps 125 bytes per byte.
-"""
-
-
-class Text(NamedTuple):
-    """Encoder of text: tokenizer and special tokens."""
-
-    tokenizer: Tokenizer
-    special: dict[str, int]
-    """Ids of ``pad``, ``start`` and ``end``."""
-
-    def ids(self, texts: list[str]) -> list[list[int]]:
-        """Return the tokens of each text, without special tokens around them."""
-        return [each.ids for each in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 class Encoded(NamedTuple):
@@ -94,17 +75,6 @@ def parts_of(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
         yield part
 
 
-def checked_text(value: Any) -> str:
-    """Return a text of a sample.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if not isinstance(value, str):
-        raise ValueError(f"it has a {type(value).__name__} where a text should be")
-    return value
-
-
 @contextmanager
 def _placed(samples: Located, expected: str) -> Iterator[None]:
     """Make a UserError with the place of the sample that was read last.
@@ -138,54 +108,6 @@ def _encoded(encoder: Any, samples: Located, text: Text | None, counts: Counter[
 
 def _text(data: DataSet, train: Located, expected: str) -> Text:
     if data.tokenizer:
-        text = _read_tokenizer(Path(data.tokenizer))
-        if (size := data.options.get("vocab_size")) and text.tokenizer.get_vocab_size() > size:
-            raise UserError(
-                f"{data.tokenizer}/tokenizer.json has {text.tokenizer.get_vocab_size()} entries, but the workload's "
-                f"vocab_size is {size}; set it to at least that number."
-            )
-        return text
+        return of_model(data)
     with _placed(train, expected):
-        texts = (checked_text(part) for sample in train for part in sample)
-        return Text(_train_tokenizer(data, _first(texts, TRAINED_ON)), SPECIAL)
-
-
-def _read_tokenizer(folder: Path) -> Text:
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise UserError(
-            f"{path} is missing; create it where transformers is installed: "
-            f"AutoTokenizer.from_pretrained(MODEL).save_pretrained('{folder}')."
-        )
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no exception type
-        raise UserError(f"{path} is not a tokenizer of the tokenizers library ({error}); recreate it.") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return Text(tokenizer, pretrained.special_tokens(folder))
-
-
-def _first(texts: Iterable[str], size: int) -> Iterator[str]:
-    """Yield texts of ``size`` bytes together, the last one cut."""
-    for text in texts:
-        content = text.encode()
-        yield text if len(content) <= size else content[:size].decode(errors="ignore")
-        size -= len(content)
-        if size <= 0:
-            return
-
-
-def _train_tokenizer(data: DataSet, texts: Iterable[str]) -> Tokenizer:
-    """Train byte-level BPE (Sennrich et al., 2016, arXiv:1508.07909) with at most ``vocab_size`` entries."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=data.options["vocab_size"],
-        special_tokens=["<pad>", "<bos>", "<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+        return trained(data, (checked_text(part) for sample in train for part in sample))

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from shardlab.data.encoders import Arrays, Text, checked_text, parts_of
+from shardlab.data.encoders import Arrays, parts_of
 from shardlab.data.samples import Samples
+from shardlab.data.text import Text, checked_text
 from shardlab.errors import UserError
 from shardlab.settings.types import DataSet
 
@@ -23,12 +24,12 @@ def encode(data: DataSet, samples: Samples, text: Text, counts: Counter[str]) ->
     Raises:
         UserError: a split is shorter than one window.
     """
-    length = data.options["sequence_length"]
+    length, end = data.options["sequence_length"], text.token("end")
     texts = (checked_text(sample) for (sample,) in samples)
     left = np.empty(0, np.int32)
     whole = 0  # windows
     for part in parts_of(texts, lambda text: TOKEN * len(text)):
-        stream = np.concatenate([left, *(np.array([*ids, text.special["end"]], np.int32) for ids in text.ids(part))])
+        stream = np.concatenate([left, *(np.array([*ids, end], np.int32) for ids in text.ids(part, counts))])
         if windows := (len(stream) - 1) // length:
             yield {"tokens": sliding_window_view(stream, length + 1)[::length]}
         left = stream[windows * length :].copy()

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardlab.data.encoders import Arrays, Text, parts_of
+from shardlab.data.encoders import Arrays, parts_of
 from shardlab.data.samples import Samples
+from shardlab.data.text import Text
 from shardlab.settings.types import DataSet
 
 TEXT = False
@@ -30,7 +31,12 @@ def blank(options: dict[str, Any], rows: int) -> Arrays:
 
 
 def _vector(name: str, values: Any, size: int) -> NDArray[np.float64]:
-    vector = np.asarray(values).astype(np.float64)
+    array = np.asarray(values)
+    if array.dtype.kind not in "biufUO":
+        raise ValueError(f"{name} has values of type {array.dtype}, not real numbers")
+    if array.dtype.kind == "O" and any(value is None for value in array.flat):
+        raise ValueError(f"{name} has missing values (None)")
+    vector = array.astype(np.float64)
     if vector.shape != (size,):
         raise ValueError(f"{name} has the shape {vector.shape}, but the workload's shape promises ({size},)")
     if not np.isfinite(vector).all():

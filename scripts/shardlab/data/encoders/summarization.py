@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from shardlab.data.encoders import Arrays, Text, checked_text, parts_of
+from shardlab.data.encoders import Arrays, parts_of
 from shardlab.data.samples import Samples
+from shardlab.data.text import Text, checked_text
 from shardlab.settings.types import DataSet
 
 TEXT = True
@@ -23,12 +24,13 @@ def encode(data: DataSet, samples: Samples, text: Text, counts: Counter[str]) ->
     """Encode samples (document, summary)."""
     longest = {"document": data.options["document_tokens"], "summary": data.options["summary_tokens"]}
     prefix = data.options.get("prefix", "")
-    start, end = text.special["start"], text.special["end"]
-    texts = ((prefix + checked_text(sample[0]), checked_text(sample[1])) for sample in samples)
+    start, end = text.token("start"), text.token("end")
+    text.token("pad")  # batches are filled up with it
+    texts = ((prefix + checked_text(document), checked_text(summary)) for document, summary in samples)
     for part in parts_of(texts, lambda sample: TOKEN * sum(map(len, sample))):
         arrays: Arrays = {}
         for name, column in zip(longest, zip(*part, strict=True), strict=True):
-            tokens = text.ids(list(column))
+            tokens = text.ids(list(column), counts)
             counts[f"{NAMES[name]} truncated to {name}_tokens"] += sum(len(ids) >= longest[name] for ids in tokens)
             rows = [[*ids[: longest[name] - 1], end] for ids in tokens]
             if name == "summary":

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shardlab.data.encoders import SPECIAL, Arrays
+from shardlab.data.encoders import Arrays
 from shardlab.data.order import Indices
 from shardlab.data.split_file import open_arrays
+from shardlab.data.text import SPECIAL
 from shardlab.errors import UserError
 from shardlab.models._chain import Chain
 from shardlab.models._losses import TARGETS
