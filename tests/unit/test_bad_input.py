@@ -67,6 +67,23 @@ def test_a_workload_s_file(config, old, new, words):
     assert all(word in said for word in words), said
 
 
+def test_tokens_and_classes_that_the_model_does_not_have(config):
+    text = (config / "workloads/llama2.yaml").read_text()
+    own = text.replace("shape: {vocab_size: 1024}", "", 1).replace("model: {dim", "model: {vocab_size: 1024, dim", 1)
+    (config / "workloads/own.yaml").write_text(own.replace("data: {seq", "data: {vocab_size: 1025, seq", 1))
+    said = sentence(run_of, "own")
+    assert "own.yaml: the data has vocab_size 1025, but the model 1024; write it once, under `shape:`" in said
+    text = (
+        (config / "workloads/vit_pretrained.yaml").read_text().replace("image_size: 28, classes: 10", "image_size: 28")
+    )
+    text = text.replace("recipe:", "data: {classes: 10}\n    recipe:", 1)
+    for name, model in (("theirs", "{"), ("fewer", "{num_labels: 9, ")):
+        (config / f"workloads/{name}.yaml").write_text(text.replace("model: {revision", f"model: {model}revision", 1))
+    load.names.cache_clear()
+    assert "theirs.yaml: the data has classes 10, of which the model does not know" in sentence(run_of, "theirs")
+    assert "the data has classes 10, but the model 9" in sentence(run_of, "fewer")
+
+
 def bomb():
     lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
     lines += [f"{new}: &{new} [{', '.join(['*' + old] * 9)}]" for old, new in zip("abcdefg", "bcdefgh", strict=True)]

@@ -142,12 +142,24 @@ def check_files(workload: Workload, config: Config, name: str) -> None:
         registry.require(kind, file, f"config/workloads/{name}.yaml: {kind}")
 
 
-def check_args(workload: Workload, name: str, args: dict[str, Any]) -> None:
-    """Check that the arguments that must divide others do.
+def check_args(workload: Workload, name: str, args: dict[str, Any], options: dict[str, Any]) -> None:
+    """Check that the model's arguments that must divide others do, and that it has the classes and tokens of the data.
 
     Raises:
         UserError: one does not.
     """
+    for key, other in (("vocab_size", "vocab_size"), ("classes", "num_labels")):
+        given, in_model = options.get(key), args.get(key, args.get(other))
+        if isinstance(given, int) and isinstance(in_model, int) and given > in_model:
+            raise UserError(
+                f"config/workloads/{name}.yaml: the data has {key} {given}, but the model {in_model}; write it "
+                "once, under `shape:`, which both get."
+            )
+    if pretrained.is_pretrained(workload.model) and "classes" in options and not {"classes", "num_labels"} & {*args}:
+        raise UserError(
+            f"config/workloads/{name}.yaml: the data has classes {options['classes']}, of which the model does not "
+            "know; write classes under `shape:`, which both get."
+        )
     for key, divisor in workload.divisible.items():
         sizes = [args.get(key), args.get(divisor)]
         if not all(isinstance(size, int) and size > 0 for size in sizes):

@@ -32,7 +32,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     model_and_data.check_files(workload, config, workload_base)
     data = model_and_data.data_of(workload, config, size, data_seed, varied=values.get("size", ""))
     args = model_and_data.model_args(workload, config, size)
-    model_and_data.check_args(workload, workload_base, args)
+    model_and_data.check_args(workload, workload_base, args, data.options)
     nodes, ranks, devices = _ranks(config, strategy, strategy_name, site)
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
     compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
