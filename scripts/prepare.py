@@ -2,6 +2,7 @@
 """Prepare a data set: encode the samples of every split as arrays, with a fingerprint. Needs no network."""
 
 import argparse
+import time
 from pathlib import Path
 
 from shardlab import data as data_sets
@@ -21,12 +22,19 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, required=True, help="folder of the downloaded files, for hub data")
     parser.add_argument("--output", type=Path, required=True, help="folder for the prepared files")
     args = parser.parse_args()
+    started = time.perf_counter()
     encoded = encode(args.data, data_sets.read(args.data, args.raw))
     code_fingerprint.check_imported(args.data.sources)
     manifest = store.write(args.output, args.data, *encoded)
     for split, counts in manifest["counts"].items():
         for what, count in counts.items():
             print(f"{split}: {count} {what}")
+    total, size = (
+        sum(manifest["samples"].values()),
+        sum((args.output / name).stat().st_size for name in manifest["files"]),
+    )
+    seconds = time.perf_counter() - started
+    print(f"{seconds:.1f} s, {1000 * seconds / total:.2f} s per 1000 samples; {size / total:.0f} bytes per sample")
     print(f"samples {manifest['samples']}\nfingerprint {manifest['fingerprint']}")
 
 

@@ -181,7 +181,7 @@ def _lines(count, seed):
     lines = ["", " = Robert <unk> = \n", ""]
     while len(lines) < count:
         lines += ["", f" = = {_sentence(made, 2)[:-1]} = = \n", ""]
-        lines += [f" {_sentence(made, 30 + 10 * i)[:-1]} @-@ 1 @,@ 600 . Café – naïve \n" for i in range(3)]
+        lines += [f" {_sentence(made, 30 + 10 * i)[:-1]} @-@ 1 @,@ 600 . Café — naïve \n" for i in range(3)]
     return lines[:count]
 
 

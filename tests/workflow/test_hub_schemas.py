@@ -134,7 +134,9 @@ def test_pictures_are_those_of_the_repository(trained, repositories, name, repos
 
     def content(split):
         arrays = prepared(trained, name, split)
-        return [(np.moveaxis(image, 0, 2), label) for image, label in zip(*map(arrays.get, ("images", "labels")))]
+        return [
+            (np.moveaxis(each, 0, 2), label) for each, label in zip(arrays["images"], arrays["labels"], strict=True)
+        ]
 
     source = [(pixels(row), row["label"]) for row in rows(repositories[repository], test)]
     assert len(source) == len(content("test"))
@@ -172,7 +174,7 @@ def test_documents_and_summaries_are_those_of_the_repository(trained, repositori
     for column, before, most in (("document", prefix, 64), ("summary", "", 20)):
         offsets = arrays[f"{column}_offsets"]
         assert len(offsets) == len(source) + 1
-        for row, begin, end in zip(source, offsets, offsets[1:]):
+        for row, begin, end in zip(source, offsets[:-1], offsets[1:], strict=True):
             ids = arrays[column][begin:end]
             if column == "summary":
                 assert ids[0] == special["start"]
@@ -184,4 +186,4 @@ def test_documents_and_summaries_are_those_of_the_repository(trained, repositori
                 expected = " ".join(expected.split())
             assert expected.startswith(found) if len(ids) == most else expected == found
             whole[column] += len(ids) < most
-    assert all(0 < whole[column] for column in ("document", "summary"))
+    assert all(whole[column] > 0 for column in ("document", "summary"))
