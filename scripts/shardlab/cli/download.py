@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from shardlab.data import hub
+from shardlab.data import hub_download
 from shardlab.settings.types import DataSet, Model
 
 
@@ -15,7 +15,11 @@ def main() -> None:
     what.add_argument("--model", type=Model.model_validate_json, help="settings of the model (JSON)")
     parser.add_argument("--output", type=Path, required=True, help="folder for the files and download.json")
     args = parser.parse_args()
-    manifest = hub.download(args.data, args.output) if args.data else hub.download_model(args.model, args.output)
+    manifest = (
+        hub_download.download(args.data, args.output)
+        if args.data
+        else hub_download.download_model(args.model, args.output)
+    )
     revision = manifest["hub"]["revision"]
     if revision != manifest["commit"]:
         print(f"revision {revision} is a branch, which can move; pin it: revision: {manifest['commit']}")

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, required=True, help="folder of the downloaded files, for hub data")
     parser.add_argument("--output", type=Path, required=True, help="folder for the prepared files")
     args = parser.parse_args()
+    started = time.perf_counter()
     splits = data_sets.read(args.data, args.raw)
     encoded = encode(args.data, {split: Shown(split, samples) for split, samples in splits.items()})
     code_fingerprint.check_imported(args.data.sources)
@@ -54,4 +55,8 @@ def main() -> None:
     for split, counts in manifest["counts"].items():
         for what, count in counts.items():
             print(f"{split}: {count} {what}")
+    total = sum(manifest["samples"].values())
+    size = sum((args.output / name).stat().st_size for name in manifest["files"])
+    seconds = time.perf_counter() - started
+    print(f"{seconds:.1f} s, {1000 * seconds / total:.2f} s per 1000 samples; {size / total:.0f} bytes per sample")
     print(f"samples {manifest['samples']}\nfingerprint {manifest['fingerprint']}")

@@ -5,6 +5,7 @@ YAML files under ``config/`` are checked against them.
 """
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -14,6 +15,7 @@ from pydantic import Field, PositiveInt, model_validator
 from shardlab.errors import UserError, remedy
 from shardlab.files import read_json
 from shardlab.schema import Strict, check, one_of
+from shardlab.settings import split_slices
 from shardlab.settings.mesh import Degrees, ParallelDims
 from shardlab.settings.pipeline_schedules import SCHEDULES, Schedule
 from shardlab.settings.recipe import Recipe
@@ -49,16 +51,41 @@ class HubSource(Strict):
         description="SHA-256 over the downloaded files, as printed by download (null: compared only with the "
         "first download, not with a pinned value).",
     )
-    columns: list[str] = Field(description="Columns of a sample, in the task's order.")
-    splits: dict[Literal["train", "validation", "test"], str] = Field(
-        description="Shardlab's split: the repository's split."
+    columns: list[str] = Field(
+        description="Columns of a sample, in the task's order; translation.en is the field en of the column "
+        "translation."
     )
-    holdout: PositiveInt | None = Field(
-        None, description="Rows to draw (seeded) from train for validation, if the hub has no such split."
+    splits: dict[Literal["train", "validation", "test"], str] = Field(
+        description="Shardlab's split: the repository's split, which may have another name (valid), or rows of it "
+        "(train[:80%], train[1000:2000])."
+    )
+    holdout: dict[Literal["validation", "test"], PositiveInt] = Field(
+        default={},
+        description="Split that is not in `splits`: number of rows to draw for it (seeded) from those of train, which "
+        "then lacks them.",
     )
     rows: dict[Literal["train", "validation", "test"], PositiveInt] = Field(
         default={}, description="Number of leading rows to keep of each split."
     )
+
+    @model_validator(mode="after")
+    def _splits_fit(self) -> "HubSource":
+        slices = {name: split_slices.parse(text) for name, text in self.splits.items()}
+        for name in ("train", "validation", "test"):
+            if name in self.splits and name in self.holdout:
+                raise ValueError(
+                    f"{name} is given by `splits` ({self.splits[name]}) and by `holdout`; remove one of them"
+                )
+            if name not in self.splits and name not in self.holdout:
+                hold = "" if name == "train" else f", or hold out rows of train for it: `holdout: {{{name}: 1000}}`"
+                raise ValueError(f"`splits` has no {name}; name the repository's split for it{hold}")
+        for (name, one), (other, two) in itertools.combinations(slices.items(), 2):
+            if split_slices.share_rows(one, two):
+                raise ValueError(
+                    f"{name} ({self.splits[name]}) and {other} ({self.splits[other]}) have rows in common; name other "
+                    f"splits, or rows of one: {one.split}[:80%] and {one.split}[80%:]"
+                )
+        return self
 
 
 class DataSource(Strict):
