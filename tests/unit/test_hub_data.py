@@ -125,7 +125,7 @@ def test_the_fingerprint_is_that_of_the_configuration_whatever_was_there_before(
     later = hub_download.download(data_set(config="de"), raw)
     assert later["fingerprint"] == fresh["fingerprint"]
     assert later["files"].keys() == {f"de/{split}-00000-of-00001.parquet" for split in SPLITS}
-    assert reader.read(data_set(config="de"), raw)["train"][0] == ("de train 0",)
+    assert next(iter(reader.read(data_set(config="de"), raw)["train"])) == ("de train 0",)
 
 
 def part(config):
@@ -157,7 +157,7 @@ PICTURES = {"columns": ["image", "label"]}
 
 
 def test_pictures_in_folders_are_files_of_the_manifest(folders, raw):
-    rows = samples(raw, **PICTURES)["train"]
+    rows = [*samples(raw, **PICTURES)["train"]]
     assert [(image.getpixel((0, 0)), label) for image, label in rows] == [(10, 0), (20, 0), (30, 1), (40, 1)]
     (raw / "files/train/a/0.png").write_bytes(picture(200))
     with pytest.raises(UserError, match=r"0\.png is not the file that was downloaded"):
