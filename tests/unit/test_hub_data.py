@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from helpers.common import ROOT
@@ -24,6 +26,7 @@ from shardlab.data import hub as reader
 from shardlab.data import hub_download
 from shardlab.errors import UserError
 from shardlab.schema import check
+from shardlab.settings import split_slices
 from shardlab.settings.types import DataSet, HubSource, Model
 
 REPO = "tester/some"
@@ -240,6 +243,21 @@ def test_rows_are_counted_and_held_out_where_no_file_says_how_many(hub, raw):
     found = samples(raw, splits={"train": "train[2:]", "test": "test"}, holdout={"validation": 3})
     assert len(found["train"]) == 5
     assert {*found["train"], *found["validation"]} == {(f"train {i}",) for i in range(2, 10)}
+
+
+@given(
+    start=st.none() | st.integers(-100, 100),
+    stop=st.none() | st.integers(-100, 100),
+    unit=st.sampled_from(["", "%"]),
+    count=st.integers(100, 1000),
+)
+def test_rows_of_a_split_are_those_that_datasets_means(start, stop, unit, count):
+    bounds = ["" if bound is None else f"{bound}{unit}" for bound in (start, stop)]
+    text = f"train[{bounds[0]}:{bounds[1]}]"
+    theirs = datasets.ReadInstruction.from_spec(text).to_absolute({"train": count})[0]
+    assert [*split_slices.parse(text).rows(count)] == [
+        *range(theirs.from_ or 0, count if theirs.to is None else theirs.to)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,8 @@ def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
     manifest = read_json(raw / MANIFEST, f"data set {data.name}", again)
     if "reading" not in manifest:
         raise UserError(f"{raw} was downloaded by an earlier version; remove it and {again}.")
-    downloaded = HubSource.model_validate(manifest["hub"])
-    unread: dict[str, Any] = {"fingerprint": None, "rows": {}, "holdout": {}}
-    if downloaded.model_copy(update=unread) != hub.model_copy(update=unread):
+    wanted = hub.model_dump(mode="json", exclude={"fingerprint", "rows", "holdout"})
+    if wanted != {key: manifest["hub"].get(key) for key in wanted}:
         raise UserError(f"{raw} was downloaded with other settings than data set {data.name} has now; {again}.")
     for name, digest in manifest["files"].items():
         path = raw / FILES / name
