@@ -99,7 +99,7 @@ COMPILE := ../$(BIN)/python -m piptools compile --quiet --strip-extras --no-head
 envs: .venv/dev
 	cd envs && $(COMPILE) -o workflow.txt workflow.in
 	cd envs && $(COMPILE) -c workflow.txt -o train.txt train.in && sed -i 's/+cpu//' train.txt
-	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o dev.txt dev.in
+	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o dev.txt dev.in && sed -i 's/+cpu//' dev.txt
 	cd envs && $(COMPILE) -o validator.txt validator.in
 	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o peers.txt peers.in && sed -i 's/+cpu//' peers.txt
 
