@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from helpers.common import tiny_run
-from shardlab.runtime import tasks
-from shardlab.runtime.batches import PrefetchLoader, Steps, micro_batches
-from shardlab.runtime.distributed import World
 from shardlab.data import split_file
 from shardlab.data.order import in_order
 from shardlab.data.split_file import SplitFile
+from shardlab.runtime import tasks
+from shardlab.runtime.batches import PrefetchLoader, Steps, micro_batches
+from shardlab.runtime.distributed import World
 from shardlab.settings.mesh import ParallelDims
 
 CPU = torch.device("cpu")

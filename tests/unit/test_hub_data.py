@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from helpers.common import ROOT
 from helpers.hub_files import environment, repository, use_here
 from helpers.hub_server import Hub
 from shardlab.data import hub as reader
 from shardlab.data import hub_download
 from shardlab.errors import UserError
+from shardlab.files import COMMAND
 from shardlab.schema import check
 from shardlab.settings import split_slices
 from shardlab.settings.types import DataSet, HubSource, Model
@@ -535,7 +535,7 @@ def test_the_login_of_the_user_is_used_and_the_home_is_left_alone(hub, raw, tmp_
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "XDG_"))}
     data = data_set().model_copy(update={"options": {"vocab_size": 300, "sequence_length": 8}}).model_dump_json()
     for program, *arguments in (("download", "--output", raw), ("prepare", "--raw", raw, "--output", tmp_path / "out")):
-        command = [sys.executable, ROOT / f"scripts/{program}.py", "--data", data, *arguments]
+        command = [sys.executable, COMMAND, program, "--data", data, *arguments]
         done = subprocess.run(
             [*map(str, command)], env=kept | environment(hub) | variables, capture_output=True, text=True
         )

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 
-import diagnose
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from traindiff.dump import dump
 
 from helpers.common import ROOT
+from shardlab.cli import diagnose
 
 
 def run(folder, *trainers, ranks=1):

@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from helpers import transformers_models
-from helpers.common import ROOT
 from helpers.hub_files import articles, environment, pictures, repository
 from helpers.hub_server import Hub
+from shardlab.files import COMMAND
 from shardlab.settings import load, model_and_data
 
 
@@ -32,7 +32,7 @@ def hub():
 
 
 def program(name, data, *arguments, **variables):
-    command = [sys.executable, ROOT / "scripts" / f"{name}.py", "--data", data.model_dump_json(), *arguments]
+    command = [sys.executable, COMMAND, name, "--data", data.model_dump_json(), *arguments]
     return subprocess.run(
         list(map(str, command)), env=os.environ | variables, capture_output=True, text=True, timeout=120
     )
@@ -137,7 +137,7 @@ def ranges(hub, path):
 
 def test_a_killed_download_goes_on_with_what_was_not_finished(hub, large, tmp_path):
     hub.stalled.add(TEST)
-    command = [sys.executable, ROOT / "scripts/shardlab", "download", "--data", data_set("wikitext").model_dump_json()]
+    command = [sys.executable, COMMAND, "download", "--data", data_set("wikitext").model_dump_json()]
     killed = subprocess.Popen([*map(str, command), "--output", str(tmp_path)], env=os.environ | environment(hub))
     deadline = time.monotonic() + 60
     while not (tmp_path / "files" / TRAIN).exists() or not any(tmp_path.rglob("*.incomplete")):
