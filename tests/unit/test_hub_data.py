@@ -520,7 +520,8 @@ def test_a_dataset_script_is_refused(hub, raw):
     assert "Dataset scripts are no longer supported" in refusal(raw)
 
 
-@pytest.mark.parametrize("place", ["file", pytest.param("variable", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["file", "variable"])
 def test_the_login_of_the_user_is_used_and_the_home_is_left_alone(hub, raw, tmp_path, place):
     hub.push(REPO, files(numbered()))
     hub.gated[REPO] = "Bearer hf_mine"

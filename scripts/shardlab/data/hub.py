@@ -28,8 +28,8 @@ from shardlab.settings.types import DataSet, HubSource
 MANIFEST = "download.json"
 FILES = "files"
 """Folder of the repository's files, below that of the manifest."""
-BATCH = 100
-"""Rows of a Parquet file that are in memory at once."""
+BATCH = 2**24
+"""Bytes of a Parquet file's rows that are in memory at once, about."""
 
 
 def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
@@ -202,7 +202,10 @@ def _streams(data: DataSet, reading: dict[str, Any], folder: Path) -> dict[str, 
     if name == "parquet":
         first = _parquet_schema(folder / _files(reading)[0]).names
         tops = {column if column in first else column.split(".")[0] for column in source_of(data).columns}
-        options |= {"batch_size": BATCH, "columns": sorted(tops) if tops <= {*first} else None}
+        options |= {
+            "batch_size": _batch(folder / _files(reading)[0]),
+            "columns": sorted(tops) if tops <= {*first} else None,
+        }
     kind = import_main_class(f"datasets.packaged_modules.{name}.{name}")
     # Folders are the classes of all splits together; other files may differ in columns that nobody named.
     together = any(base.__name__ == "FolderBasedBuilder" for base in kind.__mro__)
@@ -295,6 +298,13 @@ def _features(builder: str, path: Path) -> Any:
 
 def _parquet_schema(path: Path) -> Any:
     return import_module("pyarrow.parquet").read_schema(path)
+
+
+def _batch(path: Path) -> int:
+    """Return how many rows of a Parquet file have about ``BATCH`` bytes."""
+    file = import_module("pyarrow.parquet").read_metadata(path)
+    size = sum(file.row_group(i).total_byte_size for i in range(file.num_row_groups))
+    return max(1, min(1000, BATCH * file.num_rows // max(1, size)))
 
 
 def _arrow_schema(path: Path) -> Any:
