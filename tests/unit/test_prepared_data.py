@@ -18,8 +18,9 @@ from tokenizers import Tokenizer
 from helpers.common import ROOT, tiny_run
 from shardlab import data as data_sets
 from shardlab.data import encoders, split_file, store
-from shardlab.data.encoders import _first, encode
+from shardlab.data.encoders import encode
 from shardlab.data.split_file import SplitFile
+from shardlab.data.text import _first
 from shardlab.errors import UserError
 from shardlab.files import lock
 from shardlab.settings.types import HubSource

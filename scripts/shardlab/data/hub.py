@@ -32,7 +32,7 @@ BATCH = 2**24
 """Bytes of a Parquet file's rows that are in memory at once, about."""
 
 
-def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
+def read(data: DataSet, raw: Path) -> dict[str, "Rows"]:
     """Return the samples of the downloaded data set: tuples of the columns that the configuration names.
 
     Raises:
@@ -51,7 +51,7 @@ def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
         if not path.exists() or sha256(path) != digest:
             raise UserError(f"{path} is not the file that was downloaded; remove {raw} and {again}.")
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    return {name: [*rows] for name, rows in samples(data, manifest["reading"], raw / FILES).items()}
+    return samples(data, manifest["reading"], raw / FILES)
 
 
 def source_of(data: DataSet) -> HubSource:
