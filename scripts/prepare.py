@@ -2,15 +2,42 @@
 """Prepare a data set: encode the samples of every split as arrays, with a fingerprint. Needs no network."""
 
 import argparse
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
 
 from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
+from shardlab.data.samples import Samples
 from shardlab.errors import run_program
 from shardlab.settings import code_fingerprint
 from shardlab.settings.types import DataSet
+
+SECONDS = 10.0
+"""Between two lines of progress in a log."""
+
+
+class Shown:
+    """Samples of a split that show how many were read: a bar in a terminal, in a log one line every some seconds."""
+
+    def __init__(self, split: str, samples: Samples) -> None:
+        self.split, self.samples = split, samples
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Read from the first sample."""
+        bar = tqdm(self.samples, desc=self.split, unit=" samples", disable=None, leave=False)
+        last = time.monotonic()
+        for number, sample in enumerate(bar):
+            if bar.disable and time.monotonic() - last > SECONDS:
+                last = time.monotonic()
+                of = f" of {bar.total}" if bar.total else ""
+                print(f"{self.split}: {number}{of} samples read", file=sys.stderr, flush=True)
+            yield sample
 
 
 def main() -> None:
@@ -23,7 +50,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for the prepared files")
     args = parser.parse_args()
     started = time.perf_counter()
-    encoded = encode(args.data, data_sets.read(args.data, args.raw))
+    splits = data_sets.read(args.data, args.raw)
+    encoded = encode(args.data, {split: Shown(split, samples) for split, samples in splits.items()})
     code_fingerprint.check_imported(args.data.sources)
     manifest = store.write(args.output, args.data, *encoded)
     for split, counts in manifest["counts"].items():

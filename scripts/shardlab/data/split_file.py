@@ -1,6 +1,7 @@
 """A split's safetensors file: written part by part, with one part in memory at a time, and read as a memory map."""
 
 import json
+import mmap
 import random
 import shutil
 import tempfile
@@ -36,6 +37,8 @@ NAMES = {kind: name for name, kind in DTYPES.items()}
 COMPARED = 64
 """Number of rows, drawn at random from all of a split's, that are compared with what the encoder gave."""
 OFFSETS = "_offsets"
+HELD = 2**28
+"""Bytes of a split that a training may hold in memory."""
 
 
 def open_arrays(path: Path) -> Arrays:
@@ -54,6 +57,17 @@ def open_arrays(path: Path) -> Arrays:
             # An empty part of a file cannot be mapped.
             arrays[name] = np.memmap(path, kind, "r", place, shape) if 0 not in shape else np.empty(shape, kind)
     return arrays
+
+
+def release(arrays: Arrays) -> None:
+    """Give back the memory of what was read of a large file's arrays; they are read again when they are used.
+
+    Without this a process that has read a whole file holds all of it, as far as the memory allows.
+    """
+    if sum(array.nbytes for array in arrays.values()) > HELD:
+        for array in arrays.values():
+            if isinstance(array, np.memmap):
+                array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
 def samples(arrays: Arrays) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shardlab.data.encoders import Arrays
 from shardlab.data.order import Indices
-from shardlab.data.split_file import open_arrays
+from shardlab.data.split_file import open_arrays, release
 from shardlab.data.text import SPECIAL
 from shardlab.errors import UserError
 from shardlab.models._chain import Chain
@@ -100,9 +100,12 @@ class Task(ABC):
         """Tokens per layer and expert before the last ``counted_load``, with those of samples that do not count."""
 
     def arrays(self, split: str) -> Arrays:
-        """Return the prepared arrays of a split, memory-mapped: only indexed rows are read from the file."""
+        """Return the prepared arrays of a split, memory-mapped: only indexed rows are read from the file, and, of a
+        large one, held until the next call.
+        """
         if split not in self._splits:
             self._splits[split] = open_arrays(self.folder / f"{split}.safetensors")
+        release(self._splits[split])
         return self._splits[split]
 
     def pretend(self, arrays: Arrays) -> None:

@@ -66,7 +66,14 @@ class Task(tasks.Task):
         return {name: self.to_device(tensor) for name, tensor in batch.items()}
 
     def _longest(self, split: str, name: str) -> int:
-        return int(np.diff(self.arrays(split)[f"{name}_offsets"]).max())
+        """Return the length of a split's longest row, which takes a pass over all of its offsets once."""
+        if (split, name) not in self._lengths:
+            self._lengths[split, name] = int(np.diff(self.arrays(split)[f"{name}_offsets"]).max())
+        return self._lengths[split, name]
+
+    @cached_property
+    def _lengths(self) -> dict[tuple[str, str], int]:
+        return {}
 
     def inputs(self, batch: Batch) -> Inputs:
         return (batch["document"], batch["inputs"]), {"mask": batch["mask"]} | self.chunks(batch["targets"])
