@@ -179,7 +179,7 @@ def test_what_is_no_label(label, words):
     [
         ([1 + 2j, 0], "x has values of type complex128, not real numbers"),
         (np.array(["2020-01-01", "2020-01-02"], "datetime64[D]"), "not real numbers"),
-        ([None, 1.0], "x has missing values (None)"),
+        ([None, 1.0], "x has values that are not finite"),
         ([[1.0, 2.0]], "x has the shape (1, 2)"),
         ([[1.0], [1.0, 2.0]], "inhomogeneous"),
         (["a", "b"], "could not convert string to float"),

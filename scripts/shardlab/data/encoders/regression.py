@@ -34,8 +34,6 @@ def _vector(name: str, values: Any, size: int) -> NDArray[np.float64]:
     array = np.asarray(values)
     if array.dtype.kind not in "biufUO":
         raise ValueError(f"{name} has values of type {array.dtype}, not real numbers")
-    if array.dtype.kind == "O" and any(value is None for value in array.flat):
-        raise ValueError(f"{name} has missing values (None)")
     vector = array.astype(np.float64)
     if vector.shape != (size,):
         raise ValueError(f"{name} has the shape {vector.shape}, but the workload's shape promises ({size},)")
