@@ -57,10 +57,8 @@ def main() -> None:
     for split, counts in manifest["counts"].items():
         for what, count in counts.items():
             print(f"{split}: {count} {what}")
-    total, size = (
-        sum(manifest["samples"].values()),
-        sum((args.output / name).stat().st_size for name in manifest["files"]),
-    )
+    total = sum(manifest["samples"].values())
+    size = sum((args.output / name).stat().st_size for name in manifest["files"])
     seconds = time.perf_counter() - started
     print(f"{seconds:.1f} s, {1000 * seconds / total:.2f} s per 1000 samples; {size / total:.0f} bytes per sample")
     print(f"samples {manifest['samples']}\nfingerprint {manifest['fingerprint']}")

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from itertools import combinations, count, islice
 from pathlib import Path
@@ -42,9 +43,8 @@ def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
     manifest = read_json(raw / MANIFEST, f"data set {data.name}", again)
     if "reading" not in manifest:
         raise UserError(f"{raw} was downloaded by an earlier version; remove it and {again}.")
-    downloaded = HubSource.model_validate(manifest["hub"])
-    unread: dict[str, Any] = {"fingerprint": None, "rows": {}, "holdout": {}}
-    if downloaded.model_copy(update=unread) != hub.model_copy(update=unread):
+    wanted = hub.model_dump(mode="json", exclude={"fingerprint", "rows", "holdout"})
+    if wanted != {key: manifest["hub"].get(key) for key in wanted}:
         raise UserError(f"{raw} was downloaded with other settings than data set {data.name} has now; {again}.")
     for name, digest in manifest["files"].items():
         path = raw / FILES / name
@@ -167,7 +167,7 @@ class Column:
         try:
             return self.feature.decode_example({self.name: value})[self.name]
         except Exception as error:  # of libraries for pictures, sounds, ...
-            raise UserError(f"{place}: {cause(error)}.") from error
+            raise UserError(f"{place}: {sentence(error)}.") from error
 
     def _is_ours(self, path: str) -> bool:
         """Whether a file is one of the repository's, or lies in an archive of them."""
@@ -192,37 +192,47 @@ class Rows:
                 yield tuple(column.value(row, index) for column in self.split.columns)
 
 
-def _streams(data: DataSet, reading: dict[str, Any], folder: Path) -> Any:
+def _streams(data: DataSet, reading: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return {split: its rows, streamed by datasets} of the files in ``folder``."""
     libraries()
-    from datasets import Features
-    from datasets.data_files import DataFilesDict, DataFilesList
     from datasets.load import import_main_class
 
     name = reading["builder"]
     options = dict(reading["options"])
     if name == "parquet":
-        # Files may differ in columns that nobody named.
         first = _parquet_schema(folder / _files(reading)[0]).names
         tops = {column if column in first else column.split(".")[0] for column in source_of(data).columns}
         options |= {"batch_size": BATCH, "columns": sorted(tops) if tops <= {*first} else None}
+    kind = import_main_class(f"datasets.packaged_modules.{name}.{name}")
+    # Folders are the classes of all splits together; other files may differ in columns that nobody named.
+    together = any(base.__name__ == "FolderBasedBuilder" for base in kind.__mro__)
+    groups = [reading["splits"]] if together else [{split: files} for split, files in reading["splits"].items()]
+    streams: dict[str, Any] = {}
+    for group in groups:
+        try:
+            streams |= _stream(partial(kind, **options), group, reading["features"], folder)
+        except Exception as error:  # of the libraries of a dozen file formats
+            raise UserError(
+                f"data set {data.name}: split {', '.join(group)} of {source_of(data).repo} cannot be read as {name}: "
+                f"{cause(error)}."
+            ) from error
+    return streams
+
+
+def _stream(kind: Callable[..., Any], splits: dict[str, list[str]], features: Any, folder: Path) -> dict[str, Any]:
+    from datasets import Features
+    from datasets.data_files import DataFilesDict, DataFilesList
+
     files = {
         split: DataFilesList([str((folder / file).resolve()) for file in names], [("",)] * len(names))
-        for split, names in reading["splits"].items()
+        for split, names in splits.items()
     }
-    try:
-        # Its constructor creates a folder and a lock in the cache; streaming does not use it.
-        with tempfile.TemporaryDirectory() as cache:
-            builder = import_main_class(f"datasets.packaged_modules.{name}.{name}")(
-                cache_dir=cache, data_files=DataFilesDict(files), **options
-            )
-        if reading["features"]:
-            builder.info.features = Features.from_dict(reading["features"])
-        return builder.as_streaming_dataset()
-    except Exception as error:  # of the libraries of a dozen file formats
-        raise UserError(
-            f"data set {data.name}: the files of {source_of(data).repo} cannot be read as {name}: {cause(error)}."
-        ) from error
+    # Its constructor creates a folder and a lock in the cache; streaming does not use it.
+    with tempfile.TemporaryDirectory() as cache:
+        builder = kind(cache_dir=cache, data_files=DataFilesDict(files))
+    if features:
+        builder.info.features = Features.from_dict(features)
+    return dict(builder.as_streaming_dataset())
 
 
 def find(name: str, names: list[str], features: Any, place: str) -> tuple[str, list[str], Any]:
@@ -312,11 +322,15 @@ def _count(reading: dict[str, Any], folder: Path, split: Split) -> int:
 
 
 def cause(error: BaseException) -> str:
-    """Return what a library's error goes back to, in one line."""
+    """Return what the error of a library that wraps others goes back to, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = str(error).strip().split("\n")[0][:300].rstrip(".")
-    text = re.sub(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>", "", text)
+    return sentence(error)
+
+
+def sentence(error: BaseException) -> str:
+    """Return an error in one line, without addresses of objects."""
+    text = re.sub(r" ?<[\w.]+ object at 0x[0-9a-f]+>", "", " ".join(str(error).split())[:300].rstrip("."))
     return text if text and not isinstance(error, KeyError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
