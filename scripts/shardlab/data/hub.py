@@ -32,7 +32,7 @@ BATCH = 100
 """Rows of a Parquet file that are in memory at once."""
 
 
-def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
+def read(data: DataSet, raw: Path) -> dict[str, "Rows"]:
     """Return the samples of the downloaded data set: tuples of the columns that the configuration names.
 
     Raises:
@@ -51,7 +51,7 @@ def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
         if not path.exists() or sha256(path) != digest:
             raise UserError(f"{path} is not the file that was downloaded; remove {raw} and {again}.")
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    return {name: [*rows] for name, rows in samples(data, manifest["reading"], raw / FILES).items()}
+    return samples(data, manifest["reading"], raw / FILES)
 
 
 def source_of(data: DataSet) -> HubSource:
@@ -289,12 +289,17 @@ def _features(builder: str, path: Path) -> Any:
         return None
     try:
         return Features.from_arrow_schema(SCHEMAS[builder](path))
+    except UserError:
+        raise
     except Exception as error:  # pyarrow's, and those of wrong metadata
         raise UserError(f"{path} cannot be read: {cause(error)}.") from error
 
 
 def _parquet_schema(path: Path) -> Any:
-    return import_module("pyarrow.parquet").read_schema(path)
+    try:
+        return import_module("pyarrow.parquet").read_schema(path)
+    except Exception as error:  # pyarrow's
+        raise UserError(f"{path} cannot be read as Parquet: {sentence(error)}.") from error
 
 
 def _arrow_schema(path: Path) -> Any:
