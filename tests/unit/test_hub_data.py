@@ -545,3 +545,22 @@ def test_the_login_of_the_user_is_used_and_the_home_is_left_alone(hub, raw, tmp_
     left = [path for path in home.rglob("*") if path.is_file()]
     assert left == ([token] if place == "file" else [])
     assert not any("hf_mine" in path.read_text(errors="ignore") for path in raw.rglob("*") if path.is_file())
+
+
+def test_a_pointer_of_git_lfs_in_place_of_a_parquet_file_is_named(hub, raw):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 3\n"
+    hub.repositories[REPO] = {f"{split}.parquet": pointer for split in SPLITS}
+    with pytest.raises(UserError, match=r"parquet cannot be read as Parquet: Parquet magic bytes not found"):
+        samples(raw)
+
+
+def test_rows_are_read_when_they_are_asked_for(hub, raw):
+    rows = [{"image": {"bytes": content, "path": None}} for content in (picture(1), picture(2), b"none")]
+    hub.repositories[REPO] = {f"{split}.parquet": table({"image": datasets.Image()}, rows) for split in SPLITS}
+    data = data_set(columns=["image"])
+    hub_download.download(data, raw)
+    train = iter(reader.read(data, raw)["train"])
+    assert next(train)[0].size == (4, 4)
+    assert next(train)[0].size == (4, 4)
+    with pytest.raises(UserError, match="row 2, column image"):
+        next(train)

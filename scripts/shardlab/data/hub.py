@@ -292,12 +292,17 @@ def _features(builder: str, path: Path) -> Any:
         return None
     try:
         return Features.from_arrow_schema(SCHEMAS[builder](path))
+    except UserError:
+        raise
     except Exception as error:  # pyarrow's, and those of wrong metadata
         raise UserError(f"{path} cannot be read: {cause(error)}.") from error
 
 
 def _parquet_schema(path: Path) -> Any:
-    return import_module("pyarrow.parquet").read_schema(path)
+    try:
+        return import_module("pyarrow.parquet").read_schema(path)
+    except Exception as error:  # pyarrow's
+        raise UserError(f"{path} cannot be read as Parquet: {sentence(error)}.") from error
 
 
 def _batch(path: Path) -> int:
