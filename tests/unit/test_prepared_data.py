@@ -243,7 +243,12 @@ def test_an_error_names_data_set_split_and_row(tmp_path, samples, words):
 
 
 def test_an_error_of_hub_data_names_the_columns(tmp_path):
-    hub = HubSource(repo="a/b", revision="main", columns=["left", "right"], splits={})
+    hub = HubSource(
+        repo="a/b",
+        revision="main",
+        columns=["left", "right"],
+        splits={"train": "train", "validation": "dev", "test": "test"},
+    )
     data = data_set("regression", inputs=1, outputs=1).model_copy(update={"hub": hub})
     with pytest.raises(UserError, match=r"row 0 \(columns left, right\): y has the shape .*: name other columns under"):
         store.write(tmp_path, data, *encode(data, all_splits([([1.0], 2.0)])))
