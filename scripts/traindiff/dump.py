@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -436,7 +436,9 @@ def _core(model):
 
 
 def _is_fsdp1(model):
-    return any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
+    modules = [*model.modules()]
+    is_managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in modules)
+    return is_managed and not any(isinstance(module, FSDPModule) for module in modules)
 
 
 def _whole(value):

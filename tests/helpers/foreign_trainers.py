@@ -86,13 +86,13 @@ def ddp(folder):
 
 
 def wrapped(folder):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     model = nn.parallel.DistributedDataParallel(Model())
     with dump(model, folder, STEPS):
         loop(
             model,
-            torch.distributed.optim.ZeroRedundancyOptimizer(
-                model.parameters(), torch.optim.AdamW, lr=RATE, weight_decay=0.1
-            ),
+            ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=RATE, weight_decay=0.1),
             loader(BATCH // WORLD),
         )
 
@@ -110,7 +110,7 @@ def fsdp2(folder):
 def fsdp1(folder):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    model = FullyShardedDataParallel(Model(), use_orig_params=True, device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(Model().float(), use_orig_params=True, device_id=torch.device("cpu"))
     with dump(model, folder, STEPS):
         loop(model, adamw(model), loader(BATCH // WORLD), lambda _, norm: model.clip_grad_norm_(norm))
 

@@ -73,6 +73,33 @@ def test_one_process_of_deepspeed(one_rank, monkeypatch, capsys):
     assert_equal(monkeypatch, capsys, one_rank / "plain32", one_rank / "zero2", KINDS - {"clipped gradient"})
 
 
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two_ranks")
+    run(folder, "ddp", "wrapped", "fsdp2", "fsdp1", "lightning", "transformers", "zero2", ranks=2)
+    run(folder, "zero3", ranks=2)
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("trainer", "missing"),
+    [
+        ("ddp", set()),
+        ("wrapped", {"optimizer state"}),
+        ("fsdp2", set()),
+        ("fsdp1", {"optimizer state"}),
+        ("lightning", set()),
+        ("transformers", set()),
+        ("zero2", {"clipped gradient"}),
+        ("zero3", {"clipped gradient"}),
+    ],
+)
+def test_two_ranks(trainer, missing, one_rank, two_ranks, monkeypatch, capsys):
+    reference = "plain32" if trainer in ("fsdp1", "zero2", "zero3") else "plain"
+    assert_equal(monkeypatch, capsys, one_rank / reference, two_ranks / trainer, KINDS - missing)
+
+
 def test_samples_sum_to_the_gradient_and_change_nothing(tmp_path):
     dumps = {}
     for name in ("without", "with"):
