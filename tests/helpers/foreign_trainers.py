@@ -185,7 +185,8 @@ def deepspeed(folder, stage):
     import deepspeed
 
     deepspeed.ops.__compatible_ops__ = {}  # otherwise, each start compiles an operator for a minute
-    dist.init_process_group("gloo")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
     model = Model().float()
     settings = {
         "train_batch_size": BATCH,
@@ -205,11 +206,11 @@ def deepspeed(folder, stage):
 if __name__ == "__main__":
     for trainer in sys.argv[2:]:
         folder = f"{sys.argv[1]}/{trainer}"
-        if trainer in ("ddp", "wrapped", "fsdp1", "fsdp2"):
+        if trainer in ("ddp", "wrapped", "fsdp1", "fsdp2") and not dist.is_initialized():
             dist.init_process_group("gloo")
         if trainer.startswith("zero"):
             deepspeed(folder, int(trainer.removeprefix("zero")))
         else:
             globals()[trainer](folder)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def run(folder, *trainers, ranks=1):
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one_rank")
-    run(folder, "plain", "plain32", "transformers", "accelerate", "lightning", "zero2")
+    run(folder, "plain", "plain32", "transformers", "accelerate", "zero2", "lightning")
     return folder
 
 
@@ -49,7 +50,7 @@ def page(monkeypatch, capsys, reference, other):
 def assert_equal(monkeypatch, capsys, reference, other, kinds):
     status, text = page(monkeypatch, capsys, reference, other)
     assert (status, "**Nothing differs in steps 0-2.**" in text) == (0, True), text
-    compared = {row.split("|")[2].strip() for row in text.splitlines() if row.startswith("| 2 |")}
+    compared = {row.split("|")[2].strip() for row in text.splitlines() if re.match(r"\| \d \|", row)}
     assert kinds <= compared, text
     facts = [json.loads((folder / "step-2.json").read_text()) for folder in (reference, other)]
     samples = [sorted(name for rank in each["ids"] for batch in rank for name in batch) for each in facts]
@@ -76,7 +77,7 @@ def test_one_process_of_deepspeed(one_rank, monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
-    run(folder, "ddp", "wrapped", "fsdp2", "fsdp1", "lightning", "transformers", "zero2", ranks=2)
+    run(folder, "ddp", "wrapped", "fsdp2", "fsdp1", "transformers", "zero2", "lightning", ranks=2)
     run(folder, "zero3", ranks=2)
     return folder
 
