@@ -15,14 +15,16 @@ import math
 import random
 import sys
 import zlib
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -34,7 +36,7 @@ SAMPLE_VALUES = 65_536
 
 
 @contextmanager
-def dump(model, folder, steps=4):
+def dump(model: nn.Module, folder: str | Path, steps: int = 4) -> Iterator["Dump"]:
     """Write the first steps of the training that runs inside this context.
 
     A step is a step of the optimizer (or of all optimizers that step after the same backward pass), however many
@@ -70,35 +72,39 @@ def dump(model, folder, steps=4):
 class Dump:
     """The current step, and the hooks that watch it."""
 
-    def __init__(self, model, folder, steps):
+    def __init__(self, model: nn.Module, folder: Path, steps: int) -> None:
         if any(folder.glob("*.safetensors")):
             raise FileExistsError(f"{folder} already contains a dump: delete it, or name another folder.")
         self.model, self.folder, self.steps = model, folder, steps
         self.step = 0
         self.is_written = False
-        self.suffix = None
+        self.suffix: str | bool | None = None
         """End of the names of this rank's files ("" or ".pp1"); False: another rank writes them."""
         self.inside = 0
         """Greater than 0 in a call that calls others that are watched."""
         self._clear()
 
-    def _clear(self):
-        self.stepped = []
+    def _clear(self) -> None:
+        self.stepped: list[Any] = []
         """Optimizers that took this step."""
-        self.before = None
+        self.before: tuple[int, dict[str, Tensor]] | None = None
         """Number of backward passes so far, and the gradients before clipping."""
-        self.files = {}
-        self.losses, self.batches, self.rows = [], [], []
-        self.scale, self.facts, self.sample_facts = 1.0, {}, {"ids": [], "targets": []}
+        self.files: dict[str, dict[str, Tensor]] = {}
+        self.losses: list[Tensor] = []
+        self.batches: list[list[Any]] = []
+        self.rows: list[list[Tensor]] = []
+        self.scale = 1.0
+        self.facts: dict[str, Any] = {}
+        self.sample_facts: dict[str, list[Any]] = {"ids": [], "targets": []}
 
-    def _is_active(self):
+    def _is_active(self) -> bool:
         """Begin a new step if the last one was taken; return whether steps remain to be written."""
         if self.stepped:
             self._clear()
             self.step += 1
         return self.step < self.steps
 
-    def watch(self, stack):
+    def watch(self, stack: ExitStack) -> None:
         """Install the hooks; leaving the stack removes them."""
         for handle in (
             register_optimizer_step_pre_hook(self._before_step),
@@ -117,7 +123,7 @@ class Dump:
         if "deepspeed" in sys.modules:
             _replace(stack, sys.modules["deepspeed"].DeepSpeedEngine, "step", self._engine_step)
 
-    def samples(self, losses, ids=None, targets=None):
+    def samples(self, losses: Tensor, ids: Any = None, targets: Any = None) -> None:
         """Write the gradient of each sample of this (micro-)batch. Call it in the reference, before `backward()`.
 
         Another training's gradient can then be explained as a sum of samples with weights. This costs a backward pass
@@ -139,7 +145,7 @@ class Dump:
         for key, values in (("ids", ids), ("targets", targets)):
             self.sample_facts[key] += [] if values is None else _plain(values)
 
-    def note(self, **facts):
+    def note(self, **facts: Any) -> None:
         """Add facts to `step-N.json`, before `optimizer.step()`: `ids=batch["id"]`, `targets=80`.
 
         `ids` are those of this rank's last batch, instead of hashes. Targets of several calls and ranks are added.
@@ -154,16 +160,16 @@ class Dump:
 
     # Hooks
 
-    def _input(self, module, args, keywords):
+    def _input(self, module: nn.Module, args: Any, keywords: Any) -> None:
         if module.training and torch.is_grad_enabled() and self._is_active():
             self.batches.append(_hashes([keywords, args]))
 
-    def _backward(self, original, tensor, *args, **keywords):
+    def _backward(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **keywords: Any) -> Any:
         if tensor.numel() == 1 and self._is_active():
             self.losses.append(tensor.detach().clone())
         return original(tensor, *args, **keywords)
 
-    def _clip(self, original, parameters, *args, **keywords):
+    def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **keywords: Any) -> Any:
         if not self.inside and self.step < self.steps:
             if isinstance(parameters, nn.Module):
                 clipped = [*parameters.parameters()]
@@ -182,7 +188,7 @@ class Dump:
         finally:
             self.inside -= 1
 
-    def _before_step(self, optimizer, args, keywords):
+    def _before_step(self, optimizer: Any, args: Any, keywords: Any) -> tuple[Any, Any] | None:
         self.inside += 1
         closure = keywords.get("closure", args[1] if len(args) > 1 else None)
         if self.inside > 1 or closure is None:
@@ -191,7 +197,7 @@ class Dump:
             return None
         is_first = True
 
-        def dumped():  # Lightning runs the backward pass and clips in here.
+        def dumped() -> Any:  # Lightning runs the backward pass and clips in here.
             nonlocal is_first
             self.inside -= 1
             try:
@@ -207,7 +213,7 @@ class Dump:
             return args, {**keywords, "closure": dumped}
         return (args[0], dumped, *args[2:]), keywords
 
-    def _gradients_exist(self, optimizer):
+    def _gradients_exist(self, optimizer: Any) -> None:
         if optimizer in self.stepped:
             self._is_active()
         if self.step >= self.steps:
@@ -230,7 +236,7 @@ class Dump:
             self._write_before(kinds, {name: _whole(each) for each, name in names.items()}, optimizer.param_groups)
         self.stepped.append(optimizer)
 
-    def _after_step(self, optimizer, args, keywords):
+    def _after_step(self, optimizer: Any, args: Any, keywords: Any) -> None:
         self.inside -= 1
         if self.inside or self.step >= self.steps or optimizer not in self.stepped:
             return
@@ -248,7 +254,9 @@ class Dump:
                 state = {}
             self._write_after({name: _whole(each) for each, name in names.items()}, state)
 
-    def _scaled_step(self, original, scaler, optimizer, *args, **keywords):
+    def _scaled_step(
+        self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **keywords: Any
+    ) -> Any:
         self.scale = scaler.get_scale()
         out = original(scaler, optimizer, *args, **keywords)
         own = {*self._names()} & {each for group in optimizer.param_groups for each in group["params"]}
@@ -256,14 +264,14 @@ class Dump:
             self._clear()  # inf or nan: a step that is skipped
         return out
 
-    def _engine_step(self, original, engine, *args, **keywords):
+    def _engine_step(self, original: Callable[..., Any], engine: Any, *args: Any, **keywords: Any) -> Any:
         names = self._names()
         own = engine.is_gradient_accumulation_boundary() and any(each in names for each in engine.module.parameters())
         if not own or self.step >= self.steps:
             return original(engine, *args, **keywords)
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state
 
-        def weights():
+        def weights() -> dict[str, Tensor]:
             whole = {name: safe_get_full_fp32_param(each) for each, name in names.items()}
             return {name: whole[name] if whole[name] is not None else each.detach() for each, name in names.items()}
 
@@ -296,8 +304,8 @@ class Dump:
 
     # Tensors
 
-    def _names(self):
-        names = {}
+    def _names(self) -> dict[Tensor, str]:
+        names: dict[Tensor, str] = {}
         for name, parameter in self.model.named_parameters():
             for part in WRAPPERS:
                 name = name.replace(part, "")
@@ -307,9 +315,9 @@ class Dump:
         return names
 
     @contextmanager
-    def _whole(self):
+    def _whole(self) -> Iterator[dict[Tensor, str]]:
         """Yield {parameter: name}, with FSDP1's parameters whole; a collective then."""
-        whole = nullcontext()
+        whole: Any = nullcontext()
         if _is_fsdp1(self.model):
             if not isinstance(self.model, FullyShardedDataParallel) or not self.model._use_orig_params:
                 raise RuntimeError(
@@ -320,27 +328,29 @@ class Dump:
         with whole:
             yield self._names()
 
-    def _gradients(self, names):
+    def _gradients(self, names: dict[Tensor, str]) -> dict[str, Tensor]:
         found = {name: _whole(each.grad) for each, name in names.items() if each.grad is not None}
         return self._kept(found)
 
-    def _kept(self, tensors):
+    def _kept(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy to the host, on the rank that writes; a collective."""
         if self.suffix is None:
             self.suffix = ""
             if dist.is_initialized() and dist.get_world_size() > 1:
                 own = sorted(self._names().values())
-                ranks = [None] * dist.get_world_size()
+                ranks: list[Any] = [None] * dist.get_world_size()
                 dist.all_gather_object(ranks, own)
                 stages = [each for place, each in enumerate(ranks) if each not in ranks[:place]]
                 self.suffix = f".pp{stages.index(own)}" if len(stages) > 1 else ""
                 if ranks.index(own) != dist.get_rank():
                     self.suffix = False
         if self.suffix is False:
-            return dict.fromkeys(tensors)
+            return {name: value.new_empty(0) for name, value in tensors.items()}  # only the names matter
         return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
 
-    def _write_before(self, kinds, weights, groups):
+    def _write_before(
+        self, kinds: dict[str, dict[str, Tensor]], weights: dict[str, Tensor], groups: list[dict[str, Any]]
+    ) -> None:
         if not kinds["gradients"]:
             raise RuntimeError(
                 f"Nothing was written for step {self.step}: all gradients are None when the optimizer takes its step; "
@@ -358,14 +368,14 @@ class Dump:
         if self.rows and self.suffix == "":
             self._write_samples()
 
-    def _write_after(self, weights, state):
+    def _write_after(self, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
         self._save(f"weights-{self.step}", self._kept(weights))
         state = self._kept(state)
         self.files.setdefault("optimizer", {}).update(state)
         if self.files["optimizer"]:
             self._save(f"optimizer-{self.step}", self.files["optimizer"])
 
-    def _save(self, name, tensors, metadata=None):
+    def _save(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
         if self.suffix is False:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -373,11 +383,11 @@ class Dump:
         save_file(tensors, f"{path}.part", metadata)
         Path(f"{path}.part").replace(path)
 
-    def _write_facts(self, rates):
+    def _write_facts(self, rates: list[float]) -> None:
         facts = {key: value for key, value in self.facts.items() if key != "rates"}
         losses = [float(_whole(loss)) / self.scale for loss in self.losses]
         own = {"ids": self.batches, "loss": sum(losses) if losses else None, "targets": facts.pop("targets", None)}
-        ranks = [own]
+        ranks: list[Any] = [own]
         if dist.is_initialized():
             ranks = [None] * dist.get_world_size()
             dist.all_gather_object(ranks, own)
@@ -400,7 +410,7 @@ class Dump:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / f"step-{self.step}.json").write_text(json.dumps(facts))
 
-    def _write_samples(self):
+    def _write_samples(self) -> None:
         names = {parameter: name for parameter, name in self._names().items() if parameter.requires_grad}
         tensors = {
             name: torch.stack(values).cpu()
@@ -416,42 +426,45 @@ class Dump:
         self._save(f"samples-{self.step}", tensors, metadata)
 
 
-def _replace(stack, owner, name, hook):
+def _replace(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) -> None:
     """Replace a function by a hook that is called with it as the first argument."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def replacement(*args, **keywords):
+    def replacement(*args: Any, **keywords: Any) -> Any:
         return hook(original, *args, **keywords)
 
     setattr(owner, name, replacement)
     stack.callback(setattr, owner, name, original)
 
 
-def _core(model):
+def _core(model: nn.Module) -> nn.Module:
     """Return the innermost module that has all parameters: Lightning does not call the outermost."""
     names = {*model.parameters()}
     inner = [child for child in model.children() if {*child.parameters()} == names]
     return _core(inner[0]) if inner and not isinstance(model, (nn.ModuleList, nn.ModuleDict)) else model
 
 
-def _is_fsdp1(model):
-    return any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
+def _is_fsdp1(model: nn.Module) -> bool:
+    modules = [*model.modules()]
+    is_managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in modules)
+    return is_managed and not any(isinstance(module, FSDPModule) for module in modules)
 
 
-def _whole(value):
+def _whole(value: Tensor) -> Tensor:
     """Return a whole tensor; a collective if it is a DTensor."""
     value = value.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _plain(values):
+def _plain(values: Any) -> list[Any]:
     return values.tolist() if isinstance(values, Tensor) else list(values)
 
 
-def _places(names):
+def _places(names: dict[Tensor, str]) -> dict[str, Tensor | None]:
     """Return, for each parameter, sorted flat indices, evenly spread over parameters; None: all."""
-    left, places = SAMPLE_VALUES, {}
+    left = SAMPLE_VALUES
+    places: dict[str, Tensor | None] = {}
     for count, (parameter, name) in enumerate(sorted(names.items(), key=lambda item: item[0].numel())):
         size = min(parameter.numel(), left // (len(names) - count))
         left -= size
@@ -460,15 +473,14 @@ def _places(names):
     return {name: places[name] for name in names.values()}
 
 
-def _sketch(names, gradients):
-    places = _places(names)
-    return {
-        name: value.flatten() if places[name] is None else value.flatten()[places[name].to(value.device)]
-        for name, value in zip(names.values(), gradients, strict=True)
-    }
+def _sketch(names: dict[Tensor, str], gradients: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    sketch = {}
+    for (name, index), value in zip(_places(names).items(), gradients, strict=True):
+        sketch[name] = value.flatten() if index is None else value.flatten()[index.to(value.device)]
+    return sketch
 
 
-def _hashes(inputs):
+def _hashes(inputs: Any) -> list[str]:
     """Return a hash of each row of the first tensor, the same with more or less padding around it."""
     found = next(_tensors(inputs), None)
     if found is None:
@@ -484,7 +496,7 @@ def _hashes(inputs):
     return hashes
 
 
-def _tensors(values):
+def _tensors(values: Any) -> Iterator[Tensor]:
     """Yield the tensors of nested inputs, `input_ids` first."""
     if isinstance(values, Tensor):
         if values.dim():

@@ -86,13 +86,13 @@ def ddp(folder):
 
 
 def wrapped(folder):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     model = nn.parallel.DistributedDataParallel(Model())
     with dump(model, folder, STEPS):
         loop(
             model,
-            torch.distributed.optim.ZeroRedundancyOptimizer(
-                model.parameters(), torch.optim.AdamW, lr=RATE, weight_decay=0.1
-            ),
+            ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=RATE, weight_decay=0.1),
             loader(BATCH // WORLD),
         )
 
@@ -110,7 +110,7 @@ def fsdp2(folder):
 def fsdp1(folder):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    model = FullyShardedDataParallel(Model(), use_orig_params=True, device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(Model().float(), use_orig_params=True, device_id=torch.device("cpu"))
     with dump(model, folder, STEPS):
         loop(model, adamw(model), loader(BATCH // WORLD), lambda _, norm: model.clip_grad_norm_(norm))
 
@@ -185,7 +185,8 @@ def deepspeed(folder, stage):
     import deepspeed
 
     deepspeed.ops.__compatible_ops__ = {}  # otherwise, each start compiles an operator for a minute
-    dist.init_process_group("gloo")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
     model = Model().float()
     settings = {
         "train_batch_size": BATCH,
@@ -205,11 +206,11 @@ def deepspeed(folder, stage):
 if __name__ == "__main__":
     for trainer in sys.argv[2:]:
         folder = f"{sys.argv[1]}/{trainer}"
-        if trainer in ("ddp", "wrapped", "fsdp1", "fsdp2"):
+        if trainer in ("ddp", "wrapped", "fsdp1", "fsdp2") and not dist.is_initialized():
             dist.init_process_group("gloo")
         if trainer.startswith("zero"):
             deepspeed(folder, int(trainer.removeprefix("zero")))
         else:
             globals()[trainer](folder)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
