@@ -194,6 +194,7 @@ def lightning(race: Race) -> None:
 
         def configure_model(self) -> None:
             if sharded:
+                assert self.device_mesh is not None
                 _shard(self.model, mesh=self.device_mesh["data_parallel"])
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
