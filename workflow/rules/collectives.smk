@@ -14,7 +14,7 @@ rule collectives:
     params:
         image=IN_IMAGE,
     message:
-        "Measuring the collectives at site {CONFIG.site}"
+        f"Measuring the collectives at site {CONFIG.site}"
     shell:
         f"{SHARDLAB} launch"
         " collectives --settings {input.settings:q} {params.image:q}"
@@ -40,7 +40,7 @@ rule plot_collectives:
     conda:
         environment("workflow")
     message:
-        "Drawing the collectives at site {CONFIG.site}"
+        f"Drawing the collectives at site {CONFIG.site}"
     shell:
         f"{SHARDLAB} plot_collectives"
         " --figures {input:q} --output {output:q} > {log:q} 2>&1"

@@ -18,7 +18,7 @@ rule resolve_site:
     params:
         run=lambda wildcards: settings_json(site_ranks()),
     message:
-        "Resolving site {CONFIG.site}"
+        f"Resolving site {CONFIG.site}"
     shell:
         f"( {WRITE_SETTINGS} ) 2> {{log:q}}"
 
@@ -102,7 +102,7 @@ rule preflight:
     conda:
         environment("workflow")
     message:
-        "Looking at site {CONFIG.site} is complete"
+        f"Looking at site {CONFIG.site} is complete"
     shell:
         f"{SHARDLAB} preflight"
         " show --settings {input.settings:q} --reports {input.reports:q} | tee {log:q}"
