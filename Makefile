@@ -156,7 +156,8 @@ distclean:
 .venv/login: envs/workflow.txt pyproject.toml | .venv/bin/python
 	@echo 'Installing Snakemake, the data stages and the report: $(call packages,envs/workflow.txt) packages.'
 	$(INSTALL) envs/workflow.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+# The command; an environment that several clones share (a link) keeps that of the first.
+	@test -L .venv || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 .venv/run: envs/train.txt .venv/login

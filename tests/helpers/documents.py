@@ -12,7 +12,9 @@ def follow(text, tree):
     commands = []
     for kind, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
         if kind == "console":
-            commands += [line.replace(".venv/bin/", "") for line in block.splitlines()]
+            # What is installed as shardlab belongs to one clone, and this is a copy.
+            lines = [line.replace(".venv/bin/", "") for line in block.splitlines()]
+            commands += [re.sub(r"^shardlab ", "python scripts/shardlab ", line) for line in lines]
         elif kind == "diff":
             (tree.path / "change.diff").write_text(block)
             tree.run("git", "apply", "--verbose", "change.diff", GIT_CEILING_DIRECTORIES=str(tree.path.parent))
