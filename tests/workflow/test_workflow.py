@@ -74,7 +74,7 @@ def test_every_value_in_the_lines_of_rules_is_quoted():
     lines += re.findall(r"WRITE_SETTINGS = \((.*?)^\)", (ROOT / "workflow/rules/common.smk").read_text(), re.M | re.S)
     assert len(lines) > 20
     for block in lines:
-        quoted = {"WRITE_SETTINGS", "QUOTED_SCRIPTS"} | set(re.findall(r"{+([^{}]+:q)}", block))
+        quoted = {"WRITE_SETTINGS", "SHARDLAB"} | set(re.findall(r"{+([^{}]+:q)}", block))
         assert set(re.findall(r"{+([^{}]+)}", block)) <= quoted
 
 
