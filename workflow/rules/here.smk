@@ -31,6 +31,5 @@ def repository(rules):
 HERE = repository(workflow.current_basedir)
 SCRIPTS = HERE / "scripts"
 # The command as words of a shell command, which Snakemake formats: in a module it does not know this workflow's names.
-SHARDLAB = "python " + shlex.quote(str(SCRIPTS / "shardlab")).replace(
-    "{", "{{"
-).replace("}", "}}")
+QUOTED = shlex.quote(str(SCRIPTS / "shardlab")).replace("{", "{{").replace("}", "}}")
+SHARDLAB = f"python {QUOTED}"
