@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from shardlab.diagnosis import patterns
 from shardlab.diagnosis.of_factors import name_factor
 from shardlab.diagnosis.of_outputs import look_at_outputs
-from shardlab.diagnosis.of_parts import fit_parts
+from shardlab.diagnosis.of_samples import look_at_samples
 from shardlab.diagnosis.of_tensors import look_at_tensors
 from shardlab.diagnosis.pair import FILES, Pair, Stage, owner
 from shardlab.diagnosis.plan import look_at_plan
@@ -18,6 +18,8 @@ class Evidence:
 
     facts: dict[str, set[str]] = field(default_factory=dict)
     sentences: list[str] = field(default_factory=list)
+    table: list[str] = field(default_factory=list)
+    """Lines of a table of the samples' weights."""
     excluded: list[str] = field(default_factory=list)
     """What was tried and does not explain the difference."""
 
@@ -69,7 +71,7 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
             if ratio is not None:
                 name_factor(pair, ratio, found, f"`{row.name}`")
         if stage.kind == "loss":
-            _also_the_gradient(pair, stage.step, found)
+            look_at_samples(pair, stage.step, [], found)
     else:
         found.note("name", *(row.name.split(" ")[0] for row in stage.wrong))
         _disagreements(pair, max(stage.step, 0), found)
@@ -81,12 +83,6 @@ def _of_the_gradient(pair: Pair, stage: Stage) -> list[str]:
     """Return whether the gradient before the stage is known, and thus equal."""
     known = all(capture.tensors(f"step{stage.step}/gradients") for capture in pair.captures)
     return ["equal" if known else "unknown"] if stage.kind != "gradient" else []
-
-
-def _also_the_gradient(pair: Pair, step: int, found: Evidence) -> None:
-    names = pair.reference.tensors(f"step{step}/gradients").names
-    if step == 0 and names:
-        fit_parts(pair, names, pair.actual.tensors(f"step{step}/gradients").__getitem__, found, pair.fits)
 
 
 def _look_at_names(pair: Pair, stage: Stage, found: Evidence) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from shardlab.diagnosis import patterns
 from shardlab.diagnosis.of_factors import look_at_factors, name_factor
 from shardlab.diagnosis.of_optimizer import look_at_settings
-from shardlab.diagnosis.of_parts import fit_parts
+from shardlab.diagnosis.of_samples import look_at_samples
 from shardlab.diagnosis.pair import EPSILONS, FILES, Pair, Stage
 from shardlab.diagnosis.patterns import Read
 from shardlab.diagnosis.stages import has_update, updates
@@ -133,10 +133,8 @@ def _rounded(it: Differing, found: "Evidence") -> bool:
     return True
 
 
-def _parts(it: Differing, found: "Evidence") -> bool:
-    if it.stage.kind != "gradient" or it.stage.step != 0:
-        return False
-    return fit_parts(it.pair, it.names, it.actual, found, it.pair.fits)
+def _samples(it: Differing, found: "Evidence") -> bool:
+    return it.stage.kind == "gradient" and look_at_samples(it.pair, it.stage.step, it.names, found)
 
 
 def _stale(it: Differing, found: "Evidence") -> bool:
@@ -250,6 +248,6 @@ def _rows(it: Differing, found: "Evidence") -> bool:
 
 
 _LOOKS: tuple[Callable[[Differing, "Evidence"], bool], ...] = (
-    *(_factors, _transposed, _rounded, _parts, _stale, _decay, _state, _settings, _rows),
+    *(_factors, _transposed, _rounded, _samples, _stale, _decay, _state, _settings, _rows),
 )
 """In this order; the first that explains the difference ends the search."""
