@@ -30,13 +30,13 @@ EVERY := --config 'strategies=[all]'
 # Writes the figures of the documents, and the README's picture.
 matrix: .venv/run
 	$(SNAKEMAKE) --profile workflow/profiles/local $(EVERY) -- all
-	$(BIN)/python scripts/summarize.py --config '{"strategies": ["all"]}' --check
+	$(BIN)/python scripts/shardlab summarize --config '{"strategies": ["all"]}' --check
 	$(BIN)/python scripts/docs.py --summary results/summary.csv
 	$(BIN)/python docs/pictures.py
 
 # What each run does now, until q.
 watch: .venv/login
-	$(BIN)/python scripts/watch.py
+	$(BIN)/python scripts/shardlab watch
 
 # Install what a login node needs: all but PyTorch.
 setup: .venv/login
@@ -99,7 +99,7 @@ COMPILE := ../$(BIN)/python -m piptools compile --quiet --strip-extras --no-head
 envs: .venv/dev
 	cd envs && $(COMPILE) -o workflow.txt workflow.in
 	cd envs && $(COMPILE) -c workflow.txt -o train.txt train.in && sed -i 's/+cpu//' train.txt
-	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o dev.txt dev.in
+	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o dev.txt dev.in && sed -i 's/+cpu//' dev.txt
 	cd envs && $(COMPILE) -o validator.txt validator.in
 	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o peers.txt peers.in && sed -i 's/+cpu//' peers.txt
 
@@ -109,22 +109,18 @@ SEED ?= 1
 soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
-# Measure what docs/performance.md holds, in some 50 minutes.
-# Other trainers and the same by hand on two ranks, plans, cp compared with tp and ep with FSDP, starting ranks,
-# checkpoints, 1 to 8 ranks, sweeps of up to 10,000 runs, the workflow compared with a shell script, the driver's CPU time, and `make run` compared with an earlier commit.
+# Measure what docs/performance.md holds.
+# Other trainers and the same by hand on two ranks, plans, cp compared with tp and ep with FSDP, checkpoints, 1 to 8
+# ranks, sweeps of up to 10,000 runs.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py
 	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 60 --repeats 0 --output results/benchmarks/ranks
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/crossovers.py
-	$(BIN)/python benchmarks/starting.py
 	$(BIN)/python benchmarks/checkpoints.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/sweeps.py
-	$(BIN)/python benchmarks/workflow.py
-	$(BIN)/python benchmarks/driver.py
-	$(BIN)/python benchmarks/earlier.py --rounds 1
 	$(BIN)/python benchmarks/charts.py
 
 NODES ?= 2
@@ -157,9 +153,10 @@ distclean:
 	@$(PYTHON) scripts/check_python.py
 	@$(PYTHON) -m venv .venv
 
-.venv/login: envs/workflow.txt | .venv/bin/python
+.venv/login: envs/workflow.txt pyproject.toml | .venv/bin/python
 	@echo 'Installing Snakemake, the data stages and the report: $(call packages,envs/workflow.txt) packages.'
 	$(INSTALL) envs/workflow.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 .venv/run: envs/train.txt .venv/login

@@ -66,9 +66,9 @@ onsuccess:
 # If runs are missing, table and report still name them and show the others.
 onerror:
     shell(
-        f"python {QUOTED_SCRIPTS}/summarize.py"
+        f"{SHARDLAB} summarize"
         " --config {CONFIG_JSON:q} --results results"
-        f" && python {QUOTED_SCRIPTS}/report.py"
+        f" && {SHARDLAB} report"
         " --config {CONFIG_JSON:q} --results results"
         " && echo 'results/report.html shows what is there and what is missing.' || true"
     )

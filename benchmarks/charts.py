@@ -60,11 +60,6 @@ def peers(table: pd.DataFrame) -> alt.TopLevelMixin:
     return alt.layer(one, bars, points, data=shown)
 
 
-def starting(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """Draw seconds until all ranks joined the process group, over their number: a line per way of starting."""
-    return _lines(table, HEIGHT // 2).encode(over_ranks(table), alt.Y("seconds:Q"), _series("started", table))
-
-
 def checkpoints(table: pd.DataFrame) -> alt.TopLevelMixin:
     """Draw the training time lost to one checkpoint, in steps: two bars per strategy and size."""
     named = table.assign(run=table.strategy + ", " + table["size"])
@@ -98,7 +93,7 @@ def _series(column: str, table: pd.DataFrame) -> alt.Color:
 
 
 CHARTS: dict[str, Callable[[pd.DataFrame], Any]] = {
-    chart.__name__: chart for chart in (peers, starting, checkpoints, scaling, sweeps)
+    chart.__name__: chart for chart in (peers, checkpoints, scaling, sweeps)
 }
 """Name of a CSV file: its chart."""
 

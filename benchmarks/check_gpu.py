@@ -38,8 +38,8 @@ from trainers.table import Table  # type: ignore[import-not-found]
 from shardlab.data import read, store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError, run_program
+from shardlab.runtime import device
 from shardlab.settings import load
-from shardlab.training import device
 
 BOUNDS = {
     "float64": dict.fromkeys(("gradient", "loss", "norm", "test"), 1e-10),
@@ -188,12 +188,12 @@ def row(case: Case, local: Path, other: Path, data: Path) -> dict[str, Any]:
     """A row of the table."""
     from group import differences
 
-    from shardlab.training.evaluation import evaluate
+    from shardlab.train.evaluation import evaluate_whole
 
     values = differences(local, other, case.reference, data)
     if case.label == TO_CPU:  # where each device has to evaluate what it trained
         sides = (case.run, local), (case.reference, other)
-        losses = [evaluate(run, data, folder / "model.safetensors").loss for run, folder in sides]
+        losses = [evaluate_whole(run, data, folder / "model.safetensors").loss for run, folder in sides]
         values["test"] = abs(losses[0] / losses[1] - 1)
     made = {
         "workload": case.run.workload,

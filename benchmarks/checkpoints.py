@@ -66,13 +66,13 @@ def inside(place: Path) -> None:
     """Run one rank: steps with occasional checkpoints, alternately synchronous and in the background."""
     import torch
 
-    from shardlab import strategies
+    from shardlab import parallel
     from shardlab.records import manifest
-    from shardlab.training import distributed, tasks
-    from shardlab.training.batches import Steps
-    from shardlab.training.checkpoint import Checkpointer
-    from shardlab.training.resume import initial_manifest, restore
-    from shardlab.training.step import ControlFlags, train_step
+    from shardlab.runtime import distributed, tasks
+    from shardlab.runtime.batches import Steps
+    from shardlab.train.checkpoint import Checkpointer
+    from shardlab.train.resume import initial_manifest, restore
+    from shardlab.train.step import ControlFlags, train_step
 
     run = read_run(place / "run.json")
     distributed.start("cpu")
@@ -80,7 +80,7 @@ def inside(place: Path) -> None:
     task = tasks.load(run.task, place, torch.float32, world.device)
     weights = place / "initial.safetensors"
     start = initial_manifest(run, task, world, "")
-    engine = strategies.build(run, task, world, weights)
+    engine = parallel.build(run, task, world, weights)
     steps = Steps(task, engine, run.recipe, run.seed, world)
     restore(start, engine, steps, None, world, place)
     checkpointer = Checkpointer(run, task, engine, world, place, start)
@@ -108,7 +108,7 @@ def inside(place: Path) -> None:
         latest_checkpoint, size = Path(), 0
     latest_checkpoint = world.gather(latest_checkpoint)[0]
     began = time.perf_counter()
-    restore(start, strategies.build(run, task, world, weights), steps, latest_checkpoint, world, place)
+    restore(start, parallel.build(run, task, world, weights), steps, latest_checkpoint, world, place)
     resumed = time.perf_counter() - began
     if world.is_rank0:
         step = statistics.median(seconds)

@@ -28,9 +28,9 @@ from shardlab.errors import UserError, run_program
 from shardlab.files import read_json
 from shardlab.measure.expected_traffic import bytes_per_step
 from shardlab.models._sequence import SequenceSplit
+from shardlab.runtime import tasks
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
-from shardlab.training import tasks
 
 STEPS = 8
 RANKS = 8

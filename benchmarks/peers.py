@@ -110,8 +110,8 @@ def started(place: Path, ranks: int, names: list[str], alone: str = "") -> Any:
 def inside(place: Path, alone: str) -> None:
     """Run one rank of a race, or of one trainer alone."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from shardlab.runtime import distributed
     from shardlab.settings.types import read_run
-    from shardlab.training import distributed
 
     run = read_run(place / "run.json")
     distributed.start("cpu")

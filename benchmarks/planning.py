@@ -2,7 +2,7 @@
 """Measure how long plans of large models take on this machine, and show them:
 Llama shapes on up to 1,024 ranks.
 
-Needs no GPU and no data. Each plan is a separate process (scripts/plan.py).
+Needs no GPU and no data. Each plan is a separate process (shardlab plan).
 """
 
 import argparse
@@ -63,7 +63,7 @@ def planned(size: str, strategy: str, nodes: int, devices: int, chunks: int = 1)
     }
     words = ["--config", json.dumps(config), "--strategy", strategy, "--workload", "llama2", "--data", "no data"]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-W", "ignore", str(ROOT / "scripts/plan.py"), *words, "--results", folder]
+        command = [sys.executable, "-W", "ignore", str(ROOT / "scripts/shardlab"), "plan", *words, "--results", folder]
         measure = "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:]); "
         measure += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(done.returncode)"
         started = time.perf_counter()

@@ -159,11 +159,11 @@ def applies(name: str, run: Run) -> bool:
 
 def judged(run: Run, place: Path) -> pd.DataFrame:
     """Return judged rows of a workload's ``single`` and of its training with each fault."""
-    from shardlab import strategies
-    from shardlab.trainer import loop
+    from shardlab import parallel
+    from shardlab.train import loop
 
     prepare(run, place)
-    build, last = strategies.build, count_steps(run, place) - 1
+    build, last = parallel.build, count_steps(run, place) - 1
     names = {"single": nothing} | {name: fault for name, (fault, _) in FAULTS.items() if applies(name, run)}
     for name, fault in names.items():
 
@@ -174,7 +174,7 @@ def judged(run: Run, place: Path) -> pd.DataFrame:
             return engine
 
         (place / name).mkdir()
-        with mock.patch.object(strategies, "build", faulty), redirect_stdout(io.StringIO()):
+        with mock.patch.object(parallel, "build", faulty), redirect_stdout(io.StringIO()):
             loop.train(run, place / "data", place / "initial", place / name, {})
     return judge(rows(run, place, list(names)))
 
@@ -184,7 +184,7 @@ def count_steps(run: Run, place: Path) -> int:
     import torch
 
     from shardlab.data.order import BatchOrder
-    from shardlab.training import tasks
+    from shardlab.runtime import tasks
 
     samples = tasks.of_run(run, place / "data", torch.device("cpu")).samples("train")
     per_epoch = BatchOrder(samples, run.recipe.global_batch_size, run.seed).steps_per_epoch
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=STATES, default=["float32", "float64"], metavar="DTYPE")
     parser.add_argument("--output", type=Path, default=Path("results/power.csv"), help="CSV file of every training")
     args = parser.parse_args()
-    from shardlab.training import distributed
+    from shardlab.runtime import distributed
 
     distributed.start("cpu")
     tables = []

@@ -2,7 +2,7 @@
 """Compare plans with published memory of others on GPUs.
 
 Also compares the differences between rows. Needs no GPU, no network and no
-data. Each rank is simulated in a separate process, as in scripts/plan.py. To
+data. Each rank is simulated in a separate process, as in shardlab plan. To
 add a measurement, add a line to ``ROWS``.
 """
 
@@ -164,8 +164,8 @@ def run_of(row: Row) -> Run:
 
 def planned(rows: list[Row], cores: int) -> list[dict[str, Any]]:
     """Return the plan of each row; rows with the same settings share one."""
+    from shardlab.plan.simulate import simulate
     from shardlab.records import plan
-    from shardlab.trainer.simulate import simulate
 
     runs = [run_of(row) for row in rows]
     distinct = {plan.cost(run): run for run in runs}

@@ -83,7 +83,7 @@ def trained(server: Any, config: Config, workload: str, strategies: list[str], t
 
 def moved(run: Run, place: Path, number: int) -> Path:
     """File with the initial weights of a twin."""
-    from shardlab.trainer.perturbed import move
+    from shardlab.train.perturbed import move
 
     path = place / f"initial{number}"
     move(run, place / "initial", number, path)

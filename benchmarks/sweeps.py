@@ -122,9 +122,9 @@ def measured(count: int, clone: Path, bare: Path) -> dict[str, Any]:
         for folder in ("results", "data"):
             shutil.move(str(Path(aside) / folder), clone)
     words = ["--config", json.dumps(config), "--strategy", "single", "--workload", name, "--output", "/dev/stdout"]
-    one, _, _ = timed([sys.executable, "scripts/resolve.py", *words])
+    one, _, _ = timed([sys.executable, "scripts/shardlab", "resolve", *words])
     pretend(config, clone / "results")
-    command = [sys.executable, "scripts/summarize.py", "--check", "--config", json.dumps(config)]
+    command = [sys.executable, "scripts/shardlab", "summarize", "--check", "--config", json.dumps(config)]
     summarized, summarize_mib, _ = timed(command)
     return {
         "runs": count,

@@ -82,8 +82,8 @@ def shardlab(race: Race) -> None:
     """Train with our complete loop: metrics, heartbeat, and the counting in its third step; without usage samples."""
     from unittest import mock
 
-    from shardlab.trainer import loop
-    from shardlab.training.step import train_step
+    from shardlab.train import loop
+    from shardlab.train.step import train_step
 
     def step(engine: Any, *args: Any, **options: Any) -> Any:
         models = getattr(engine, "models", None)
@@ -194,6 +194,7 @@ def lightning(race: Race) -> None:
 
         def configure_model(self) -> None:
             if sharded:
+                assert self.device_mesh is not None
                 _shard(self.model, mesh=self.device_mesh["data_parallel"])
 
         def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -42,7 +42,7 @@ def rows(single: Run, place: Path, names: list[str]) -> pd.DataFrame:
 
 
 def _row(single: Run, place: Path, name: str) -> dict[str, Any]:
-    from shardlab.trainer.evaluation import evaluate_sharded
+    from shardlab.train.evaluation import evaluate_sharded
 
     report = TrainReport.read(place / name / "train.json", "train again")
     loss = evaluate_sharded(single, place / "data", place / name / "model.safetensors").loss

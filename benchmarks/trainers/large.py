@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from shardlab.data import encoders
 from shardlab.errors import UserError
 from shardlab.files import read_json
+from shardlab.plan.simulate import simulate
 from shardlab.records import plan
-from shardlab.trainer.simulate import simulate
 from trainers.places import SIZES, run_of, train, write  # type: ignore[import-not-found]
 
 FAST = {"precision": "bf16", "compile": "blocks"}

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 from shardlab import models
 from shardlab.data import store
 from shardlab.files import ROOT, write_json
-from shardlab.launch import commands
-from shardlab.launch.stages import Scope
 from shardlab.models.weights import save
+from shardlab.runs import commands
+from shardlab.runs.stages import Scope
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
 
@@ -67,9 +67,9 @@ def run_of(
 
 
 def train(place: Path, run: Run) -> "subprocess.CompletedProcess[str]":
-    """Train what was written to ``place`` as launch.py would, without its checks and attempts."""
+    """Train what was written to ``place`` as `shardlab launch` would, without its checks and attempts."""
     words = {"settings": place / "run.json", "data": place, "weights": place / "initial.safetensors", "output": place}
-    program = [str(ROOT / "scripts/train.py"), *(f"--{key}={value}" for key, value in words.items())]
+    program = [str(ROOT / "scripts/shardlab"), "train", *(f"--{key}={value}" for key, value in words.items())]
     lines = commands.lines(run, program, None, Scope.RANKS)
     return subprocess.run(["bash", "-c", lines], capture_output=True, text=True)
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab import models
-from shardlab.data import store
 from shardlab.data.order import BatchOrder, samples_of
+from shardlab.data.split_file import open_arrays
 from shardlab.models.weights import materialize
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.types import Run
@@ -69,7 +69,7 @@ class Race:
 
     def batches(self, *, whole: bool = False) -> Iterator[Tensor]:
         """Yield (samples, length + 1) tokens of each step's batch; this rank's share, unless ``whole``."""
-        tokens = store.open_arrays(self.data / "train.safetensors")["tokens"]
+        tokens = open_arrays(self.data / "train.safetensors")["tokens"]
         recipe = self.run.recipe
         order = BatchOrder(len(tokens), recipe.global_batch_size, self.run.seed)
         rank, ranks = (dist.get_rank(), self.ranks) if self.ranks > 1 and not whole else (0, 1)

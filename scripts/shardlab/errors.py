@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from importlib import import_module
 
 IN_LOG = re.compile(r"^(?:\[\w+\]:)?(error: .*)$", re.MULTILINE)
 """The sentence that ``run_program`` ends with, in a log of one or several ranks."""
@@ -42,8 +43,15 @@ def remedy(action: str, target: object, *options: str) -> str:
     return f"{action} with: {' '.join(words)}, and the --config of your call"
 
 
+def run_verb(words: list[str]) -> None:
+    """Run a verb of the command ``shardlab`` with its arguments (see shardlab/cli), like ``run_program``."""
+    module = import_module(f"shardlab.cli.{words[0]}")
+    sys.argv = [f"shardlab {words[0]}", *words[1:]]
+    run_program(module.main)
+
+
 def run_program(main: Callable[[], int | None]) -> None:
-    """Run a script's ``main``; a UserError or a full disk ends it with one line and status 1."""
+    """Run a program's ``main``; a UserError or a full disk ends it with one line and status 1."""
     try:
         # A forked rank must return: torchrun waits for its value, and sys.exit(None) has none.
         if status := main():

@@ -20,6 +20,8 @@ from shardlab.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 """The project's root folder."""
+COMMAND = ROOT / "scripts/shardlab"
+"""The command ``shardlab``, as a program of Python that needs no installation."""
 
 
 HELD = (errno.EWOULDBLOCK, errno.EACCES)
@@ -41,17 +43,27 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         UserError: the file could not be written (disk full, no permission, ...).
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with explained(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.touch()
+            mode = stat.S_IMODE(temporary.stat().st_mode)
+            write(temporary)
+            temporary.chmod(mode)
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
+        except Exception:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Raise a UserError for errors of the system while a file is written (disk full, no permission, ...)."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.touch()
-        mode = stat.S_IMODE(temporary.stat().st_mode)
-        write(temporary)
-        temporary.chmod(mode)
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
+        yield
     except Exception as error:
-        temporary.unlink(missing_ok=True)
         # safetensors reports I/O errors as its own exception type, with the system's text inside.
         text = str(error)
         if isinstance(error, OSError) or "os error" in text.lower() or "I/O error" in text:

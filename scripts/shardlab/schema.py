@@ -16,28 +16,6 @@ class Strict(BaseModel):
 
 
 S = TypeVar("S", bound=BaseModel)
-RENAMED = {
-    "accumulate": ("gradient_accumulation_steps",),
-    "afresh": ("restart",),
-    "before": ("setup_commands",),
-    "checkpoint_every": ("checkpoint_interval_steps",),
-    "checkpoint_minutes": ("checkpoint_interval_minutes",),
-    "checkpoints_kept": ("keep_last_checkpoints",),
-    "clip_norm": ("max_grad_norm",),
-    "evaluation_batch": ("eval_batch_size",),
-    "figures": ("hardware",),
-    "global_batch": ("global_batch_size",),
-    "microbatches": ("n_microbatches",),
-    "non_finite": ("on_nonfinite",),
-    "one_process": ("single_process",),
-    "pieces": ("segments",),
-    "runs_max": ("max_runs",),
-    "schedule": ("lr_schedule", "pipeline_schedule"),
-    "twins": ("noise_floor_runs",),
-    "unfit": ("on_memory_overflow",),
-    "words": ("exec_template",),
-}
-"""Former names of keys: the names that they have now, of which the one that is known where it stands is meant."""
 
 
 def one_of(names: Collection[str]) -> tuple[AfterValidator, WithJsonSchema]:
@@ -97,9 +75,6 @@ def _first(kind: type[BaseModel], errors: list[Any], where: str) -> UserError:
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         known = _keys(kind, first["loc"][:-1])
-        for renamed in RENAMED.get(str(first["loc"][-1]), ()):
-            if renamed in known:
-                return UserError(f"{where}: the key `{key}` is now called `{renamed}`; rename it.")
         close = get_close_matches(str(first["loc"][-1]), known, n=1)
         hint = f"did you mean `{close[0]}`? " if close else ""
         known_text = f"known keys: {choices(known)}." if known else ""

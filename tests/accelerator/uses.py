@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from shardlab.errors import UserError
-from shardlab.launch import gpus
-from shardlab.training import device
-from shardlab.training.device import Arriving, Prefetch
+from shardlab.runs import gpus
+from shardlab.runtime import device
+from shardlab.runtime.device import Arriving, Prefetch
 
 FIRST, SECOND = torch.device("sim", 0), torch.device("sim", 1)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from shardlab.launch import debian
+from shardlab.runs import debian
 
 HOME = Path("/opt/shardlab-apptainer")
 PROGRAM = HOME / "usr/bin/apptainer"

@@ -11,7 +11,7 @@ import pytest
 import cluster
 from helpers.faults import cost, survived
 from login import now, queue, sacct, snakemake, steps, training_job, until
-from shardlab.launch.slurm_reattach import name_of
+from shardlab.runs.slurm_reattach import name_of
 
 pytestmark = pytest.mark.timeout(900)
 RUN = "fsdp/llama2"
@@ -20,7 +20,7 @@ CONFIG = ["nodes=2", "ranks_per_node=1", f"recipe={{epochs: 100, max_steps: {STE
 TARGET = f"results/{RUN}.done"
 FOLLOWED = "of an earlier call; following it"
 ENDED = {
-    "Slurm: warning before a time limit": "SIGUSR1 to launch.py",
+    "Slurm: warning before a time limit": "SIGUSR1 to shardlab launch",
     "Slurm: preemption": "a job on a partition with a higher tier",
     "Slurm: a node lost, while two new calls follow its job": "SIGKILL to all processes of a node",
 }
@@ -64,7 +64,7 @@ def goes_on(learner, number, seconds=120):
 def test_the_warning_before_a_time_limit(struck):
     learner, _, job, _ = struck
     for place in Path("/proc").glob("[0-9]*"):
-        if b"scripts/launch.py\0train" in words_of(place) and (place / "cwd").readlink() == learner.path:
+        if b"scripts/shardlab\0launch\0train" in words_of(place) and (place / "cwd").readlink() == learner.path:
             os.kill(int(place.name), signal.SIGUSR1)
     goes_on(learner, 2)
     first, second = attempts(learner)

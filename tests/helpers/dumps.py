@@ -1,4 +1,4 @@
-"""Dumps of two tensors, as other trainers write them for scripts/diagnose.py."""
+"""Dumps of two tensors, as other trainers write them for shardlab diagnose."""
 
 import torch
 from safetensors.torch import save_file

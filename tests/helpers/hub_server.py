@@ -1,4 +1,4 @@
-"""A small Hugging Face hub on loopback: repositories of data sets and models, with ranges, cuts and stalls."""
+"""A small Hugging Face hub on loopback: repositories of data sets and models, with commits, logins, cuts and stalls."""
 
 import hashlib
 import json
@@ -34,22 +34,28 @@ class Handler(BaseHTTPRequestHandler):
     def route(self):
         path = unquote(urlsplit(self.path).path)
         self.hub.calls.append((self.command, path, self.headers.get("Range")))
+        self.hub.logins.append(self.headers.get("Authorization"))
         for pattern, answer in (
-            (r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/[^/]+)?", self.info),
-            (r"/api/(?:datasets|models)/([^/]+/[^/]+)/tree/[^/]+/?(.*)", self.tree),
-            (r"/api/(?:datasets|models)/([^/]+/[^/]+)/paths-info/[^/]+", self.paths_info),
-            (r"(?:/datasets)?/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.file),
+            (r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/(.+))?", self.info),
+            (r"/api/(?:datasets|models)/([^/]+/[^/]+)/tree/([^/]+)/?(.*)", self.tree),
+            (r"/api/(?:datasets|models)/([^/]+/[^/]+)/paths-info/([^/]+)", self.paths_info),
+            (r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.file),
         ):
             match = re.fullmatch(pattern, path)
             if match and match[1] in self.hub.repositories:
-                return answer(self.hub.repositories[match[1]], *match.groups())
-        return self.missing("RepoNotFound")
+                name, revision, *rest = match.groups()
+                if self.hub.gated.get(name) not in (None, self.headers.get("Authorization")):
+                    return self.refused(401, "GatedRepo")
+                if revision in self.hub.unknown:
+                    return self.refused(404, "RevisionNotFound")
+                return answer(*self.hub.at(name, revision), name, *rest)
+        return self.refused(404, "RepoNotFound")
 
-    def info(self, files, name):
+    def info(self, commit, files, name):
         self.json(
             {
                 "id": name,
-                "sha": self.hub.commit,
+                "sha": commit,
                 "siblings": [{"rfilename": path} for path in files],
                 "private": False,
                 "gated": False,
@@ -58,11 +64,11 @@ class Handler(BaseHTTPRequestHandler):
             }
         )
 
-    def tree(self, files, _, folder):
+    def tree(self, _commit, files, _name, folder):
         prefix = f"{folder}/" if folder else ""
         inside = [path for path in files if path.startswith(prefix)]
         if not inside:
-            return self.missing("EntryNotFound")
+            return self.refused(404, "EntryNotFound")
         if parse_qs(urlsplit(self.path).query).get("recursive", ["false"])[0].lower() != "true":
             below = {prefix + path.removeprefix(prefix).split("/")[0] for path in inside if "/" in path[len(prefix) :]}
             inside = [path for path in inside if "/" not in path[len(prefix) :]]
@@ -71,23 +77,26 @@ class Handler(BaseHTTPRequestHandler):
         folders = [{"type": "directory", "path": path, "oid": "0" * 40} for path in sorted(below)]
         return self.json(folders + [self.entry(path, files[path]) for path in inside])
 
-    def paths_info(self, files, _):
+    def paths_info(self, _commit, files, _name):
         requested = json.loads(self.body)["paths"]
         self.json([self.entry(path, files[path]) for path in requested if path in files])
 
     @staticmethod
     def entry(path, data):
-        return {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+        found = {"type": "file", "path": path, "size": len(data), "oid": digest(path, data)}
+        if in_lfs(path):
+            found |= {"oid": "0" * 40, "lfs": {"oid": digest(path, data), "size": len(data), "pointerSize": 130}}
+        return found
 
-    def file(self, files, _, path):
+    def file(self, commit, files, _name, path):
         if path not in files:
-            return self.missing("EntryNotFound")
+            return self.refused(404, "EntryNotFound")
         data = files[path]
         first = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
         start = int(first[1]) if first else 0
         self.send_response(206 if first else 200)
-        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-        self.send_header("X-Repo-Commit", self.hub.commit)
+        self.send_header("ETag", f'"{digest(path, data)}"')
+        self.send_header("X-Repo-Commit", commit)
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(len(data) - start))
         if first:
@@ -103,8 +112,8 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = cut is not None
         return None
 
-    def missing(self, code):
-        self.send_response(404)
+    def refused(self, status, code):
+        self.send_response(status)
         self.send_header("X-Error-Code", code)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -118,14 +127,36 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+def in_lfs(path):
+    return not path.endswith((".md", ".json", ".txt"))
+
+
+def digest(path, data):
+    """What a hub calls a file's content: its SHA-256 in Git LFS, else Git's name of the object."""
+    return (
+        hashlib.sha256(data).hexdigest() if in_lfs(path) else hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    )
+
+
 class Hub:
-    """Repositories (name: {path: bytes}) served at ``url`` until ``close``; until then ``calls`` grows."""
+    """Repositories (name: {path: bytes}) served at ``url`` until ``close``; until then ``calls`` grows.
+
+    A revision that is neither a commit of ``push`` nor ``unknown`` is the newest commit.
+    """
 
     def __init__(self, repositories):
         self.repositories = repositories
+        self.commits = {}
+        """(name, commit): its files; the newest ones are in ``repositories``."""
+        self.newest = {}
+        self.unknown = set()
+        """Revisions that no repository has."""
+        self.gated = {}
+        """Name: the Authorization header without which its files are refused."""
         self.calls = []
         """(method, path, Range header) of each request."""
-        self.commit = COMMIT
+        self.logins = []
+        """Authorization header of each request."""
         self.cut_after = {}
         """Path: number of bytes after which the next GET of it breaks off, once."""
         self.stalled = set()
@@ -135,6 +166,20 @@ class Hub:
         self.server.hub = self
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def push(self, name, files):
+        """Add a commit with these files; return it."""
+        commit = hashlib.sha1(f"{name} {len(self.commits)}".encode()).hexdigest()
+        self.repositories[name] = self.commits[name, commit] = files
+        self.newest[name] = commit
+        return commit
+
+    def at(self, name, revision):
+        """Return the commit that a revision means, and its files."""
+        if (name, revision) in self.commits:
+            return revision, self.commits[name, revision]
+        is_commit = re.fullmatch("[0-9a-f]{40}", revision or "")
+        return revision if is_commit else self.newest.get(name, COMMIT), self.repositories[name]
 
     def close(self):
         self.closed.set()

@@ -20,12 +20,12 @@ from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.files import write_json
-from shardlab.launch.attempts import history
+from shardlab.runs.attempts import history
 
 MARK = "SHARDLAB_TRIAL"
 """Environment variable by which all processes of a trial are found, whoever their parent is by now."""
 ROLES = ("launch", "torchrun", "rank 0", "rank 1", "job", "monitor")
-"""The last two exist with a fork server: the fork of launch.py, and the process that waits for it."""
+"""The last two exist with a fork server: the fork of `shardlab launch`, and the process that waits for it."""
 TORCHRUN = "pt_elastic"
 """What torchrun names itself."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
@@ -74,17 +74,17 @@ class Trial:
         self.mark = self.call = f"{os.getpid()}-{time.monotonic_ns()}"
 
     def start(self, **environment):
-        """Start launch.py, which hands itself over to a fork server (``forked``) or not; returns the process."""
+        """Start `shardlab launch`, which delegates to a fork server (``forked``) or not; returns the process."""
         paths = {"settings": self.folder / "run.json", "data": self.data, "weights": self.initial}
         options = [f"--{key}={path}" for key, path in paths.items()]
         words = ["train", *options, f"--output={self.folder}", f"--done={self.folder}.done"]
         with (self.folder / "launch.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, self.scripts / "launch.py", *words],
+                [sys.executable, self.scripts / "shardlab", "launch", *words],
                 cwd=self.folder,
                 env=os.environ
                 | {MARK: self.mark, "SHARDLAB_CALL": self.call, "TMPDIR": str(self.temporary)}
-                | (server(self.scripts) if self.forked else {})
+                | (server((self.scripts / "shardlab",)) if self.forked else {})
                 | environment,
                 stdout=log,
                 stderr=log,
@@ -106,7 +106,7 @@ class Trial:
                 continue
             if state == "Z":
                 continue
-            if "scripts/launch.py" in words:
+            if "scripts/shardlab\0launch\0" in words:
                 role = "launch"
             elif name == "launch":
                 role = "job"
@@ -117,7 +117,7 @@ class Trial:
             elif name.startswith("rank "):
                 role = name
             else:
-                role = "rank" if "scripts/train.py" in words else f"other {place.name}"
+                role = "rank" if "scripts/shardlab\0train\0" in words else f"other {place.name}"
             found[role] = int(place.name)
         return found
 

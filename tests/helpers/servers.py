@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 
 from helpers.common import ROOT, tiny_run
-from shardlab.launch import commands, forkserver
+from shardlab.runs import commands, forkserver
 
 
 @cache
-def server(scripts=ROOT / "scripts"):
-    """Environment with which the programs in a folder are forked from a server, which ends with this process."""
+def server(command=(ROOT / "scripts/shardlab",)):
+    """Environment with which verbs of a command are forked from a server, which ends with this process."""
     site = tiny_run("mlp").site
     variables = commands.environment(site)
     inherited = {key: value for key, value in os.environ.items() if key not in site.environment_clear}
@@ -23,11 +23,11 @@ def server(scripts=ROOT / "scripts"):
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with forkserver.listen(folder) as listener:
         subprocess.Popen(
-            [sys.executable, scripts / "forkserver.py", folder, str(os.getpid()), *variables],
+            [sys.executable, *command, "forkserver", folder, str(os.getpid()), *variables],
             stdin=listener.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=inherited | variables,
+            env=inherited | variables | {"PYTHONPATH": str(ROOT / "scripts")},
             start_new_session=True,
         )
     return {forkserver.ADDRESS: str(folder)}

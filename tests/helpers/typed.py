@@ -19,12 +19,13 @@ from unittest import mock
 
 SHOWN = re.compile(
     r"(?:\w+=\S+ )*(?:\.venv/(?:\w+/)?bin/)?"
-    r"(?:snakemake(?: |$)|make(?: |$)|python \S+\.py|(?:scripts|benchmarks)/\S+\.py |--config |\.\.\. )"
+    r"(?:snakemake(?: |$)|make(?: |$)|shardlab \w|python \S+\.py|(?:scripts|benchmarks)/\S+\.py |--config |\.\.\. )"
 )
 """How inline code begins that is a command, or the arguments of one."""
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("scripts", "benchmarks", "tests")
 ELIDED = "..."
+COMMAND = "scripts/shardlab"
 
 
 def commands(text):
@@ -59,6 +60,8 @@ def words_of(command):
         first = next(f"{folder}/{words[0]}" for folder in FOLDERS if (ROOT / folder / words[0]).exists())
     if first.endswith(".py"):  # named in prose: some of its arguments may be left out
         return ["python", first, *words[1:], ELIDED]
+    if first == "shardlab":
+        return ["python", COMMAND, *words[1:], *[ELIDED] * ("--" not in command)]
     return [first, *words[1:]]
 
 
@@ -116,7 +119,7 @@ def _parse(words):
         depth.pop()
         if depth:  # a parser within the program's
             return found, others
-        if others and "launch.py" not in words[0]:  # whose other words are the stage's
+        if others and words[1] != "launch":  # whose other words are the stage's
             parser.error(f"unrecognized arguments: {' '.join(others)}")
         raise SystemExit(0)
 

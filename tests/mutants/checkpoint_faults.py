@@ -2,7 +2,7 @@
 
 from fault import CHECKPOINT, RESUMING, Fault, S, at
 
-MANIFEST, ATTEMPTS, EVALUATION = f"{S}records/manifest.py", f"{S}launch/attempts.py", f"{S}training/evaluation.py"
+MANIFEST, ATTEMPTS, EVALUATION = f"{S}records/manifest.py", f"{S}runs/attempts.py", f"{S}train/evaluation.py"
 CHECKPOINTS = "unit/test_checkpoints"
 RESUMED = at(CHECKPOINTS, "test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before")
 DUE = at(CHECKPOINTS, "test_when_a_checkpoint_is_due")
@@ -42,14 +42,14 @@ FAULTS = [
     # When, and how whole, a checkpoint is.
     Fault(
         "no validation where a training stops",
-        f"{S}trainer/loop.py",
+        f"{S}train/loop.py",
         "if step.validates:",
         "if step.validates and not deferred.flags.stop:",
         at(CHECKPOINTS, "test_a_stop_is_obeyed_and_loses_no_validation"),
     ),
     Fault(
         "a checkpoint that is due clears a request to stop",
-        f"{S}trainer/loop.py",
+        f"{S}train/loop.py",
         "stops = deferred.flags.stop and unfinished  #",
         "stops = False  #",
         at(CHECKPOINTS, "test_a_stop_is_obeyed_and_loses_no_validation"),
@@ -75,7 +75,7 @@ FAULTS = [
     Fault(
         "files have their name before they are on the disk",
         f"{S}files.py",
-        "        sync(temporary)\n",
+        "            sync(temporary)\n",
         "",
         at("unit/test_files", "test_a_file_its_name_and_its_folder_are_brought_to_the_disk_in_this_order"),
     ),
@@ -113,14 +113,14 @@ FAULTS = [
     Fault("no room for the optimizer", ATTEMPTS, "size * (1 + states + recipe.keep_best)", "size", ROOM),
     Fault(
         "what is left of a run is the whole of it",
-        f"{S}launch/run_status.py",
+        f"{S}runs/run_status.py",
         "(found.steps - found.step) * seconds",
         "found.steps * seconds",
         at("unit/test_watch", "test_a_run_that_is_trained_now"),
     ),
     Fault(
         "a day of Slurm's has 12 hours",
-        f"{S}launch/slurm_limits.py",
+        f"{S}runs/slurm_limits.py",
         "(days * 24 + hours)",
         "(days * 12 + hours)",
         at("unit/test_slurm_limits", "test_slurm_s_times"),
@@ -150,7 +150,7 @@ FAULTS = [
     # What a resume keeps of the files before.
     Fault(
         "earlier attempts that began later are forgotten",
-        f"{S}training/metrics.py",
+        f"{S}train/metrics.py",
         'if record["kind"] == "attempt" or record["step"] < start]',
         'if record["step"] < start]',
         at("unit/test_files", "test_a_run_that_resumes_keeps_all_earlier_attempts"),

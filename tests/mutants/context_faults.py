@@ -2,7 +2,7 @@
 
 from fault import EVALUATION, MODELS, STEP, TASKS, Fault, S, at, parity
 
-CONTEXT, RING = f"{S}strategies/context.py", f"{S}strategies/ring.py"
+CONTEXT, RING = f"{S}parallel/context.py", f"{S}parallel/ring.py"
 SEQUENCE = f"{MODELS}/_sequence.py"
 CP, CP_XSUM, CP_VIT, RING_XSUM = (
     parity(f"{name}-float64") for name in ("cp-llama2", "cp-xsum", "cp-vit", "cp_ring-xsum")

@@ -2,7 +2,7 @@
 
 from fault import FSDP, NATIVE, STEP, TASKS, TENSOR, Fault, S, at, parity, reference
 
-EXPERTS, MOE, SPLIT = f"{S}models/_experts.py", f"{S}models/moe.py", f"{S}strategies/experts.py"
+EXPERTS, MOE, SPLIT = f"{S}models/_experts.py", f"{S}models/moe.py", f"{S}parallel/experts.py"
 HARD = (
     "gradient_accumulation_steps=2_length_buckets=True_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"
     "_lr_schedule=-name-constant-warmup_steps-3--float64"
@@ -218,7 +218,7 @@ FAULTS = [
     ),
     Fault(
         "the worst case of a plan has as many tokens as the mean",
-        f"{S}trainer/fake_ranks.py",
+        f"{S}plan/fake_ranks.py",
         "return [rows // top_k * min(top_k, held)] * ranks",
         "return [rows // ranks] * ranks",
         at("parity/test_memory", "test_a_plan_knows_the_memory_of_a_rank_whose_experts_all_tokens_choose"),

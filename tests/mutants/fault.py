@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 S = "scripts/shardlab/"
-NATIVE, TENSOR, PIPELINE = f"{S}strategies/native.py", f"{S}strategies/tensor.py", f"{S}strategies/pipeline.py"
-ZERO, FSDP, PARALLELIZE = f"{S}strategies/zero.py", f"{S}strategies/fsdp.py", f"{S}strategies/parallelize.py"
-BATCHES, CHECKPOINT, TASKS = f"{S}training/batches.py", f"{S}training/checkpoint.py", f"{S}training/tasks"
-RESUMING = f"{S}training/resume.py"
+NATIVE, TENSOR, PIPELINE = f"{S}parallel/native.py", f"{S}parallel/tensor.py", f"{S}parallel/pipeline.py"
+ZERO, FSDP, PARALLELIZE = f"{S}parallel/zero.py", f"{S}parallel/fsdp.py", f"{S}parallel/parallelize.py"
+BATCHES, CHECKPOINT, TASKS = f"{S}runtime/batches.py", f"{S}train/checkpoint.py", f"{S}runtime/tasks"
+RESUMING = f"{S}train/resume.py"
 ORDER, MESH, RATE = f"{S}data/order.py", f"{S}settings/mesh.py", f"{S}settings/learning_rate.py"
-EVALUATION, RECIPE, MODELS = f"{S}training/evaluation.py", f"{S}settings/recipe.py", f"{S}models"
-STEP, SUMMARY, VERDICT = f"{S}training/step.py", f"{S}report/summary.py", f"{S}report/verdict.py"
-LOOP = f"{S}trainer/loop.py"
+EVALUATION, RECIPE, MODELS = f"{S}train/evaluation.py", f"{S}settings/recipe.py", f"{S}models"
+STEP, SUMMARY, VERDICT = f"{S}train/step.py", f"{S}report/summary.py", f"{S}report/verdict.py"
+LOOP = f"{S}train/loop.py"
 
 ACCUMULATED = (
     "gradient_accumulation_steps=2_length_buckets=True_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"

@@ -8,6 +8,7 @@ import measure_faults
 import rank_faults
 import server_faults
 import shared_faults
+import value_faults
 
 MODULES = (
     rank_faults,
@@ -18,5 +19,6 @@ MODULES = (
     measure_faults,
     gpu_faults,
     server_faults,
+    value_faults,
 )
 FAULTS = [fault for module in MODULES for fault in module.FAULTS]

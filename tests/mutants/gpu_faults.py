@@ -2,11 +2,11 @@
 
 from fault import ACCUMULATED, CHECKPOINT, NATIVE, STEP, ZERO, Fault, S, at
 
-DEVICE, LAUNCH, SIMULATE, LOOP = (
-    f"{S}training/device.py",
-    f"{S}launch",
-    f"{S}trainer/simulate.py",
-    f"{S}trainer/loop.py",
+DEVICE, RUNS, SIMULATE, LOOP = (
+    f"{S}runtime/device.py",
+    f"{S}runs",
+    f"{S}plan/simulate.py",
+    f"{S}train/loop.py",
 )
 SIMULATED = at(
     "unit/test_device", "test_the_simulated_accelerator_refuses_what_a_gpu_would_compute_wrongly_or_wait_for"
@@ -19,7 +19,7 @@ REFUSED = "never set one|wait for it first|record_stream|No backend type associa
 FAULTS = [
     Fault(
         "ranks forked on a GPU by a torchrun that asked CUDA",
-        f"{LAUNCH}/commands.py",
+        f"{RUNS}/commands.py",
         '    if site.device == "cpu":\n        # On a GPU ranks',
         "    if True:\n        # On a GPU ranks",
         at("unit/test_sites", "test_sbatch_and_srun_lines_are_the_approved_ones"),
@@ -41,7 +41,7 @@ FAULTS = [
     ),
     Fault(
         "float8's products of any number of rows",
-        f"{S}strategies/float8.py",
+        f"{S}parallel/float8.py",
         ", pad_inner_dim=True)",
         ")",
         at("unit/test_device", "test_float8_takes_any_number_of_rows"),
@@ -151,14 +151,14 @@ FAULTS = [
     ),
     Fault(
         "a rank that hangs is not named before NCCL ends it",
-        f"{S}training/heartbeat.py",
+        f"{S}train/heartbeat.py",
         'if self.world.device.type != "cpu" and',
         "if False and",
         at("unit/test_device", "test_a_hang_is_named_before_nccl_ends_the_process"),
     ),
     Fault(
         "a neighbor's end over NCCL is taken for a rank's own error",
-        f"{S}training/distributed.py",
+        f"{S}runtime/distributed.py",
         "return any(phrase.lower() in str(error).lower()",
         'return any("gloo" in phrase and phrase.lower() in str(error).lower()',
         at("unit/test_device", "test_an_error_of_gloo_or_nccl_about_another_rank_is_known"),
@@ -194,7 +194,7 @@ FAULTS = [
     ),
     Fault(
         "a driver that is too old is not named",
-        f"{LAUNCH}/gpus.py",
+        f"{RUNS}/gpus.py",
         "    if problem := old_driver(gpus, cuda):\n        return problem\n",
         "",
         at("unit/test_gpus", "test_a_driver_is_as_new_as_cuda_needs"),
@@ -208,14 +208,14 @@ FAULTS = [
     ),
     Fault(
         "a stage that needs no GPU asks for one",
-        f"{LAUNCH}/slurm.py",
+        f"{RUNS}/slurm.py",
         'if slurm.gpus == "gres":',
         'if site.slurm.gpus == "gres":',
         at("unit/test_sites", "test_a_stage_that_needs_no_gpu_need_not_ask_for_one"),
     ),
     Fault(
         "a client command of Slurm is waited for without limit",
-        f"{LAUNCH}/slurm.py",
+        f"{RUNS}/slurm.py",
         "text=True, timeout=PATIENCE)",
         "text=True)",
         at("unit/test_slurm_hangs", "test_a_figure_that_slurm_does_not_give_is_left_out"),
@@ -229,7 +229,7 @@ FAULTS = [
     ),
     Fault(
         "an estimate is for no rule",
-        f"{LAUNCH}/progress.py",
+        f"{RUNS}/progress.py",
         '"noise_floor": 40.0',
         '"twins": 40.0',
         at("unit/test_rule_names", "test_a_rule_of_that_name_exists"),
@@ -273,7 +273,7 @@ FAULTS = [
     ),
     Fault(
         "all devices of a process planned as one",
-        f"{S}trainer/single_process.py",
+        f"{S}plan/single_process.py",
         "return self._current",
         "return 0",
         PLANNED,

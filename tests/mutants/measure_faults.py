@@ -10,7 +10,7 @@ BANDWIDTHS = at("unit/test_collectives", "test_bandwidths_are_of_the_slowest_ran
 FIGURES = at("unit/test_device_benchmark", "test_a_product_has_two_operations_a_value_and_a_copy_reads_and_writes")
 ATTEMPTS = at("unit/test_records", "test_a_report_counts_the_steps_of_all_attempts")
 SENT = at("parity/test_parity", "test_what_is_sent_is_what_theory_says[fsdp-llama2-float64]")
-SIMULATE = f"{S}trainer/simulate.py"
+SIMULATE = f"{S}plan/simulate.py"
 STATES = at("unit/test_plan", "test_deepspeed_s_states_by_hand")
 BUCKETS = at("unit/test_plan", "test_ddp_s_buckets_are_always_there")
 UPDATE = at("unit/test_plan", "test_the_update_reads_and_writes_the_state_of_the_fullest_rank")
@@ -87,7 +87,7 @@ FAULTS = [
     ),
     Fault(
         "a pipeline's rank waits by its own time alone",
-        f"{S}strategies/pipeline.py",
+        f"{S}parallel/pipeline.py",
         "        dist.all_reduce(elapsed, op=dist.ReduceOp.MAX, group=self.group)\n",
         "",
         at("unit/test_records", "test_a_pipeline_s_rank_waits_until_the_slowest_is_done"),
@@ -135,14 +135,14 @@ FAULTS = [
     ),
     Fault(
         "the host reads the loss each step",
-        f"{S}training/step.py",
+        f"{S}train/step.py",
         "    if observe:\n        observe(step.number, engine)\n    if skip",
         "    told.tolist()\n    if observe:\n        observe(step.number, engine)\n    if skip",
         at("parity/test_parity", "test_no_rank_reads_from_its_device_in_a_step[ddp-mlp-float64]"),
     ),
     Fault(
         "twins a hundred roundings apart",
-        f"{S}trainer/perturbed.py",
+        f"{S}train/perturbed.py",
         "(1 + rounding * noise)",
         "(1 + 100 * rounding * noise)",
         at("unit/test_noise_floor", "test_a_twin_s_weights_are_one_rounding_apart"),

@@ -64,7 +64,7 @@ FAULTS = [
     Fault("DDP never synchronizes", PARALLELIZE, "and not last:", "and True:", parity("ddp-mlp-float64")),
     Fault(
         "FSDP sums bf16 gradients in bf16",
-        f"{S}strategies/fsdp.py",
+        f"{S}parallel/fsdp.py",
         "inside = MixedPrecisionPolicy(low, reduce_dtype=dtype)",
         "inside = MixedPrecisionPolicy(low, reduce_dtype=low)",
         at(
@@ -186,7 +186,7 @@ FAULTS = [
     ),
     Fault(
         "no gradient goes back between the devices of model parallelism",
-        f"{S}strategies/model_parallel.py",
+        f"{S}parallel/model_parallel.py",
         "tuple(self.moved(value, number) for value in state)",
         "tuple(self.moved(value, number).detach() for value in state)",
         parity("mp-mnist-float64"),
@@ -289,6 +289,42 @@ FAULTS = [
         "order[held : 2 * held]",
         "order[2 * held : 3 * held]",
         at("unit/test_embedded_data", "test_no_sample_is_in_two_splits"),
+    ),
+    # What is prepared.
+    Fault(
+        "arrays are written as they lie in memory",
+        f"{S}data/split_file.py",
+        "np.ascontiguousarray(array, self.kind).reshape(-1)",
+        'np.asarray(array, self.kind).ravel("K")',
+        at("unit/test_prepared_data", "test_color_pictures_are_stored_as_they_are_seen"),
+    ),
+    Fault(
+        "offsets of later parts begin at 0",
+        f"{S}data/split_file.py",
+        "+ bases.get(name.removesuffix(OFFSETS), 0)",
+        "+ 0",
+        at("unit/test_prepared_data", "test_ragged_rows_are_those_of_one_part"),
+    ),
+    Fault(
+        "tokens between two parts are dropped",
+        f"{S}data/encoders/language_modelling.py",
+        "left = stream[windows * length :].copy()",
+        "left = stream[len(stream) :].copy()",
+        at("unit/test_prepared_data", "test_the_parts_of_an_encoder_leave_no_trace"),
+    ),
+    Fault(
+        "an error names the row before",
+        f"{S}data/samples.py",
+        "            yield tuple(sample)\n            self._row += 1\n",
+        "            self._row += 1\n            yield tuple(sample)\n",
+        at("unit/test_prepared_data", "test_an_error_names_data_set_split_and_row"),
+    ),
+    Fault(
+        "samples of train in other splits are looked up in an unsorted list",
+        f"{S}data/overlap.py",
+        "            self._train.sort()\n",
+        "",
+        at("unit/test_prepared_data", "test_samples_of_train_in_another_split_are_counted"),
     ),
     # The order of the data over epochs, steps and splits.
     Fault(

@@ -55,7 +55,7 @@ def warm() -> None:
         import_module(name)
     import torch
 
-    # As strategies/zero.py does it.
+    # As parallel/zero.py does it.
     with mock.patch.dict(os.environ, DS_ACCELERATOR="cpu"), mock.patch.object(torch, "compile", lambda model: model):
         import_module("deepspeed.runtime.zero.muon.original_muon")
     torch.set_num_threads(1)

@@ -2,7 +2,7 @@
 
 from fault import LOOP, Fault, S, at
 
-SERVER, IDENTITY = f"{S}launch/forkserver.py", f"{S}settings/run_identity.py"
+SERVER, IDENTITY = f"{S}runs/forkserver.py", f"{S}settings/run_identity.py"
 NOTHING = at("unit/test_forkserver", "test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves")
 WATCHED = at("unit/test_forkserver", "test_every_file_of_the_code_is_watched")
 NEW = at("unit/test_forkserver", "test_where_nothing_can_be_forked_jobs_are_new_processes")

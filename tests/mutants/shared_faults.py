@@ -82,7 +82,7 @@ FAULTS = [
     # How the optimizer is driven.
     Fault(
         "weight decay ignored",
-        f"{S}training/optimizers.py",
+        f"{S}runtime/optimizers.py",
         '"weight_decay": settings.weight_decay',
         '"weight_decay": 0.0',
         reference("mlp"),
@@ -398,7 +398,7 @@ FAULTS = [
     ),
     Fault(
         "the check passes whatever differs",
-        "scripts/summarize.py",
+        f"{S}cli/summarize.py",
         "if args.check and not good:",
         "if False:",
         at("unit/test_summary", "test_the_check_fails_unless_all_are_equal"),

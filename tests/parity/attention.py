@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from shardlab.models import _layers
 from shardlab.models._sequence import SequenceSplit
-from shardlab.strategies import attention_block, context, ring
+from shardlab.parallel import attention_block, context, ring
 
 ALGORITHMS = {"gather": context.gathered, "ulysses": context.ulysses, "ring": ring.ring}
 BATCH, HEADS, LENGTH, MEMORY, DIM = 2, 8, 16, 24, 4

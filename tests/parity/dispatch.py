@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardlab.models._experts import Experts
 from shardlab.models.weights import allocate, assign
-from shardlab.strategies.experts import split
+from shardlab.parallel.experts import split
 
 EXPERTS, TOP_K, DIM, HIDDEN = 8, 2, 4, 6
 LENGTHS = (3, 0, 5, 1)

@@ -16,8 +16,8 @@ from shardlab.files import sha256
 from shardlab.records import manifest, metrics
 from shardlab.records.expert_choices import count_flips
 from shardlab.records.manifest import File, Manifest
-from shardlab.trainer.perturbed import move
-from shardlab.training import evaluation
+from shardlab.train import evaluation
+from shardlab.train.perturbed import move
 
 
 @dataclass
@@ -146,7 +146,10 @@ def differences(actual, single, run, data):
     gradients, expected = (load_file(folder / "gradients.safetensors") for folder in (actual, single))
     pairs = list(zip(steps(actual), steps(single), strict=True))
     assert all(actual["samples"] == reference["samples"] for actual, reference in pairs)
-    test, expected_test = evaluation.evaluate(run, data, actual / "model.safetensors"), of_reference(run, data, single)
+    test, expected_test = (
+        evaluation.evaluate_whole(run, data, actual / "model.safetensors"),
+        of_reference(run, data, single),
+    )
     own, reference = test.expert_choices, expected_test.expert_choices
     flips, choices = count_flips(own, reference) if own else (0, 1)
     return of_gradients(gradients, expected) | {
@@ -160,7 +163,7 @@ def differences(actual, single, run, data):
 def of_reference(run, data, folder):
     """The evaluation of a training on one device, computed once for all that are compared with it."""
     if folder not in EVALUATED:
-        EVALUATED[folder] = evaluation.evaluate(run, data, folder / "model.safetensors")
+        EVALUATED[folder] = evaluation.evaluate_whole(run, data, folder / "model.safetensors")
     return EVALUATED[folder]
 
 

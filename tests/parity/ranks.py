@@ -29,8 +29,8 @@ import transformers  # noqa: F401
 import worker
 
 from shardlab.models import _transformers  # noqa: F401
+from shardlab.parallel import fsdp, model_parallel, native, pipeline, tensor, zero  # noqa: F401
 from shardlab.settings import code_fingerprint
-from shardlab.strategies import fsdp, model_parallel, native, pipeline, tensor, zero  # noqa: F401
 
 FORK, SPAWN = (multiprocessing.get_context(name) for name in ("fork", "spawn"))
 

@@ -20,9 +20,10 @@ from group import Group, Server, differences, job, outside, steps
 from helpers import accelerator
 from helpers.common import ROOT, TINY, save_initial, tiny_run
 from shardlab.files import write_json
+from shardlab.plan.simulate import simulate
 from shardlab.records import metrics
-from shardlab.trainer.simulate import simulate
-from shardlab.training import evaluation, tasks
+from shardlab.runtime import tasks
+from shardlab.train import evaluation
 
 NATIVE = ["single", *(name for name in STRATEGIES if "zero" not in name)]
 HARD = [Case(s, "llama2", tuple(ACCUMULATED.items())) for s in NATIVE]
@@ -152,14 +153,14 @@ def test_each_rank_says_what_its_own_device_holds(folders):
 
 @pytest.mark.long
 def test_the_programs_from_initial_weights_to_the_test_loss(tmp_path, tiny_data):
-    """As launch.py starts them: torchrun's ranks are processes, and what is measured and monitored is on."""
+    """As `shardlab launch` starts them: torchrun's ranks are processes, and what is measured and monitored is on."""
     cpu = tiny_run("llama2", "fsdp", compile="blocks", compile_backend="aot_eager")
     place = cpu.site.model_copy(update={"device": "cuda", "environment_clear": []})
     folder, data = tmp_path / "fsdp", tiny_data / "llama2"
     write_json(folder / "run.json", cpu.model_copy(update={"site": place}).model_dump())
 
     def launched(*words):
-        command = [sys.executable, ROOT / "scripts/launch.py", *words, f"--data={data}"]
+        command = [sys.executable, ROOT / "scripts/shardlab", "launch", *words, f"--data={data}"]
         command += [f"--settings={folder}/run.json"]
         environment = os.environ | accelerator.environment()
         done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
@@ -171,8 +172,8 @@ def test_the_programs_from_initial_weights_to_the_test_loss(tmp_path, tiny_data)
     weights = folder / "model.safetensors"
     launched("evaluate", f"--weights={weights}", f"--initial={report}", f"--output={folder}/test.json")
     found = json.loads((folder / "test.json").read_text())
-    assert found["loss"] == pytest.approx(evaluation.evaluate(cpu, data, weights).loss, rel=1e-5)
-    assert found["untrained_loss"] == pytest.approx(evaluation.evaluate(cpu, data, initial).loss, rel=1e-5)
+    assert found["loss"] == pytest.approx(evaluation.evaluate_whole(cpu, data, weights).loss, rel=1e-5)
+    assert found["untrained_loss"] == pytest.approx(evaluation.evaluate_whole(cpu, data, initial).loss, rel=1e-5)
     train = json.loads((folder / "train.json").read_text())
     assert train["attention"] is not None
     assert {kind["kind"] for kind in metrics.read(folder / "metrics.jsonl")} >= {"train", "validation", "usage"}

@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from helpers.common import save_initial, tiny_run
-from shardlab import models, strategies
+from shardlab import models, parallel
 from shardlab.models import weights
+from shardlab.parallel.tensor import _Dropout, drawn
 from shardlab.records import metrics
+from shardlab.runtime import batches, tasks
 from shardlab.settings.mesh import ParallelDims
-from shardlab.strategies.tensor import _Dropout, drawn
-from shardlab.trainer import loop
-from shardlab.training import batches, tasks
+from shardlab.train import loop
 
 SHARES = {"dp_replicate": 2, "pp": 2, "dp_shard": 2, "cp": 2, "tp": 2}
 
@@ -93,14 +93,14 @@ def test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_o
                 halves.append(forward(half))
         return torch.cat(halves, -1)
 
-    def build(*args, make=strategies.build):
+    def build(*args, make=parallel.build):
         engine = make(*args)
         layer = engine.parts[0].dropout2
         layer.forward = partial(in_halves, layer, layer.forward)
         return engine
 
     initial = tmp_path / "mnist-float64.safetensors"
-    with mock.patch.object(strategies, "build", build):
+    with mock.patch.object(parallel, "build", build):
         loop.train(run_of("single"), tiny_data / "mnist", initial, tmp_path / "single", {})
     for actual, reference in zip(steps(tmp_path / "tp"), steps(tmp_path / "single"), strict=True):
         for key in ("loss", "grad_norm"):

@@ -21,10 +21,10 @@ from worker import REFUSAL
 from shardlab.diagnosis.capture_files import Capture
 from shardlab.diagnosis.page import diagnose
 from shardlab.diagnosis.pair import Pair
+from shardlab.plan.simulate import simulate
 from shardlab.settings import registry
 from shardlab.settings.recipe import Recipe
-from shardlab.trainer.simulate import simulate
-from shardlab.training.evaluation import evaluate
+from shardlab.train.evaluation import evaluate_whole
 
 KINDS = ("dtypes", "frozen", "buffers_in_forward", "shapes_and_ties", "constructors_and_outputs", "sometimes_unused")
 """Kinds of models that are tried."""
@@ -201,7 +201,7 @@ def plain(case, folder):
 def test_equals_plain_pytorch(results, case, tiny_data):
     run, expected = case.run(), plain(case, tiny_data / foreign.DATA)
     pairs = list(zip(steps(results / case.name), expected["steps"], strict=True))
-    test = evaluate(run, tiny_data / foreign.DATA, results / case.name / "model.safetensors").loss
+    test = evaluate_whole(run, tiny_data / foreign.DATA, results / case.name / "model.safetensors").loss
     apart = {
         "loss": worst(actual["loss"] / step["loss"] - 1 for actual, step in pairs),
         "norm": worst(actual["grad_norm"] / step["grad_norm"] - 1 for actual, step in pairs),

@@ -8,7 +8,7 @@ from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.settings import load, resolve
-from shardlab.training.evaluation import evaluate
+from shardlab.train.evaluation import evaluate_whole
 
 FRACTIONS = {"mlp": 0.6, "mnist": 0.3, "xsum": 0.9, "vit": 0.95, "llama2": 0.9, "moe": 0.9}
 """Workload: largest part of the untrained test loss that is left."""
@@ -31,5 +31,5 @@ def test_each_workload_learns(trained, workload, tmp_path):
     run = resolve.run(load.config({}), "single", workload)
     save_initial(run, tmp_path / "untrained")
     weights = (tmp_path / "untrained", trained.folder / workload / "model.safetensors")
-    before, after = (evaluate(run, trained.data / workload, path).loss for path in weights)
+    before, after = (evaluate_whole(run, trained.data / workload, path).loss for path in weights)
     assert after < FRACTIONS[workload] * before

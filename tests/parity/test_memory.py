@@ -13,8 +13,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from helpers.common import build, initial_weights, save_initial, tiny_run, with_weights
 from shardlab.measure.memory import Memory
 from shardlab.models.weights import save
-from shardlab.trainer.simulate import simulate
-from shardlab.training import tasks
+from shardlab.plan.simulate import simulate
+from shardlab.runtime import tasks
 
 RANKS = 2
 STRATEGIES = ("single", "ddp", "fsdp", "fsdp_size", "tp", "pp", "zero1", "zero2", "zero3")

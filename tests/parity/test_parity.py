@@ -32,9 +32,9 @@ from group import differences as compare
 from safetensors.torch import load_file
 
 from helpers.common import TINY
+from shardlab.plan.simulate import simulate
 from shardlab.records.reports import TrainReport
 from shardlab.report import expected_memory
-from shardlab.trainer.simulate import simulate
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ import reference
 
 from helpers.common import save_initial, tiny_run
 from shardlab.records import metrics
-from shardlab.trainer import loop
-from shardlab.training.evaluation import evaluate
+from shardlab.train import loop
+from shardlab.train.evaluation import evaluate_whole
 
 TOLERANCE = 1e-12
 EVERYTHING = {"max_steps": None, "epochs": 3, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "keep_best": True}
@@ -60,7 +60,7 @@ def test_single_equals_a_plain_loop(workload, tiny_data, tmp_path):
         assert {key: actual[key] for key in reference_value} == near(reference_value), f"step {actual['step']}"
     validations = [record["loss"] for record in lines if record["kind"] == "validation"]
     assert validations == near(expected["validations"])
-    assert evaluate(run, data, tmp_path / "model.safetensors").loss == near(expected["test"])
-    assert evaluate(run, data, tmp_path / "best.safetensors").loss == near(expected["best"])
+    assert evaluate_whole(run, data, tmp_path / "model.safetensors").loss == near(expected["test"])
+    assert evaluate_whole(run, data, tmp_path / "best.safetensors").loss == near(expected["best"])
     if workload == "mlp":
         assert validations[-1] > min(validations), "the best weights are not the last"

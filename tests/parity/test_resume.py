@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers.common import tiny_run
 from shardlab.errors import UserError
-from shardlab.trainer import loop
+from shardlab.train import loop
 
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
 PAIRS = [

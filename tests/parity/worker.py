@@ -26,15 +26,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardlab import strategies
+from shardlab import parallel
 from shardlab.errors import UserError
 from shardlab.measure import flops
 from shardlab.models.weights import on_disk
+from shardlab.parallel import ddp, tensor
+from shardlab.runtime import device, distributed, tasks
 from shardlab.settings.types import Run
-from shardlab.strategies import ddp, tensor
-from shardlab.trainer import loop
-from shardlab.trainer.capture import capture
-from shardlab.training import device, distributed, evaluation, tasks
+from shardlab.train import evaluation, loop
+from shardlab.train.capture import capture
 
 REFUSAL = "refusal.txt"
 """The sentence of a case that is expected to be refused, on each of its ranks."""
@@ -61,8 +61,8 @@ def main(cases):
             evaluate_and_weigh(run, Path(case["data"]), Path(case["evaluate"]), output)
             continue
         torch._dynamo.reset()  # else a case runs eagerly when those before it have filled the cache
-        build = strategies.build
-        strategies.build = FAULTS.get(case["fault"], lambda build: build)(build)
+        build = parallel.build
+        parallel.build = FAULTS.get(case["fault"], lambda build: build)(build)
         try:
             if case["capture"]:
                 like = case["like"] and Run.model_validate(case["like"])
@@ -85,7 +85,7 @@ def main(cases):
                 raise
             (output / REFUSAL).write_text(str(error))
         finally:
-            strategies.build = build
+            parallel.build = build
     distributed.finish()
 
 
@@ -154,7 +154,7 @@ class Reads(TorchDispatchMode):
 
 @contextmanager
 def counted(reads):
-    """Count what the host reads, except for numbers of the host's generator (strategies/tensor.py)."""
+    """Count what the host reads, except for numbers of the host's generator (parallel/tensor.py)."""
     draw = tensor.drawn
 
     def drawn():
@@ -205,13 +205,13 @@ def evaluate_and_weigh(run, data, weights, output):
     """Write the sharded evaluation's report, and the bytes of the weights that each rank held before it."""
     world = distributed.world(run)
     task = tasks.of_run(run, data, world.device)
-    engine = strategies.build(run, task, world, weights)
+    engine = parallel.build(run, task, world, weights)
     if run.engine == "deepspeed":
         parts = [getattr(parameter, "ds_tensor", parameter) for parameter in engine.plain.parameters()]
     else:
         parts = [getattr(parameter, "_local_tensor", parameter) for parameter in engine.parameters().values()]
     held = world.gather(sum(value.nbytes for value in parts))
-    report = evaluation.evaluate_sharded(run, engine, task, world)
+    report = evaluation.evaluate_engine(run, engine, task, world)
     if distributed.is_main():
         (output / "test.json").write_text(json.dumps(report.model_dump() | {"held": held}))
 

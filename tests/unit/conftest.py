@@ -1,11 +1,11 @@
-"""Fixtures of the tests of settings (a site without limits, a strategy for one test) and of scripts/diagnose.py."""
+"""Fixtures of the tests of settings (a site without limits, a strategy for one test) and of shardlab diagnose."""
 
 import sys
 
-import diagnose
 import pytest
 
 from helpers.dumps import dump
+from shardlab.cli import diagnose
 from shardlab.settings import load
 from shardlab.settings.sites import LauncherSettings
 
@@ -45,7 +45,7 @@ def compare(tmp_path, monkeypatch, capsys):
     def run(other, reference, *options):
         folders = [dump(tmp_path / name, files) for name, files in (("other", other), ("reference", reference))]
         arguments = ["--other", folders[0], "--reference", folders[1], *options]
-        monkeypatch.setattr(sys, "argv", ["diagnose.py", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["shardlab diagnose", *map(str, arguments)])
         status = diagnose.main()
         printed = capsys.readouterr()
         assert bool(printed.err) == (status == 2)

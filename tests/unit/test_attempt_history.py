@@ -7,9 +7,9 @@ import pytest
 
 from helpers.common import tiny_run
 from shardlab.errors import UserError
-from shardlab.launch import attempts
-from shardlab.launch.attempts import AttemptLog
 from shardlab.records.reports import Attempt
+from shardlab.runs import attempts
+from shardlab.runs.attempts import AttemptLog
 
 FAILED = "error: rank 1 failed"
 

@@ -9,21 +9,20 @@ import pytest
 from helpers.common import save_initial, tiny_run
 from shardlab.data import store
 from shardlab.errors import UserError
-from shardlab.launch import job, snakemake_lock
-from shardlab.launch.attempts import CALL, AttemptLog
-from shardlab.launch.run_status import next_action
 from shardlab.records import manifest
 from shardlab.records.reports import TrainReport
 from shardlab.report import summary
+from shardlab.runs import job, snakemake_lock
+from shardlab.runs.attempts import CALL, AttemptLog
+from shardlab.runs.run_status import next_action
 from shardlab.settings.types import read_run
-from shardlab.trainer import loop
-from shardlab.training import checkpoint
+from shardlab.train import checkpoint, loop
 
 RUN = tiny_run("mlp", checkpoint_interval_steps=2)
 
 
 class Killed(BaseException):
-    """The end of launch.py and its ranks; nothing is noted."""
+    """The end of `shardlab launch` and its ranks; nothing is noted."""
 
 
 class Project:
@@ -86,7 +85,7 @@ class Project:
 
     def train(self, *, restart=False):
         story = AttemptLog(RUN, self.output, store.fingerprint_of(self.data), self.initial)
-        assert job.train(RUN, story, ["train.py"], None, self.done, None, restart=restart) == 0
+        assert job.train(RUN, story, ["shardlab", "train"], None, self.done, None, restart=restart) == 0
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ from shardlab import models
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
-from shardlab.settings import deepspeed, load, model_and_data, resolve
+from shardlab.runtime import tasks
+from shardlab.settings import code_fingerprint, deepspeed, load, model_and_data, resolve
 from shardlab.settings.types import read_run
-from shardlab.training import evaluation, step, tasks
+from shardlab.train import evaluation, step
 
 
 def sentence(call, *arguments):
@@ -67,15 +68,26 @@ def test_a_workload_s_file(config, old, new, words):
     assert all(word in said for word in words), said
 
 
-def bomb():
-    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"{new}: &{new} [{', '.join(['*' + old] * 9)}]" for old, new in zip("abcdefg", "bcdefgh", strict=True)]
-    return "\n".join(lines).encode()
+def test_tokens_and_classes_that_the_model_does_not_have(config):
+    text = (config / "workloads/llama2.yaml").read_text()
+    own = text.replace("shape: {vocab_size: 1024}", "", 1).replace("model: {dim", "model: {vocab_size: 1024, dim", 1)
+    (config / "workloads/own.yaml").write_text(own.replace("data: {seq", "data: {vocab_size: 1025, seq", 1))
+    said = sentence(run_of, "own")
+    assert "own.yaml: the data has vocab_size 1025, but the model 1024; write it once, under `shape:`" in said
+    text = (
+        (config / "workloads/vit_pretrained.yaml").read_text().replace("image_size: 28, classes: 10", "image_size: 28")
+    )
+    text = text.replace("recipe:", "data: {classes: 10}\n    recipe:", 1)
+    for name, model in (("theirs", "{"), ("fewer", "{num_labels: 9, ")):
+        (config / f"workloads/{name}.yaml").write_text(text.replace("model: {revision", f"model: {model}revision", 1))
+    load.names.cache_clear()
+    assert "theirs.yaml: the data has classes 10, of which the model does not know" in sentence(run_of, "theirs")
+    assert "the data has classes 10, but the model 9" in sentence(run_of, "fewer")
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("model: mlp".encode("utf-16"), "UTF-8"), (bytes(range(256)), "UTF-8"), (bomb(), "more than"), (b"- a", "list")],
+    [("model: mlp".encode("utf-16"), "UTF-8"), (bytes(range(256)), "UTF-8"), (b"- a", "list")],
 )
 def test_a_file_that_is_no_settings_at_all(config, content, words):
     (config / "workloads/mine.yaml").write_bytes(content)
@@ -113,16 +125,51 @@ def test_a_workload_whose_sizes_lie_under_a_longer_key(config):
     assert "the key `sizes` is missing" in sentence(run_of, "mlp")
 
 
-def test_a_half_written_workload_stops_no_other(config):
-    (config / "workloads/half.yaml").write_text("model: [")
-    assert model_and_data.data_set(load.config({"workloads": ["mlp"]}), "pairs").name == "pairs"
+UNSELECTED = {
+    "half": "model: [",
+    "hub_alone": ("embedded:", "hub:"),
+    "folder": ("model: mlp", "model: hf:./nowhere"),
+    "no_size": ("small:", "huge:"),
+    "code": ("reader: pairs", "reader: half_written"),
+}
+"""Workload: its file's content, or what differs from mlp's."""
+
+
+@pytest.mark.parametrize("name", [*UNSELECTED, "loop"])
+def test_a_workload_that_is_not_selected_stops_no_other(config, monkeypatch, tmp_path, name):
+    path = config / f"workloads/{name}.yaml"
+    if name == "loop":
+        path.symlink_to(path)
+    else:
+        change = UNSELECTED[name]
+        text = (config / "workloads/mlp.yaml").read_text().replace("name: pairs", "name: other")
+        path.write_text(change if isinstance(change, str) else text.replace(*change, 1))
+    shutil.copytree(code_fingerprint.PACKAGE / "data", tmp_path / "data", ignore=lambda *_: ["__pycache__"])
+    (tmp_path / "data/half_written.py").write_text("def read(")
+    monkeypatch.setattr(code_fingerprint, "PACKAGE", tmp_path)
+    monkeypatch.setattr(code_fingerprint, "ROOT", tmp_path)
+    configured = load.config({"workloads": ["mlp"]})
+    assert model_and_data.data_set(configured, "pairs").name == "pairs"
+    assert "there is no model" in sentence(model_and_data.model, configured, "data/models/mine")
+    assert sentence(run_of, name), "where it is selected, it is an error"
+
+
+def test_a_model_s_folder_has_one_revision(config):
+    text = (config / "workloads/t5.yaml").read_text()
+    for name, revision in (("same", "a97"), ("other", "b97")):
+        mine = text.replace("name: package_docstrings_t5", f"name: {name}").replace("commit a97", f"commit {revision}")
+        (config / f"workloads/t5_{name}.yaml").write_text(mine)
+    configured = load.config({"workloads": ["t5"]})
+    model_and_data.check_shared(configured, resolve.run(configured, "single", "t5_same"))
+    said = sentence(model_and_data.check_shared, configured, resolve.run(configured, "single", "t5_other"))
+    assert "t5_other.yaml: another workload, or another size, has google-t5/t5-base at revision a97" in said
 
 
 def test_a_data_set_of_two_workloads(config):
     text = (config / "workloads/mlp.yaml").read_text()
     (config / "workloads/mlp2.yaml").write_text(text.replace("rows: 1024", "rows: 9"))
     configured = load.config({"workloads": ["mlp"]})
-    said = sentence(model_and_data.check_data_set, configured, resolve.run(configured, "single", "mlp2"))
+    said = sentence(model_and_data.check_shared, configured, resolve.run(configured, "single", "mlp2"))
     assert "mlp2.yaml: another workload also prepares a data set pairs, with another options.rows" in said
 
 
@@ -153,16 +200,18 @@ def test_a_tp_that_does_not_divide_leaves_out_its_cell():
             "classification",
             {"channels": 1, "image_size": 2, "classes": 2},
             (np.zeros((1, 2, 2), np.uint8), -1),
-            ["a label is -1"],
+            ["the label is -1"],
         ),
-        ("language_modelling", {"vocab_size": 300, "sequence_length": 4}, (3,), ["takes texts", "int"]),
+        ("language_modelling", {"vocab_size": 300, "sequence_length": 4}, (3,), ["it has 3, of type int", "is a text"]),
         ("summarization", {"vocab_size": 300, "document_tokens": 9, "summary_tokens": 9}, ("a",), ["a document and"]),
     ],
 )
-def test_data_that_does_not_fit_its_task(task, options, sample, words):
+def test_data_that_does_not_fit_its_task(tmp_path, task, options, sample, words):
     data = tiny_run("mlp").data.model_copy(update={"task": task, "options": options, "name": "mine"})
-    said = sentence(encode, data, dict.fromkeys(("train", "validation", "test"), [sample] * 4))
-    assert said.startswith("data set mine: ")
+    splits = dict.fromkeys(("train", "validation", "test"), [sample] * 4)
+    said = sentence(lambda: store.write(tmp_path, data, *encode(data, splits)))
+    assert said.startswith("data set mine: " if "key" in said else "data set mine, split train, row 0: ")
+    assert not list(tmp_path.glob("[!.]*"))
     assert all(word in said for word in words), said
 
 
@@ -196,21 +245,25 @@ def test_every_workload_s_file_describes_its_model():
 
 @pytest.mark.parametrize("words", [["--config", "{bad"], ["--config", "nope.yaml"]])
 def test_a_configuration_of_a_program(words):
-    command = [sys.executable, ROOT / "scripts/resolve.py", *words, "--strategy=ddp", "--workload=mlp", "--output=x"]
+    command = [
+        sys.executable,
+        ROOT / "scripts/shardlab",
+        "resolve",
+        *words,
+        "--strategy=ddp",
+        "--workload=mlp",
+        "--output=x",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
 
 
-def test_a_tokenizer_of_another_kind_or_with_more_entries_than_the_model(tiny_data, tmp_path):
+def test_a_tokenizer_of_another_kind(tmp_path):
     data = tiny_run("llama2").data.model_copy(update={"tokenizer": str(tmp_path), "name": "mine"})
     (tmp_path / "tokenizer.json").write_text("{}")
     assert "is not a tokenizer of the tokenizers library" in sentence(encode, data, {"train": [("a",)]})
-    shutil.copy(tiny_data / "llama2/tokenizer.json", tmp_path)
-    (tmp_path / "config.json").write_text('{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}')
-    small = data.model_copy(update={"options": data.options | {"vocab_size": 9}})
-    assert "but the workload's vocab_size is 9" in sentence(encode, small, {"train": [("a",)]})
 
 
 def test_weights_that_are_no_numbers_are_not_the_learning_rate_s_fault():
@@ -237,10 +290,21 @@ def test_settings_whose_ranks_are_not_those_of_the_mesh(tmp_path):
     [
         ([(1, 2)], "it returns a list."),
         (None, "it returns a NoneType."),
-        ({"train": [(1,)], "validation": [(1,)], "test": np.ones((2, 2))}, "it returns test: a ndarray."),
-        ({"train": [1], "validation": [(1,)], "test": [(1,)]}, "it returns train: a list with a int."),
+        (
+            {"train": [(1,)], "validation": [(1,)], "test": np.ones((2, 2))},
+            "split test, row 0: read(data, raw) in scripts/shardlab/data/pairs.py must return tuples, but this is a",
+        ),
+        (
+            {"train": [1]},
+            "data set pairs, split train, row 0: read(data, raw) in scripts/shardlab/data/pairs.py must "
+            "return tuples, but this is a int.",
+        ),
+        ({"train": iter([(1,)])}, "it returns train: a list_iterator."),
         ({"train": "text"}, "it returns train: a str."),
-        ({"train": [(1,)], "test": [(1,)]}, "the split validation is empty"),
+        (
+            {"train": [(1,)], "test": [(1,)]},
+            "the split validation is empty; return more samples in scripts/shardlab/data/pairs.py",
+        ),
     ],
 )
 def test_a_reader_that_returns_no_samples(monkeypatch, tmp_path, returned, words):
@@ -259,10 +323,10 @@ def test_a_test_loss_that_is_no_number(tiny_data, tmp_path, monkeypatch, value):
     save_initial(run, weights)
     task = tasks.load(run.task, tiny_data / "llama2", torch.float32, torch.device("cpu"))
     monkeypatch.setattr(type(task), "metric", lambda *_: value)
-    assert evaluation.evaluate(run, tiny_data / "llama2", weights).metric_value is None
+    assert evaluation.evaluate_whole(run, tiny_data / "llama2", weights).metric_value is None
     monkeypatch.setattr(type(task), "loss", lambda *_: torch.tensor(value))
     with pytest.raises(UserError, match=f"llama2: the test loss of these weights is {value}: "):
-        evaluation.evaluate(run, tiny_data / "llama2", weights)
+        evaluation.evaluate_whole(run, tiny_data / "llama2", weights)
 
 
 def test_a_name_with_a_line_break_is_one_line(config):

@@ -19,10 +19,10 @@ from shardlab.files import sha256
 from shardlab.records import manifest
 from shardlab.records.metrics import now, read
 from shardlab.records.reports import TrainReport
-from shardlab.trainer import loop
-from shardlab.training import checkpoint, distributed, resume, tasks
-from shardlab.training.checkpoint import BEST, Checkpointer
-from shardlab.training.distributed import World
+from shardlab.runtime import distributed, tasks
+from shardlab.runtime.distributed import World
+from shardlab.train import checkpoint, loop, resume
+from shardlab.train.checkpoint import BEST, Checkpointer
 
 RECIPE = {"max_steps": 6, "checkpoint_interval_steps": 2, "keep_last_checkpoints": 3, "keep_best": True}
 

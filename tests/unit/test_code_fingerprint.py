@@ -12,7 +12,7 @@ import shardlab
 from helpers.common import ROOT, save_initial, tiny_run
 from shardlab.errors import UserError
 from shardlab.settings import code_fingerprint
-from shardlab.trainer import loop
+from shardlab.train import loop
 
 LOADS = """
 import json, os, sys
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import shardlab
 from shardlab.settings.types import Run
-from shardlab.training import distributed
-from shardlab.trainer import loop
+from shardlab.runtime import distributed
+from shardlab.train import loop
 loaded = lambda: {name for name in sys.modules if name.startswith("shardlab.")}
 found = {}
 jobs, data, weights, output = json.loads(sys.argv[1]), *map(Path, sys.argv[2:])
@@ -47,7 +47,7 @@ os._exit(0)
 """
 
 
-NO_NUMBERS = ("errors.py", "files.py", "schema.py", "launch/", "measure/", "records/", "patches/torch_storage.py")
+NO_NUMBERS = ("errors.py", "files.py", "schema.py", "runs/", "measure/", "records/", "patches/torch_storage.py")
 """Raise and log errors, write files, start and end, measure, record; what measure/ counts resized storages with."""
 IN_RUN_JSON = "settings/"
 """Decides what is in run.json, which is compared itself, except for what the training calls (COMPUTES)."""
@@ -77,7 +77,7 @@ def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tin
         }
         others = {file for file in files if f"scripts/shardlab/{file}" not in named}
         assert not {file for file in others if not file.startswith((*NO_NUMBERS, IN_RUN_JSON))}, name
-    assert "strategies/float8.py" in files
+    assert "parallel/float8.py" in files
 
 
 @pytest.mark.parametrize(
@@ -86,29 +86,29 @@ def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tin
         (
             "ddp",
             "mlp",
-            ["strategies/ddp.py", "models/mlp.py", "training/step.py", "patches/torch_modules.py"],
-            ["strategies/fsdp.py"],
+            ["parallel/ddp.py", "models/mlp.py", "train/step.py", "patches/torch_modules.py"],
+            ["parallel/fsdp.py"],
         ),
         (
             "ddp",
             "mlp",
             ["settings/learning_rate.py", "settings/mesh.py", "settings/recipe.py"],
-            ["strategies/float8.py"],
+            ["parallel/float8.py"],
         ),
-        ("fsdp_tp", "mlp", ["strategies/fsdp.py", "strategies/tensor.py"], ["strategies/ddp.py", "models/cnn.py"]),
+        ("fsdp_tp", "mlp", ["parallel/fsdp.py", "parallel/tensor.py"], ["parallel/ddp.py", "models/cnn.py"]),
         (
             "pp",
             "llama2",
             [
-                "strategies/pipeline.py",
+                "parallel/pipeline.py",
                 "settings/pipeline_schedules.py",
-                "strategies/native.py",
+                "parallel/native.py",
                 "patches/torch_pipelining.py",
                 "models/_layers.py",
             ],
-            ["strategies/zero.py", "patches/deepspeed_startup.py"],
+            ["parallel/zero.py", "patches/deepspeed_startup.py"],
         ),
-        ("zero2", "xsum", ["strategies/zero.py", "training/tasks/summarization.py"], ["strategies/native.py"]),
+        ("zero2", "xsum", ["parallel/zero.py", "runtime/tasks/summarization.py"], ["parallel/native.py"]),
         ("single", "xsum", ["data/package_docstrings.py", "data/_packages.py"], ["data/package_source.py"]),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_file_that_is_edited_while_it_is_imported_is_no_known_code(monkeypatch
 def test_a_training_of_edited_code_ends_before_its_first_step(tiny_data, tmp_path, of):
     run = tiny_run("mlp")
     save_initial(run, tmp_path / "initial")
-    path = {"run": "trainer/loop.py", "model": "models/mlp.py"}[of]
+    path = {"run": "train/loop.py", "model": "models/mlp.py"}[of]
     edited = {f"scripts/shardlab/{path}": "0"}
     run = run.model_copy(
         update={"sources": edited} if of == "run" else {"model": run.model.model_copy(update={"sources": edited})}

@@ -15,8 +15,8 @@ from shardlab.measure import collectives, traffic
 from shardlab.measure.collectives import Trial, _right
 from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import fraction_sent
+from shardlab.runtime.distributed import World
 from shardlab.settings.mesh import ParallelDims
-from shardlab.training.distributed import World
 
 OPS, AUTOGRAD = torch.ops._c10d_functional, torch.ops._c10d_functional_autograd
 REFUSED = {"c10d.gather_", "c10d.scatter_", "_c10d_functional.batch_p2p_ops"}

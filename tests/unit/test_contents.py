@@ -15,9 +15,9 @@ from shardlab.errors import UserError
 from shardlab.models import contents
 from shardlab.models._chain import Chain, Segment
 from shardlab.models.weights import materialize
+from shardlab.runtime import tasks, trial
 from shardlab.settings.contents import RULES, TECHNIQUES, reduced, table
 from shardlab.settings.types import Run
-from shardlab.training import tasks, trial
 
 
 class TiedChain(Chain):

@@ -3,7 +3,7 @@
 import crossovers
 import pytest
 
-from shardlab.trainer.simulate import simulate
+from shardlab.plan.simulate import simulate
 
 
 @pytest.mark.parametrize(("name", "strategy"), [("context", "cp"), ("experts", "fsdp_ep@ep=8")])

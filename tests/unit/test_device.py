@@ -18,15 +18,15 @@ from helpers.common import ROOT, tiny_run, with_weights
 from shardlab.errors import UserError
 from shardlab.measure import step_profiler
 from shardlab.models import weights
-from shardlab.strategies import float8, native, parallelize
-from shardlab.trainer import loop
-from shardlab.training import device, distributed, heartbeat, tasks
-from shardlab.training.batches import Step, Steps
-from shardlab.training.distributed import World
-from shardlab.training.heartbeat import Heartbeat
-from shardlab.training.step import PendingStep
+from shardlab.parallel import float8, native, parallelize
+from shardlab.runtime import device, distributed, tasks
+from shardlab.runtime.batches import Step, Steps
+from shardlab.runtime.distributed import World
+from shardlab.train import heartbeat, loop
+from shardlab.train.heartbeat import Heartbeat
+from shardlab.train.step import PendingStep
 
-OF_CUDA = ROOT / "scripts/shardlab/training/device.py"
+OF_CUDA = ROOT / "scripts/shardlab/runtime/device.py"
 
 
 def simulated(*command, **values):
@@ -206,7 +206,7 @@ def test_rotary_angles_are_computed_once_for_all_layers_and_steps():
 
 def test_deepspeed_takes_no_gpu_where_the_site_says_cpu():
     code = "import torch; torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 1; "
-    code += "from shardlab.strategies import zero; "
+    code += "from shardlab.parallel import zero; "
     code += "from deepspeed.accelerator import get_accelerator; print(get_accelerator().device_name())"
     assert simulated("-c", code).stdout.split()[-1:] == ["cpu"]
 

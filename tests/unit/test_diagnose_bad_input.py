@@ -1,4 +1,4 @@
-"""scripts/diagnose.py on dumps that it cannot compare: one sentence each."""
+"""shardlab diagnose on dumps that it cannot compare: one sentence each."""
 
 import re
 

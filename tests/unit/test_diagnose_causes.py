@@ -1,4 +1,4 @@
-"""Causes that scripts/diagnose.py names for dumps of two trainings, or that it names none."""
+"""Causes that shardlab diagnose names for dumps of two trainings, or that it names none."""
 
 import re
 

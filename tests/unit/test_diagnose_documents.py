@@ -1,20 +1,26 @@
-"""The blocks of docs/diagnose.md are run: a plain PyTorch loop, also under FSDP2, and the Trainer's callback."""
+"""The blocks of docs/diagnose.md are run: a plain PyTorch loop, also under FSDP2, and one with single samples."""
 
 import re
+import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
-import diagnose
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from helpers.common import ROOT
+from shardlab.cli import diagnose
 
 RUN = """
 import sys, torch, torch.distributed as dist
 from train import train
 train("dumps/one")
 train("dumps/two", 4)
+import reference
+model = torch.nn.Linear(2, 2)
+batches = [(torch.randn(3, 2), torch.tensor([0, 1, 0]))]
+reference.train(model, torch.optim.SGD(model.parameters()), batches, "dumps/samples")
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 train("dumps/sharded")
 dist.destroy_process_group()
@@ -29,13 +35,14 @@ def blocks(tmp_path_factory):
         (folder / re.match(r"# (\S+)", block)[1]).write_text(block)
     text = (folder / "train.py").read_text()
     (folder / "train.py").write_text(text.replace(" / accumulation\n", "\n"))
+    shutil.copy(ROOT / "scripts/traindiff/dump.py", folder)
     subprocess.run([sys.executable, "-c", RUN, folder / "store"], cwd=folder, check=True)
     return folder
 
 
 def compared(folder, monkeypatch, capsys, *words):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["diagnose.py", "--reference", "dumps/one", *words])
+    monkeypatch.setattr(sys, "argv", ["shardlab diagnose", "--reference", "dumps/one", *words])
     return diagnose.main(), capsys.readouterr().out
 
 
@@ -52,23 +59,7 @@ def test_fsdp2_on_one_rank_equals_the_plain_loop(blocks, monkeypatch, capsys):
     assert (status, "**Nothing differs in steps 0-3.**" in page) == (0, True), page
 
 
-def test_the_callback_writes_what_the_loop_writes(blocks, monkeypatch):
-    monkeypatch.chdir(blocks)
-    monkeypatch.syspath_prepend(str(blocks))
-    import torch
-    from callback import Dump
-    from safetensors.torch import load_file
-
-    model = torch.nn.Linear(2, 2)
-    model.tied = model.weight
-    model(torch.ones(1, 2)).sum().backward()
-    each, args, state = Dump("dumps/called"), SimpleNamespace(max_grad_norm=0), SimpleNamespace(global_step=0)
-    each.on_train_begin(args, state, None, model)
-    each.on_pre_optimizer_step(args, state, None, model)
-    state.global_step = 1
-    each.on_step_end(args, state, None, model)
-    written = {
-        name: load_file(blocks / f"dumps/called/{name}.safetensors") for name in ("initial", "gradients-0", "weights-0")
-    }
-    assert written["gradients-0"]["weight"].equal(model.weight.grad)
-    assert written["initial"].keys() == written["weights-0"].keys() == {"weight", "bias", "tied"}
+def test_the_reference_writes_gradients_of_single_samples(blocks):
+    samples = load_file(blocks / "dumps/samples/samples-0.safetensors")
+    for name, value in load_file(blocks / "dumps/samples/gradients-0.safetensors").items():
+        torch.testing.assert_close(samples[name].sum(0), value.flatten())

@@ -11,8 +11,8 @@ from torch import nn
 from shardlab.diagnosis import evidence, outputs, page, patterns, stages
 from shardlab.diagnosis.capture_files import Capture, rank_file
 from shardlab.diagnosis.pair import Pair
-from shardlab.trainer.capture import _Recorder
-from shardlab.trainer.module_outputs import ModuleOutputs
+from shardlab.train.capture import _Recorder
+from shardlab.train.module_outputs import ModuleOutputs
 
 LENGTHS = {0: 8, 1: 3}
 """Sample: its length."""

@@ -1,14 +1,14 @@
-"""scripts/diagnose.py on dumps of other trainers: names, shards, steps and dtypes."""
+"""shardlab diagnose on dumps of other trainers: names, shards, steps and dtypes."""
 
 import re
 import sys
 from pathlib import Path
 
-import diagnose
 import pytest
 import torch
 
 from helpers.dumps import DOWN, GRADIENTS, TENSORS, UP, dump, times
+from shardlab.cli import diagnose
 from shardlab.diagnosis import dumps
 
 
@@ -222,7 +222,7 @@ def test_a_twin_that_is_not_finite_excuses_nothing(compare, tmp_path, value):
 
 def test_the_step_in_the_name_of_a_single_file(compare, tmp_path, monkeypatch, capsys):
     path = dump(tmp_path, {"gradients.step3": TENSORS}) / "gradients.step3.safetensors"
-    monkeypatch.setattr(sys, "argv", ["diagnose.py", "--other", str(path), "--reference", str(path)])
+    monkeypatch.setattr(sys, "argv", ["shardlab diagnose", "--other", str(path), "--reference", str(path)])
     assert diagnose.main() == 0
     assert "Nothing differs in step 3." in capsys.readouterr().out
 
@@ -235,7 +235,8 @@ def test_the_step_in_the_name_of_a_single_file(compare, tmp_path, monkeypatch, c
         ("clipped_gradients_step7", "step7/clipped"),
         ("model_a/gradients-2", "step2/gradients"),
         ("gradcheck/step1/weights", "step1/weights"),
-        ("checkpoint-10/model-00001-of-00002", "step10/weights"),
+        ("checkpoint-10/model-00001-of-00002", "step9/weights"),
+        ("checkpoint-1/model", "step0/weights"),
         ("initial_weights", "initial"),
         ("initial/model-00001-of-00002", "initial"),
         ("initial_run/gradients-1", "step1/gradients"),
@@ -258,3 +259,28 @@ def test_the_step_in_the_name_of_a_single_file(compare, tmp_path, monkeypatch, c
 )
 def test_names_of_files(path, name):
     assert dumps._file(Path(path)) == name
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("lightning_logs/version_0/checkpoints/epoch=0-step=1.ckpt", "Lightning's checkpoint"),
+        ("global_step1/mp_rank_00_model_states.pt", "a checkpoint of Megatron or DeepSpeed"),
+        ("global_step1/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_to_fp32.py"),
+        ("iter_0000001/mp_rank_00/model_optim_rng.pt", "Megatron Bridge"),
+        ("step-1/__0_0.distcp", "dcp_to_torch"),
+        ("model.nemo", "unpack it"),
+        ("checkpoint-1/pytorch_model.bin", "save_pretrained"),
+    ],
+)
+def test_a_checkpoint_of_another_format_is_refused_with_how_to_convert_it(path, words, tmp_path, monkeypatch, capsys):
+    file = tmp_path / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"PK")
+    for source in (tmp_path, file):
+        if source.is_dir() or "mp_rank" not in path:
+            monkeypatch.setattr(sys, "argv", ["diagnose.py", "--other", str(source), "--reference", str(source)])
+            assert diagnose.main() == 2
+            error = capsys.readouterr().err
+            assert words in error
+            assert path.split("/")[0] in error

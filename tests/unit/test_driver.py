@@ -9,18 +9,18 @@ import threading
 import pytest
 
 from helpers.common import ROOT
-from shardlab.launch import signals
+from shardlab.runs import signals
 
 FOLLOWS = """
 import sys
-from shardlab.launch import signals
+from shardlab.runs import signals
 print(signals.driver_ended(), flush=True)
 signals.watch_snakemake(lambda: print("ended", flush=True))
 sys.stdin.read()
 """
 RUNS = f"""
 import subprocess, sys, time
-from shardlab.launch import signals
+from shardlab.runs import signals
 signals.announce_driver()
 subprocess.Popen([sys.executable, "-c", {FOLLOWS!r}])
 time.sleep(60)

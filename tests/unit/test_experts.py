@@ -17,11 +17,12 @@ from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import _experts, export
 from shardlab.models._experts import Experts, Router, dispatch, tokens_per_expert
+from shardlab.parallel import experts as split_experts
+from shardlab.plan.fake_ranks import all_tokens_here
 from shardlab.records import expert_choices
+from shardlab.runtime import tasks
 from shardlab.settings import pretrained
-from shardlab.strategies import experts as split_experts
-from shardlab.trainer.fake_ranks import all_tokens_here
-from shardlab.training import evaluation, tasks
+from shardlab.train import evaluation
 
 MIXTRAL = {"scores": "softmax", "shared": 0, "scale": 1.0, "bias_rate": 0.0, "auxiliary": 0.0}
 GLM = {"scores": "sigmoid", "shared": 2, "scale": 1.5, "bias_rate": 0.01, "auxiliary": 0.0}

@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
-import preflight
 import pytest
 import torch
 
 from helpers.common import save_initial, tiny_run
 from shardlab import data as data_sets
 from shardlab import files, models
+from shardlab.cli import preflight
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
@@ -23,8 +23,8 @@ from shardlab.models import export
 from shardlab.models import weights as weights_file
 from shardlab.models.weights import materialize
 from shardlab.records import metrics
-from shardlab.trainer import loop
-from shardlab.training.metrics import MetricsLog
+from shardlab.train import loop
+from shardlab.train.metrics import MetricsLog
 
 
 def save(weights, path):

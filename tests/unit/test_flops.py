@@ -6,8 +6,8 @@ import torch
 
 from helpers.common import build, tiny_run
 from shardlab.measure import flops
+from shardlab.runtime import tasks
 from shardlab.settings.devices import PEAKS, peak
-from shardlab.training import tasks
 
 
 def counted(workload, tiny_data, samples=3):

@@ -11,31 +11,42 @@ import textwrap
 import time
 from pathlib import Path
 
-import forkserver as server_program
 import pytest
 
 from helpers import servers
 from helpers.common import ROOT, tiny_run
-from shardlab.launch import commands, forks, forkserver
+from shardlab.cli import forkserver as server_program
+from shardlab.files import COMMAND
+from shardlab.runs import commands, forks, forkserver
 
 SERVER = """
 import os, sys
 from pathlib import Path
-from shardlab.launch import forkserver
+from shardlab import cli
+from shardlab.runs import forkserver
 folder = Path(sys.argv[1])
+cli.__path__.append(sys.argv[3])
 def prepare():
     print("prepared", flush=True)
 with forkserver.listen(folder) as listener:
     exec(sys.argv[2])
     forkserver.serve(listener, prepare, {"A": "1"})
 """
+VERB = """
+import sys
+from shardlab import cli
+from shardlab.errors import run_verb
+cli.__path__.append(sys.argv[1])
+run_verb(sys.argv[2:])
+"""
+"""The command, with verbs of another folder."""
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
-from shardlab.launch import forks, forkserver, signals
+from shardlab.runs import forks, forkserver, signals
 
 def main():
-    forkserver.delegate()
+    forkserver.delegate(["program", *sys.argv[1:]])
     {body}
 """
 SERVED = commands.environment(tiny_run("mlp").site)
@@ -52,7 +63,7 @@ class Server:
         self.folder.mkdir(parents=True)
         self.said = folder / "server.log"
         with self.said.open("wb") as log:
-            words = [sys.executable, "-c", SERVER, str(self.folder), code]
+            words = [sys.executable, "-c", SERVER, str(self.folder), code, str(folder)]
             self.process = subprocess.Popen(words, env=environment(), stdout=log, stderr=log)
         until(lambda: (self.folder / "socket").exists())
 
@@ -102,7 +113,7 @@ def server(tmp_path):
 
 @pytest.fixture
 def write(tmp_path):
-    """Function that writes a program whose ``main`` has this body."""
+    """Function that writes a program, and verb, whose ``main`` has this body."""
 
     def written(body):
         path = tmp_path / "program.py"
@@ -180,7 +191,7 @@ def test_a_module_that_cannot_be_imported_is_the_error_of_the_job_that_needs_it(
 
 def test_every_file_of_the_code_is_watched(tmp_path, monkeypatch):
     """Programs, modules and packages in packages: edited, also to an older one, added, removed."""
-    names = [tmp_path / "scripts" / name for name in ("train.py", "shardlab/a.py", "shardlab/package/inner/b.py")]
+    names = [tmp_path / "scripts" / name for name in ("docs.py", "shardlab/a.py", "shardlab/package/inner/b.py")]
     for path in names:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -255,7 +266,7 @@ def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server,
     """Whatever the words of Snakemake's command line are."""
     program = write("print(forks.served is None, flush=True)\ntime.sleep(5 if forks.served else 0)")
     code = f"signals.announce_driver()\nsubprocess.Popen([{sys.executable!r}, {str(program)!r}])\ntime.sleep(60)"
-    driver = server.start("-c", f"import subprocess, time\nfrom shardlab.launch import signals\n{code}")
+    driver = server.start("-c", f"import subprocess, time\nfrom shardlab.runs import signals\n{code}")
     assert driver.stdout.readline() == "False\n"
     if not lives:
         driver.kill()
@@ -322,7 +333,7 @@ logging.basicConfig(level=1), logging.getLogger("shardlab").setLevel(1), sys.set
 
 def test_nothing_of_a_job_and_of_the_server_reaches_the_next_job(write, tmp_path):
     """It has the state of a new process that imported the same, in the real server."""
-    address = servers.server()
+    address = servers.server(("-c", VERB, str(tmp_path)))
     given = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/scripts", **SERVED}
 
     def called(body, **environment):
@@ -389,7 +400,7 @@ def test_the_socket_is_its_owners_alone(tmp_path, monkeypatch):
     assert place.stat().st_mode & 0o777 == 0o700
     assert not old.exists(), "of a driver that was killed"
     ((words, options),) = started
-    assert words[1:] == [str(forkserver.PROGRAM), str(place), str(os.getpid()), "OMP_NUM_THREADS"]
+    assert words[1:] == [str(COMMAND), "forkserver", str(place), str(os.getpid()), "OMP_NUM_THREADS"]
     assert options["start_new_session"]
     assert "PYTHONPATH" not in options["env"]
     monkeypatch.setattr(forkserver, "_peer", lambda connection: os.getuid() + 1)
@@ -420,7 +431,7 @@ def test_a_server_ends_with_its_snakemake(tmp_path):
     code = textwrap.dedent(
         f"""
         from pathlib import Path
-        from shardlab.launch import forkserver
+        from shardlab.runs import forkserver
         forkserver.start(Path({str(tmp_path)!r}), {{}}, [])
         import time; time.sleep(60)
         """

@@ -3,10 +3,10 @@
 import pytest
 
 from shardlab.errors import UserError
-from shardlab.launch import gpus
-from shardlab.launch.gpus import busy, listed, old_driver, other_torch, why_missing
+from shardlab.runs import gpus
+from shardlab.runs.gpus import busy, listed, old_driver, other_torch, why_missing
+from shardlab.runtime import device
 from shardlab.settings import cuda as versions
-from shardlab.training import device
 
 CUDA = "13.0"
 TWO = "0, NVIDIA H100 80GB HBM3, 580.95.05, Disabled, 4\n1, NVIDIA H100 80GB HBM3, 580.95.05, Disabled, 4\n"

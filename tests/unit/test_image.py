@@ -8,14 +8,13 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import image
 import pytest
-import wheelhouse
 
 from helpers.common import ROOT
+from shardlab.cli import image, wheelhouse
 from shardlab.errors import UserError
 from shardlab.files import lock, sha256, write_json
-from shardlab.launch.images import ImageReport, read_image
+from shardlab.runs.images import ImageReport, read_image
 from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 
@@ -58,7 +57,7 @@ def build(tmp_path, **container):
     if not (tmp_path / "wheels/wheels.json").exists():
         write_json(tmp_path / "wheels/wheels.json", {})
     words = ["--container", settings, "--output", tmp_path / "train.json", "--wheelhouse", tmp_path / "wheels"]
-    command = [sys.executable, ROOT / "scripts/image.py", *words]
+    command = [sys.executable, ROOT / "scripts/shardlab", "image", *words]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -95,7 +94,7 @@ def test_root_needs_no_fakeroot(tmp_path):
 def test_an_image_by_its_name(tmp_path):
     settings = Container(command="true", image="nersc/pytorch:25.02.01", image_is="name").model_dump_json()
     words = ["--container", settings, "--output", tmp_path / "named.json"]
-    subprocess.run([sys.executable, ROOT / "scripts/image.py", *words], check=True)
+    subprocess.run([sys.executable, ROOT / "scripts/shardlab", "image", *words], check=True)
     report = read_image(tmp_path / "named.json")
     assert (str(report.path), report.sha256) == ("nersc/pytorch:25.02.01", None)
 
@@ -124,7 +123,7 @@ def test_a_package_that_does_not_exist_leaves_the_old_wheels(tmp_path):
     house = tmp_path / "wheelhouse"
     write_json(house / "wheels.json", {"old.whl": "0"})
     words = ["--lock", tmp_path / "lock.txt", "--output", house / "wheels.json"]
-    command = [sys.executable, ROOT / "scripts/wheelhouse.py", *words]
+    command = [sys.executable, ROOT / "scripts/shardlab", "wheelhouse", *words]
     done = subprocess.run(command, capture_output=True, text=True, env={"PIP_NO_INDEX": "1", "PATH": "/usr/bin:/bin"})
     assert done.returncode == 1
     assert "pip could not collect the packages of" in done.stderr
@@ -284,7 +283,7 @@ def test_the_report_of_an_image_says_its_pytorch(tmp_path):
     (tmp_path / "mine.sif").write_text("image")
     settings = Container(command=str(program), image=str(tmp_path / "mine.sif")).model_dump_json()
     words = ["--container", settings, "--output", tmp_path / "named.json"]
-    subprocess.run([sys.executable, ROOT / "scripts/image.py", *words], check=True)
+    subprocess.run([sys.executable, ROOT / "scripts/shardlab", "image", *words], check=True)
     report = read_image(tmp_path / "named.json")
     assert (report.torch, report.cuda, report.rocm, report.driver) == ("2.13.0+cu130", "13.0", None, 580)
     assert set(report.labels) == {"shardlab.torch", "shardlab.cuda"}

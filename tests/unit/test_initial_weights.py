@@ -19,7 +19,7 @@ said = []
 for name, *words in json.loads(sys.argv[1]):
     sys.argv = [name, *words]
     try:
-        importlib.import_module(name).main()
+        importlib.import_module(f"shardlab.cli.{name}").main()
         said.append("")
     except UserError as error:
         said.append(str(error))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from shardlab.runtime import optimizers
 from shardlab.settings.recipe import OPTIMIZERS, Recipe
-from shardlab.training import optimizers
 
 
 def rates(schedule, steps=12, steps_per_epoch=4):

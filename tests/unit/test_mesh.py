@@ -6,10 +6,10 @@ import pytest
 
 from helpers.common import build, tiny_run
 from shardlab.measure import expected_traffic
+from shardlab.plan import representatives
 from shardlab.report import expected_memory, families
 from shardlab.settings import mesh
 from shardlab.settings.mesh import AXES, Axis, ParallelDims
-from shardlab.trainer import representatives
 
 
 @pytest.fixture

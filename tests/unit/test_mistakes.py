@@ -7,9 +7,6 @@ from shardlab.settings import load, resolve
 
 MNIST = {"workloads": ["mnist"], "strategies": ["ddp"]}
 CONFIGURATIONS = [
-    ({"runs_max": 3}, ["the key `runs_max` is now called `max_runs`; rename it"]),
-    ({"recipe": {"clip_norm": 1.0}}, ["`clip_norm` is now called `max_grad_norm`"]),
-    ({"recipe": {"schedule": {"name": "cosine"}}}, ["`schedule` is now called `lr_schedule`"]),
     ({"recipe": {"optimizer": {"learning_rate": float("inf")}}}, ["learning_rate", "finite number"]),
     ({"recipe": {"optimizer": {"learning_rate": 1e30}}}, ["learning_rate", "less than or equal to 1000000"]),
     ({"recipe": {"max_grad_norm": float("nan")}}, ["max_grad_norm", "finite number"]),
@@ -74,7 +71,6 @@ SWEEPS = [
     (3, "3 is not keys with lists"),
 ]
 STRATEGIES = [
-    ({"pp": -1, "schedule": "GPipe"}, {}, UserError, ["the key `schedule` is now called `pipeline_schedule`"]),
     ({"dp_shard": 3}, {}, UserError, ["do not divide the world of 2 ranks", "multiple of 3"]),
     ({"dp_replicate": 1}, {}, UserError, ["do not divide the world"]),
     ({"dp_shard": -1, "dp_replicate": -1}, {}, UserError, ["only one degree can be -1"]),

@@ -11,9 +11,9 @@ from helpers.common import initial_weights, save_initial, with_weights
 from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models.weights import materialize
+from shardlab.parallel import parallelize
+from shardlab.runtime import distributed
 from shardlab.settings import load, resolve
-from shardlab.strategies import parallelize
-from shardlab.training import distributed
 
 
 def build(workload, size="small", dtype="float32"):

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm
 
 from shardlab.errors import UserError
-from shardlab.strategies import parallelize
-from shardlab.training.module_state import LocalState, kept
+from shardlab.parallel import parallelize
+from shardlab.runtime.module_state import LocalState, kept
 
 
 class Counted(nn.Module):

@@ -13,15 +13,15 @@ HERE = str(ROOT / "tests/unit/test_mutants.py")
 CRASHED = """a training failed:
 Process Process-2:
 Traceback (most recent call last):
-  File "scripts/shardlab/training/step.py", line 91, in train_step
+  File "scripts/shardlab/train/step.py", line 91, in train_step
 TypeError: unsupported operand type(s) for +: 'int' and 'str'
 Traceback (most recent call last):
-  File "scripts/shardlab/training/step.py", line 91, in train_step
+  File "scripts/shardlab/train/step.py", line 91, in train_step
 RuntimeError: [../third_party/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1234
 """
 INNER = """..F.
   E       {error}
-  scripts/shardlab/training/device.py:194: {kind}
+  scripts/shardlab/runtime/device.py:194: {kind}
   =========================== short test summary info ============================
   FAILED tests/accelerator/uses.py::test_a_batch
 assert 1 == 0"""

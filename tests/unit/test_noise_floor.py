@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from helpers.common import save_initial, tiny_run
 from shardlab.settings.precisions import PRECISIONS
-from shardlab.trainer import perturbed
+from shardlab.train import perturbed
 
 
 def test_a_twin_s_weights_are_one_rounding_apart(tmp_path, monkeypatch):

@@ -7,9 +7,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from shardlab.plan.fake_ranks import fake_group
+from shardlab.runtime import optimizers
 from shardlab.settings.recipe import Optimizer
-from shardlab.trainer.fake_ranks import fake_group
-from shardlab.training import optimizers
 
 
 def test_fused_adamw_keeps_no_tensor_layouts_of_former_steps():

@@ -6,27 +6,27 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import plan as plan_program
 import pytest
-import resolve as resolve_program
 import torch
 
 from helpers.common import ROOT, build, tiny_run
+from shardlab.cli import plan as plan_program
+from shardlab.cli import resolve as resolve_program
 from shardlab.data import encoders, order
 from shardlab.errors import UserError
-from shardlab.launch import job
 from shardlab.measure.expected_traffic import bytes_per_step
 from shardlab.measure.memory import KINDS
+from shardlab.plan.simulate import _hold_buckets, _task, _together, _zero, simulate
 from shardlab.records import plan
 from shardlab.records.plan import Plan
 from shardlab.report import plan_table
+from shardlab.runs import job
+from shardlab.runtime import tasks
 from shardlab.settings import load, resolve, run_identity
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import Hardware
 from shardlab.settings.types import read_run
-from shardlab.trainer.simulate import _hold_buckets, _task, _together, _zero, simulate
-from shardlab.training import tasks
 
 GIB = 2**30
 KNOWN = {
@@ -176,7 +176,7 @@ def test_resolve_warns_or_refuses_what_does_not_fit(tmp_path, peak, mode, senten
 
     def resolved(**more):
         words = [f"--config={json.dumps(config | more)}", "--strategy=ddp", "--workload=llama2"]
-        program = [sys.executable, ROOT / "scripts/resolve.py", *words, f"--output={tmp_path}/run.json"]
+        program = [sys.executable, ROOT / "scripts/shardlab", "resolve", *words, f"--output={tmp_path}/run.json"]
         return subprocess.run(program, capture_output=True, text=True)
 
     warned, refused = resolved(), resolved(on_memory_overflow="refuse")
@@ -185,7 +185,7 @@ def test_resolve_warns_or_refuses_what_does_not_fit(tmp_path, peak, mode, senten
     if sentence:
         assert "ddp x llama2 does not fit into a device's 80 GiB" in refused.stderr
         assert sentence in refused.stderr
-        assert sentence in warned.stdout
+        assert sentence in warned.stderr
 
 
 CHANGES = {
@@ -278,7 +278,7 @@ def test_auto_is_the_least_that_fits_and_run_json_records_it(tmp_path, monkeypat
         planned.extend(modes)
         return [estimate(peak=sizes[mode]) for mode in modes]
 
-    monkeypatch.setattr("shardlab.trainer.simulate.simulate", simulated)
+    monkeypatch.setattr("shardlab.plan.simulate.simulate", simulated)
     for gib, steps, mode in (
         (80, ["none", "selective", "alternate", "full"], "full"),
         (95, ["none"], "none"),
@@ -297,7 +297,7 @@ def test_auto_is_the_least_that_fits_and_run_json_records_it(tmp_path, monkeypat
         with pytest.raises(UserError, match="is the plan of another run"):
             plan.read(tmp_path / "plan.json", other)
 
-    words = ["resolve.py", '--config={"recipe": {"activation_checkpointing": "auto"}}', "--strategy=ddp"]
+    words = ["shardlab resolve", '--config={"recipe": {"activation_checkpointing": "auto"}}', "--strategy=ddp"]
     monkeypatch.setattr("sys.argv", [*words, "--workload=llama2", f"--output={tmp_path}/run.json"])
     resolve_program.main()
     assert read_run(tmp_path / "run.json") == settled
@@ -305,7 +305,7 @@ def test_auto_is_the_least_that_fits_and_run_json_records_it(tmp_path, monkeypat
     with pytest.raises(UserError, match=r"plan.json is missing .report.; make it with: snakemake --profile .* -f "):
         resolve_program.main()
     (tmp_path / "run.json").write_text(run.model_dump_json())
-    words = ["launch.py", "train", f"--settings={tmp_path}/run.json"]
+    words = ["shardlab launch", "train", f"--settings={tmp_path}/run.json"]
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(UserError, match=r"run.json leaves activation_checkpointing to a plan; recreate it with"):
         job.main(None)
@@ -350,8 +350,8 @@ def test_what_no_plan_counts_is_left_free():
 
 def test_one_run_is_planned_whatever_the_others_are(tmp_path, monkeypatch):
     """No other workload has the size 7b."""
-    monkeypatch.setattr("shardlab.trainer.simulate.simulate", lambda runs, cores: [estimate() for _ in runs])
-    words = ["plan.py", "--config", '{"size": "7b"}', f"--results={tmp_path}", "--strategy=fsdp"]
+    monkeypatch.setattr("shardlab.plan.simulate.simulate", lambda runs, cores: [estimate() for _ in runs])
+    words = ["shardlab plan", "--config", '{"size": "7b"}', f"--results={tmp_path}", "--strategy=fsdp"]
     monkeypatch.setattr("sys.argv", [*words, "--workload=llama2"])
     plan_program.main()
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")] == ["fsdp/llama2/plan.json"]

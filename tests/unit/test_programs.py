@@ -12,17 +12,19 @@ from pathlib import Path
 import pytest
 
 from helpers.common import ROOT, tiny_run
-from shardlab.files import read_json, write_json
-from shardlab.launch.images import ImageReport
+from shardlab import cli
+from shardlab.files import COMMAND, read_json, write_json
 from shardlab.records.plan import Plan
 from shardlab.records.reports import TestReport, TrainReport
 from shardlab.records.timeline import Timeline
+from shardlab.runs.images import ImageReport
 from shardlab.settings.config import Config
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run, Strategy, Workload
 
 FOLDERS = ("scripts", "benchmarks")
 SCRIPTS = sorted(str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).glob("*.py"))
+VERBS = [verb for group in cli.VERBS.values() for verb in group]
 
 LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
 LOGIN += ["plot_collectives", "microbatch_sweep", "report", "watch", "status"]
@@ -38,7 +40,8 @@ from contextlib import redirect_stdout
 import altair, pandas, torch._dynamo, transformers  # once for all of them
 
 def explained(name):
-    sys.argv, sys.path[0] = [name, "--help"], name.rpartition("/")[0]
+    name, *verb = name.split()
+    sys.argv, sys.path[0] = [name, *verb, "--help"], name.rpartition("/")[0]
     with redirect_stdout(io.StringIO()) as said:
         try:
             runpy.run_path(name, run_name="__main__")
@@ -54,6 +57,7 @@ with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
 
 def test_every_program_explains_itself():
     names = [name for name in SCRIPTS if name != "scripts/check_python.py"]
+    names += [f"scripts/shardlab {verb}" for verb in VERBS]
     words = [sys.executable, "-c", HELP, *names]
     environment = os.environ | {"COLUMNS": "80"}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
@@ -65,21 +69,43 @@ def test_every_program_explains_itself():
         assert max(map(len, text.splitlines())) <= 80, f"{name}: its docstring is its --help"
 
 
+def test_words_are_completed(tmp_path):
+    """By Bash itself, with the words of a line up to the cursor."""
+    (tmp_path / "shardlab").write_text(f'#!/bin/sh\nexec {sys.executable} {COMMAND} "$@"\n')
+    (tmp_path / "shardlab").chmod(0o755)
+    code = "source <(shardlab completion); COMP_WORDS=(%s); COMP_CWORD=%d; _shardlab; echo ${COMPREPLY[@]}"
+
+    def completed(*words):
+        line = ["bash", "-c", code % (" ".join(words), len(words) - 1)]
+        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return subprocess.run(line, env=os.environ | path, capture_output=True, text=True, check=True).stdout.split()
+
+    assert completed("shardlab", "sta") == ["status"]
+    assert {"fsdp_tp", "fsdp_tp_pp"} <= {*completed("shardlab", "plan", "--strategy", "fsdp_t")}
+    assert completed("shardlab", "plan", "--workload", "ll") == ["llama2"]
+
+
+def test_a_verb_that_does_not_exist_is_one_sentence():
+    done = program("scripts/shardlab", "statsu")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: shardlab: there is no verb 'statsu'; did you mean status? known: ")
+
+
 def test_make_help_fits_a_terminal_and_says_how_each_target_s_comment_begins():
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert max(map(len, said.splitlines())) <= 80
-    assert "make bench          Measure what docs/performance.md holds, in some 50 minutes." in said
+    assert "make bench          Measure what docs/performance.md holds." in said
     assert all(f"make {target} " in said for target in ("run", "test", "soak", "envs", "distclean"))
 
 
 def test_login_node_programs_have_no_torch():
-    code = f"import sys, {', '.join(LOGIN)}; sys.exit('torch' in sys.modules)"
+    code = f"import sys; from shardlab.cli import {', '.join(LOGIN)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts").returncode == 0
 
 
 @pytest.fixture
 def launch(tmp_path, tiny_data):
-    """Arguments of launch.py for a tiny run, and its folder."""
+    """Arguments of `shardlab launch` for a tiny run, and its folder."""
 
     def arguments(strategy):
         run = tiny_run("mlp", strategy)
@@ -98,7 +124,7 @@ def test_a_missing_gpu_ends_with_an_error(launch):
     write_json(folder / "run.json", run | {"site": run["site"] | {"device": "cuda"}})
     options = [option for option in arguments[1:] if not option.startswith("--done")]
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts/train.py", *options],
+        [sys.executable, ROOT / "scripts/shardlab", "train", *options],
         env=os.environ | {"LOCAL_RANK": "99"},
         capture_output=True,
         text=True,
@@ -110,7 +136,7 @@ def test_a_missing_gpu_ends_with_an_error(launch):
 
 def test_dry_run_prints_the_line_and_does_nothing(launch):
     arguments, folder = launch("fsdp_tp")
-    done = program("scripts/launch.py", *arguments, "--dry-run")
+    done = program("scripts/shardlab", "launch", *arguments, "--dry-run")
     assert done.returncode == 0
     assert "--nproc-per-node=4 --signals" in done.stdout
     assert "HF_HUB_OFFLINE=1" in done.stdout
@@ -119,21 +145,22 @@ def test_dry_run_prints_the_line_and_does_nothing(launch):
 
 
 def test_one_rank_needs_no_torchrun(launch):
-    assert "fork_torchrun.py" not in program("scripts/launch.py", *launch("single")[0], "--dry-run").stdout
+    assert "fork_torchrun" not in program("scripts/shardlab", "launch", *launch("single")[0], "--dry-run").stdout
 
 
 def test_without_imports_ranks_are_processes_that_end_with_torchrun(tmp_path):
     """As on a GPU: torchrun queries CUDA before it starts ranks, and CUDA does not survive a fork."""
     (tmp_path / "rank.py").write_text(
         "import multiprocessing, os, signal, sys, time\n"
-        "from shardlab.launch import signals\n"
+        "from shardlab.runs import signals\n"
         "signals.die_with_parent(signal.SIGKILL, int(os.environ[signals.TORCHRUN]))\n"
         "os.write(1, f'{multiprocessing.parent_process()} {sys.argv} {os.getpid()}\\n'.encode())\n"
         "time.sleep(60)\n"
     )
     words = [
         sys.executable,
-        ROOT / "scripts/fork_torchrun.py",
+        ROOT / "scripts/shardlab",
+        "fork_torchrun",
         "--standalone",
         "--nproc-per-node=2",
         tmp_path / "rank.py",
@@ -158,14 +185,14 @@ def test_a_run_folder_is_trained_by_one_launcher_only(launch):
         lock.write("process 1 on here")
         lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = program("scripts/launch.py", *arguments)
+        done = program("scripts/shardlab", "launch", *arguments)
     assert done.returncode == 1
     assert "is being trained by process 1 on here" in done.stderr
 
 
 def test_missing_weights_fail_in_one_sentence_and_leave_no_done(launch):
     arguments, folder = launch("ddp")
-    done = program("scripts/launch.py", *arguments)
+    done = program("scripts/shardlab", "launch", *arguments)
     assert done.returncode != 0
     assert "init.safetensors is missing" in done.stderr + done.stdout
     assert not Path(f"{folder}.done").exists()
@@ -182,10 +209,9 @@ def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_pat
     stays = "import os, time; assert os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'False'; "
     stays += "os.write(1, f'here {os.getpid()}\\n'.encode()); time.sleep(600)"
     (tmp_path / "stays.py").write_text(stays)
-    (tmp_path / "fork_torchrun.py").symlink_to(ROOT / "scripts/fork_torchrun.py")
     program = (
-        "import sys; from shardlab.errors import run_program; from shardlab.launch import job; "
-        f"job.STAGES['train'] = ([{str(tmp_path / 'stays.py')!r}], job.STAGES['train'][1]); "
+        "import sys; from shardlab.errors import run_program; from shardlab.runs import job; "
+        f"job.COMMAND = {str(tmp_path / 'stays.py')!r}; "
     )
     words = [sys.executable, "-c", program + "run_program(lambda: job.main(None))", *map(str, arguments)]
     process = subprocess.Popen(words, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -212,8 +238,8 @@ def test_a_single_process_that_does_not_stop_in_time_is_killed(launch, tmp_path)
     stays = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); "
     (tmp_path / "stays.py").write_text(stays + "print('here', os.getpid(), flush=True); time.sleep(600)")
     program = (
-        "import sys; from shardlab.errors import run_program; from shardlab.launch import job; "
-        f"job.STAGES['train'] = ([{str(tmp_path / 'stays.py')!r}], job.STAGES['train'][1]); "
+        "import sys; from shardlab.errors import run_program; from shardlab.runs import job; "
+        f"job.COMMAND = {str(tmp_path / 'stays.py')!r}; "
     )
     words = [sys.executable, "-c", program + "run_program(lambda: job.main(None))", *map(str, arguments)]
     process = subprocess.Popen(words, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -234,7 +260,7 @@ def test_data_is_verified_also_without_a_done_file(launch, tmp_path):
     arguments, _ = launch("single")
     (tmp_path / "dataset.json").write_text("{}")
     words = [word for word in arguments if not word.startswith(("--done", "--data"))]
-    done = program("scripts/launch.py", *words, f"--data={tmp_path}")
+    done = program("scripts/shardlab", "launch", *words, f"--data={tmp_path}")
     assert done.returncode == 1
     assert "dataset.json is damaged or was edited" in done.stderr
 
@@ -243,7 +269,7 @@ def test_settings_of_another_version_are_refused(launch):
     arguments, folder = launch("single")
     settings = json.loads((folder / "run.json").read_text())
     write_json(folder / "run.json", settings | {"schema_version": 2})
-    done = program("scripts/launch.py", *arguments, "--dry-run")
+    done = program("scripts/shardlab", "launch", *arguments, "--dry-run")
     assert done.returncode == 1
     assert "`schema_version` is 2" in done.stderr
 
@@ -277,7 +303,8 @@ def test_python_too_old_is_one_sentence(tmp_path):
     makefile = (ROOT / "Makefile").read_text()
     (tmp_path / "Makefile").write_text(makefile)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
-    (tmp_path / "envs").symlink_to(ROOT / "envs")
+    for name in ("envs", "pyproject.toml"):
+        (tmp_path / name).symlink_to(ROOT / name)
     done = subprocess.run(["make", "run", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0
     assert "error: Shardlab needs Python 3.11 or newer" in done.stderr

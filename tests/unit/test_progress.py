@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from shardlab.files import write_json
-from shardlab.launch.progress import Lines, finished
+from shardlab.runs.progress import Lines, finished
 
 
 def event(kind, message="", level=logging.INFO, **more):

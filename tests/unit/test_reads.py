@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from worker import counted
 
-from shardlab.strategies import tensor
+from shardlab.parallel import tensor
 
 
 def reads(work):

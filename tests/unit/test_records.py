@@ -107,7 +107,7 @@ def test_a_report_counts_the_steps_of_all_attempts():
 
 def test_a_pipeline_s_rank_waits_until_the_slowest_is_done(monkeypatch):
     """It computed for 1 s of its 2; the slowest rank took 4."""
-    from shardlab.strategies import pipeline
+    from shardlab.parallel import pipeline
 
     engine = SimpleNamespace(watch=SimpleNamespace(take=lambda: (1.0, 2.0)), group=None)
     engine.world = SimpleNamespace(device="cpu")

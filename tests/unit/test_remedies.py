@@ -11,7 +11,7 @@ from snakemake import cli
 
 from shardlab.errors import PROFILE, remedy
 from shardlab.files import ROOT
-from shardlab.launch import call
+from shardlab.runs import call
 
 TEXTS = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "config/README.md", "results/README.md")
 COMMENTS = ("config/**/*.yaml", "workflow/profiles/*/*.yaml")

@@ -277,7 +277,6 @@ def test_names_of_strategies_never_overlap_in_a_picture():
 
 MEASURED = {
     "peers": "strategy,size,trainer,to bare,standard error\nsingle,tiny,bare,1,0\nsingle,tiny,shardlab,1.1,.1\n",
-    "starting": "ranks,started,seconds\n1,forked,4\n8,forked,5\n",
     "checkpoints": 'strategy,size,"synchronous, in steps","asynchronous, in steps"\nfsdp,tiny,3,4\n',
     "scaling": "strategy,ranks,tensor MiB per rank,sent MiB per rank and step,step ms\nddp,1,1,0,1\nddp,2,1,1,1\n",
     "sweeps": "runs,jobs,dry run s,bare s,one job reads s,resolve one s,summarize s\n10,38,3,2,2,1,1\n",
@@ -290,7 +289,7 @@ def test_benchmarks_have_their_charts(tmp_path, monkeypatch):
         (tmp_path / f"{name}.csv").write_text(text)
     monkeypatch.setattr("sys.argv", ["charts.py", "--folder", str(tmp_path)])
     benchmark_charts.main()
-    shown = ("relative to", "forked", "asynchronous", "step ms", "bare Snakefile")
+    shown = ("relative to", "asynchronous", "step ms", "bare Snakefile")
     for name, words in zip(MEASURED, shown, strict=True):
         assert words in (tmp_path / f"{name}.svg").read_text()
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from shardlab.files import ROOT
-from shardlab.launch import progress, stages
+from shardlab.runs import progress, stages
 from shardlab.settings import sites
 
 RULES = {

@@ -8,16 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import preflight
 import pytest
 import yaml
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
+from shardlab.cli import preflight
 from shardlab.errors import UserError
-from shardlab.launch import commands, container, launchers, slurm
-from shardlab.launch.managed_process import Child
-from shardlab.launch.stages import Scope
+from shardlab.runs import commands, container, launchers, slurm
+from shardlab.runs.managed_process import Child
+from shardlab.runs.stages import Scope
 from shardlab.schema import check
 from shardlab.settings import load, resolve
 from shardlab.settings.sites import LauncherSettings, Site, SiteRuntime
@@ -68,8 +68,9 @@ def lines(name):
         image = Path("IMAGE.sif") if site.container.enabled else None
         # Names instead of this machine's paths, which may need quotes.
         project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
-        with project, mock.patch.object(sys, "executable", "python"):
-            started = commands.lines(run, [f"PROJECT/scripts/{stage}.py", "--settings=run.json"], image, spread)
+        command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
+        with project, command, mock.patch.object(sys, "executable", "python"):
+            started = commands.lines(run, ["PROJECT/scripts/shardlab", stage, "--settings=run.json"], image, spread)
         *variables, command = started.splitlines()
         common = [line for line in variables if not line.startswith(f"export {launchers.RENDEZVOUS}=")]
         text += ["# variables: as above"] if common == before else variables
@@ -105,7 +106,7 @@ def test_every_key_of_a_site_file_has_a_comment_that_says_what_happens_without_i
 
 @pytest.mark.parametrize("name", load.names("sites"))
 def test_lines_can_be_made_for_every_site(name):
-    assert "train.py" in lines(name)
+    assert "shardlab train" in lines(name)
 
 
 def test_settings_of_the_configuration_go_over_the_file_key_by_key():
@@ -223,7 +224,7 @@ def test_a_launcher_is_one_class_and_one_key_of_the_site(monkeypatch):
     class OtherSite(SiteRuntime):
         other: LauncherSettings | None = None
 
-    monkeypatch.setitem(sys.modules, "shardlab.launch.launchers.other", SimpleNamespace(Launcher=Other))
+    monkeypatch.setitem(sys.modules, "shardlab.runs.launchers.other", SimpleNamespace(Launcher=Other))
     run = resolve.run(loaded(site="test", nodes=2)[0], "ddp", "mlp")
     site = OtherSite(**run.site.model_dump() | {"srun": None, "other": {"flags": ["-q"], "suffix": "x"}})
     run = run.model_copy(update={"site": site})

@@ -7,7 +7,7 @@ import pytest
 
 from shardlab.errors import UserError
 from shardlab.files import ROOT
-from shardlab.launch import run_status, slurm, slurm_limits, slurm_reattach
+from shardlab.runs import run_status, slurm, slurm_limits, slurm_reattach
 from shardlab.settings.sites import Site
 
 CLIENTS = ("sacct", "scontrol", "sinfo", "squeue")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardlab.launch.slurm_limits import means, minutes
+from shardlab.runs.slurm_limits import means, minutes
 from shardlab.settings.sites import Site
 
 BATCH = {"PartitionName": "batch", "MaxTime": "02:00:00", "PreemptMode": "REQUEUE", "GraceTime": "10"}

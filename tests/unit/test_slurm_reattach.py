@@ -9,8 +9,8 @@ import snakemake_executor_plugin_slurm as plugin
 
 from shardlab.errors import UserError
 from shardlab.files import lock
-from shardlab.launch import slurm, slurm_reattach
 from shardlab.patches import snakemake_slurm
+from shardlab.runs import slurm, slurm_reattach
 
 SCRIPT = """#!/bin/sh
 python -m snakemake --snakefile Snakefile --target-jobs 'train:strategy=fsdp_tp,workload=llama2' --nolock

@@ -11,15 +11,15 @@ import pytest
 from helpers.common import ROOT, tiny_run
 from shardlab.errors import UserError, remedy
 from shardlab.files import write_json
-from shardlab.launch import call, snakemake_lock
 from shardlab.models import export
+from shardlab.runs import call, snakemake_lock
 from shardlab.settings import pretrained
 from shardlab.settings.types import read_run, sealed
 
 ANOTHER_DRIVER = """
 import sys
 from pathlib import Path
-from shardlab.launch import snakemake_lock
+from shardlab.runs import snakemake_lock
 snakemake_lock.PATIENCE = 0.1
 snakemake_lock.clear_stale_locks(Path(sys.argv[1]))
 """

@@ -4,9 +4,9 @@ import fcntl
 import shutil
 
 from helpers.common import save_initial, tiny_run
-from shardlab.launch.run_status import next_action
 from shardlab.records import manifest
-from shardlab.trainer import loop
+from shardlab.runs.run_status import next_action
+from shardlab.train import loop
 
 
 def test_what_is_there_of_a_run(tiny_data, tmp_path):

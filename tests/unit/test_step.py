@@ -7,8 +7,8 @@ import torch
 
 from helpers.common import save_initial, tiny_run
 from shardlab import models
-from shardlab.trainer import loop
-from shardlab.training.step import train_step
+from shardlab.train import loop
+from shardlab.train.step import train_step
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient", "nowhere"])

@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-import summarize
 
 from helpers.common import tiny_run
 from helpers.reports import BYTES, STEP, finished
+from shardlab.cli import summarize
 from shardlab.errors import UserError
 from shardlab.records import plan
 from shardlab.records.expert_choices import encode
@@ -363,7 +363,7 @@ def test_the_check_fails_unless_all_are_equal(tmp_path, monkeypatch, capsys, los
     found = table(single=2.0, ddp=loss)
     monkeypatch.setattr(summary, "judged", lambda *_: (found, {}))
     for words in ([], ["--check"]):
-        monkeypatch.setattr("sys.argv", ["summarize.py", f"--results={tmp_path}", *words])
+        monkeypatch.setattr("sys.argv", ["shardlab summarize", f"--results={tmp_path}", *words])
         if good or not words:
             summarize.main()
             assert verdict(found)[1] in capsys.readouterr().out
@@ -385,10 +385,10 @@ def test_a_row_belongs_to_its_run(tmp_path):
     assert status() == "done"
     assert status(tiny_run("mlp", "ddp", optimizer={"learning_rate": 0.5})) == "stale: recipe.optimizer.learning_rate"
     assert status(ddp.model_copy(update={"seed": 7})) == "stale: seed"
-    changed = {"scripts/shardlab/trainer/loop.py": "another"}
+    changed = {"scripts/shardlab/train/loop.py": "another"}
     assert (
         status(ddp.model_copy(update={"sources": ddp.sources | changed}))
-        == "stale: sources.scripts/shardlab/trainer/loop.py"
+        == "stale: sources.scripts/shardlab/train/loop.py"
     )
     assert status(data="other") == "stale: data"
     assert status(initial="other") == "stale: initial weights"

@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 
 from helpers.reports import finished
-from shardlab.launch import snakemake_lock
 from shardlab.records import plan
 from shardlab.report import run_data, strategy_docs, summary, summary_markdown, sweep
 from shardlab.report.charts import sweep as chart
+from shardlab.runs import snakemake_lock
 from shardlab.settings import load, resolve, variants
 
 MNIST = {"workloads": ["mnist"], "strategies": ["ddp"]}

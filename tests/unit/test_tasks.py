@@ -8,8 +8,9 @@ from helpers.common import TINY, save_initial, tiny_run, with_weights
 from shardlab.errors import UserError
 from shardlab.models._layers import Attention
 from shardlab.models._sequence import SequenceSplit
-from shardlab.strategies import context
-from shardlab.training import evaluation, tasks
+from shardlab.parallel import context
+from shardlab.runtime import tasks
+from shardlab.train import evaluation
 
 CPU = torch.device("cpu")
 
@@ -199,7 +200,7 @@ def test_test_loss_is_exact_however_the_split_is_batched(workload, tiny_data, tm
     def report(eval_batch_size):
         recipe = run.recipe.model_copy(update={"eval_batch_size": eval_batch_size})
         changed = run.model_copy(update={"recipe": recipe})
-        return evaluation.evaluate(changed, tiny_data / workload, tmp_path / "weights")
+        return evaluation.evaluate_whole(changed, tiny_data / workload, tmp_path / "weights")
 
     whole, segments = report(64), report(1)
     assert (

@@ -11,7 +11,7 @@ from helpers.common import TINY, build, initial_weights, save_initial, tiny_run
 from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import weights
-from shardlab.trainer import perturbed
+from shardlab.train import perturbed
 
 FOREIGN = [name for name, entry in MODELS.items() if entry.kind in ("dtypes", "frozen")]
 DTYPES = ("float32", "float64", "bfloat16")

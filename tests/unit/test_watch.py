@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 import pytest
-import watch
 from textual.widgets import DataTable
 
 from helpers.common import ROOT, tiny_run
 from helpers.reports import STEP, finished
-from shardlab.launch.attempts import Attempts
-from shardlab.launch.run_status import look
+from shardlab.cli import watch
 from shardlab.records.reports import Attempt
+from shardlab.runs.attempts import Attempts
+from shardlab.runs.run_status import look
 
 RUN = tiny_run("mlp", "ddp")
 BEGUN = {"kind": "attempt", "step": 0, "steps": 9}
@@ -94,7 +94,7 @@ def test_on_a_terminal_of_80_columns(tmp_path):
 def test_without_a_terminal_it_is_printed_once(tmp_path):
     under_way(tmp_path, "stopped: SIGTERM")
     config = json.dumps({"strategies": ["ddp"], "workloads": ["mlp"]})
-    command = [sys.executable, ROOT / "scripts/watch.py", f"--config={config}", f"--results={tmp_path}"]
+    command = [sys.executable, ROOT / "scripts/shardlab", "watch", f"--config={config}", f"--results={tmp_path}"]
     seen = subprocess.run(command, text=True, capture_output=True, check=True).stdout
     assert "stopped: SIGTERM" in seen
     assert seen.endswith("1 run: 1 stopped\n")

@@ -10,10 +10,10 @@ from tensorboardX.proto.event_pb2 import Event
 
 from helpers.common import save_initial, tiny_run
 from shardlab.records import metrics
-from shardlab.trainer import loop
-from shardlab.training.distributed import World
-from shardlab.training.metrics import EVENTS, USED, MetricsLog
-from shardlab.training.resource_monitor import Usage
+from shardlab.runtime.distributed import World
+from shardlab.train import loop
+from shardlab.train.metrics import EVENTS, USED, MetricsLog
+from shardlab.train.resource_monitor import Usage
 
 CPU = torch.device("cpu")
 

@@ -64,7 +64,7 @@ def test_each_target_of_make_in_the_documents_exists(tree, shown):
 
 
 def test_each_plan_of_the_documents_is_made(tree, shown):
-    plans = [words for _, words in shown if words[:2] == ["python", "scripts/plan.py"]]
+    plans = [words for _, words in shown if words[:3] == ["python", "scripts/shardlab", "plan"]]
     assert plans
     for words in plans:
         said = tree.run(*(word.replace("/tmp/", f"{tree.path}/") for word in words)).stdout

@@ -17,10 +17,10 @@ from safetensors.numpy import load_file
 from helpers.common import ROOT
 from helpers.faults import cost, survived
 from helpers.kills import STEPS, Trial, attempts, end_well, soak, weights
-from shardlab.launch import signals
-from shardlab.launch.attempts import history
-from shardlab.launch.run_status import alive
 from shardlab.records import metrics
+from shardlab.runs import signals
+from shardlab.runs.attempts import history
+from shardlab.runs.run_status import alive
 from shardlab.settings import run_identity
 
 pytestmark = pytest.mark.timeout(600)
@@ -100,7 +100,7 @@ def test_a_rank_that_dies_in_start_up_is_not_waited_for(tmp_path):
 
 def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code, undisturbed):
     """An exception on one of two ranks: the same call gives up, the next one retries and resumes."""
-    mistake(code, "trainer/loop.py", "audit.add(step)", "if number == 17 and world.rank: raise ValueError('boom')")
+    mistake(code, "train/loop.py", "audit.add(step)", "if number == 17 and world.rank: raise ValueError('boom')")
     trial = Trial(tmp_path, "fsdp", scripts=code / "scripts")
     for attempt in (1, 2, 3):
         assert trial.start().wait() == 1
@@ -134,7 +134,7 @@ def test_code_that_was_edited_since_its_settings_were_resolved_trains_nothing(tm
 
 @pytest.mark.long
 def test_a_rank_that_just_ends(tmp_path, code, undisturbed):
-    mistake(code, "trainer/loop.py", "audit.add(step)", "if number == 17 and world.rank: __import__('os')._exit(0)")
+    mistake(code, "train/loop.py", "audit.add(step)", "if number == 17 and world.rank: __import__('os')._exit(0)")
     trial = Trial(tmp_path, "fsdp", scripts=code / "scripts")
     assert trial.start().wait() == 1
     assert "ended with status 1; see" in log(trial)
@@ -145,7 +145,7 @@ def test_a_rank_that_just_ends(tmp_path, code, undisturbed):
 def test_a_loss_that_is_no_number(tmp_path, code):
     """The run stops, keeps nothing from that step on and gives up; or skips and counts the step."""
     mistake(
-        code, "training/step.py", "reduced, tokens = whole", "reduced = reduced * (math.nan if step.number == 7 else 1)"
+        code, "train/step.py", "reduced, tokens = whole", "reduced = reduced * (math.nan if step.number == 7 else 1)"
     )
     trial = Trial(tmp_path / "stop", "single", scripts=code / "scripts")
     for _ in range(3):

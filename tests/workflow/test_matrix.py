@@ -164,7 +164,7 @@ def test_a_changed_recipe_trains_that_again_and_nothing_else(finished):
 
 CHANGED = {
     "models/mlp.py": {"single/mlp", "fsdp_tp/mlp", "zero3/mlp"},
-    "strategies/zero.py": {"zero3/mlp", "zero3/xsum"},
+    "parallel/zero.py": {"zero3/mlp", "zero3/xsum"},
     "data/package_docstrings.py": {"single/xsum", "fsdp_tp/xsum", "zero3/xsum"},
 }
 """File: the runs that depend on it."""
@@ -197,7 +197,7 @@ def test_a_comment_and_code_of_no_run_train_nothing_again(finished):
 @MANY
 def test_a_table_for_another_call_has_no_figure_of_these_runs(finished):
     values = json.dumps(KEYS | {"seed": 7})
-    done = finished.run("python", "scripts/summarize.py", "--config", values, "--check", check=False)
+    done = finished.run("python", "scripts/shardlab", "summarize", "--config", values, "--check", check=False)
     assert done.returncode != 0
     assert "6 not finished: single x mlp (stale: seed), " in done.stdout
     assert pd.read_csv(finished.path / "results/summary.csv").test_loss.isna().all()
@@ -220,7 +220,7 @@ def test_a_missing_run_is_named_and_the_others_stand(finished):
     done = finished.path / "results/zero3/xsum.done"
     done.rename(done.with_suffix(".gone"))
     config = json.dumps({"strategies": STRATEGIES, "workloads": WORKLOADS, "recipe": RECIPE})
-    finished.run("python", "scripts/summarize.py", "--config", config)
+    finished.run("python", "scripts/shardlab", "summarize", "--config", config)
     text = (finished.path / "results/summary.md").read_text()
     done.with_suffix(".gone").rename(done)
     assert "- zero3 x xsum: missing" in text

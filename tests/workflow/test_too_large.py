@@ -12,7 +12,7 @@ import pytest
 from helpers.common import ROOT
 from shardlab.settings import load, resolve
 from shardlab.settings.types import read_run
-from shardlab.training.evaluation import evaluate
+from shardlab.train.evaluation import evaluate_whole
 
 pytestmark = pytest.mark.long
 
@@ -24,7 +24,7 @@ def test_initial_weights_are_drawn_with_less_memory_than_they_take(tmp_path):
     run = run.model_copy(update={"model": model})
     (tmp_path / "run.json").write_text(json.dumps(run.model_dump()))
     # The peak of this program alone: what wait4 says includes the memory of the process that started it.
-    program = "import init; init.main(); print(open('/proc/self/status').read())"
+    program = "from shardlab.cli import init; init.main(); print(open('/proc/self/status').read())"
     command = [sys.executable, "-c", program, "--settings", tmp_path / "run.json", "--output", tmp_path / "weights"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
     done = subprocess.run(list(map(str, command)), env=environment, text=True, capture_output=True, check=True)
@@ -40,7 +40,7 @@ def test_evaluation_under_the_own_strategy_goes_through_the_workflow(tree):
     sharded = tree.json("results/fsdp/llama2/test.json")
     folder = tree.path / "results/fsdp/llama2"
     data = tree.path / "data/prepared/package_source"
-    whole = evaluate(read_run(folder / "run.json"), data, folder / "model.safetensors")
+    whole = evaluate_whole(read_run(folder / "run.json"), data, folder / "model.safetensors")
     assert sharded["loss"] == pytest.approx(whole.loss, rel=1e-6)
     assert sharded["metric_value"] == pytest.approx(whole.metric_value, rel=1e-5)
     assert (sharded["evaluation"], sharded["untrained_loss"]) == ("sharded", None)

@@ -25,14 +25,27 @@ def test_dry_run_needs_no_profile(tree):
     """Nor is a file of the folder taken for a module of Python's, as the Makefile calls it."""
     (tree.path / "random.py").write_text("raise ImportError('this is not random')\n")
     listed = tree.run("python", "-P", "-m", "snakemake", "-n", "all").stdout
-    assert re.search(r"^total +232$", listed, re.MULTILINE)
+    assert re.search(r"^total +233$", listed, re.MULTILINE)
     assert ".venv/bin/python -P -m snakemake" in tree.run("make", "-n", "-o", ".venv/run", "run").stdout
+
+
+def test_no_rule_needs_a_certain_workload_or_strategy(tree):
+    (tree.path / "config/workloads/mlp.yaml").unlink()
+    strategies = tree.path / "config/strategies.yaml"
+    strategies.write_text(strategies.read_text().replace("\nddp: {dp_replicate: -1}\n", "\n"))
+    targets = ["all", "preflight", "results/collectives/local.svg", "results/plan.md", "results/single/mnist/plan.json"]
+    config = ["--config", "workloads=[mnist]", "strategies=[single,fsdp]", "--"]
+    listed = tree.run("snakemake", "-n", *config, *targets).stdout
+    assert re.search(r"^resolve_site +1$", listed, re.MULTILINE)
+    assert not re.search(r"mlp|ddp", listed)
 
 
 def test_each_run_is_evaluated_by_its_own_weights(tree):
     runs = ["fsdp/mlp", "tp/mnist"]
     said = tree.run("snakemake", "-n", "-p", *(f"results/{run}/test.json" for run in runs)).stdout
-    lines = re.findall(r"launch.py evaluate --settings results/(\S+)/run.json .* --weights results/(\S+)/model", said)
+    lines = re.findall(
+        r"shardlab launch evaluate --settings results/(\S+)/run.json .* --weights results/(\S+)/model", said
+    )
     assert sorted(lines) == [(run, run) for run in runs]
 
 
@@ -42,12 +55,14 @@ def test_each_run_s_weights_are_compared_with_those_of_its_workload_s_single(tre
     said = tree.run("snakemake", "-n", "-p", *config, "--", "all").stdout
     words = r"--weights results/(\S+)/model.safetensors --single results/single/(\S+)/model.safetensors --initial "
     lines = re.findall(
-        rf"launch.py compare --settings results/(\S+)/run.json +{words}results/init/(\S+).safetensors", said
+        rf"shardlab launch compare --settings results/(\S+)/run.json +{words}results/init/(\S+).safetensors", said
     )
     runs = [f"{strategy}/{workload}" for strategy in ("ddp", "fsdp") for workload in ("mlp", "mnist")]
     assert sorted(lines) == [(run, run, *[run.partition("/")[2]] * 2) for run in runs]
     for other in (["strategies=[ddp,fsdp]"], ["strategies=[single,ddp]", "sweep={seed: [1, 2]}"]):
-        assert "launch.py compare" not in tree.run("snakemake", "-n", "-p", "--config", *other, "--", "all").stdout
+        assert (
+            "shardlab launch compare" not in tree.run("snakemake", "-n", "-p", "--config", *other, "--", "all").stdout
+        )
 
 
 def test_every_value_in_the_lines_of_rules_is_quoted():

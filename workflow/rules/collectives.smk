@@ -1,7 +1,7 @@
 # Latency and bandwidth of the collectives over the ranks of the configuration (nodes, ranks_per_node).
 rule collectives:
     input:
-        settings=PREFLIGHT,
+        settings="results/site.json",
         image=IMAGE,
     output:
         f"results/collectives/{CONFIG.site}.csv",
@@ -16,7 +16,7 @@ rule collectives:
     message:
         "Measuring the collectives at site {CONFIG.site}"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         " collectives --settings {input.settings:q} {params.image:q}"
         " --output {output:q} > {log:q} 2>&1"
 
@@ -42,5 +42,5 @@ rule plot_collectives:
     message:
         "Drawing the collectives at site {CONFIG.site}"
     shell:
-        f"python {QUOTED_SCRIPTS}/plot_collectives.py"
+        f"{SHARDLAB} plot_collectives"
         " --figures {input:q} --output {output:q} > {log:q} 2>&1"

@@ -3,7 +3,7 @@ import json
 import os
 from functools import cache
 
-from shardlab.launch import (
+from shardlab.runs import (
     slurm_reattach,
     snakemake_lock,
     forkserver,
@@ -11,7 +11,7 @@ from shardlab.launch import (
     slurm,
     stages,
 )
-from shardlab.patches import snakemake_scheduler
+from shardlab.patches import snakemake_dag, snakemake_scheduler
 from shardlab.records import plan
 from shardlab.settings import (
     contents,
@@ -24,6 +24,9 @@ from shardlab.settings import (
 )
 from shardlab.settings.types import RESERVED, sealed
 
+# Also in a dry run.
+snakemake_dag.ancient_inputs_decide_nothing()
+
 # After a kill the same call goes on, without --unlock.
 WORKS = snakemake_lock.runs_jobs(sys.argv[1:])
 if WORKS:
@@ -34,7 +37,7 @@ if WORKS:
     slurm_reattach.install(Path.cwd())
     snakemake_scheduler.install()
     if sys.stderr.isatty():
-        from shardlab.launch import progress
+        from shardlab.runs import progress
 
         progress.install(Path.cwd())
 
@@ -60,7 +63,7 @@ try:
     named = {}
     for target in call.targets(sys.argv[1:]):
         run = resolved(target.strategy, target.workload)
-        model_and_data.check_data_set(CONFIG, run)
+        model_and_data.check_shared(CONFIG, run)
         if target.exported:
             pretrained.check_export(run.model)
         else:
@@ -101,7 +104,7 @@ if SITE.container.enabled:
             else "containers/train.image.json"
         )
     ]
-# launch.py's option for it.
+# `shardlab launch`'s option for it.
 IN_IMAGE = [f"--image={path}" for path in IMAGE]
 
 
@@ -190,32 +193,26 @@ def plan_of(wildcards, input):
 
 
 def frozen(wildcards, input):
-    """Return the settings of a run for run.json, with the recomputation that its plan chose if it leaves that to it."""
+    """Return the settings of a run for run.json, and an error, a warning or a note for its log; empty without one."""
     run = run_of(wildcards)
-    if not input.plan:
-        return run
+    refuse = CONFIG.on_memory_overflow == "refuse"
     try:
-        return run.planned(plan_of(wildcards, input).recomputation)
-    except UserError:  # the note ends the job
-        return run
+        return plan.freeze(run, plan_of(wildcards, input), SITE.hardware, refuse=refuse)
+    except UserError as error:  # it ends the job
+        return run, f"error: {error}"
+
+
+def site_ranks():
+    """Return the settings of the ranks that this call has, whatever they do."""
+    try:
+        return resolve.ranks(CONFIG)
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
 
 
 def settings_json(run):
-    """Return the content of a run.json."""
+    """Return the content of a run.json or site.json."""
     return json.dumps(sealed(run))
-
-
-def note_of(wildcards, input):
-    """Return an error, a warning or a note on how a run fits into its devices; empty without one."""
-    try:
-        made = plan_of(wildcards, input)
-    except UserError as error:
-        return f"error: {error}"
-    if input.plan and made.fits is None:
-        return "Nothing is recomputed: hardware.device_memory_gib is not set."
-    sentence = plan.misfit(run_of(wildcards), SITE.hardware, made)
-    kind = "error" if CONFIG.on_memory_overflow == "refuse" else "warning"
-    return f"{kind}: {sentence}" if sentence else ""
 
 
 def initial(file):
@@ -229,16 +226,28 @@ def data_of(wildcards):
 
 
 def model_of(wildcards):
-    """Settings of the transformers model that is downloaded to a folder of that name."""
-    return model_and_data.model(CONFIG, f"data/models/{wildcards.model}")
+    """Settings of the transformers model that is downloaded to a folder of that name; with weights if a run needs them."""
+    folder = f"data/models/{wildcards.model}"
+    found = model_and_data.model(CONFIG, folder)
+    runs = [run for run in asked_for.values() if run.model.folder == folder]
+    starts = any(run.model.pretrained for run in runs) if runs else found.pretrained
+    return found.model_copy(update={"pretrained": starts})
 
 
-def model_files(folder):
-    """Return the file that marks a transformers model's folder as complete; empty for the project's own models."""
+def model_files(folder, reads=()):
+    """Return the file that marks a transformers model's folder as complete; empty for the project's own models.
+
+    A folder of the user's is not marked: those of its files that a job ``reads``, as patterns, are inputs, too.
+    """
     if folder is None:
         return []
-    downloaded = Path(folder).parent == Path("data/models")
-    return [f"{folder}/{'download.json' if downloaded else 'config.json'}"]
+    if Path(folder).parent == Path("data/models"):
+        return [f"{folder}/download.json"]
+    return [
+        f"{folder}/{name}"
+        for pattern in ("config.json", *reads)
+        for name in sorted(path.name for path in Path(folder).glob(pattern))
+    ]
 
 
 def prepared(wildcards):
@@ -248,7 +257,7 @@ def prepared(wildcards):
 
 def download_of(wildcards):
     """Return the settings of a data set that affect its download."""
-    kept = {"seed": 0, "options": {}, "tokenizer": None, "sources": {}}
+    kept = {"seed": 0, "options": {}, "tokenizer": None, "model": {}, "sources": {}}
     return data_of(wildcards).model_copy(update=kept)
 
 
@@ -267,7 +276,7 @@ def identity_of(wildcards):
 
 
 def job_resources(stage, runtime=None, job=None):
-    """Return the Slurm resources of a stage's jobs: what launch.py will start. ``job``: its name in the site's file."""
+    """Return the Slurm resources of a stage's jobs: what `shardlab launch` will start. ``job``: its name in the site's file."""
 
     def requested(wildcards):
         run = run_of(wildcards)

@@ -20,7 +20,7 @@ rule download:
     message:
         "Downloading data set {wildcards.dataset}"
     shell:
-        f"python {QUOTED_SCRIPTS}/download.py"
+        f"{SHARDLAB} download"
         " --data {params.data:q} --output {params.folder:q} > {log:q} 2>&1"
 
 
@@ -39,7 +39,7 @@ rule download_model:
     message:
         "Downloading model {wildcards.model}"
     shell:
-        f"python {QUOTED_SCRIPTS}/download.py"
+        f"{SHARDLAB} download"
         " --model {params.model:q} --output {params.folder:q} > {log:q} 2>&1"
 
 
@@ -48,7 +48,7 @@ rule prepare:
         lambda wildcards: (
             ["data/raw/{dataset}/download.json"] if data_of(wildcards).hub else []
         ),
-        lambda wildcards: model_files(data_of(wildcards).tokenizer),
+        lambda wildcards: model_files(data_of(wildcards).tokenizer, ["tokenizer.json"]),
     output:
         manifest="data/prepared/{dataset}/dataset.json",
         splits=expand(
@@ -65,6 +65,6 @@ rule prepare:
     message:
         "Preparing data set {wildcards.dataset}"
     shell:
-        f"python {QUOTED_SCRIPTS}/prepare.py"
+        f"{SHARDLAB} prepare"
         " --data {params.data:q} --raw data/raw/{wildcards.dataset:q}"
         " --output {params.folder:q} > {log:q} 2>&1"

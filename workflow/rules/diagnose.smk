@@ -21,7 +21,7 @@ rule capture:
     message:
         "Capturing the first steps of {wildcards.workload} under {wildcards.strategy}"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         ' capture --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
         " --weights {input.weights:q} --output {output:q} > {log:q} 2>&1"
 
@@ -47,6 +47,6 @@ rule diagnose:
     message:
         "Comparing the first steps of {wildcards.workload} under {wildcards.strategy} with single"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         ' diagnose --settings {input.settings:q} --like {input.like:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
         " --weights {input.weights:q} --other {input.capture:q} --output {output:q} > {log:q} 2>&1"

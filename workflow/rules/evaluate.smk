@@ -23,7 +23,7 @@ rule evaluate:
     message:
         "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         ' evaluate --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
         " --weights results/{wildcards.strategy:q}/{wildcards.workload:q}/model.safetensors"
         " --initial {input.initial:q} --output {output:q}"
@@ -51,7 +51,7 @@ rule compare:
     message:
         "Comparing the weights of {wildcards.workload} trained under {wildcards.strategy} with those of single"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         " compare --settings {input.settings:q} {params.image:q}"
         " --weights results/{wildcards.strategy:q}/{wildcards.workload:q}/model.safetensors"
         " --single results/single/{wildcards.workload:q}/model.safetensors"

@@ -22,6 +22,6 @@ rule export:
     message:
         "Exporting {wildcards.workload} trained under {wildcards.strategy}"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         ' export --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
         " --weights {params.weights:q} --output {output:q} > {log:q} 2>&1"

@@ -1,4 +1,4 @@
-# Folder of this workflow's programs: next to the Snakefile; for a hosted module, a copy of its repository.
+# Folder of this workflow's code: next to the Snakefile; for a hosted module, a copy of its repository.
 import io
 import os
 import shlex
@@ -30,5 +30,7 @@ def repository(rules):
 
 HERE = repository(workflow.current_basedir)
 SCRIPTS = HERE / "scripts"
-# As a word of a shell command, which Snakemake formats: in a module it does not know the names of this workflow there.
-QUOTED_SCRIPTS = shlex.quote(str(SCRIPTS)).replace("{", "{{").replace("}", "}}")
+# The command as words of a shell command, which Snakemake formats: in a module it does not know this workflow's names.
+SHARDLAB = "python " + shlex.quote(str(SCRIPTS / "shardlab")).replace(
+    "{", "{{"
+).replace("}", "}}")

@@ -21,7 +21,7 @@ rule wheelhouse:
     message:
         "Collecting the wheels of {input}"
     shell:
-        f"python {QUOTED_SCRIPTS}/wheelhouse.py"
+        f"{SHARDLAB} wheelhouse"
         " --base {params.base:q} --lock {input:q} --output {output:q} > {log:q} 2>&1"
 
 
@@ -45,7 +45,7 @@ rule image:
     message:
         "Building the image containers/train.sif"
     shell:
-        f"python {QUOTED_SCRIPTS}/image.py"
+        f"{SHARDLAB} image"
         " --container {params.container:q} --definition {input.definition:q}"
         " --lock {input.lock:q} --wheelhouse {params.wheelhouse:q} --clear {params.variables:q}"
         " --output {output:q} > {log:q} 2>&1"
@@ -65,5 +65,5 @@ rule named_image:
     message:
         "Reading the image that the site names"
     shell:
-        f"python {QUOTED_SCRIPTS}/image.py"
+        f"{SHARDLAB} image"
         " --container {params.container:q} --output {output:q} > {log:q} 2>&1"

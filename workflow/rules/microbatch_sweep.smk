@@ -24,6 +24,6 @@ rule microbatch_sweep:
     message:
         "Splitting the batches of {wildcards.workload}"
     shell:
-        f"python {QUOTED_SCRIPTS}/microbatch_sweep.py"
+        f"{SHARDLAB} microbatch_sweep"
         " --config {params.config:q} --workload {wildcards.workload:q} {params.image:q}"
         ' --data "$(dirname {input.data[0]:q})" --weights {input.weights:q} --output {output.table:q} > {log:q} 2>&1'

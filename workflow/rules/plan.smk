@@ -3,7 +3,7 @@
 
 rule plan:
     input:
-        settings=f"results/init/{CONFIG.workloads[0]}/run.json",
+        settings=ancient("results/site.json"),
         data=[file for name in DATA_SETS for file in prepared_files(name)],
         models=[file for folder in MODEL_FOLDERS for file in model_files(folder)],
         image=IMAGE,
@@ -22,14 +22,14 @@ rule plan:
     message:
         "Planning all runs"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         " plan --settings {input.settings:q} {params.image:q} --config {params.config:q}"
         " --results {output.plans:q} --table {output.table:q} > {log:q} 2>&1"
 
 
 rule plan_run:
     input:
-        settings=initial("results/init/{}/run.json"),
+        settings=ancient("results/site.json"),
         data=prepared,
         models=lambda wildcards: model_files(run_of(wildcards).model.folder),
         image=IMAGE,
@@ -49,6 +49,6 @@ rule plan_run:
     message:
         "Planning {wildcards.workload} under {wildcards.strategy}"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         " plan --settings {input.settings:q} {params.image:q} --config {params.config:q}"
         " --strategy {wildcards.strategy:q} --workload {wildcards.workload:q} > {log:q} 2>&1"

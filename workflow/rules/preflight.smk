@@ -1,15 +1,31 @@
 # Checks of the site before long runs: the login node, each node, all ranks. Reports are temporary, so checks rerun.
-PREFLIGHT = "results/ddp/mlp/run.json"
 
 
 localrules:
+    resolve_site,
     preflight_login,
     preflight,
 
 
+# The settings of the ranks that a call has, whatever they do.
+rule resolve_site:
+    output:
+        "results/site.json",
+    log:
+        "results/logs/resolve_site.log",
+    conda:
+        environment("workflow")
+    params:
+        run=lambda wildcards: settings_json(site_ranks()),
+    message:
+        "Resolving site {CONFIG.site}"
+    shell:
+        f"( {WRITE_SETTINGS} ) 2> {{log:q}}"
+
+
 rule preflight_login:
     input:
-        PREFLIGHT,
+        "results/site.json",
     output:
         temp("results/preflight/login.json"),
     log:
@@ -21,13 +37,13 @@ rule preflight_login:
     message:
         "Looking at the login node"
     shell:
-        f"python {QUOTED_SCRIPTS}/preflight.py"
+        f"{SHARDLAB} preflight"
         " login --config {params.config:q} --settings {input:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule preflight_nodes:
     input:
-        settings=PREFLIGHT,
+        settings="results/site.json",
         login="results/preflight/login.json",
         image=IMAGE,
     output:
@@ -44,14 +60,14 @@ rule preflight_nodes:
     message:
         "Looking at the nodes"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         " preflight_nodes --settings {input.settings:q} {params.image:q}"
         " --output {output:q} > {log:q} 2>&1"
 
 
 rule preflight_ranks:
     input:
-        settings=PREFLIGHT,
+        settings="results/site.json",
         nodes="results/preflight/nodes.json",
         image=IMAGE,
     output:
@@ -68,14 +84,14 @@ rule preflight_ranks:
     message:
         "Trying the collectives over all ranks"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         " preflight_ranks --settings {input.settings:q} {params.image:q}"
         " --output {output:q} > {log:q} 2>&1"
 
 
 rule preflight:
     input:
-        settings=PREFLIGHT,
+        settings="results/site.json",
         reports=[
             "results/preflight/login.json",
             "results/preflight/nodes.json",
@@ -88,5 +104,5 @@ rule preflight:
     message:
         "Looking at site {CONFIG.site} is complete"
     shell:
-        f"python {QUOTED_SCRIPTS}/preflight.py"
+        f"{SHARDLAB} preflight"
         " show --settings {input.settings:q} --reports {input.reports:q} | tee {log:q}"

@@ -29,7 +29,7 @@ rule summarize:
     message:
         "Summarizing all runs"
     shell:
-        f"python {QUOTED_SCRIPTS}/summarize.py"
+        f"{SHARDLAB} summarize"
         " --config {params.config:q} --results results > {log:q} 2>&1"
 
 
@@ -61,7 +61,7 @@ rule report:
     message:
         "Drawing the report: results/report.html"
     shell:
-        f"python {QUOTED_SCRIPTS}/report.py"
+        f"{SHARDLAB} report"
         " --config {params.config:q} --results results > {log:q} 2>&1"
 
 
@@ -83,5 +83,5 @@ rule crate:
     message:
         "Describing the call and its results: results/crate"
     shell:
-        f"python {QUOTED_SCRIPTS}/export_rocrate.py"
+        f"{SHARDLAB} export_rocrate"
         " --config {params.config:q} --results results --output {output:q} > {log:q} 2>&1"

@@ -6,7 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(SCRIPTS.resolve()))
 
 from shardlab.errors import PROFILE, UserError
-from shardlab.launch import call, signals
+from shardlab.runs import call, signals
 from shardlab.patches import snakemake_logging
 
 snakemake_logging.respect_no_color()

@@ -22,8 +22,8 @@ rule resolve:
         # Triggers resolving again; all of run.json would take many lines in Snakemake's reasons.
         identity=identity_of,
         # As functions of the input these do not trigger resolving again.
-        run=lambda wildcards, input: settings_json(frozen(wildcards, input)),
-        note=note_of,
+        run=lambda wildcards, input: settings_json(frozen(wildcards, input)[0]),
+        note=lambda wildcards, input: frozen(wildcards, input)[1],
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
@@ -54,7 +54,10 @@ rule init:
     input:
         settings="results/init/{workload}/run.json",
         data=prepared,
-        model=lambda wildcards: model_files(run_of(wildcards).model.folder),
+        model=lambda wildcards: model_files(
+            run_of(wildcards).model.folder,
+            ["*.safetensors*"] if run_of(wildcards).model.pretrained else [],
+        ),
         image=IMAGE,
     output:
         weights="results/init/{workload}.safetensors",
@@ -72,7 +75,7 @@ rule init:
     message:
         "Drawing and evaluating the initial weights of {wildcards.workload}"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         ' init --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
         " --output {output.weights:q} --report {output.report:q} --strategies {params.strategies:q} > {log:q} 2>&1"
 
@@ -100,7 +103,7 @@ rule train:
     message:
         "Training {wildcards.workload} under {wildcards.strategy}"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         " train --settings {input.settings:q} {params.image:q}"
         ' --data "$(dirname {input.data[0]:q})" --weights {input.weights:q} --output results/{wildcards.strategy:q}/{wildcards.workload:q}'
         " --done {output:q} {params.options:q} > {log:q} 2>&1"
@@ -127,7 +130,7 @@ rule noise_floor:
     message:
         "Training {params.draws} twins of single x {wildcards.workload}"
     shell:
-        f"python {QUOTED_SCRIPTS}/launch.py"
+        f"{SHARDLAB} launch"
         ' noise_floor --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
         " --weights {input.weights:q} --single results/single/{wildcards.workload:q}/model.safetensors"
         " --draws {params.draws:q} --output {output:q} > {log:q} 2>&1"

@@ -1,15 +1,18 @@
 """Data sets: one reader per file, the prepared format, and the batch order.
 
-A reader is a module with ``read(data: DataSet, raw: Path) -> dict[str, list[tuple]]``: the samples of the splits train,
-validation and test, each a tuple in the task's order (see ``encode``).
+A reader is a module with ``read(data: DataSet, raw: Path) -> dict[str, Samples]``: the samples of the splits train,
+validation and test, each a tuple in the task's order (see ``encoders``). Samples are a list, or any other object whose
+``__iter__`` starts again from the first one: they are read several times, and need not all be in memory.
 """
 
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from shardlab.data.samples import Located, Samples
 from shardlab.errors import UserError
 from shardlab.settings import registry
 from shardlab.settings.types import DataSet
@@ -18,36 +21,33 @@ SPLITS = ("train", "validation", "test")
 T = TypeVar("T")
 
 
-def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
+def read(data: DataSet, raw: Path) -> dict[str, Samples]:
     """Return the samples of every split, from the data set's reader.
 
     Raises:
         UserError: the reader does not exist or does not return samples, or a split is empty.
     """
     registry.require("reader", data.reader)
-    splits: dict[str, list[tuple[Any, ...]]] = import_module(f"shardlab.data.{data.reader}").read(data, raw)
+    splits: dict[str, Samples] = import_module(f"shardlab.data.{data.reader}").read(data, raw)
     for name in SPLITS:
-        if not _is_samples(samples := splits.get(name, []) if isinstance(splits, dict) else None):
+        samples = splits.get(name, []) if isinstance(splits, dict) else None
+        if not _can_be_read_again(samples):
             raise UserError(
                 f"data set {data.name}: read(data, raw) in scripts/shardlab/data/{data.reader}.py must return "
-                f"{{split: list of tuples}} with the splits {', '.join(SPLITS)}; it returns "
-                f"{_described(splits) if samples is None else f'{name}: {_described(samples)}'}."
+                f"{{split: samples}} with the splits {', '.join(SPLITS)}, where samples are a list of tuples or can be "
+                f"read again like one; it returns {'' if samples is None else f'{name}: '}"
+                f"a {type(splits if samples is None else samples).__name__}."
             )
-        if not samples:
-            raise UserError(f"data set {data.name}: the split {name} is empty; request more rows.")
+        if next(iter(Located(data, name, samples)), None) is None:
+            more = f"return more samples in scripts/shardlab/data/{data.reader}.py, or request more rows"
+            if data.hub:
+                more = "name a split of the repository with rows under `hub.splits`, or hold rows of train out"
+            raise UserError(f"data set {data.name}: the split {name} is empty; {more}.")
     return splits
 
 
-def _is_samples(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(sample, tuple | list) for sample in value)
-
-
-def _described(value: object) -> str:
-    """Describe a value by its type, and a list also by its first element that is no sample."""
-    wrong = (
-        next((each for each in value if not isinstance(each, tuple | list)), None) if isinstance(value, list) else None
-    )
-    return f"a {type(value).__name__}" + (f" with a {type(wrong).__name__}" if wrong is not None else "")
+def _can_be_read_again(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, Iterator | str | bytes | dict)
 
 
 def split(samples: list[T], seed: int, test: float = 0.1) -> dict[str, list[T]]:

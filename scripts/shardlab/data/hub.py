@@ -1,200 +1,363 @@
-"""Data sets and models of the Hugging Face hub: downloaded on the login node, then read offline.
+"""Data sets of the Hugging Face hub, read offline from the files that ``hub_download`` put into data/raw.
 
-``datasets`` and its hub client read their environment when they are imported, so it is set here first.
+The manifest download.json says how ``datasets`` reads them, so that the rest of the repository is not needed. They are
+streamed: no copy is made of them, and only the named columns are decoded.
 """
 
+import atexit
 import os
-from contextlib import contextmanager
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from itertools import combinations, count, islice
 from pathlib import Path
 from typing import Any
 
-from shardlab.data.store import fingerprint
-from shardlab.errors import UserError, remedy
-from shardlab.files import lock, read_json, sha256, write_json
-from shardlab.settings.types import DataSet, HubSource, Model
+import numpy as np
+
+from shardlab.errors import UserError, choices, remedy, unknown
+from shardlab.files import read_json, sha256
+from shardlab.settings import split_slices
+from shardlab.settings.split_slices import SplitSlice
+from shardlab.settings.types import DataSet, HubSource
 
 MANIFEST = "download.json"
-FIRST = "first_download.json"
-"""Copy of the first manifest, which later downloads do not replace (Snakemake removes the manifest itself)."""
-MODEL_FILES = ("config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json")
-MODEL_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+FILES = "files"
+"""Folder of the repository's files, below that of the manifest."""
+BATCH = 2**24
+"""Bytes of a Parquet file's rows that are in memory at once, about."""
 
 
-def download(data: DataSet, raw: Path) -> dict[str, Any]:
-    """Download the repository's files into ``raw`` and write the manifest download.json, last.
-
-    Interrupted transfers and calls resume with the unfinished files. Returns the manifest: the repository, the commit,
-    the SHA-256 of each file and the fingerprint of all files.
-
-    Raises:
-        UserError: no network or no such repository, or a file does not match its fingerprint.
-    """
-    with lock(raw / ".lock", "downloaded"):
-        # Left by a killed call: the client never resumes another process's partial file.
-        for part in raw.rglob("*.incomplete"):
-            if part.is_file():
-                part.unlink()
-        commit = _fetch(data, raw)
-        snapshot = _snapshot(raw, commit)
-        sources = {str(path.relative_to(snapshot)): path for path in sorted(snapshot.rglob("*")) if path.is_file()}
-        # Read by prepare: the Arrow files that `datasets` made of the sources.
-        files = {str(path.relative_to(raw)): sha256(path) for path in sorted((raw / "cache").rglob("*.arrow"))}
-        digests = {name: sha256(path) for name, path in sources.items()}
-        return write_manifest(raw, f"data set {data.name}", _hub(data).model_dump(), commit, files, digests)
-
-
-def download_model(model: Model, folder: Path) -> dict[str, Any]:
-    """Download a model's files into ``folder``, write the manifest download.json last, and return it.
-
-    Raises:
-        UserError: no network or no such repository, or the branch moved since the first download.
-    """
-    if model.repo is None:
-        raise UserError(f"model {model.name} is a local folder; there is nothing to download.")
-    wanted = [*MODEL_FILES, *(MODEL_WEIGHTS if model.pretrained else ())]
-    with lock(folder / ".lock", "downloaded"):
-        with environment(folder / ".cache", offline=False):
-            from huggingface_hub import HfApi, snapshot_download
-
-            try:
-                commit = str(HfApi().model_info(model.repo, revision=model.revision).sha)
-                snapshot_download(model.repo, revision=commit, local_dir=folder, allow_patterns=wanted)
-            except Exception as error:  # the client raises types of half a dozen libraries
-                raise UserError(
-                    f"model {model.repo} at {model.revision} could not be downloaded ({type(error).__name__}: "
-                    f"{first_line(error)}). Run this on a node with a network, and again if it was interrupted."
-                ) from error
-        files = {path.name: sha256(path) for pattern in wanted for path in sorted(folder.glob(pattern))}
-        if "config.json" not in files:
-            raise UserError(f"model {model.repo} has no config.json; name a transformers model.")
-        if model.pretrained and not any(name.endswith(".safetensors") for name in files):
-            raise UserError(f"model {model.repo} has no safetensors weights; convert them, or set pretrained: false.")
-        return write_manifest(
-            folder, f"model {model.repo}", {"repo": model.repo, "revision": model.revision}, commit, files
-        )
-
-
-def write_manifest(
-    raw: Path, what: str, hub: dict[str, Any], commit: str, files: dict[str, str], sources: dict[str, str] | None = None
-) -> dict[str, Any]:
-    """Write and return the manifest of a download: ``hub`` requested it, ``files`` (SHA-256) are read from it.
-
-    ``sources`` are the repository's own files (default: ``files``), which the fingerprint covers.
-
-    Raises:
-        UserError: the fingerprint differs from the one that the configuration pins, or from the first download's.
-    """
-    manifest = {
-        "schema_version": 1,
-        "hub": hub,
-        "commit": commit,
-        "files": files,
-        "fingerprint": fingerprint(files if sources is None else sources),
-    }
-    _check_fingerprint(what, manifest, raw)
-    write_json(raw / MANIFEST, manifest)
-    return manifest
-
-
-def _fetch(data: DataSet, raw: Path) -> str:
-    """Fill ``raw`` through the client; return the commit."""
-    hub = _hub(data)
-    with environment(raw, offline=False):
-        from huggingface_hub import HfApi
-
-        try:
-            commit = str(HfApi().dataset_info(hub.repo, revision=hub.revision).sha)
-            _load(hub, raw, commit)
-        except Exception as error:  # the client raises types of half a dozen libraries
-            raise UserError(
-                f"data set {data.name}: {hub.repo} at {hub.revision} could not be downloaded "
-                f"({type(error).__name__}: {first_line(error)}). Run this on a node with a network, and again "
-                "if it was interrupted. The embedded data needs none: --config data=embedded."
-            ) from error
-    return commit
-
-
-def read(data: DataSet, raw: Path) -> dict[str, list[tuple[Any, ...]]]:
+def read(data: DataSet, raw: Path) -> dict[str, "Rows"]:
     """Return the samples of the downloaded data set: tuples of the columns that the configuration names.
 
     Raises:
-        UserError: not downloaded, or a file has changed since.
+        UserError: not downloaded, downloaded with other settings, or a file has changed since.
     """
-    hub = _hub(data)
+    hub = source_of(data)
     again = remedy("download it again", f"{raw}/{MANIFEST}", "--force")
     manifest = read_json(raw / MANIFEST, f"data set {data.name}", again)
+    if "reading" not in manifest:
+        raise UserError(f"{raw} was downloaded by an earlier version; remove it and {again}.")
+    wanted = hub.model_dump(mode="json", exclude={"fingerprint", "rows", "holdout"})
+    if wanted != {key: manifest["hub"].get(key) for key in wanted}:
+        raise UserError(f"{raw} was downloaded with other settings than data set {data.name} has now; {again}.")
     for name, digest in manifest["files"].items():
-        if not (raw / name).exists() or sha256(raw / name) != digest:
-            raise UserError(f"{raw / name} is not the file that was downloaded; remove {raw} and {again}.")
-    with environment(raw, offline=True):
-        loaded = _load(hub, raw, manifest["commit"])
-        splits = {name: loaded[other] for name, other in hub.splits.items()}
-        if hub.holdout:
-            parts = splits["train"].train_test_split(test_size=hub.holdout, seed=data.seed)
-            splits["train"], splits["validation"] = parts["train"], parts["test"]
-        return {name: _rows(rows, hub, hub.rows.get(name)) for name, rows in splits.items()}
+        path = raw / FILES / name
+        if not path.exists() or sha256(path) != digest:
+            raise UserError(f"{path} is not the file that was downloaded; remove {raw} and {again}.")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    return samples(data, manifest["reading"], raw / FILES)
 
 
-def _rows(rows: Any, hub: HubSource, limit: int | None) -> list[tuple[Any, ...]]:
-    if missing := [column for column in hub.columns if column not in rows.column_names]:
-        raise UserError(f"{hub.repo} has no column {missing[0]}; it has {', '.join(rows.column_names)}.")
-    kept = rows.select(range(min(limit or len(rows), len(rows))))
-    return [tuple(row[column] for column in hub.columns) for row in kept]
-
-
-def _load(hub: HubSource, raw: Path, commit: str) -> Any:
-    from datasets import load_dataset
-
-    return load_dataset(hub.repo, hub.config, revision=commit, cache_dir=str(raw / "cache"))
-
-
-def _snapshot(raw: Path, commit: str) -> Path:
-    return next((raw / "hub").glob(f"datasets--*/snapshots/{commit}"))
-
-
-def _hub(data: DataSet) -> HubSource:
+def source_of(data: DataSet) -> HubSource:
+    """Return the settings of a data set's source."""
     if data.hub is None:
         raise UserError(f"data set {data.name}: the reader hub needs a `hub:` entry in the workload's file; write one.")
     return data.hub
 
 
-def _check_fingerprint(what: str, manifest: dict[str, Any], raw: Path) -> None:
-    found, hub = manifest["fingerprint"], manifest["hub"]
-    if hub.get("fingerprint") and found != hub["fingerprint"]:
-        raise UserError(
-            f"{what}: the files of {hub['repo']} have the fingerprint {found}, but the configuration pins "
-            f"{hub['fingerprint']}; a file changed or is damaged. Remove {raw} and download again, or pin the new one."
-        )
-    if not (raw / FIRST).exists():
-        write_json(raw / FIRST, manifest)
-    first = read_json(raw / FIRST, "the first download", f"remove {raw} and download again")
-    if first["hub"] == manifest["hub"] and first["fingerprint"] != found:
-        raise UserError(
-            f"{what}: {hub['repo']} at {hub['revision']} changed since the first download "
-            f"(fingerprint {first['fingerprint']}, now {found}). Set `revision` to the old commit {first['commit']}, "
-            f"or remove {raw} to use the new one."
-        )
+def samples(data: DataSet, reading: dict[str, Any], folder: Path) -> dict[str, "Rows"]:
+    """Return the samples of every split. Reads little of the files, but checks what the configuration says about them.
+
+    Raises:
+        UserError: a column does not exist, files disagree on the names of classes, two splits have rows in common, or
+            train has too few rows for ``holdout``.
+    """
+    hub = source_of(data)
+    splits = {name: Split(data, name, stream, folder) for name, stream in _streams(data, reading, folder).items()}
+    for column in hub.columns:
+        _check_classes(data, column, reading, folder)
+    slices: dict[str, SplitSlice] = {name: split_slices.parse(text) for name, text in hub.splits.items()}
+    counted = {each.split for name, each in slices.items() if not each.whole or (name == "train" and hub.holdout)}
+    counts = {name: _count(reading, folder, splits[name]) for name in counted}
+    ranges = {}
+    for name, each in slices.items():
+        try:
+            # Of a split that is read to its end, wherever that is.
+            ranges[name] = each.rows(counts[each.split]) if each.split in counts else range(sys.maxsize)
+        except ValueError as error:
+            raise UserError(f"data set {data.name}: `splits` has {name}: {each}, but {error}.") from None
+    for name, other in combinations(slices, 2):
+        if slices[name].split == slices[other].split and split_slices.common(ranges[name], ranges[other]):
+            raise UserError(
+                f"data set {data.name}: {name} ({slices[name]}) and {other} ({slices[other]}) have rows in common; "
+                "name rows of which none is in both."
+            )
+    drawn = _drawn(data, ranges["train"])
+    limits = {str(name): limit for name, limit in hub.rows.items()}
+    found = {name: Rows(splits[each.split], ranges[name], limits.get(name)) for name, each in slices.items()}
+    train = found["train"]
+    train.left_out = frozenset[int]().union(*drawn.values())
+    return found | {name: Rows(train.split, train.rows, limits.get(name), kept) for name, kept in drawn.items()}
 
 
-@contextmanager
-def environment(raw: Path, *, offline: bool) -> Any:
-    """Point the hub client and ``datasets`` at ``raw``; offline, they make no network call."""
-    if "$" in str(raw.resolve()):
+def _drawn(data: DataSet, train: range) -> dict[str, frozenset[int]]:
+    """Draw the rows that are held out of train."""
+    sizes = {str(name): size for name, size in source_of(data).holdout.items()}
+    total = sum(sizes.values())
+    if total >= len(train):
         raise UserError(
-            f"{raw.resolve()} has a $ in its path, which the hub's client takes for a variable; move the project to "
-            "a folder without one, or use the embedded data."
+            f"data set {data.name}: `holdout` takes {total} rows of train, which has {len(train)}; hold out fewer."
         )
-    values = {"HF_HOME": str(raw), "HF_HUB_CACHE": str(raw / "hub"), "HF_DATASETS_CACHE": str(raw / "cache")}
-    values |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"} if offline else {}
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
+    rows = iter(np.random.default_rng(data.seed).choice(len(train), total, replace=False) + train.start)
+    return {name: frozenset(int(row) for row in islice(rows, sizes[name])) for name in sorted(sizes)}
+
+
+class Split:
+    """A split of the repository: its rows, undecoded, from a stream that can be read again; and what decodes them."""
+
+    def __init__(self, data: DataSet, name: str, stream: Any, folder: Path) -> None:
+        self.data, self.name, self.stream, self.folder = data, name, stream, folder.resolve()
+        features = dict(stream.features or {})
+        names = list(features) or list(next(self._rows(stream), {}))
+        self.columns = [Column(self, *find(column, names, features, self.place)) for column in source_of(data).columns]
+
+    @property
+    def place(self) -> str:
+        """The split, for error messages."""
+        return f"data set {self.data.name}: split {self.name} of {source_of(self.data).repo}"
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the named columns of every row."""
+        names = list(dict.fromkeys(column.top for column in self.columns))
+        stream = self.stream.select_columns(names)
+        yield from self._rows(stream.decode(False) if stream.features else stream)
+
+    def _rows(self, stream: Any) -> Iterator[dict[str, Any]]:
+        rows = iter(stream)
+        for index in count():
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except Exception as error:  # of the libraries of a dozen file formats
+                raise UserError(f"{self.place} cannot be read from row {index} on: {cause(error)}.") from error
+            yield row
+
+
+class Column:
+    """A column of a sample, or a field of one (translation.en)."""
+
+    def __init__(self, split: Split, top: str, fields: list[str], feature: Any) -> None:
+        self.split, self.top, self.fields, self.feature = split, top, fields, feature
+        self.name = ".".join([top, *fields])
+
+    def value(self, row: dict[str, Any], index: int) -> Any:
+        """Return a row's value, decoded.
+
+        Raises:
+            UserError: it has no such field, or it cannot be decoded.
+        """
+        value = row[self.top]
+        place = f"{self.split.place}, row {index}, column {self.name}"
+        for field in self.fields:
+            if not isinstance(value, dict) or field not in value:
+                fields = f"; it has {choices(value)}" if isinstance(value, dict) else ""
+                raise UserError(f"{place}: there is no field {field}{fields}.")
+            value = value[field]
+        if self.feature is None:
+            return value
+        if isinstance(value, dict) and not value.get("bytes", True) and not self._is_ours(str(value.get("path"))):
+            raise UserError(f"{place}: its data lies outside of the repository, at {value['path']}.")
+        try:
+            return self.feature.decode_example({self.name: value})[self.name]
+        except Exception as error:  # of libraries for pictures, sounds, ...
+            raise UserError(f"{place}: {sentence(error)}.") from error
+
+    def _is_ours(self, path: str) -> bool:
+        """Whether a file is one of the repository's, or lies in an archive of them."""
+        return Path(path.split("::")[-1]).is_relative_to(self.split.folder)
+
+
+class Rows:
+    """Samples of a split: can be read again, and are read from the files each time."""
+
+    def __init__(self, split: Split, rows: range, limit: int | None = None, kept: frozenset[int] | None = None) -> None:
+        self.split, self.rows, self.limit, self.kept = split, rows, limit, kept
+        self.left_out: frozenset[int] = frozenset()
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Read from the first row."""
+        yield from islice(self._samples(), self.limit)
+
+    def _samples(self) -> Iterator[tuple[Any, ...]]:
+        stop = self.rows.stop if self.kept is None else max(self.kept) + 1
+        for index, row in enumerate(islice(self.split.rows(), stop)):
+            if index in self.rows and index not in self.left_out and (self.kept is None or index in self.kept):
+                yield tuple(column.value(row, index) for column in self.split.columns)
+
+
+def _streams(data: DataSet, reading: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return {split: its rows, streamed by datasets} of the files in ``folder``."""
+    libraries()
+    from datasets.load import import_main_class
+
+    name = reading["builder"]
+    options = dict(reading["options"])
+    if name == "parquet":
+        first = _parquet_schema(folder / _files(reading)[0]).names
+        tops = {column if column in first else column.split(".")[0] for column in source_of(data).columns}
+        options |= {
+            "batch_size": _batch(folder / _files(reading)[0]),
+            "columns": sorted(tops) if tops <= {*first} else None,
+        }
+    kind = import_main_class(f"datasets.packaged_modules.{name}.{name}")
+    # Folders are the classes of all splits together; other files may differ in columns that nobody named.
+    together = any(base.__name__ == "FolderBasedBuilder" for base in kind.__mro__)
+    groups = [reading["splits"]] if together else [{split: files} for split, files in reading["splits"].items()]
+    streams: dict[str, Any] = {}
+    for group in groups:
+        try:
+            streams |= _stream(partial(kind, **options), group, reading["features"], folder)
+        except Exception as error:  # of the libraries of a dozen file formats
+            raise UserError(
+                f"data set {data.name}: split {', '.join(group)} of {source_of(data).repo} cannot be read as {name}: "
+                f"{cause(error)}."
+            ) from error
+    return streams
+
+
+def _stream(kind: Callable[..., Any], splits: dict[str, list[str]], features: Any, folder: Path) -> dict[str, Any]:
+    from datasets import Features
+    from datasets.data_files import DataFilesDict, DataFilesList
+
+    files = {
+        split: DataFilesList([str((folder / file).resolve()) for file in names], [("",)] * len(names))
+        for split, names in splits.items()
+    }
+    # Its constructor creates a folder and a lock in the cache; streaming does not use it.
+    with tempfile.TemporaryDirectory() as cache:
+        builder = kind(cache_dir=cache, data_files=DataFilesDict(files))
+    if features:
+        builder.info.features = Features.from_dict(features)
+    return dict(builder.as_streaming_dataset())
+
+
+def find(name: str, names: list[str], features: Any, place: str) -> tuple[str, list[str], Any]:
+    """Return the column that a name begins with, the fields in it, and the features that decode the value.
+
+    The features are None where they are not known before the rows are read.
+
+    Raises:
+        UserError: there is no such column or field.
+    """
+    from datasets import Features
+
+    top, *fields = [name] if name in names else name.split(".")
+    if names and top not in names:
+        raise unknown("column", name, names, place)
+    feature = features.get(top)
+    for field in fields:
+        if isinstance(feature, dict) and field not in feature:
+            known = [name.removesuffix(field) + each for each in feature]
+            raise unknown("column", name, known, place)
+        feature = feature[field] if isinstance(feature, dict) else None
+    return top, fields, None if feature is None else Features({name: feature})
+
+
+def _check_classes(data: DataSet, name: str, reading: dict[str, Any], folder: Path) -> None:
+    """Check that all files number the classes of a column by the same names: datasets takes those of the first."""
+    first: tuple[str, Any] | None = None
+    for file in _files(reading):
+        features = _features(reading["builder"], folder / file) or {}
+        top, *fields = [name] if name in features else name.split(".")
+        feature: Any = features.get(top)
+        for field in fields:
+            feature = feature.get(field) if isinstance(feature, dict) else None
+        names = getattr(feature, "names", None)
+        if names is None:
+            continue
+        first = first or (file, names)
+        if names != first[1]:
+            raise UserError(
+                f"data set {data.name}: column {name} has the classes {_short(first[1])} in {first[0]}, but "
+                f"{_short(names)} in {file}, so that a number means another class there; name splits that agree."
+            )
+
+
+def _short(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f", ... ({len(names)})" if len(names) > 8 else "")
+
+
+def _features(builder: str, path: Path) -> Any:
+    """Return the features that a Parquet or Arrow file declares; None for other files."""
+    from datasets import Features
+
+    if builder not in SCHEMAS:
+        return None
     try:
-        yield
-    finally:
-        for key, value in before.items():
-            os.environ.pop(key) if value is None else os.environ.update({key: value})
+        return Features.from_arrow_schema(SCHEMAS[builder](path))
+    except UserError:
+        raise
+    except Exception as error:  # pyarrow's, and those of wrong metadata
+        raise UserError(f"{path} cannot be read: {cause(error)}.") from error
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of a client's error."""
-    return str(error).strip().split("\n")[0][:200]
+def _parquet_schema(path: Path) -> Any:
+    try:
+        return import_module("pyarrow.parquet").read_schema(path)
+    except Exception as error:  # pyarrow's
+        raise UserError(f"{path} cannot be read as Parquet: {sentence(error)}.") from error
+
+
+def _batch(path: Path) -> int:
+    """Return how many rows of a Parquet file have about ``BATCH`` bytes."""
+    file = import_module("pyarrow.parquet").read_metadata(path)
+    size = sum(file.row_group(i).total_byte_size for i in range(file.num_row_groups))
+    return max(1, min(1000, BATCH * file.num_rows // max(1, size)))
+
+
+def _arrow_schema(path: Path) -> Any:
+    arrow = import_module("pyarrow")
+    with arrow.memory_map(str(path)) as file:
+        try:
+            return arrow.ipc.open_stream(file).schema
+        except arrow.ArrowInvalid:
+            return arrow.ipc.open_file(file).schema
+
+
+SCHEMAS: dict[str, Callable[[Path], Any]] = {"parquet": _parquet_schema, "arrow": _arrow_schema}
+
+
+def _files(reading: dict[str, Any]) -> list[str]:
+    return [file for names in reading["splits"].values() for file in names]
+
+
+def _count(reading: dict[str, Any], folder: Path, split: Split) -> int:
+    """Return the number of a split's rows; other files than Parquet's are read for it."""
+    if reading["builder"] == "parquet":
+        read_metadata = import_module("pyarrow.parquet").read_metadata
+        return sum(read_metadata(folder / file).num_rows for file in reading["splits"][split.name])
+    return sum(1 for _ in split.rows())
+
+
+def cause(error: BaseException) -> str:
+    """Return what the error of a library that wraps others goes back to, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return sentence(error)
+
+
+def sentence(error: BaseException) -> str:
+    """Return an error in one line, without addresses of objects."""
+    text = re.sub(r" ?<[\w.]+ object at 0x[0-9a-f]+>", "", " ".join(str(error).split())[:300].rstrip("."))
+    return text if text and not isinstance(error, KeyError) else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def libraries() -> None:
+    """Prepare the first import of ``datasets`` and the hub's client: they take only the login from the user's home.
+
+    What they keep beside the data (locks, caches) goes to a temporary folder.
+    """
+    if "huggingface_hub" in sys.modules:
+        return
+    caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("HF_HOME", f"{caches}/huggingface")
+    os.environ.setdefault("HF_TOKEN_PATH", f"{home}/token")
+    os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="shardlab-hub-")
+    atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)

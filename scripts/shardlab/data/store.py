@@ -1,77 +1,81 @@
 """The prepared data set: one safetensors file per split, and dataset.json, written last."""
 
 import hashlib
-import json
 import platform
-from functools import partial
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors.numpy import save_file
-
 from shardlab.data import SPLITS
-from shardlab.data.encoders import Arrays, Text
+from shardlab.data.encoders import Arrays
+from shardlab.data.overlap import Overlap
+from shardlab.data.split_file import SplitFile, row, samples
+from shardlab.data.text import Text
 from shardlab.errors import UserError, remedy
-from shardlab.files import read_json, sha256, write_atomic, write_json
+from shardlab.files import lock, read_json, sha256, write_atomic, write_json
 from shardlab.settings.run_identity import difference
 from shardlab.settings.types import DataSet
 
-DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1"}
-"""Name in the safetensors format: NumPy's."""
 
+def write(
+    folder: Path,
+    data: DataSet,
+    splits: Mapping[str, Iterable[Arrays]],
+    text: Text | None,
+    counts: Mapping[str, Counter[str]],
+) -> dict[str, Any]:
+    """Write the splits, part by part, and the manifest dataset.json; return the manifest.
 
-def write(folder: Path, data: DataSet, splits: dict[str, Arrays], text: Text | None) -> dict[str, Any]:
-    """Write the splits and the manifest dataset.json; return the manifest.
+    The manifest has the settings, the samples and SHA-256 of each file, the fingerprint of all files, and per split
+    what the encoder counted and how many samples of validation and test are also in train.
 
-    The manifest has the settings, the samples and SHA-256 of each file, and the fingerprint of all files.
+    Raises:
+        UserError: a split is empty, the encoder's parts do not fit each other, or a file could not be written or does
+            not have what the encoder gave.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    # A manifest next to half-replaced files would mark them as complete.
-    (folder / "dataset.json").unlink(missing_ok=True)
-    names = []
-    for split in SPLITS:
-        names.append(f"{split}.safetensors")
-        write_atomic(folder / names[-1], partial(save_file, splits[split]))
-    if text is not None:
-        names.append("tokenizer.json")
-        write_atomic(folder / names[-1], lambda path: text.tokenizer.save(str(path)))
-    files = {name: sha256(folder / name) for name in names}
-    manifest = {
-        "schema_version": 1,
-        "data": data.model_dump(),
-        "samples": {split: samples(splits[split]) for split in SPLITS},
-        "files": files,
-        "fingerprint": fingerprint(files),
-        "special_tokens": text.special if text else None,
-        "python": platform.python_version(),
-    }
-    write_json(folder / "dataset.json", manifest)
+    with lock(folder / ".lock", "prepared"):
+        # A manifest next to half-replaced files would mark them as complete.
+        (folder / "dataset.json").unlink(missing_ok=True)
+        for left in folder.glob(".*.tmp"):  # by a killed call
+            left.unlink()
+        names, written, overlap = [], {}, Overlap()
+        for split in SPLITS:
+            names.append(f"{split}.safetensors")
+            written[split] = _write_split(folder / names[-1], data, split, splits[split], overlap)
+            if common := overlap.end_of_split():
+                counts[split]["samples that are also in train"] = common
+        if text is not None:
+            names.append("tokenizer.json")
+            write_atomic(folder / names[-1], lambda path: text.tokenizer.save(str(path)))
+        files = {name: sha256(folder / name) for name in names}
+        manifest = {
+            "schema_version": 1,
+            "data": data.model_dump(),
+            "samples": written,
+            "counts": {split: dict(+counts[split]) for split in SPLITS},
+            "files": files,
+            "fingerprint": fingerprint(files),
+            "special_tokens": text.special if text else None,
+            "python": platform.python_version(),
+        }
+        write_json(folder / "dataset.json", manifest)
     return manifest
 
 
-def open_arrays(path: Path) -> Arrays:
-    """Memory-map the arrays of a safetensors file: only what is indexed is read, however large the file is.
-
-    PyTorch's own reader maps the file as writable, for which the system reserves as much memory as the file's size.
-    """
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    arrays = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            kind, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
-            place = 8 + length + entry["data_offsets"][0]
-            # An empty part of a file cannot be mapped.
-            arrays[name] = np.memmap(path, kind, "r", place, shape) if 0 not in shape else np.empty(shape, kind)
-    return arrays
-
-
-def samples(arrays: Arrays) -> int:
-    """Return the number of samples in a split's arrays."""
-    offsets = next((array for name, array in arrays.items() if name.endswith("_offsets")), None)
-    return len(offsets) - 1 if offsets is not None else len(next(iter(arrays.values())))
+def _write_split(path: Path, data: DataSet, split: str, parts: Iterable[Arrays], overlap: Overlap) -> int:
+    """Write a split's file; return the number of samples, each of which ``overlap`` sees."""
+    with SplitFile(path, f"data set {data.name}, split {split}: encoder {data.task}") as file:
+        for part in parts:
+            file.append(part)
+            for index in range(samples(part)):
+                overlap.add(row(part, index))
+        if not file.samples:
+            raise UserError(
+                f"data set {data.name}: the split {split} has no samples after encoding; request more rows."
+            )
+        file.save()
+        return file.samples
 
 
 def fingerprint(files: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A folder of captured steps, of this project (trainer/capture.py) or of another trainer.
+"""A folder of captured steps, of this project (train/capture.py) or of another trainer.
 
     capture.json                     strategy, mesh, each rank's place, each step's loss, norm, learning rate
     initial.safetensors              whole weights before the first step

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardlab.diagnosis import checkpoint_names
 from shardlab.diagnosis.capture_files import KINDS, Capture, RankStep, Tensors, missing
 from shardlab.errors import UserError
 from shardlab.files import read_json
@@ -221,7 +222,7 @@ def _same(value: Tensor, other: Tensor) -> bool:
 
 def _file(path: Path) -> str:
     """Return which file of a capture a file is, by its path in the dump."""
-    names = [part.lower() for part in reversed(path.with_suffix("").parts)]
+    names = [checkpoint_names.from_zero(part.lower()) for part in reversed(path.with_suffix("").parts)]
     nearer = list(takewhile(lambda name: "initial" not in name, names))
     if len(nearer) < len(names) and not _numbers(nearer) and _kinds(nearer)[:1] in ([], ["weights"]):
         return "initial"

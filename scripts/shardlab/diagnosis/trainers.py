@@ -4,6 +4,7 @@ import argparse
 import re
 from pathlib import Path
 
+from shardlab.diagnosis import checkpoint_names
 from shardlab.diagnosis.capture_files import KINDS, NAME, Capture
 from shardlab.diagnosis.dumps import ENDING, Dump, Rules
 from shardlab.diagnosis.pair import COARSE, NUMBERS, Pair
@@ -95,6 +96,8 @@ def _read(source: Path, rules: Rules) -> Capture:
     if not source.exists():
         raise UserError(f"{source} does not exist.")
     files = [source] if source.is_file() else [path for path in source.rglob(f"*{ENDING}") if path.is_file()]
+    if (not files or (files == [source] and source.suffix != ENDING)) and (advice := checkpoint_names.advice(source)):
+        raise UserError(advice)
     if not files:
         raise UserError(f"{source} has no {ENDING} files; docs/diagnose.md shows how to write them.")
     return Dump(source, files, rules)

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.measure.traffic import fraction_sent
-from shardlab.training.device import wait
-from shardlab.training.distributed import World
+from shardlab.runtime.device import wait
+from shardlab.runtime.distributed import World
 
 
 @dataclass(frozen=True)

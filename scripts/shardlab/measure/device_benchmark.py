@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from shardlab.runtime.device import memory, wait
 from shardlab.settings.precisions import PRECISIONS
-from shardlab.training.device import memory, wait
 
 SIZE, SIZE_ON_CPU = 8192, 512
 """Rows of the square matrices: large enough that launch overhead does not matter."""

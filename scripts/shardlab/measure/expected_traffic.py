@@ -21,9 +21,9 @@ from shardlab.models import contents, matching
 from shardlab.models._experts import Experts
 from shardlab.models._layers import Attention
 from shardlab.models._sequence import first_part
+from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.types import Run
-from shardlab.training.tasks import MicroBatch, Task
 
 Seen = list[tuple[str, nn.Module, Any, Any]]
 """Calls of modules: how the plan splits it, the module, its inputs, its output."""
@@ -108,8 +108,8 @@ def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) ->
     blocks = [names[module] for module in modules if module not in tied]
     experts = [names[module] for module in _experts(run, model)]
     if dims.sharded:
-        from shardlab.strategies.fsdp import shard_dimension
-    from shardlab.strategies.ddp import BROADCAST
+        from shardlab.parallel.fsdp import shard_dimension
+    from shardlab.parallel.ddp import BROADCAST
 
     total = 0.0
     reshard = run.options.reshard_after_forward

@@ -8,8 +8,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from shardlab import models
+from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.types import Run
-from shardlab.training.tasks import MicroBatch, Task
 
 FORMULA = (
     "3 x the matrix products, convolutions and attention of a forward pass over the batch, padding included: for a "

@@ -14,10 +14,10 @@ from shardlab.measure.memory import Memory
 from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import Traffic
 from shardlab.records.timeline import RANKS_SHOWN
+from shardlab.runtime.device import forget_peak, name, peak_memory
+from shardlab.runtime.distributed import World
+from shardlab.runtime.engine import Engine
 from shardlab.settings.types import WARMUP_STEPS
-from shardlab.training.device import forget_peak, name, peak_memory
-from shardlab.training.distributed import World
-from shardlab.training.engine import Engine
 
 
 class Meter:

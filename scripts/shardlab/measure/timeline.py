@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from shardlab.records.timeline import EVENTS_SHOWN, RANKS_SHOWN
-from shardlab.training.distributed import World
+from shardlab.runtime.distributed import World
 
 
 class Timeline:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab.errors import UserError
 from shardlab.measure.timeline import Timeline
-from shardlab.training.distributed import NOT_TRAFFIC, World
+from shardlab.runtime.distributed import NOT_TRAFFIC, World
 
 OPERATORS = {
     "c10d.allreduce_": ("all_reduce", 0),

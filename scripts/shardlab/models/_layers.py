@@ -28,7 +28,7 @@ class Attention(nn.Module):
 
     The projections are separate Linear layers, and the number of heads is inferred from their outputs, so that a
     tensor-parallel plan can give each rank some of the heads without changes to this module. ``attend`` is replaced
-    where sequences are split (see strategies/context.py).
+    where sequences are split (see parallel/context.py).
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Rotary(nn.Module):
     """Angles of the rotary embedding (Su et al., 2021, arXiv:2104.09864), computed once for all layers and steps.
 
     On a GPU they take a dozen small kernels, which every layer would launch again. ``sequence``: the part of every
-    sequence that a rank has (see strategies/context.py).
+    sequence that a rank has (see parallel/context.py).
     """
 
     def __init__(self, head_dim: int, base: float = 10_000.0) -> None:

@@ -74,7 +74,7 @@ def _same(one: Any, other: Any) -> bool:
 def check_all(run: Run, model: nn.Module, runs: list[Run], seen: Mapping[str, list[str]]) -> list[str]:
     """Check that the model is one that each of the runs takes; return notes on those that will not be equal.
 
-    ``run`` is one on one device, whether it is among the runs or not; ``seen``: further properties (training/trial.py).
+    ``run`` is one on one device, whether it is among the runs or not; ``seen``: further properties (runtime/trial.py).
 
     Raises:
         UserError: a run does not take it; names those that do.

@@ -41,7 +41,7 @@ class Model(Chain):
     Maps token ids document (batch, d) and summary (batch, s), mask (batch, d) with True where a document has a token,
     to logits (batch, s, vocab_size), or with ``targets`` (see ``sample_losses``) to the loss of each sample, (batch,).
     The state between the pieces is (document side, summary side). ``sequence``: the part of both that a rank has (see
-    strategies/context.py).
+    parallel/context.py).
     """
 
     initialize = staticmethod(initialize)

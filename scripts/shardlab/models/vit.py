@@ -15,7 +15,7 @@ class Model(Chain):
     """Patches and a class token through the blocks; the class token's state is classified.
 
     Maps images (batch, channels, size, size) to logits (batch, classes). ``sequence``: the part of the class token and
-    the patches that a rank has (see strategies/context.py); logits count where it has the first position.
+    the patches that a rank has (see parallel/context.py); logits count where it has the first position.
     """
 
     initialize = staticmethod(initialize)

@@ -31,6 +31,13 @@ PATCHES = [
         "Snakemake keeps one pending re-evaluation, and only where the rate limit held jobs back",
     ),
     Patch(
+        "snakemake_dag.ancient_inputs_decide_nothing",
+        *SNAKEMAKE,
+        (),
+        "a changed job whose ancient input is made again in the same call does not run, and those after it do",
+        "Snakemake checks the parameters of jobs that follow others by ancient inputs alone",
+    ),
+    Patch(
         "snakemake_slurm.install",
         *SLURM_PLUGIN,
         ("snakemake/snakemake#4084", "snakemake/snakemake#3438", "snakemake/snakemake-executor-plugin-slurm#109"),

@@ -1,7 +1,7 @@
 """Snakemake's Slurm plugin: an executor that follows the live jobs of an earlier call instead of submitting them again.
 
 All calls with one name give their Slurm jobs that name, by which the plugin asks for their states. Which job is live,
-when a lost one has ended and which nodes are avoided is decided by the caller (`launch/slurm_reattach.py`).
+when a lost one has ended and which nodes are avoided is decided by the caller (`runs/slurm_reattach.py`).
 """
 
 import inspect

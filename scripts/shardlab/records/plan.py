@@ -1,6 +1,6 @@
 """plan.json: what a run will cost, known before it is paid for.
 
-Bytes and floating-point operations come from trainer/simulate.py. The time follows from them and the site's figures: a
+Bytes and floating-point operations come from plan/simulate.py. The time follows from them and the site's figures: a
 step is the longer of its matrix products and the overlapped data-parallel traffic, plus tensor- and pipeline-parallel
 traffic, for which the devices wait, plus the update, which reads and writes the model's state.
 """
@@ -188,6 +188,25 @@ def _inside_a_node(run: Run, axis: str) -> bool:
     if run.nodes == 1 or not axes:
         return run.nodes == 1
     return run.ranks_per_node % (run.mesh.stride(axes[0]) * run.mesh.degree(axes[0])) == 0
+
+
+def freeze(run: Run, made: Plan | None, hardware: Hardware, *, refuse: bool) -> tuple[Run, str]:
+    """Return the settings that run.json gets, and a note or warning on how the run fits into its devices, or "".
+
+    ``activation_checkpointing: auto`` becomes what the plan chose.
+
+    Raises:
+        UserError: it does not fit, and ``refuse``.
+    """
+    sentence = misfit(run, hardware, made)
+    if sentence and refuse:
+        raise UserError(sentence)
+    note = f"warning: {sentence}" if sentence else ""
+    if made is None or run.recipe.activation_checkpointing != "auto":
+        return run, note
+    if made.fits is None:
+        note = "Nothing is recomputed: hardware.device_memory_gib is not set."
+    return run.planned(made.recomputation), note
 
 
 def misfit(run: Run, hardware: Hardware, made: Plan | None) -> str | None:

@@ -76,7 +76,7 @@ class Attempt(Strict, frozen=False):
     call: str | None = Field(description="Call of Snakemake that it belongs to.")
     began: str = Field(description="Start time, in UTC.")
     ended: str | None = Field(None, description="End time; null while it runs, and for the one that wrote the report.")
-    host: str = Field(description="Host of launch.py.")
+    host: str = Field(description="Host of `shardlab launch`.")
     slurm_job_id: str | None = Field(description="Slurm job; null without Slurm.")
     from_step: int | None = Field(None, description="Its first step; null if it reached none.")
     first_step_at: str | None = Field(None, description="When it was ready for that, in UTC; null if it reached none.")

@@ -23,9 +23,10 @@ PACKAGE = ROOT / "scripts/shardlab"
 COMPUTES = tuple(
     f"settings/{name}.py" for name in ("learning_rate", "mesh", "pipeline_schedules", "precisions", "recipe")
 )
-TRAINING = ("models/", "patches/", "trainer/", "training/", "strategies/", "data/order.py", "data/store.py", *COMPUTES)
+READS = ("data/order.py", "data/split_file.py", "data/store.py")
+TRAINING = ("models/", "patches/", "train/", "runtime/", "parallel/", *READS, *COMPUTES)
 """Where code decides what a training computes; the rest checks, starts, measures and reports."""
-DATA = ("data/",)
+DATA = ("data/", "settings/split_slices.py")
 """Code that determines the content of a prepared data set."""
 
 
@@ -35,8 +36,9 @@ def of_model(name: str, *, transformers: bool) -> dict[str, str]:
 
 
 def of_data(reader: str, task: str) -> dict[str, str]:
-    """Return the digests of the files that read and encode a data set."""
-    return _digests((f"data/{reader}.py", f"data/encoders/{task}.py", "data/encoders/__init__.py"), DATA)
+    """Return the digests of the files that read, encode and write a data set."""
+    names = (reader, f"encoders/{task}", "encoders/__init__", "store")
+    return _digests(tuple(f"data/{name}.py" for name in names), DATA)
 
 
 def of_run(run: Run) -> dict[str, str]:
@@ -48,8 +50,8 @@ def of_run(run: Run) -> dict[str, str]:
         uses.append("data_parallel")
     if technique := PRECISIONS[run.recipe.arithmetic].technique:
         uses.append(technique)
-    files = (f"strategies/{name}.py" for name in uses)
-    return _digests(("trainer/loop.py", f"training/tasks/{run.task}.py", *files), TRAINING)
+    files = (f"parallel/{name}.py" for name in uses)
+    return _digests(("train/loop.py", f"runtime/tasks/{run.task}.py", *files), TRAINING)
 
 
 def check_imported(*sources: Mapping[str, str]) -> None:

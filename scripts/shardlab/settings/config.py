@@ -81,7 +81,7 @@ class Config(Strict):
 
     @property
     def train_options(self) -> list[str]:
-        """Return launch.py train's options for restarting and monitoring. They do not affect the result."""
+        """Return `shardlab launch train`'s options for restarting and monitoring. They do not affect the result."""
         sampled = [] if self.usage_seconds is None else [f"--usage-seconds={self.usage_seconds:g}"]
         return ["--restart"] * self.restart + sampled + ["--tensorboard"] * self.tensorboard
 

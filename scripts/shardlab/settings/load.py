@@ -36,6 +36,8 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{name} is missing; restore it from a fresh clone, or name an existing file.") from None
     except (IsADirectoryError, UnicodeDecodeError):
         raise UserError(f"{name} is not UTF-8 text; save it as UTF-8.") from None
+    except OSError as error:
+        raise UserError(f"{name} cannot be read ({error.strerror}); make it readable, or remove it.") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}; fix it there.") from None
     if not isinstance(content, dict):

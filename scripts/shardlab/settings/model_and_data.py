@@ -1,13 +1,15 @@
 """Data set and model of a run, from a workload at one size."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from shardlab.errors import UserError, unknown
 from shardlab.settings import code_fingerprint, load, pretrained, registry, run_identity
 from shardlab.settings.config import Config
 from shardlab.settings.mesh import divisors
 from shardlab.settings.types import DataSet, DataSource, Model, Run, Size, Workload
+
+T = TypeVar("T")
 
 
 def data_set(config: Config, name: str) -> DataSet:
@@ -16,9 +18,12 @@ def data_set(config: Config, name: str) -> DataSet:
     Raises:
         UserError: no workload uses it.
     """
+
+    def of(_: str, workload: Workload, size: Size, varied: str) -> DataSet:
+        return data_of(workload, config, size, config.seed, varied=varied)
+
     found: dict[str, DataSet] = {}
-    for _, workload, size, varied in _sized(config):
-        data = data_of(workload, config, size, config.seed, varied=varied)
+    for data in _each(config, of):
         found.setdefault(data.name, data)
     if name not in found:
         raise unknown("data set", name, found, "config")
@@ -31,30 +36,39 @@ def model(config: Config, folder: str) -> Model:
     Raises:
         UserError: no workload downloads it.
     """
+
+    def of(name: str, workload: Workload, size: Size, _: str) -> Model | None:
+        if not pretrained.is_pretrained(workload.model):
+            return None
+        return model_of(workload, name, model_args(workload, config, size), 0)
+
     found: dict[str, Model] = {}
-    for name, workload, size, _ in _sized(config):
-        if pretrained.is_pretrained(workload.model):
-            requested = model_of(workload, name, model_args(workload, config, size), 0)
+    for requested in _each(config, of):
+        if requested is not None:
             found.setdefault(str(requested.folder), requested)
     if folder not in found:
         raise unknown("model", folder, found, "config")
     return found[folder]
 
 
-def _sized(config: Config) -> Iterator[tuple[str, Workload, Size, str]]:
-    """Yield every workload at the configuration's size, the configured workloads first; then at all its named sizes,
-    for variants.
+def _each(config: Config, of: Callable[[str, Workload, Size, str], T]) -> Iterator[T]:
+    """Yield what a function of (name, workload, size, size that a variant names) returns for every workload: at the
+    configuration's size, the configured workloads first; then at all its named sizes, for variants.
+
+    Files of other workloads may be incomplete, or not fit the configuration, and are left out then.
     """
-    found: dict[str, Workload] = {}
-    for name in (*config.workloads, *load.names("workloads")):
-        try:
-            found[name] = load.workload(name)
-        except UserError:
-            if name in config.workloads:
-                raise
-            # other files may be incomplete, and are not needed
-    yield from ((n, one, one.sizes[config.size], "") for n, one in found.items() if config.size in one.sizes)
-    yield from ((n, one, size, varied) for n, one in found.items() for varied, size in one.sizes.items())
+    others = [name for name in load.names("workloads") if name not in config.workloads]
+    for varied in (False, True):
+        for name in (*config.workloads, *others):
+            try:
+                workload = load.workload(name)
+                sizes = workload.sizes if varied else {"": workload.sizes.get(config.size)}
+                found = [of(name, workload, size, variant) for variant, size in sizes.items() if size is not None]
+            except UserError:
+                if name in config.workloads:
+                    raise
+            else:
+                yield from found
 
 
 def model_args(workload: Workload, config: Config, size: Size) -> dict[str, Any]:
@@ -87,13 +101,16 @@ def _source(workload: Workload, config: Config) -> DataSource:
 def data_of(workload: Workload, config: Config, size: Size, seed: int, varied: str) -> DataSet:
     """Return the workload's data set. ``varied``: the size that a variant names, which has a separate data set."""
     source = _source(workload, config)
+    tokenizer = pretrained.folder_of(workload.model) if workload.task in pretrained.TEXT_TASKS else None
+    args = model_args(workload, config, size)
     return DataSet(
         name=f"{source.name}_{varied}" if varied else source.name,
         task=workload.task,
         seed=seed,
         options=size.data | size.shape | source.shape,
         reader=source.reader,
-        tokenizer=pretrained.folder_of(workload.model) if workload.task in pretrained.TEXT_TASKS else None,
+        tokenizer=tokenizer,
+        model={key: args[key] for key in args if tokenizer and pretrained.OF_TOKENS.fullmatch(key)},
         hub=source.hub,
         sources=code_fingerprint.of_data(source.reader, workload.task),
     )
@@ -125,12 +142,24 @@ def check_files(workload: Workload, config: Config, name: str) -> None:
         registry.require(kind, file, f"config/workloads/{name}.yaml: {kind}")
 
 
-def check_args(workload: Workload, name: str, args: dict[str, Any]) -> None:
-    """Check that the arguments that must divide others do.
+def check_args(workload: Workload, name: str, args: dict[str, Any], options: dict[str, Any]) -> None:
+    """Check that the model's arguments that must divide others do, and that it has the classes and tokens of the data.
 
     Raises:
         UserError: one does not.
     """
+    for key, other in (("vocab_size", "vocab_size"), ("classes", "num_labels")):
+        given, in_model = options.get(key), args.get(key, args.get(other))
+        if isinstance(given, int) and isinstance(in_model, int) and given > in_model:
+            raise UserError(
+                f"config/workloads/{name}.yaml: the data has {key} {given}, but the model {in_model}; write it "
+                "once, under `shape:`, which both get."
+            )
+    if pretrained.is_pretrained(workload.model) and "classes" in options and not {"classes", "num_labels"} & {*args}:
+        raise UserError(
+            f"config/workloads/{name}.yaml: the data has classes {options['classes']}, of which the model does not "
+            "know; write classes under `shape:`, which both get."
+        )
     for key, divisor in workload.divisible.items():
         sizes = [args.get(key), args.get(divisor)]
         if not all(isinstance(size, int) and size > 0 for size in sizes):
@@ -142,15 +171,21 @@ def check_args(workload: Workload, name: str, args: dict[str, Any]) -> None:
             )
 
 
-def check_data_set(config: Config, run: Run) -> None:
-    """Check that two workloads share a prepared data set only if its settings are the same.
+def check_shared(config: Config, run: Run) -> None:
+    """Check that two workloads share a prepared data set or a downloaded model only if its settings are the same.
 
     Raises:
-        UserError: another workload has the same name for another data set.
+        UserError: another workload has the same name for another data set, or another revision of the model.
     """
     if (other := data_set(config, run.data.name)) != run.data:
         key = run_identity.difference(other.model_dump(mode="json"), run.data.model_dump(mode="json"))
         raise UserError(
             f"config/workloads/{run.workload}.yaml: another workload also prepares a data set {run.data.name}, with "
             f"another {key}; give one of them another name under `data:`."
+        )
+    if run.model.repo and (revision := model(config, str(run.model.folder)).revision) != run.model.revision:
+        raise UserError(
+            f"config/workloads/{run.workload}.yaml: another workload, or another size, has {run.model.repo} at "
+            f"revision {revision}, and this one at {run.model.revision}; a folder has one of them: use the same, or a "
+            "copy as a local folder."
         )

@@ -1,4 +1,4 @@
-"""Transformers models of the user, ``hf:<repository or folder>``: their folder and special tokens."""
+"""Transformers models of the user, ``hf:<repository or folder>``: their folder and what they are asked for."""
 
 import re
 from collections.abc import Mapping
@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError, choices
-from shardlab.files import read_json
 from shardlab.settings.types import Model
 
 MODELS = Path("data/models")
+OF_TOKENS = re.compile(
+    r"vocab_size|(pad|bos|eos|decoder_start)_token_id|n_positions|max_(\w+_)?position_embeddings|max_seq_len"
+)
+"""Keys of a model's config.json that decide which tokens it takes."""
 TEXT_TASKS = ("language_modelling", "summarization")
 """Tasks whose data is encoded by the model's own tokenizer."""
 EXPORTED = ("llama", "vit", "moe")
@@ -81,20 +84,3 @@ def moe_class(args: Mapping[str, Any]) -> str | None:
         return "Glm4Moe" if shared else None
     plain = args.get("normalize", True) and args.get("scale", 1.0) == 1.0
     return "Mixtral" if plain and not shared and not args.get("bias_rate") else None
-
-
-def special_tokens(folder: Path) -> dict[str, int]:
-    """Return the ids of a model's special tokens, from its config.json: ``pad``, ``start`` (of a summary) and ``end``.
-
-    Raises:
-        UserError: config.json has no end-of-text token.
-    """
-    config = read_json(folder / "config.json", "the model's config.json", "name the folder of a transformers model")
-    config = config.get("text_config") or config
-    end = config.get("eos_token_id")
-    end = end[0] if isinstance(end, list) else end
-    if end is None:
-        raise UserError(f"{folder / 'config.json'} has no eos_token_id; set it to the id that ends a text.")
-    ids = {"pad": ["pad_token_id"], "start": ["decoder_start_token_id", "bos_token_id"]}
-    given = {name: [config[key] for key in keys if config.get(key) is not None] for name, keys in ids.items()}
-    return {name: found[0] if found else end for name, found in given.items()} | {"end": end}

@@ -8,7 +8,7 @@ from shardlab.files import ROOT
 FOLDERS = {
     "model": ("scripts/shardlab/models", "class Model("),
     "reader": ("scripts/shardlab/data", "def read("),
-    "task": ("scripts/shardlab/training/tasks", "class Task("),
+    "task": ("scripts/shardlab/runtime/tasks", "class Task("),
     "encoder": ("scripts/shardlab/data/encoders", "def encode("),
 }
 """Kind: the folder with one Python file per name, and the file's content; True if helpers' names begin with _."""

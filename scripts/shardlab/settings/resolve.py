@@ -10,7 +10,7 @@ from shardlab.settings.mesh import ParallelDims, multiply_out
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
-from shardlab.settings.types import Run, Size, Strategy, StrategyOptions, Workload
+from shardlab.settings.types import Ranks, Run, Size, Strategy, StrategyOptions, Workload
 
 
 def run(config: Config, strategy_name: str, workload_name: str) -> Run:
@@ -32,7 +32,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     model_and_data.check_files(workload, config, workload_base)
     data = model_and_data.data_of(workload, config, size, data_seed, varied=values.get("size", ""))
     args = model_and_data.model_args(workload, config, size)
-    model_and_data.check_args(workload, workload_base, args)
+    model_and_data.check_args(workload, workload_base, args, data.options)
     nodes, ranks, devices = _ranks(config, strategy, strategy_name, site)
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
     compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
@@ -73,6 +73,24 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         site_name=config.site,
     )
     return found.model_copy(update={"sources": code_fingerprint.of_run(found)})
+
+
+def ranks(config: Config) -> Ranks:
+    """Return the settings of the configuration's ranks, whatever they do.
+
+    Raises:
+        UserError: the site does not have as many.
+    """
+    site = load.site(config).place()
+    _check_size(config, f"site {config.site}", config.ranks_per_node, site)
+    size = config.nodes * config.ranks_per_node
+    return Ranks(
+        nodes=config.nodes,
+        ranks_per_node=config.ranks_per_node,
+        mesh=ParallelDims({"dp_replicate": size} if size > 1 else {}),
+        site=site,
+        site_name=config.site,
+    )
 
 
 def initialization(single: Run) -> Run:
@@ -129,7 +147,7 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
     if config.sweep and not found:
         raise UserError(f"{sweep.WHERE}: no variant is possible: {next(iter(left_out.values()))}")
     for one in {(variants.base(one.workload), one.data.name): one for one in found}.values():
-        model_and_data.check_data_set(config, one)
+        model_and_data.check_shared(config, one)
     return found, left_out
 
 
@@ -183,6 +201,13 @@ def _ranks(config: Config, strategy: Strategy, name: str, site: SiteRuntime) -> 
     distributed = strategy.engine == "deepspeed" or bool(strategy.degrees)
     if not distributed and strategy.single_process is None:
         return 1, 1, 1
+    ranks = max(config.ranks_per_node, -(-strategy.min_ranks // config.nodes))
+    _check_size(config, name, ranks, site)
+    return (config.nodes, ranks, 1) if distributed else (1, 1, ranks)
+
+
+def _check_size(config: Config, name: str, ranks: int, site: SiteRuntime) -> None:
+    """Check that the site has the configuration's nodes, and ``ranks`` on each."""
     if site.nodes_max and config.nodes > site.nodes_max:
         raise UserError(
             f"{name}: {config.nodes} nodes are requested, but a run at site {config.site} can have at most "
@@ -193,13 +218,11 @@ def _ranks(config: Config, strategy: Strategy, name: str, site: SiteRuntime) -> 
             f"{name}: {config.nodes} nodes are requested, but site {config.site} has no `srun:`, which starts ranks on "
             "several; set nodes to 1, or add srun to the site's file."
         )
-    ranks = max(config.ranks_per_node, -(-strategy.min_ranks // config.nodes))
     if site.ranks_per_node_max and ranks > site.ranks_per_node_max:
         raise UserError(
             f"{name}: {ranks} ranks per node are requested, but a node of site {config.site} has "
             f"{site.ranks_per_node_max}; set ranks_per_node to at most {site.ranks_per_node_max}."
         )
-    return (config.nodes, ranks, 1) if distributed else (1, 1, ranks)
 
 
 def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> ParallelDims:

@@ -186,7 +186,7 @@ class SiteRuntime(Strict):
 
     @property
     def launcher(self) -> str:
-        """Name of the launcher: a file in scripts/shardlab/launch/launchers."""
+        """Name of the launcher: a file in scripts/shardlab/runs/launchers."""
         return next((name for name, value in self if isinstance(value, LauncherSettings)), "local")
 
 

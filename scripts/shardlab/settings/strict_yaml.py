@@ -1,24 +1,12 @@
-"""Strict YAML: keys are unique text, numbers with a leading zero are refused (not octal), aliases are limited."""
+"""Strict YAML: keys are unique text, numbers with a leading zero are refused (not octal)."""
 
 from typing import Any
 
 import yaml
 
-ALIASES = 1000
-"""Maximum number of aliases in a file: a few lines of them can expand to billions of values."""
-
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses what it would otherwise change silently."""
-
-    aliases = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            self.aliases += 1
-            if self.aliases > ALIASES:
-                raise yaml.YAMLError(f"it has more than {ALIASES} aliases")
-        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -50,20 +38,7 @@ def parse_yaml(text: str) -> Any:
     """Parse a YAML text; an empty one is {}.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or has a duplicate key, one that is not text, a number that begins with 0, or
-            too many aliases.
+        yaml.YAMLError: it is not YAML, or has a duplicate key, one that is not text, or a number that begins with 0.
     """
     value = yaml.load(text, Loader=_Loader)
-    _check_size(value)
     return {} if value is None else value
-
-
-def _check_size(value: Any, budget: int = 100_000) -> None:
-    """Raise a YAMLError for a value that is much larger than its text: aliases of aliases."""
-    waiting, seen = [value], 0
-    while waiting:
-        seen += 1
-        if seen > budget:
-            raise yaml.YAMLError(f"it expands to more than {budget} values")
-        value = waiting.pop()
-        waiting += list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []

@@ -5,15 +5,17 @@ YAML files under ``config/`` are checked against them.
 """
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveInt, model_validator
 
 from shardlab.errors import UserError, remedy
 from shardlab.files import read_json
 from shardlab.schema import Strict, check, one_of
+from shardlab.settings import split_slices
 from shardlab.settings.mesh import Degrees, ParallelDims
 from shardlab.settings.pipeline_schedules import SCHEDULES, Schedule
 from shardlab.settings.recipe import Recipe
@@ -49,16 +51,41 @@ class HubSource(Strict):
         description="SHA-256 over the downloaded files, as printed by download (null: compared only with the "
         "first download, not with a pinned value).",
     )
-    columns: list[str] = Field(description="Columns of a sample, in the task's order.")
-    splits: dict[Literal["train", "validation", "test"], str] = Field(
-        description="Shardlab's split: the repository's split."
+    columns: list[str] = Field(
+        description="Columns of a sample, in the task's order; translation.en is the field en of the column "
+        "translation."
     )
-    holdout: PositiveInt | None = Field(
-        None, description="Rows to draw (seeded) from train for validation, if the hub has no such split."
+    splits: dict[Literal["train", "validation", "test"], str] = Field(
+        description="Shardlab's split: the repository's split, which may have another name (valid), or rows of it "
+        "(train[:80%], train[1000:2000])."
+    )
+    holdout: dict[Literal["validation", "test"], PositiveInt] = Field(
+        default={},
+        description="Split that is not in `splits`: number of rows to draw for it (seeded) from those of train, which "
+        "then lacks them.",
     )
     rows: dict[Literal["train", "validation", "test"], PositiveInt] = Field(
         default={}, description="Number of leading rows to keep of each split."
     )
+
+    @model_validator(mode="after")
+    def _splits_fit(self) -> "HubSource":
+        slices = {name: split_slices.parse(text) for name, text in self.splits.items()}
+        for name in ("train", "validation", "test"):
+            if name in self.splits and name in self.holdout:
+                raise ValueError(
+                    f"{name} is given by `splits` ({self.splits[name]}) and by `holdout`; remove one of them"
+                )
+            if name not in self.splits and name not in self.holdout:
+                hold = "" if name == "train" else f", or hold out rows of train for it: `holdout: {{{name}: 1000}}`"
+                raise ValueError(f"`splits` has no {name}; name the repository's split for it{hold}")
+        for (name, one), (other, two) in itertools.combinations(slices.items(), 2):
+            if split_slices.share_rows(one, two):
+                raise ValueError(
+                    f"{name} ({self.splits[name]}) and {other} ({self.splits[other]}) have rows in common; name other "
+                    f"splits, or rows of one: {one.split}[:80%] and {one.split}[80%:]"
+                )
+        return self
 
 
 class DataSource(Strict):
@@ -101,7 +128,7 @@ class Workload(Strict):
     )
     task: str = Field(
         pattern=r"^[a-z0-9_]+$",
-        description="Task: a file in scripts/shardlab/training/tasks (batches, loss and metric) and one in "
+        description="Task: a file in scripts/shardlab/runtime/tasks (batches, loss and metric) and one in "
         "scripts/shardlab/data/encoders (prepared arrays).",
     )
     blocks: list[str] = Field(default=[], description="Submodules that FSDP shards separately, as patterns (layers.*).")
@@ -214,6 +241,9 @@ class DataSet(Strict):
     tokenizer: str | None = Field(
         None, description="Folder of the model whose tokenizer is used (null: train one on the train split)."
     )
+    model: dict[str, Any] = Field(
+        default={}, description="What the workload changes in that model's config.json, of the keys that limit tokens."
+    )
     reader: str = Field(description="Module in scripts/shardlab/data.")
     hub: HubSource | None = Field(description="Data set on the hub; null for embedded data.")
     sources: dict[str, str] = Field(default={}, description="Files that read and encode it: digests of their code.")
@@ -235,55 +265,25 @@ class Model(Strict):
     sources: dict[str, str] = Field(default={}, description="Files that define it: digests of their code.")
 
 
-class Run(Strict):
-    """Frozen settings of one workload under one strategy at one site: run.json."""
+class Ranks(Strict):
+    """Frozen settings of the ranks that a site starts, whatever they do: site.json."""
 
     schema_version: Literal[1] = Field(1, description="Version of this format.")
-    strategy: str = Field(description="Name of the strategy.")
-    workload: str = Field(description="Name of the workload.")
-    size: str = Field(description="Size of the workload.")
-    seed: int = Field(description="Seed of weights and batch order.")
     nodes: PositiveInt = Field(description="Nodes.")
     ranks_per_node: PositiveInt = Field(description="Ranks per node.")
+    devices_per_rank: PositiveInt = Field(1, description="Devices per rank.")
     mesh: ParallelDims = Field(description="Mesh axis: degree, outermost first; empty for one rank.")
-    engine: Literal["torch", "deepspeed"] = Field(description="Engine that runs the step.")
-    engine_config: dict[str, Any] | None = Field(description="DeepSpeed's complete settings.")
-    options: StrategyOptions = Field(description="Options of the strategy.")
-    devices_per_rank: PositiveInt = Field(description="Devices per rank.")
-    task: str = Field(description="Task.")
-    model: Model = Field(description="Model.")
-    data: DataSet = Field(description="Data set.")
-    recipe: Recipe = Field(description="Training recipe.")
-    recomputation_planned: bool = Field(
-        False,
-        description="True if the configuration says activation_checkpointing: auto, and the recipe here has what the "
-        "run's plan resolved it to.",
-    )
     site: SiteRuntime = Field(description="Site settings.")
     site_name: str = Field(description="Name of the site.")
-    sources: dict[str, str] = Field(default={}, description="Files that train it: digests of their code.")
 
     @model_validator(mode="after")
-    def _mesh_fits(self) -> "Run":
+    def _mesh_fits(self) -> Self:
         if self.mesh and self.mesh.size != self.world_size:
             raise ValueError(
                 f"the mesh {self.mesh.root} has {self.mesh.size} ranks, nodes x ranks_per_node are {self.world_size}; "
                 "resolve it again"
             )
         return self
-
-    @property
-    def configured(self) -> "Run":
-        """The run as configured, with `auto` where its plan decides: the same whatever the plan says."""
-        return self._with_recomputation("auto", planned=False) if self.recomputation_planned else self
-
-    def planned(self, mode: str) -> "Run":
-        """Return this run, configured with `auto`, with what its plan resolved that to."""
-        return self._with_recomputation(mode, planned=True)
-
-    def _with_recomputation(self, mode: str, *, planned: bool) -> "Run":
-        recipe = self.recipe.model_copy(update={"activation_checkpointing": mode})
-        return self.model_copy(update={"recipe": recipe, "recomputation_planned": planned})
 
     @property
     def world_size(self) -> int:
@@ -301,6 +301,66 @@ class Run(Strict):
         return self.devices_per_node * self.site.cpus_per_rank
 
     @property
+    def needs_torchrun(self) -> bool:
+        """True if torchrun starts the ranks; without it there is one process."""
+        return bool(self.mesh)
+
+    @property
+    def engine_file(self) -> str:
+        """The file in scripts/shardlab/parallel that the ranks import."""
+        return "native"
+
+    @property
+    def head_tail(self) -> bool:
+        """True if a rank's part of a sequence is a piece from its head and one from its tail."""
+        return False
+
+
+class Run(Ranks):
+    """Frozen settings of one workload under one strategy at one site: run.json."""
+
+    strategy: str = Field(description="Name of the strategy.")
+    workload: str = Field(description="Name of the workload.")
+    size: str = Field(description="Size of the workload.")
+    seed: int = Field(description="Seed of weights and batch order.")
+    engine: Literal["torch", "deepspeed"] = Field(description="Engine that runs the step.")
+    engine_config: dict[str, Any] | None = Field(description="DeepSpeed's complete settings.")
+    options: StrategyOptions = Field(description="Options of the strategy.")
+    task: str = Field(description="Task.")
+    model: Model = Field(description="Model.")
+    data: DataSet = Field(description="Data set.")
+    recipe: Recipe = Field(description="Training recipe.")
+    recomputation_planned: bool = Field(
+        False,
+        description="True if the configuration says activation_checkpointing: auto, and the recipe here has what the "
+        "run's plan resolved it to.",
+    )
+    sources: dict[str, str] = Field(default={}, description="Files that train it: digests of their code.")
+
+    @property
+    def configured(self) -> "Run":
+        """The run as configured, with `auto` where its plan decides: the same whatever the plan says."""
+        return self._with_recomputation("auto", planned=False) if self.recomputation_planned else self
+
+    def planned(self, mode: str) -> "Run":
+        """Return this run, configured with `auto`, with what its plan resolved that to."""
+        return self._with_recomputation(mode, planned=True)
+
+    def _with_recomputation(self, mode: str, *, planned: bool) -> "Run":
+        recipe = self.recipe.model_copy(update={"activation_checkpointing": mode})
+        return self.model_copy(update={"recipe": recipe, "recomputation_planned": planned})
+
+    @property
+    def needs_torchrun(self) -> bool:
+        """See Ranks: DeepSpeed needs it for one rank as well."""
+        return self.engine != "torch" or bool(self.mesh)
+
+    @property
+    def head_tail(self) -> bool:
+        """See Ranks."""
+        return self.options.splits_head_and_tail
+
+    @property
     def zero_stage(self) -> int | None:
         """ZeRO stage: DeepSpeed shards 1 the optimizer, 2 also gradients, 3 also weights; None: another engine."""
         if self.engine != "deepspeed":
@@ -309,7 +369,7 @@ class Run(Strict):
 
     @property
     def engine_file(self) -> str:
-        """The file in scripts/shardlab/strategies whose engine runs the step."""
+        """The file in scripts/shardlab/parallel whose engine runs the step."""
         if self.engine == "deepspeed":
             return "zero"
         if self.mesh.pipelined:
@@ -322,8 +382,11 @@ class Run(Strict):
         return self.recipe.evaluation == "sharded"
 
 
-def sealed(run: Run) -> dict[str, Any]:
-    """Return the content of a run.json, with a seal that shows whether the file was edited."""
+Frozen = TypeVar("Frozen", bound=Ranks)
+
+
+def sealed(run: Ranks) -> dict[str, Any]:
+    """Return the content of a run.json or site.json, with a seal that shows whether the file was edited."""
     values = run.model_dump(mode="json")
     return values | {"seal": _seal(values)}
 
@@ -344,10 +407,23 @@ def read_run(path: Path) -> Run:
     Raises:
         UserError: the file is missing, damaged, of another version, or was edited.
     """
+    return _read(Run, path)
+
+
+def read_ranks(path: Path) -> Ranks:
+    """Return the frozen settings in a site.json.
+
+    Raises:
+        UserError: as for ``read_run``.
+    """
+    return _read(Ranks, path)
+
+
+def _read(kind: type[Frozen], path: Path) -> Frozen:
     again = remedy("recreate it", path, "--force")
-    values = read_json(path, "settings of the run", again)
+    values = read_json(path, "settings", again)
     if was_edited(values):
         raise UserError(f"{path} was edited; change the configuration instead, and {again}.")
     if isinstance(values, dict):
         values = {key: value for key, value in values.items() if key != "seal"}
-    return check(Run, values, str(path))
+    return check(kind, values, str(path))

@@ -1,36 +1,45 @@
-"""Encoders from samples to the arrays that ``prepare`` stores, one file per task, with ``TEXT`` (whether it needs a
-tokenizer), ``SAMPLE`` (a description of a sample), ``encode(data, samples, text)``, which raises ValueError for other
-samples, and ``blank(options, rows)``: arrays of that many samples of the largest size, without content.
+"""Encoders from samples to the arrays that ``prepare`` stores, one file per task, with
+
+- ``TEXT``: whether it needs a tokenizer,
+- ``SAMPLE``: a description of a sample,
+- ``encode(data, samples, text, counts)``, which yields the arrays of consecutive parts of a split, of some MB each: an
+  array has one row per sample, or is flat, and another one called NAME_offsets has where its rows begin and end, from 0
+  in each part. What it drops, cuts or changes in samples, it counts in ``counts``. It raises ValueError for the sample
+  that it took last, or UserError if the sentence also says what would help; the caller adds data set, split and row.
+- ``blank(options, rows)``: arrays of that many samples of the largest size, without content.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from shardlab.data.samples import Located, Samples
+from shardlab.data.text import Text, checked_text, of_model, trained
 from shardlab.errors import UserError
-from shardlab.settings import pretrained, registry
+from shardlab.settings import registry
 from shardlab.settings.types import DataSet
 
 Arrays = dict[str, NDArray[Any]]
-Samples = list[tuple[Any, ...]]
-SPECIAL = {"pad": 0, "start": 1, "end": 2}
-"""Ids of <pad>, <bos> and <eos> in every tokenizer that is trained here."""
+T = TypeVar("T")
+PART = 2**22
+"""Bytes of a part's arrays, about."""
 
 
-class Text(NamedTuple):
-    """Encoder of text: tokenizer and special tokens."""
+class Encoded(NamedTuple):
+    """A data set on its way to ``store.write``; samples are read when the parts are."""
 
-    tokenizer: Tokenizer
-    special: dict[str, int]
-    """Ids of ``pad``, ``start`` and ``end``."""
+    splits: dict[str, Iterator[Arrays]]
+    text: Text | None
+    counts: dict[str, Counter[str]]
+    """Split: what was dropped, cut or changed in its samples, and how often; complete after its last part."""
 
 
-def encode(data: DataSet, splits: dict[str, Samples]) -> tuple[dict[str, Arrays], Text | None]:
-    """Return the arrays of every split, and the text encoder: the model's tokenizer, or one trained on the train split.
+def encode(data: DataSet, splits: dict[str, Samples]) -> Encoded:
+    """Encode every split; the text encoder is the model's tokenizer, or one trained on the train split.
 
     Raises:
         UserError: the task does not exist, the samples do not have the shape that the configuration promises the model,
@@ -38,8 +47,11 @@ def encode(data: DataSet, splits: dict[str, Samples]) -> tuple[dict[str, Arrays]
     """
     registry.require("encoder", data.task)
     encoder: Any = import_module(f"shardlab.data.encoders.{data.task}")
-    text = _text(data, splits["train"]) if encoder.TEXT else None
-    return {name: _encoded(encoder, data, name, samples, text) for name, samples in splits.items()}, text
+    located = {name: Located(data, name, samples) for name, samples in splits.items()}
+    text = _text(data, located["train"], encoder.SAMPLE) if encoder.TEXT else None
+    counts = {name: Counter[str]() for name in splits}
+    parts = {name: _encoded(encoder, samples, text, counts[name]) for name, samples in located.items()}
+    return Encoded(parts, text, counts)
 
 
 def blank(data: DataSet, rows: int) -> Arrays:
@@ -49,70 +61,53 @@ def blank(data: DataSet, rows: int) -> Arrays:
     return arrays
 
 
-def _encoded(encoder: Any, data: DataSet, split: str, samples: Samples, text: Text | None) -> Arrays:
-    """Encode a split.
+def parts_of(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Collect items in parts of about ``PART`` bytes, where an item has ``size(item)`` bytes."""
+    part: list[T] = []
+    total = 0
+    for item in items:
+        part.append(item)
+        total += size(item)
+        if total >= PART:
+            yield part
+            part, total = [], 0
+    if part:
+        yield part
+
+
+@contextmanager
+def _placed(samples: Located, expected: str) -> Iterator[None]:
+    """Make a UserError with the place of the sample that was read last.
 
     Raises:
-        UserError: the samples do not fit the task, or a key is missing that the encoder needs.
+        UserError: a sample does not fit the task, or a key is missing that the encoder needs.
     """
+    data = samples.data
     try:
-        arrays: Arrays = encoder.encode(data, samples, text)
-    except KeyError as error:
-        raise UserError(
-            f"data set {data.name}: task {data.task} needs the key {error.args[0]}; write it under `shape:` or `data:` "
-            "of the size in the workload's file."
-        ) from None
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise UserError(
-            f"data set {data.name}: the samples of split {split} do not fit task {data.task} "
-            f"({encoder.SAMPLE}): {error}; fix scripts/shardlab/data/{data.reader}.py, or name another task."
-        ) from error
-    return arrays
-
-
-def _text(data: DataSet, train: Samples) -> Text:
-    if wrong := next((part for sample in train for part in sample if not isinstance(part, str)), None):
-        raise UserError(
-            f"data set {data.name}: task {data.task} takes texts, but a sample has a {type(wrong).__name__}; fix "
-            f"scripts/shardlab/data/{data.reader}.py, or name another task."
-        )
-    if data.tokenizer:
-        text = _read_tokenizer(Path(data.tokenizer))
-        if (size := data.options.get("vocab_size")) and text.tokenizer.get_vocab_size() > size:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OSError, UserError) as error:
+        if samples.failure is error:
+            raise
+        if isinstance(error, KeyError):
             raise UserError(
-                f"{data.tokenizer}/tokenizer.json has {text.tokenizer.get_vocab_size()} entries, but the workload's "
-                f"vocab_size is {size}; set it to at least that number."
-            )
-        return text
-    return Text(_train_tokenizer(data, (part for sample in train for part in sample)), SPECIAL)
-
-
-def _read_tokenizer(folder: Path) -> Text:
-    path = folder / "tokenizer.json"
-    if not path.exists():
+                f"data set {data.name}: task {data.task} needs the key {error.args[0]}; write it under `shape:` or "
+                "`data:` of the size in the workload's file."
+            ) from None
+        if isinstance(error, UserError):
+            raise UserError(f"{samples.place}: {error}") from error
+        fix = "name other columns under `hub:`" if data.hub else f"fix scripts/shardlab/data/{data.reader}.py"
         raise UserError(
-            f"{path} is missing; create it where transformers is installed: "
-            f"AutoTokenizer.from_pretrained(MODEL).save_pretrained('{folder}')."
-        )
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no exception type
-        raise UserError(f"{path} is not a tokenizer of the tokenizers library ({error}); recreate it.") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return Text(tokenizer, pretrained.special_tokens(folder))
+            f"{samples.place}: {error}; a sample of task {data.task} is {expected}: {fix}, or name another task."
+        ) from error
 
 
-def _train_tokenizer(data: DataSet, texts: Iterable[str]) -> Tokenizer:
-    """Train byte-level BPE (Sennrich et al., 2016, arXiv:1508.07909) with at most ``vocab_size`` entries."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=data.options["vocab_size"],
-        special_tokens=["<pad>", "<bos>", "<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+def _encoded(encoder: Any, samples: Located, text: Text | None, counts: Counter[str]) -> Iterator[Arrays]:
+    with _placed(samples, encoder.SAMPLE):
+        yield from encoder.encode(samples.data, samples, text, counts)
+
+
+def _text(data: DataSet, train: Located, expected: str) -> Text:
+    if data.tokenizer:
+        return of_model(data)
+    with _placed(train, expected):
+        return trained(data, (checked_text(part) for sample in train for part in sample))

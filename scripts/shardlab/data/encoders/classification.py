@@ -1,11 +1,16 @@
 """Images and labels: images (samples, channels, size, size) uint8, labels (samples) int64."""
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardlab.data.encoders import Arrays, Samples, Text
+from shardlab.data.encoders import Arrays, parts_of
+from shardlab.data.pictures import class_number, pixels
+from shardlab.data.samples import Samples
+from shardlab.data.text import Text
 from shardlab.errors import UserError
 from shardlab.settings.types import DataSet
 
@@ -13,25 +18,21 @@ TEXT = False
 SAMPLE = "an image (a picture, or uint8 of channels x size x size) and its label, an integer from 0"
 
 
-def encode(data: DataSet, samples: Samples, text: Text | None) -> Arrays:
-    """Encode samples (image, label).
+def encode(data: DataSet, samples: Samples, text: Text | None, counts: Counter[str]) -> Iterator[Arrays]:
+    """Encode samples (image, label)."""
+    channels, size, classes = data.options["channels"], data.options["image_size"], data.options["classes"]
+    background = data.options.get("background", "white")
 
-    Raises:
-        UserError: a label exceeds the classes that the workload's file promises.
-    """
-    channels, size = data.options["channels"], data.options["image_size"]
-    images = np.stack([_image(image, channels, size) for image, _ in samples])
-    labels = np.array([label for _, label in samples], dtype=np.int64)
-    if images.shape[1:] != (channels, size, size) or images.dtype != np.uint8:
-        raise ValueError(f"an image is {images.dtype} {images.shape[1:]}, not uint8 {(channels, size, size)}")
-    if labels.min() < 0:
-        raise ValueError(f"a label is {labels.min()}")
-    if labels.max() >= data.options["classes"]:
-        raise UserError(
-            f"data set {data.name}: a label is {labels.max()}, but its shape promises "
-            f"{data.options['classes']} classes; set shape.classes in the workload's file."
-        )
-    return {"images": images, "labels": labels}
+    def image(value: Any) -> NDArray[np.uint8]:
+        array = value if isinstance(value, np.ndarray) else pixels(value, channels, size, background, counts)
+        if array.shape != (channels, size, size) or array.dtype != np.uint8:
+            raise ValueError(f"the image is {array.dtype} {array.shape}, not uint8 {(channels, size, size)}")
+        return array
+
+    converted = ((image(picture), _label(label, classes)) for picture, label in samples)
+    for part in parts_of(converted, lambda sample: sample[0].nbytes):
+        images, labels = zip(*part, strict=True)
+        yield {"images": np.stack(images), "labels": np.array(labels, dtype=np.int64)}
 
 
 def blank(options: dict[str, Any], rows: int) -> Arrays:
@@ -40,9 +41,14 @@ def blank(options: dict[str, Any], rows: int) -> Arrays:
     return {"images": images, "labels": np.zeros(rows, np.int64)}
 
 
-def _image(image: Any, channels: int, size: int) -> NDArray[np.uint8]:
-    """Convert a PIL image or an array to uint8 (channels, size, size)."""
-    if not isinstance(image, np.ndarray):
-        image = np.asarray(image.convert("L" if channels == 1 else "RGB").resize((size, size)), dtype=np.uint8)
-        image = image[None] if channels == 1 else image.transpose(2, 0, 1)
-    return image
+def _label(label: Any, classes: int) -> int:
+    """Convert a label to an integer from 0 to ``classes`` - 1."""
+    number = class_number(label)
+    if number < 0:
+        raise ValueError(f"the label is {number}")
+    if number >= classes:
+        raise UserError(
+            f"the label is {number}, but the data set's shape promises {classes} classes; set shape.classes in the "
+            "workload's file."
+        )
+    return number

@@ -3,32 +3,41 @@
 document: prefix ... end, truncated to document_tokens; summary: start ... end, to summary_tokens. int32, offsets int64.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from shardlab.data.encoders import Arrays, Samples, Text
+from shardlab.data.encoders import Arrays, parts_of
+from shardlab.data.samples import Samples
+from shardlab.data.text import Text, checked_text
 from shardlab.settings.types import DataSet
 
 TEXT = True
 SAMPLE = "a document and its summary"
+TOKEN = np.dtype(np.int32).itemsize
+NAMES = {"document": "documents", "summary": "summaries"}
 
 
-def encode(data: DataSet, samples: Samples, text: Text) -> Arrays:
+def encode(data: DataSet, samples: Samples, text: Text, counts: Counter[str]) -> Iterator[Arrays]:
     """Encode samples (document, summary)."""
     longest = {"document": data.options["document_tokens"], "summary": data.options["summary_tokens"]}
-    prefix = {"document": data.options.get("prefix", ""), "summary": ""}
-    start, end = text.special["start"], text.special["end"]
-    arrays: Arrays = {}
-    for column, name in enumerate(("document", "summary")):
-        texts = [prefix[name] + sample[column] for sample in samples]
-        encodings = text.tokenizer.encode_batch(texts, add_special_tokens=False)
-        rows = [[*encoding.ids[: longest[name] - 1], end] for encoding in encodings]
-        if name == "summary":
-            rows = [[start, *row] for row in rows]
-        arrays[name] = np.concatenate([np.array(row, dtype=np.int32) for row in rows])
-        arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    return arrays
+    prefix = data.options.get("prefix", "")
+    start, end = text.token("start"), text.token("end")
+    text.token("pad")  # batches are filled up with it
+    texts = ((prefix + checked_text(document), checked_text(summary)) for document, summary in samples)
+    for part in parts_of(texts, lambda sample: TOKEN * sum(map(len, sample))):
+        arrays: Arrays = {}
+        for name, column in zip(longest, zip(*part, strict=True), strict=True):
+            tokens = text.ids(list(column), counts)
+            counts[f"{NAMES[name]} truncated to {name}_tokens"] += sum(len(ids) >= longest[name] for ids in tokens)
+            rows = [[*ids[: longest[name] - 1], end] for ids in tokens]
+            if name == "summary":
+                rows = [[start, *row] for row in rows]
+            arrays[name] = np.concatenate([np.array(row, dtype=np.int32) for row in rows])
+            arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        yield arrays
 
 
 def blank(options: dict[str, Any], rows: int) -> Arrays:

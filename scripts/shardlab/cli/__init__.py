@@ -1,0 +1,61 @@
+"""The command ``shardlab``: a module per verb, whose ``main`` reads its arguments from ``sys.argv``."""
+
+import sys
+
+from shardlab.errors import run_verb, unknown
+
+VERBS = {
+    "Before a call of snakemake": {
+        "preflight": "check a site: the login node, each node, all ranks",
+        "resolve": "print or write the settings of one run",
+        "plan": "predict memory, traffic and time of runs, without training",
+    },
+    "During and after it": {
+        "status": "print the state of each run, and what happens next",
+        "watch": "watch all runs until q",
+        "summarize": "compare all runs: the table and the verdict",
+        "report": "draw the report of all runs",
+        "diagnose": "find where two trainings first differ, and why",
+        "completion": "complete verbs, strategies and workloads in Bash",
+    },
+    "Stages, which the rules call": {
+        "launch": "start a stage as the site requires: job, image, ranks",
+        "download": "download a data set or model from the hub",
+        "prepare": "encode a data set as arrays",
+        "init": "draw a workload's initial weights",
+        "train": "train one run (one rank)",
+        "evaluate": "compute the test loss of weights",
+        "noise_floor": "train twins of single: the noise of rounding",
+        "compare": "compare a run's final weights with those of single",
+        "capture": "write what the first steps of a run read and computed",
+        "export": "export weights as a transformers model",
+        "export_rocrate": "describe results as an RO-Crate",
+        "collectives": "measure the collectives over all ranks",
+        "plot_collectives": "draw what collectives measured",
+        "microbatch_sweep": "measure a pipeline by its number of micro-batches",
+        "wheelhouse": "collect the wheels of the image",
+        "image": "build or inspect the image",
+        "forkserver": "fork jobs from a process that has imported PyTorch",
+        "fork_torchrun": "torchrun, with ranks forked from this process",
+    },
+}
+"""Groups of verbs, in the order in which people meet them: what each does."""
+
+
+def main() -> None:
+    """Run the verb that the command line names; without one, list them."""
+    names = [verb for group in VERBS.values() for verb in group]
+    verb = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if verb in ("-h", "--help"):
+        print(_help())
+        return
+    if verb not in names:
+        sys.exit(f"error: {unknown('verb', verb, names, 'shardlab')}")
+    run_verb(sys.argv[1:])
+
+
+def _help() -> str:
+    lines = ["usage: shardlab VERB [options]; shardlab VERB --help explains one."]
+    for group, verbs in VERBS.items():
+        lines += ["", f"{group}:", *(f"  {verb:<18}{text}" for verb, text in verbs.items())]
+    return "\n".join(lines)

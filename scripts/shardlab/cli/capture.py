@@ -1,0 +1,25 @@
+"""Take the first steps of a run and write what each of them read and computed,
+for a diagnosis; `shardlab launch` starts it on each rank.
+"""
+
+import argparse
+from pathlib import Path
+
+from shardlab.runtime import distributed
+from shardlab.settings.types import read_run
+
+
+def main() -> None:
+    """Read the frozen settings, take the steps, write the capture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--weights", type=Path, required=True, help="initial weights")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write")
+    args = parser.parse_args()
+    from shardlab.train.capture import capture, settings  # imports take seconds
+
+    run = settings(read_run(args.settings))
+    distributed.start(run.site.device, run.site.hang_seconds)
+    capture(run, args.data, args.weights, args.output)
+    distributed.finish()

@@ -1,0 +1,99 @@
+"""Export a run's weights to a folder of the transformers library, with a model
+card; then verify it with the library.
+
+Example: snakemake --profile workflow/profiles/local results/export/fsdp/llama2
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+
+from shardlab.errors import UserError
+from shardlab.files import sha256, sync, sync_all, write_text
+from shardlab.models import _transformers, export
+from shardlab.records.reports import TestReport, TrainReport
+from shardlab.runtime import tasks
+from shardlab.settings.types import Run, read_run
+from shardlab.train import evaluation
+
+TOLERANCE = 1e-5
+"""Maximum relative difference of the test loss; the library computes in another order."""
+LIBRARY = {"language_modelling": "text-generation", "summarization": "summarization"}
+"""Task: its name on the hub; other tasks: image-classification."""
+
+
+def main() -> None:
+    """Write the folder, read it with transformers, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--weights", type=Path, required=True, help="model.safetensors of the run")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write; an existing one is replaced")
+    args = parser.parse_args()
+    run = read_run(args.settings)
+    train = TrainReport.read(args.weights.with_name("train.json"), "train again")
+    test = TestReport.read(args.weights.with_name("test.json"), "evaluate again")
+    if not train.weights == test.weights == sha256(args.weights):
+        raise UserError(f"{args.weights} has changed since the training wrote it; train again with -f.")
+    new = args.output.with_name(f"{args.output.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    export.write(run, args.weights, args.data, new)
+    loss = opened(run, args.data, new)
+    if abs(loss - test.loss) > TOLERANCE * abs(test.loss):
+        shutil.rmtree(new)
+        raise UserError(
+            f"transformers reaches test loss {loss:.8g} with these weights, but test.json says {test.loss:.8g}; "
+            "do not use them."
+        )
+    write_text(new / "README.md", card(run, train, test, loss))
+    sync_all(new)
+    shutil.rmtree(args.output, ignore_errors=True)
+    new.replace(args.output)
+    sync(args.output.parent)
+    print(f"{args.output}: transformers opens it; test loss {loss:.8g}, in test.json {test.loss:.8g}.")
+
+
+def opened(run: Run, data: Path, folder: Path) -> float:
+    """Return the test loss of the folder's model, as loaded by the library."""
+    device = torch.device(run.site.device)
+    task = tasks.load(run.task, data, torch.float32, device)
+    model = _transformers.create(run.task, str(folder), {}, pretrained=True)
+    return evaluation.evaluate_model(run, task, model.to(device)).loss
+
+
+def card(run: Run, train: TrainReport, test: TestReport, loss: float) -> str:
+    """Format the model card: training data, settings and results (huggingface.co/docs/hub/model-cards)."""
+    source = run.data.hub.repo if run.data.hub else f"embedded ({run.data.name})"
+    metric = "" if test.metric_value is None else f"| {test.metric_name} | {test.metric_value:.6g} |\n"
+    untrained = "" if test.untrained_loss is None else f"| before training | {test.untrained_loss:.8g} |\n"
+    return f"""---
+library_name: transformers
+pipeline_tag: {LIBRARY.get(run.task, "image-classification")}
+---
+
+# {run.workload}, trained under {run.strategy}
+
+| | |
+| --- | --- |
+| test loss | {test.loss:.8g} (as transformers computes it: {loss:.8g}) |
+{metric}{untrained}| validation loss | {train.validation_loss:.8g} |
+| parameters | {train.parameters:,} |
+| data | {source}, fingerprint {train.identity.data} |
+| steps, samples | {train.steps}, {train.samples} |
+| strategy | {run.strategy} on {_count(train.world_size, "rank")}, {_count(train.nodes, "node")} |
+| wall time | {train.wall_seconds:.1f} s |
+| seed | {run.seed} |
+| optimizer | {run.recipe.optimizer.name}, learning rate {run.recipe.optimizer.learning_rate:g} |
+| code | {train.git_commit or "unknown commit"} |
+| image | {train.image_digest or "none"} |
+
+Trained by Shardlab, which trains one model under every parallel strategy and compares their test losses.
+The license of the weights depends on the license of the data.
+"""
+
+
+def _count(number: int, what: str) -> str:
+    """Format a count: 1 rank, 2 ranks."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

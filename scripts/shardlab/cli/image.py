@@ -1,0 +1,168 @@
+"""Build the image for training, or inspect the one that the site names; write its
+report.
+
+Ordinary users build with --fakeroot. APPTAINER_TMPDIR and APPTAINER_CACHEDIR
+set its working folders.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from shardlab.errors import UserError, remedy
+from shardlab.files import ROOT, read_json, sha256, write_json
+from shardlab.runs import container, debian
+from shardlab.runs.images import ImageReport
+from shardlab.schema import check
+from shardlab.settings.cuda import driver_needed
+from shardlab.settings.sites import Container
+
+COMPRESSIONS = {"zstd": "-comp zstd -Xcompression-level 3", "gzip": "-comp gzip"}
+
+
+def main() -> None:
+    """Build or inspect the image, then write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--container",
+        type=lambda text: check(Container, json.loads(text), "--container"),
+        default=Container(),
+        help="the site's `container` settings as JSON",
+    )
+    parser.add_argument("--definition", type=Path, default=ROOT / "containers/train.def")
+    parser.add_argument("--lock", type=Path, default=ROOT / "envs/train.txt", help="pinned requirements")
+    parser.add_argument("--wheelhouse", type=Path, default=ROOT / "containers/wheelhouse", help="folder of wheels")
+    parser.add_argument(
+        "--compression", choices=COMPRESSIONS, default="zstd", help="compression of the image's file system"
+    )
+    parser.add_argument("--clear", nargs="*", default=[], help="environment variables to remove before the build")
+    parser.add_argument("--output", type=Path, required=True, help="report to write; a built image is put next to it")
+    args = parser.parse_args()
+    command = args.container.command
+    container.require(command)
+    for name in args.clear:
+        os.environ.pop(name, None)
+    if args.container.image and args.container.image_is == "name":
+        named = ImageReport(path=Path(args.container.image), sha256=None, bytes=None, labels={})
+        write_json(args.output, named.model_dump(mode="json"))
+        return
+    facts: dict[str, str | float] = {}
+    image = Path(args.container.image or args.output.with_name(args.output.name.split(".")[0] + ".sif"))
+    if args.container.image is None:
+        begin = time.monotonic()
+        build(command, image, args.definition, args.compression, build_arguments(args))
+        seconds = round(time.monotonic() - begin, 1)
+        facts = {"base": args.container.base, "compression": args.compression, "build_seconds": seconds}
+    elif not image.is_file():
+        raise UserError(
+            f"the image {image} does not exist; set container.image in the site's file to an existing one, or "
+            "to null, and the workflow builds one."
+        )
+    found = labels(command, image)
+    report = ImageReport(
+        path=image, sha256=sha256(image), bytes=image.stat().st_size, labels=found, **facts, **pytorch(found)
+    )
+    write_json(args.output, report.model_dump(mode="json"))
+    print(f"{image}: {image.stat().st_size / 1e6:.0f} MB, sha256 {report.sha256}")
+
+
+def build(command: str, image: Path, definition: Path, compression: str, values: dict[str, str]) -> None:
+    """Build under a temporary name, then rename.
+
+    Raises:
+        UserError: apptainer failed; its own messages precede the error.
+    """
+    temporary = image.with_name(f".{image.name}.{os.getpid()}.tmp")
+    arguments = [word for key, value in values.items() for word in ("--build-arg", f"{key}={value}")]
+    # Root does not need it, and apptainer requires an entry in /etc/subuid, which fresh systems do not have.
+    fakeroot = [] if os.geteuid() == 0 else ["--fakeroot"]
+    words = [command, "build", "--force", *fakeroot, "--mksquashfs-args", COMPRESSIONS[compression], *arguments]
+    # debootstrap is an administrator's program, whose folder is not on everybody's PATH.
+    environment = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    try:
+        files = [str(path.absolute()) for path in (temporary, definition)]
+        if subprocess.run([*words, *files], env=environment, cwd=ROOT).returncode:
+            raise UserError(
+                f"{command} could not build {image}; see the error above. An existing image can be set "
+                "with container.image in the site's file."
+            )
+        temporary.replace(image)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def build_arguments(args: argparse.Namespace) -> dict[str, str]:
+    """Return the values of the placeholders in the definition file.
+
+    Raises:
+        UserError: the wheels were collected for another Python than the base has, or were changed.
+    """
+    settings = args.container
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if settings.base == "debootstrap" and python != "3.11":
+        raise UserError(
+            f"base debootstrap is Debian 12 with Python 3.11, but the wheels are those of Python {python}; run "
+            "Snakemake with Python 3.11, or set container.base to docker."
+        )
+    check_wheels(args.wheelhouse, settings.base)
+    mirror = settings.mirror or (debian.mirror() if settings.base == "debootstrap" else "none")
+    lock = args.lock.read_text(encoding="utf-8")
+    versions = dict(re.findall(r"^(torch|deepspeed)==(\S+)", lock, flags=re.MULTILINE))
+    describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    commit = (
+        subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+    )
+    return {
+        "base": settings.base,
+        "bootstrap": "debootstrap" if settings.base == "debootstrap" else "docker",
+        "from": settings.rocm_image if settings.base == "rocm" else f"python:{python}-slim",
+        "python": python,
+        "mirror": mirror,
+        # Relative: %files of a definition does not support spaces in paths.
+        "wheelhouse": os.path.relpath(args.wheelhouse.resolve(), ROOT),
+        "lock": os.path.relpath(args.lock.resolve(), ROOT),
+        "commit": commit or "unknown",
+        "lock_sha256": sha256(args.lock),
+        "definition_sha256": sha256(args.definition),
+    } | versions
+
+
+def check_wheels(folder: Path, base: str) -> None:
+    """Compare the wheels with the list of collected ones.
+
+    Raises:
+        UserError: one is missing or was changed, or PyTorch's own is among those for base rocm.
+    """
+    wheels = read_json(folder / "wheels.json", "list of the wheels", "collect them again")
+    if base == "rocm" and any(name.startswith("torch-") for name in wheels):
+        raise UserError(
+            f"{folder} has a wheel of PyTorch, which is built for CUDA and was collected for another base than rocm; "
+            f"{remedy('collect again', folder / 'wheels.json', '-f')}."
+        )
+    for name, digest in wheels.items():
+        if not (folder / name).is_file() or sha256(folder / name) != digest:
+            raise UserError(
+                f"{folder / name} is not the wheel that was collected (its SHA-256 differs); "
+                f"{remedy('collect them again', folder / 'wheels.json', '-f')}."
+            )
+
+
+def labels(command: str, image: Path) -> dict[str, str]:
+    """Return an image's labels, without those of its definition file: they name the mirror of this machine."""
+    inspect = subprocess.run([command, "inspect", "--json", str(image)], capture_output=True, text=True)
+    if inspect.returncode:
+        raise UserError(f"{command} cannot read {image}: {inspect.stderr.strip()}; is it an Apptainer image?")
+    found = json.loads(inspect.stdout)["data"]["attributes"].get("labels") or {}
+    return {name: value for name, value in found.items() if ".deffile." not in name}
+
+
+def pytorch(labelled: dict[str, str]) -> dict[str, str | int | None]:
+    """Return the report's fields about an image's PyTorch, from its labels; None for missing labels."""
+    found: dict[str, str | None] = {name: labelled.get(f"shardlab.{name}") for name in ("torch", "cuda", "rocm")}
+    return found | {"driver": driver_needed(found["cuda"])}

@@ -1,0 +1,67 @@
+"""Draw the initial weights of a workload, once, from one seed on one device: every strategy loads them.
+
+Their test loss is the baseline of a training. What the model contains is checked against the strategies.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from shardlab import models
+from shardlab.data import store
+from shardlab.models import contents
+from shardlab.models.weights import materialize, save
+from shardlab.records.reports import InitialReport
+from shardlab.runtime import distributed, tasks, trial
+from shardlab.runtime.device import of_rank
+from shardlab.settings import code_fingerprint, run_identity
+from shardlab.settings.types import Run, read_run
+from shardlab.train import evaluation
+
+
+def main() -> None:
+    """Build the model, save its weights and, if a report is requested, write their results on the test split."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of any run of the workload")
+    parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")
+    parser.add_argument("--report", type=Path, help="JSON file to write with their test loss; needs --data")
+    parser.add_argument("--data", type=Path, help="folder of the prepared data set")
+    parser.add_argument(
+        "--strategies", type=json.loads, default={}, help="JSON of settings/contents.py: what will train"
+    )
+    args = parser.parse_args()
+    if args.report and not args.data:
+        parser.error("--report needs --data")
+    run = read_run(args.settings)
+    distributed.start(run.site.device)
+    dtype = getattr(torch, run.recipe.dtype)
+    model = models.build(run.model, run.task, dtype)
+    models.check_plan(run.model, model)
+    tasks.check_loss(run, model)
+    code_fingerprint.check_imported(run.sources, run.model.sources)
+    runs = [Run.model_validate(run.model_dump() | {"strategy": n} | some) for n, some in args.strategies.items()]
+    contents.check_all(run, model, runs, {})
+    contents.check_drawn(run, model)
+    digest = save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
+    parameters = models.parameter_count(model)
+    print(f"{parameters:,} parameters, seed {run.seed}")
+    if not args.report:
+        return
+    loss = None
+    if not run.evaluated_sharded:
+        device = of_rank(run.site.device)
+        task = tasks.load(run.task, args.data, dtype, device, loss_chunks=run.recipe.loss_chunks)
+        materialize(model, args.output, device)
+        for sentence in contents.check_all(run, model, runs, trial.look(run, task, model)):
+            print(f"note: {sentence}")
+        loss = evaluation.evaluate_model(run, task, model).loss
+    report = InitialReport(
+        identity=run_identity.identity_of(run, store.fingerprint_of(args.data)),
+        weights=digest,
+        parameters=parameters,
+        loss=loss,
+    )
+    report.write(args.report)
+    print(f"test loss {report.loss}")

@@ -1,0 +1,64 @@
+"""Train twins of `single`: the same run, its initial weights perturbed by about one rounding error. Their distance from
+it is the rounding noise of float32, whatever the strategy.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from shardlab.data import store
+from shardlab.models.weights_difference import weights_difference
+from shardlab.records.done import weights_digest
+from shardlab.records.reports import NoiseFloorReport, TrainReport, Twin, initial_digest
+from shardlab.runtime import distributed
+from shardlab.settings import code_fingerprint, run_identity
+from shardlab.settings.precisions import PRECISIONS
+from shardlab.settings.types import Run, read_run
+from shardlab.train.evaluation import evaluate
+from shardlab.train.loop import train
+from shardlab.train.perturbed import move
+
+
+def main() -> None:
+    """Draw, train and evaluate each twin, and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of `single`")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--weights", type=Path, required=True, help="its initial weights")
+    parser.add_argument("--single", type=Path, required=True, help="its final weights")
+    parser.add_argument("--draws", type=int, required=True, help="number of twins")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
+    args = parser.parse_args()
+    run = read_run(args.settings)
+    fingerprint = store.fingerprint_of(args.data)
+    initial_weights = initial_digest(args.weights)
+    distributed.start(run.site.device)
+    single_weights = weights_digest(args.single)
+    twins = [twin(run, args.data, args.weights, args.single, number) for number in range(args.draws)]
+    code_fingerprint.check_imported(run.sources, run.model.sources)
+    report = NoiseFloorReport(
+        identity=run_identity.identity_of(run, fingerprint),
+        initial_weights=initial_weights,
+        workload=run.workload,
+        single_weights=single_weights,
+        scale=PRECISIONS[run.recipe.dtype].rounding,
+        twins=twins,
+    )
+    report.write(args.output)
+
+
+def twin(run: Run, data: Path, initial: Path, single: Path, number: int) -> Twin:
+    """Train ``run`` from the initial weights of twin ``number``; compare its final weights with those of ``single``."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        move(run, initial, number, folder / "initial.safetensors")
+        train(run, data, folder / "initial.safetensors", folder, {})
+        report = TrainReport.read(folder / "train.json", "train again")
+        found = evaluate(run, data, folder / "model.safetensors")
+        differences = weights_difference(folder / "model.safetensors", single)
+    return Twin(
+        validation_loss=report.validation_loss,
+        test_loss=found.loss,
+        expert_choices=found.expert_choices,
+        weights=differences,
+    )

@@ -1,0 +1,90 @@
+"""Plan runs: their memory, operations, traffic and time, from the engines' own steps on fake tensors; nothing is
+trained. Writes a plan.json per run and, with --table, plan.md.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from shardlab.data import store
+from shardlab.errors import UserError
+from shardlab.files import write_text
+from shardlab.records import plan
+from shardlab.records.plan import Plan
+from shardlab.report import plan_table
+from shardlab.settings import load, resolve
+from shardlab.settings.sites import Site
+from shardlab.settings.types import Run
+
+MODES = tuple(plan.RECOMPUTED)
+"""Recomputation modes, least first."""
+
+
+def main() -> None:
+    """Simulate, write the plans, print a summary."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    load.add_config_argument(parser)
+    parser.add_argument("--strategy", help="plan only this run (with --workload)")
+    parser.add_argument("--workload", help="its workload")
+    parser.add_argument("--data", type=Path, default=Path("data/prepared"), help="folder of the prepared data sets")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder to write to")
+    parser.add_argument("--table", type=Path, help="also write a table of all plans")
+    parser.add_argument("--cores", type=int, default=1, help="ranks to simulate at a time")
+    args = parser.parse_args()
+    if bool(args.strategy) != bool(args.workload):
+        raise UserError("--strategy and --workload belong together; give both, or neither for all runs.")
+    if args.strategy:
+        runs = [resolve.run(args.config, args.strategy, args.workload)]
+    else:
+        runs, _ = resolve.matrix(args.config)
+    plans, refused = made(runs, load.site(args.config), args.data, args.cores)
+    args.results.mkdir(parents=True, exist_ok=True)
+    for each in plans:
+        each.write(args.results / each.strategy / each.workload / plan.FILE)
+    text = plan_table.markdown(plans, refused, args.config)
+    if args.table:
+        write_text(args.table, text)
+    print(text)
+    if refused and args.strategy:
+        raise UserError(next(iter(refused.values())))
+
+
+def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan], dict[tuple[str, str], str]]:
+    """Return the plans, and the reason for each (strategy, workload) without one.
+
+    A run that does not fit is planned again with the least recomputation with which it fits.
+    """
+    from shardlab.plan.simulate import simulate  # imports torch, after the configuration was checked
+
+    folders = {run.data.name: data / run.data.name for run in runs}
+    there = {run.data.name: store.is_prepared(folders[run.data.name], run.data) for run in runs}
+    plans: dict[int, Plan] = {}
+    refused: dict[tuple[str, str], str] = {}
+    left = dict(enumerate(runs))
+    for mode in MODES:
+        requested = {
+            number: run if run.recipe.activation_checkpointing == mode else _recomputing(run, mode)
+            for number, run in left.items()
+            if run.recipe.activation_checkpointing in ("auto", *MODES[: MODES.index(mode) + 1])
+        }
+        costs = {number: plan.cost(run) for number, run in requested.items()}
+        distinct = {costs[number]: run for number, run in requested.items()}
+        with_data = [(run, folders[run.data.name] if there[run.data.name] else None) for run in distinct.values()]
+        simulated = dict(zip(distinct, simulate(with_data, cores), strict=True))
+        for number, cost in costs.items():
+            run, estimate = runs[number], simulated[cost]
+            if isinstance(estimate, str):
+                refused[run.strategy, run.workload] = estimate
+                del left[number]
+                continue
+            fits = plan.fits(estimate, site.hardware)
+            made = plan.make(run, site.hardware, estimate, mode, fits=fits, prepared=there[run.data.name])
+            plans[number] = made
+            if fits is not False:
+                del left[number]
+            print(f"{run.strategy} x {run.workload}", file=sys.stderr, flush=True)
+    return [plans[number] for number in sorted(plans)], refused
+
+
+def _recomputing(run: Run, mode: str) -> Run:
+    return run.model_copy(update={"recipe": run.recipe.model_copy(update={"activation_checkpointing": mode})})

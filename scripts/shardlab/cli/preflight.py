@@ -1,0 +1,249 @@
+"""Check a site before long runs: the login node, each node of a job, all ranks of
+a job.
+
+Problems are printed with their remedies, and end the program with status 1.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from shardlab.errors import UserError
+from shardlab.files import ROOT, flock, read_json, write_json
+from shardlab.runs import container, gpus, launchers
+from shardlab.runs.launchers import RENDEZVOUS, JobLauncher
+from shardlab.runs.slurm_limits import policy
+from shardlab.settings import load
+from shardlab.settings.sites import Site
+from shardlab.settings.types import Ranks, read_ranks
+
+PACKAGES = ("torch", "deepspeed", "numpy", "safetensors", "tokenizers", "pydantic")
+SPACE = 2 * 2**30
+"""Bytes that should be free for results: weights and metrics of a default matrix take a fraction of it."""
+PATIENCE = 30
+"""Seconds in which the nodes of a job have to find each other."""
+
+Findings = dict[str, Any]
+
+
+def main() -> int:
+    """Run the checks, write the findings, print problems."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "what", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports"
+    )
+    parser.add_argument("--settings", type=Path, required=True, help="site.json: the ranks to check")
+    load.add_config_argument(parser)
+    parser.add_argument("--output", type=Path, help="report to write")
+    parser.add_argument("--reports", type=Path, nargs="*", default=[], help="show: reports to print")
+    args = parser.parse_args()
+    run = read_ranks(args.settings)
+    if args.what == "show":
+        show(run, [read_json(path, "preflight report", "run preflight again") for path in args.reports])
+        return 0
+    if args.what == "ranks":
+        return ranks(run, args.output)
+    found = login(run, load.site(args.config)) if args.what == "login" else nodes(run)
+    return report(found, args.output) if found else 0
+
+
+def report(found: Findings, output: Path) -> int:
+    """Write the findings, or print the problems; return the status."""
+    for problem in found["problems"]:
+        print(f"wrong: {problem}", file=sys.stderr)
+    if found["problems"]:
+        return 1
+    write_json(output, found)
+    return 0
+
+
+def login(run: Ranks, site: Site) -> Findings:
+    """Check the machine that Snakemake runs on, and Slurm's limits and preemption."""
+    problems = storage(ROOT / "results")
+    for program in launchers.for_site(run.site).programs:
+        if shutil.which(program) is None:
+            problems.append(f"{program} was not found on {socket.gethostname()}; load its module, then try again")
+    if run.site.container and (reason := container.missing(run.site.container.command)):
+        problems.append(reason)
+    said, wrong = policy(site)
+    problems += wrong
+    return {
+        "where": "login node",
+        "policy": said,
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "problems": problems,
+    }
+
+
+def nodes(run: Ranks) -> Findings | None:
+    """Run one process per node. The first node writes the report of all, received over the port of the rendezvous."""
+    found = one_node(run)
+    if run.nodes == 1:
+        return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
+    launcher, key = launchers.for_site(run.site), run.site.launcher
+    assert isinstance(launcher, JobLauncher)
+    host, _, port = os.environ[RENDEZVOUS].rpartition(":")
+    try:
+        socket.getaddrinfo(host, port)
+    except socket.gaierror:
+        found["problems"].append(
+            f"{found['host']}: no address is known for {host}, where nodes should meet; set {key}.suffix, {key}.domain "
+            f"or {key}.interface in the site's file so that the name is one that nodes know"
+        )
+        return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
+    if os.environ.get(launcher.node_rank) != "0":
+        tell(host, int(port), found)
+        return None
+    others, missing = hear(int(port), run.nodes - 1)
+    problems = [problem for each in (found, *others) for problem in each["problems"]]
+    if missing:
+        problems.append(
+            f"{missing} of {run.nodes} nodes did not reach {host}:{port} within {PATIENCE} s; set {key}.suffix, "
+            f"{key}.domain or {key}.interface in the site's file so that nodes meet on a network that carries them, or "
+            f"{key}.port_first to a port that is open between nodes"
+        )
+    return {"where": "nodes", "nodes": [found, *others], "problems": problems}
+
+
+def one_node(run: Ranks) -> Findings:
+    """Check this node, from inside the image if the site has one."""
+    name = socket.gethostname()
+    problems = [
+        f"{name}: {problem}" for problem in storage(ROOT / "results") + storage(Path(tempfile.gettempdir()), 2**26)
+    ]
+    versions: dict[str, str] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            problems.append(
+                f"{name}: Python has no {package}; rebuild the image, or install envs/train.txt where there is none"
+            )
+    found: list[str] = []
+    if "torch" in versions and run.site.device == "cuda":
+        found, wrong = visible(run.devices_per_node)
+        problems += [f"{name}: {problem}" for problem in wrong]
+    return {
+        "host": name,
+        "python": platform.python_version(),
+        "versions": versions,
+        "gpus": found,
+        "driver": next((gpu.driver for gpu in gpus.listed()), None),
+        "slurm_gpus": os.environ.get("SLURM_GPUS_ON_NODE"),
+        "cores": len(os.sched_getaffinity(0)),
+        "problems": problems,
+    }
+
+
+def visible(needed: int) -> tuple[list[str], list[str]]:
+    """Return the names of the GPUs that PyTorch sees on this node, and a sentence for each problem with them."""
+    import torch
+
+    from shardlab.runtime import device
+
+    listed, version = gpus.listed(), torch.version
+    count = torch.accelerator.device_count()
+    wrong = [gpus.other_torch(torch.__version__, rocm=version.hip is not None), gpus.old_driver(listed, version.cuda)]
+    if count < needed and wrong[1] is None:
+        cause = gpus.why_missing(count, version.cuda, version.hip)
+        wrong.append(f"PyTorch sees {count} GPUs and the run needs {needed}: {cause}")
+    names = [device.name(device.of_number(number)) for number in range(count)]
+    return names, [*filter(None, wrong), *gpus.busy(listed)]
+
+
+def storage(folder: Path, space: int = SPACE) -> list[str]:
+    """Check that a folder is writable, has locks and ``space`` free bytes; return a sentence for each problem."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".preflight.") as file:
+            flock(file)
+            free = shutil.disk_usage(folder).free
+    except UserError as error:
+        return [str(error).removesuffix(".")]
+    except OSError as error:
+        return [
+            f"{folder} cannot be written to ({error.strerror}); put it on a file system that all nodes can write to"
+        ]
+    if free < space:
+        return [f"{folder} has {free / 2**20:.0f} MiB free, but needs {space / 2**20:.0f} MiB; free some space there"]
+    return []
+
+
+def hear(port: int, others: int) -> tuple[list[Findings], int]:
+    """Return the findings of the other nodes, and the number of nodes that did not report."""
+    heard: list[Findings] = []
+    end = time.monotonic() + PATIENCE
+    with socket.create_server(("", port), backlog=others) as server:
+        while len(heard) < others and (left := end - time.monotonic()) > 0:
+            server.settimeout(left)
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                break
+            with connection, connection.makefile() as file:
+                heard.append(json.loads(file.readline()))
+    return heard, others - len(heard)
+
+
+def tell(host: str, port: int, found: Findings) -> None:
+    """Send this node's findings to the first node, which may start later."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        try:
+            with socket.create_connection((host, port), timeout=5) as connection:
+                connection.sendall(json.dumps(found).encode() + b"\n")
+                return
+        except OSError:
+            time.sleep(0.5)
+
+
+def ranks(run: Ranks, output: Path) -> int:
+    """Check that every collective gives the right result over all ranks, started as in a training run."""
+    from shardlab.measure import device_benchmark
+    from shardlab.measure.collectives import wrong
+    from shardlab.runtime import distributed
+
+    distributed.start(run.site.device, timeout_seconds=4 * PATIENCE)
+    world = distributed.world(run)
+    problems = [
+        f"{name} over {world.size} ranks gives wrong numbers; check NCCL's environment variables in the site's file"
+        for name in wrong(world)
+    ]
+    hosts = world.gather(socket.gethostname())
+    # On all ranks at the same time, as in a training.
+    figures = device_benchmark.least(world.gather(device_benchmark.figures(world.device)))
+    found: Findings = {"where": "ranks", "hosts": hosts, "hardware": figures, "problems": problems}
+    status = report(found, output) if world.is_rank0 else 0
+    if not status:
+        distributed.finish()
+    return status
+
+
+def show(run: Ranks, reports: list[Findings]) -> None:
+    """Print the findings."""
+    for report in reports:
+        for sentence in report.get("policy", []):
+            print(sentence)
+        for node in report.get("nodes", []):
+            driver = f", driver {node['driver']}" if node["driver"] else ""
+            print(
+                f"node {node['host']}: Python {node['python']}, {node['cores']} cores, GPUs {node['gpus'] or 'none'} "
+                f"(Slurm gave {node['slurm_gpus'] or 0}{driver})"
+            )
+            print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
+        if report["where"] == "ranks":
+            print(f"ranks on {', '.join(report['hosts'])}: all collectives are correct")
+            print(
+                f"  the slowest one reaches {json.dumps(report['hardware'])}: `hardware` of the site's file, for plans"
+            )
+    print(f"preflight: site {run.site_name} is ready for {run.nodes} x {run.ranks_per_node} ranks.")

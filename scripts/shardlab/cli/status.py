@@ -1,0 +1,25 @@
+"""Report the state of each run: done, alive, finished without its driver,
+resumable from which step, or lost, and why.
+
+Changes nothing: the next call of Snakemake does what this announces. Example:
+shardlab status
+"""
+
+import argparse
+from pathlib import Path
+
+from shardlab.runs.run_status import next_action
+from shardlab.settings import load, resolve
+
+
+def main() -> None:
+    """Print a line for each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    load.add_config_argument(parser)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of results (results)")
+    args = parser.parse_args()
+    planned, _ = resolve.matrix(args.config)
+    for run in planned:
+        print(
+            f"{f'{run.strategy} x {run.workload}':<32} {next_action(run, args.results / run.strategy / run.workload)}"
+        )

@@ -1,0 +1,34 @@
+"""Summarize all runs: summary.csv for programs, summary.md for people, for a sweep also sweep.csv. Prints the matrix of
+test losses and the verdict, which names missing runs.
+"""
+
+import argparse
+from pathlib import Path
+
+from shardlab.errors import UserError
+from shardlab.files import write_text
+from shardlab.report import summary, summary_markdown, sweep, verdict
+from shardlab.settings import load
+
+
+def main() -> None:
+    """Read the reports, write both tables, print the verdict."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    load.add_config_argument(parser)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
+    parser.add_argument("--check", action="store_true", help="fail unless every run is done and none is unequal")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        help="maximum relative difference of final losses that count as equal (default: by dtype)",
+    )
+    args = parser.parse_args()
+    table, left_out = summary.judged(args.config, args.results, args.tolerance)
+    write_text(args.results / "summary.csv", table.to_csv(index=False))
+    write_text(args.results / "summary.md", summary_markdown.markdown(table, args.config, left_out))
+    if args.config.sweep:
+        write_text(args.results / sweep.FILE, sweep.table(table).to_csv(index=False))
+    good, sentence = verdict.verdict(table)
+    if args.check and not good:
+        raise UserError(sentence)
+    print(summary_markdown.screen(table, args.config, args.results))

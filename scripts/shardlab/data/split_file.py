@@ -1,0 +1,223 @@
+"""A split's safetensors file: written part by part, with one part in memory at a time, and read as a memory map."""
+
+import json
+import mmap
+import random
+import shutil
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardlab.data.encoders import Arrays
+from shardlab.errors import UserError
+from shardlab.files import explained, write_atomic
+
+DTYPES = {
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+    "C64": "<c8",
+    "F32": "<f4",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F16": "<f2",
+    "U16": "<u2",
+    "I16": "<i2",
+    "I8": "|i1",
+    "U8": "|u1",
+    "BOOL": "|b1",
+}
+"""Name in the safetensors format: NumPy's. The format's own library sorts arrays in this order, and by name."""
+NAMES = {kind: name for name, kind in DTYPES.items()}
+COMPARED = 64
+"""Number of rows, drawn at random from all of a split's, that are compared with what the encoder gave."""
+OFFSETS = "_offsets"
+HELD = 2**28
+"""Bytes of a split that a training may hold in memory."""
+
+
+def open_arrays(path: Path) -> Arrays:
+    """Memory-map the arrays of a safetensors file: only what is indexed is read, however large the file is.
+
+    PyTorch's own reader maps the file as writable, for which the system reserves as much memory as the file's size.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    arrays = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            kind, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
+            place = 8 + length + entry["data_offsets"][0]
+            # An empty part of a file cannot be mapped.
+            arrays[name] = np.memmap(path, kind, "r", place, shape) if 0 not in shape else np.empty(shape, kind)
+    return arrays
+
+
+def release(arrays: Arrays) -> None:
+    """Give back the memory of what was read of a large file's arrays; they are read again when they are used.
+
+    Without this a process that has read a whole file holds all of it, as far as the memory allows.
+    """
+    if sum(array.nbytes for array in arrays.values()) > HELD:
+        for array in arrays.values():
+            if isinstance(array, np.memmap):
+                array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+
+
+def samples(arrays: Arrays) -> int:
+    """Return the number of samples in a split's arrays."""
+    offsets = next((array for name, array in arrays.items() if name.endswith(OFFSETS)), None)
+    return len(offsets) - 1 if offsets is not None else len(next(iter(arrays.values())))
+
+
+def row(arrays: Arrays, index: int) -> Arrays:
+    """Return one sample of a split's arrays."""
+    found = {}
+    for name, array in arrays.items():
+        if (offsets := arrays.get(f"{name}{OFFSETS}")) is not None:
+            found[name] = array[offsets[index] : offsets[index + 1]]
+        elif not name.endswith(OFFSETS):
+            found[name] = array[index]
+    return found
+
+
+class _Column:
+    """One array of a split, in a temporary file."""
+
+    def __init__(self, array: NDArray[Any], file: IO[bytes]) -> None:
+        self.kind, self.shape, self.file = array.dtype.newbyteorder("<"), array.shape[1:], file
+        self.length = 0
+
+    def append(self, array: NDArray[Any]) -> None:
+        # The format has C order only, and safetensors' own library writes the memory of other orders as it lies.
+        self.file.write(np.ascontiguousarray(array, self.kind).reshape(-1).view(np.uint8).data)
+        self.length += len(array)
+
+
+class SplitFile:
+    """A split's file that grows by parts, and appears when it is whole.
+
+    Each array grows in a file without a name, of which nothing stays when this process is killed.
+    """
+
+    def __init__(self, path: Path, source: str) -> None:
+        """``source``: where the parts are from, for errors."""
+        self.path, self.source = path, source
+        self.samples = 0
+        self._columns: dict[str, _Column] = {}
+        self._files = ExitStack()
+        self._kept: list[tuple[int, Arrays]] = []
+        self._last: tuple[int, Arrays] | None = None
+        self._random = random.Random(0)
+
+    def __enter__(self) -> Self:
+        """Return self."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the temporary files."""
+        self._files.close()
+
+    def append(self, part: Arrays) -> None:
+        """Append the arrays of consecutive samples.
+
+        Raises:
+            UserError: they do not fit each other or the parts before, or cannot be written.
+        """
+        self._check(part)
+        bases = {name: column.length for name, column in self._columns.items()}
+        with explained(self.path):
+            for name, array in part.items():
+                if first := name not in self._columns:
+                    file = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115
+                    self._columns[name] = _Column(array, self._files.enter_context(file))
+                if name.endswith(OFFSETS):
+                    array = (array if first else array[1:]) + bases.get(name.removesuffix(OFFSETS), 0)
+                self._columns[name].append(array)
+        for index in range(count := samples(part)):
+            self._keep(self.samples + index, part, index)
+        self.samples += count
+        if count:
+            self._last = self.samples - 1, _copy(row(part, count - 1))
+
+    def _keep(self, number: int, part: Arrays, index: int) -> None:
+        """Reservoir sampling (Vitter, 1985, doi.org/10.1145/3147.3165): any sample is kept as likely as any other."""
+        place = number if number < COMPARED else self._random.randrange(number + 1)
+        if place < COMPARED:
+            self._kept[place : place + 1] = [(number, _copy(row(part, index)))]
+
+    def _check(self, part: Arrays) -> None:
+        for name, array in part.items():
+            kind, shape = array.dtype.newbyteorder("<"), array.shape[1:]
+            if kind.str not in NAMES:
+                raise UserError(f"{self.source} gave {name} as {array.dtype}, which safetensors cannot hold.")
+            before = self._columns.get(name)
+            if before is not None and (before.kind, before.shape) != (kind, shape):
+                raise UserError(
+                    f"{self.source} gave {name} as {kind} {shape} after parts of {before.kind} {before.shape}; all "
+                    "parts must be alike."
+                )
+            offsets = part.get(f"{name}{OFFSETS}")
+            if offsets is not None and (offsets[0], offsets[-1]) != (0, len(array)):
+                raise UserError(
+                    f"{self.source} gave {name}{OFFSETS} from {offsets[0]} to {offsets[-1]}, not 0 to {len(array)}."
+                )
+        if self._columns and part.keys() != self._columns.keys():
+            raise UserError(f"{self.source} gave {', '.join(part)} after parts of {', '.join(self._columns)}.")
+        rows = {
+            name: len(array) - name.endswith(OFFSETS) for name, array in part.items() if f"{name}{OFFSETS}" not in part
+        }
+        if len(set(rows.values())) > 1:
+            raise UserError(f"{self.source} gave arrays of different numbers of samples: {rows}.")
+
+    def save(self) -> None:
+        """Write the file, and read a sample of its rows back.
+
+        Raises:
+            UserError: it could not be written, or does not have what was given.
+        """
+        write_atomic(self.path, self._write)
+        self._compare()
+
+    def _write(self, path: Path) -> None:
+        """Write the safetensors format (huggingface.co/docs/safetensors), whose own library cannot stream."""
+        order = list(DTYPES)
+        columns = sorted(self._columns.items(), key=lambda item: (order.index(NAMES[item[1].kind.str]), item[0]))
+        header, end = {}, 0
+        for name, column in columns:
+            span = [end, end := end + column.file.tell()]
+            shape = [column.length, *column.shape]
+            header[name] = {"dtype": NAMES[column.kind.str], "shape": shape, "data_offsets": span}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for _, column in columns:
+                column.file.seek(0)
+                shutil.copyfileobj(column.file, file, 2**20)
+
+    def _compare(self) -> None:
+        arrays = open_arrays(self.path)
+        if samples(arrays) != self.samples:
+            raise UserError(f"{self.path} has {samples(arrays)} samples, but {self.source} gave {self.samples}.")
+        for number, given in [*self._kept, *([self._last] if self._last else [])]:
+            for name, values in row(arrays, number).items():
+                expected = given[name]
+                alike = values.dtype == expected.dtype.newbyteorder("<") and values.shape == expected.shape
+                if not alike or not np.array_equal(values, expected, equal_nan=expected.dtype.kind in "fc"):
+                    raise UserError(
+                        f"{self.path}: {name} of row {number} is not what {self.source} gave: the disk or the memory "
+                        "of this machine is damaged, or the program is wrong; prepare the data set elsewhere."
+                    )
+
+
+def _copy(arrays: Arrays) -> Arrays:
+    return {name: np.array(array) for name, array in arrays.items()}

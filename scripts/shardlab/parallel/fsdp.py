@@ -1,0 +1,168 @@
+"""Fully sharded data parallel (Zhao et al., 2023, arXiv:2304.11277; ``fully_shard``), HSDP on a 2-D mesh."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from shardlab.models.contents import reached, shared_outside
+from shardlab.runtime.distributed import World, text_of_mesh
+from shardlab.settings.types import StrategyOptions
+
+log = logging.getLogger(__name__)
+
+
+def apply(
+    model: nn.Module,
+    blocks: list[nn.Module],
+    mesh: DeviceMesh,
+    options: StrategyOptions,
+    dtype: torch.dtype,
+    *,
+    low: torch.dtype | None,
+    pipelined: bool,
+    experts: tuple[list[nn.Module], DeviceMesh] | None = None,
+) -> None:
+    """Shard in place: each block separately, then the remaining parameters together.
+
+    ``blocks`` are the workload's; with ``wrap_parameters`` they are instead the submodules with at least that many
+    parameters. ``mesh`` is (dp_shard) or (dp_replicate, dp_shard), ``dtype`` that of the weights,
+    and ``low`` that of the layers' arithmetic, if it is a lower precision. ``experts`` are submodules to shard over
+    another mesh of the same kind.
+    """
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if options.cpu_offload else OffloadPolicy()
+    inside = outside = MixedPrecisionPolicy()
+    if low:
+        # Reduce gradients in the weights' own dtype: the part of low precision that costs accuracy most.
+        inside = MixedPrecisionPolicy(low, reduce_dtype=dtype)
+        outside = MixedPrecisionPolicy(low, reduce_dtype=dtype, output_dtype=dtype)
+    reshard = options.reshard_after_forward
+    if reshard is None and pipelined:
+        reshard = False  # else each micro-batch would gather the weights again
+    if experts is not None:
+        grid = experts[1]
+        for module in experts[0]:
+            fully_shard(
+                module,
+                mesh=grid,
+                reshard_after_forward=reshard,
+                shard_placement_fn=partial(_placement, ranks=grid.size(grid.ndim - 1)),
+                mp_policy=replace(inside, cast_forward_inputs=False),  # the weights of the experts' sum stay exact
+                offload_policy=offload,
+            )
+        log.info("Applied FSDP to %d modules of experts, mesh %s", len(experts[0]), text_of_mesh(grid))
+    # A unit has all modules of its parameters: a tied one belongs to the model's.
+    tied = shared_outside(model, blocks)
+    if tied and options.wrap_parameters is None:
+        log.info("Left %d blocks with tied parameters to the root", len(tied))
+    blocks = [block for block in blocks if block not in tied]
+    # FSDP cannot send parameters without values; each rank keeps them as they are.
+    empty = {parameter for parameter in model.parameters() if not parameter.numel()}
+    if options.wrap_parameters is not None:
+        blocks = [block for block in _large(model, options.wrap_parameters) if not isinstance(block, FSDPModule)]
+    apart = of_another_type(model, dtype)
+    blocks = [block for block in blocks if block not in apart]
+    exact = [(module, MixedPrecisionPolicy()) for module in apart]
+    for module, precision in (*exact, *((block, inside) for block in blocks), (model, outside)):
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=reshard,
+            shard_placement_fn=partial(_placement, ranks=mesh.size(mesh.ndim - 1)),
+            mp_policy=precision,
+            offload_policy=offload,
+            ignored_params=empty,
+        )
+    if options.find_unused_parameters:
+        cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
+    log.info(
+        "Applied %s to %d blocks and the root, mesh %s%s%s",
+        "HSDP" if mesh.ndim > 1 else "FSDP",
+        len(blocks),
+        text_of_mesh(mesh),
+        f", computing in {str(low).removeprefix('torch.')}" if low else "",
+        ", states in CPU memory" if options.cpu_offload else "",
+    )
+
+
+class UsedParameters:
+    """Parameters that the losses of a step depend on, on any rank: the others have no gradient, as on one device.
+
+    FSDP reduces a gradient of 0 for these, which an optimizer would take for one.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.names = [name for name, value in model.named_parameters() if value.requires_grad]
+        self._gathered: dict[int, str] = {}
+        self._used: set[str] = set()
+        for prefix, module in model.named_modules():
+            if isinstance(module, FSDPModule):
+                cast(nn.Module, module).register_forward_pre_hook(partial(self._note, prefix))
+
+    def add(self, loss: Tensor) -> None:
+        """Add those that a loss depends on, before its backward pass."""
+        self._used |= {self._gathered[each] for each in reached(loss) if each in self._gathered}
+
+    def clear_others(self, world: World) -> None:
+        """Clear the gradients of parameters that no rank used, after the last backward pass of a step; a collective."""
+        used = torch.tensor([float(name in self._used) for name in self.names], device=world.device)
+        parameters = dict(self.model.named_parameters())
+        for name, ranks in zip(self.names, world.sum(used).tolist(), strict=True):
+            if not ranks:
+                parameters[name].grad = None
+        self._used.clear()
+
+    def _note(self, prefix: str, module: nn.Module, _: object) -> None:
+        for name, value in module.named_parameters():
+            if not isinstance(value, DTensor):
+                self._gathered[id(value)] = f"{prefix}.{name}".lstrip(".")
+
+
+def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
+    """Return the modules whose own trained parameters are not of the training's type, which FSDP reduces one by one.
+
+    Inner modules come first.
+    """
+
+    def types(module: nn.Module) -> set[torch.dtype]:
+        return {value.dtype for value in module.parameters(recurse=False) if value.requires_grad and value.numel()}
+
+    return [module for module in reversed([*model.modules()]) if types(module) - {dtype}]
+
+
+def _placement(parameter: nn.Parameter, ranks: int) -> Shard:
+    return Shard(shard_dimension(getattr(parameter, "_local_tensor", parameter).shape, ranks))
+
+
+def shard_dimension(shape: Sequence[int], ranks: int) -> int:
+    """Return the dimension of a parameter to shard: the first one, whose rows are filled up to a multiple of the ranks.
+
+    Stacked matrices, such as those of experts, and what has fewer rows than ranks would fill up much: of these it is
+    the first dimension that the ranks divide, if there is one.
+    """
+    if len(shape) != 3 and (not shape or shape[0] >= ranks):
+        return 0
+    return next((dimension for dimension, size in enumerate(shape) if size % ranks == 0), 0)
+
+
+def _large(model: nn.Module, parameters: int) -> list[nn.Module]:
+    """Return submodules with at least this many parameters that no deeper module has wrapped: deepest first."""
+    found: list[nn.Module] = []
+    taken: set[nn.Parameter] = set()
+    inside = [module for module in model.modules() if module is not model]
+    tied = shared_outside(model, inside)
+    for module in reversed([module for module in inside if module not in tied]):
+        own = [parameter for parameter in module.parameters() if parameter not in taken]
+        if isinstance(module, nn.ModuleList | nn.ModuleDict) or sum(p.numel() for p in own) < parameters:
+            continue
+        found.append(module)
+        taken.update(own)
+    return found

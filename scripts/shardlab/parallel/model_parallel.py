@@ -1,0 +1,95 @@
+"""Naive model parallelism: consecutive layers on the devices of one process, of which one computes at a time."""
+
+import copy
+import logging
+import time
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from shardlab.models._chain import Chain
+from shardlab.parallel.native import NativeEngine
+from shardlab.runtime.device import wait
+from shardlab.runtime.tasks import MicroBatch, Outputs
+from shardlab.settings.pipeline_schedules import boundaries
+
+log = logging.getLogger(__name__)
+
+
+class ModelParallelEngine(NativeEngine):
+    """The chain split into as many parts as there are devices; on CPUs every device is the same one."""
+
+    def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
+        self.busy, self.elapsed = [0.0] * run.devices_per_rank, 0.0
+        self.forward = [(0.0, 0.0)] * run.devices_per_rank
+        self.marks = [0.0] * run.devices_per_rank
+        self.spans: list[list[dict[str, Any]]] = []
+        super().__init__(run, task, world, weights)
+
+    def cut(self, model: nn.Module) -> list[nn.Module]:
+        where = boundaries(self.run.model.segments, self.run.devices_per_rank)
+        parts = [copy.deepcopy(cast(Chain, model)) for _ in where]
+        for part, segments in zip(parts, where, strict=True):
+            part.cut(*segments)
+        log.info("Applied model parallelism: %d parts on %s", len(parts), ", ".join(map(str, self.devices())))
+        return list(parts)
+
+    def devices(self) -> list[torch.device]:
+        return self.world.devices
+
+    def outputs(self, micro: MicroBatch) -> Outputs:
+        state, keywords = self.task.inputs(micro.batch)
+        for number, (model, device) in enumerate(zip(self.models, self.devices(), strict=True)):
+            started = self._now(device)
+            state = tuple(self.moved(value, number) for value in state)
+            result = model(*state, **{name: self.moved(value, number) for name, value in keywords.items()})
+            state = result if isinstance(result, tuple) else (result,)
+            for value in state:
+                if value.requires_grad:
+                    # This part's backward pass begins when its last output gradient arrives.
+                    value.register_hook(lambda _, number=number, device=device: self._mark(number, device))
+            self.forward[number] = started, self._now(device)
+        outputs = tuple(self.moved(value, 0) for value in state)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def moved(self, value: Tensor, number: int) -> Tensor:
+        """Copy a tensor to the device of part ``number``."""
+        return value.to(self.devices()[number])
+
+    def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+        started = time.perf_counter()
+        self.marks = [0.0] * len(self.marks)
+        loss = super().forward_backward(micro, scale, last=last)
+        finished = self._now(self.world.device)
+        marks = [mark or finished for mark in self.marks]  # frozen first parts have no backward pass
+        ends = [finished, *marks[:-1]]
+        passes = [
+            [("forward", *forward), ("backward", mark, end)]
+            for forward, mark, end in zip(self.forward, marks, ends, strict=True)
+        ]
+        self.spans = [
+            [{"name": name, "piece": 0, "start": start - started, "end": end - started} for name, start, end in device]
+            for device in passes
+        ]
+        taken = [sum(end - start for _, start, end in device) for device in passes]
+        self.busy = [busy + more for busy, more in zip(self.busy, taken, strict=True)]
+        self.elapsed += time.perf_counter() - started
+        return loss
+
+    def compute_spans(self) -> list[list[dict[str, Any]]]:
+        return self.spans
+
+    def idle_fraction(self) -> list[float] | None:
+        """See Engine: one number per device, since the last call."""
+        fractions = [1 - busy / self.elapsed for busy in self.busy] if self.elapsed else None
+        self.busy, self.elapsed = [0.0] * len(self.busy), 0.0
+        return fractions
+
+    def _mark(self, number: int, device: torch.device) -> None:
+        self.marks[number] = self._now(device)
+
+    @staticmethod
+    def _now(device: torch.device) -> float:
+        wait(device)  # costs nothing here: the devices work one after the other anyway
+        return time.perf_counter()

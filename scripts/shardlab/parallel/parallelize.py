@@ -1,0 +1,241 @@
+"""Transformations of a model, or a part of one, before training: in this order, as the run's settings say."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch._guards import detect_fake_mode as fake_mode
+from torch.nn.parallel import DistributedDataParallel
+
+from shardlab.errors import UserError
+from shardlab.models import matching
+from shardlab.patches.torch_modules import around_forward
+from shardlab.runtime.device import has_capability, name
+from shardlab.runtime.distributed import World
+from shardlab.runtime.module_state import Recomputation, Snapshot
+from shardlab.settings.precisions import PRECISIONS
+from shardlab.settings.recipe import Recipe
+from shardlab.settings.types import Run
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Hooks:
+    """Parts of a transformed model that need to know of each step."""
+
+    batch: Any = None
+    """See batch_norm.Batch."""
+    used: Any = None
+    """See fsdp.UsedParameters."""
+
+
+def apply(run: Run, model: nn.Module, world: World) -> Hooks:
+    """Transform a model without weights (on the meta device) in place: split, recompute, compile, shard.
+
+    Return what the engine tells of each step.
+
+    Raises:
+        UserError: the device does not have the recipe's precision.
+    """
+    recipe, options = run.recipe, run.options
+    hooks = Hooks()
+    precision = PRECISIONS[recipe.arithmetic]
+    if not has_capability(world.device, precision.capability):
+        raise UserError(f"recipe.precision: {name(world.device)} has no {recipe.precision}; set it to bf16.")
+    if precision.technique:
+        technique = import_module(f"shardlab.parallel.{precision.technique}")
+        technique.apply(_blocks(model, run.model.blocks), world.device)
+    if (mesh := world.tensor_mesh) is not None:
+        from shardlab.parallel import tensor
+
+        tensor.apply(
+            model,
+            run.model.tensor,
+            run.model.blocks,
+            mesh,
+            sequence_parallel=options.sequence_parallel,
+            loss_parallel=options.loss_parallel,
+        )
+    if (mesh := world.context_mesh) is not None and mesh.size() > 1:
+        from shardlab.parallel import context
+
+        context.apply(model, options.context, world.sequence, mesh.get_group())
+    if recipe.sync_batch_norm and world.data_group is not None and world.data_size > 1:
+        from shardlab.parallel import batch_norm
+
+        hooks.batch = batch_norm.synchronize(model, world.data_group, world.device)
+    experts = _blocks(model, run.model.experts)
+    if (mesh := world.expert_mesh) is not None:
+        from shardlab.parallel.experts import split
+
+        split(experts, mesh)
+    low = None if recipe.precision == "full" else getattr(torch, precision.dtype)
+    recompute(model, run.model.blocks, recipe.activation_checkpointing)
+    if low and not run.mesh.sharded:
+        # Around forward, because a pipeline calls its stages by itself.
+        around_forward(model, torch.autocast(world.device.type, low))
+        log.info("Applied %s autocast to the forward pass", precision.dtype)
+    compile_forward(model, run.model.blocks, recipe)
+    if (mesh := world.shard_mesh) is not None:
+        from shardlab.parallel import fsdp
+
+        _move_buffers(model, world.device)
+        blocks, dtype = _blocks(model, run.model.blocks), getattr(torch, recipe.dtype)
+        grouped = world.expert_shard_mesh
+        parted = None if grouped is None else (experts, grouped)
+        fsdp.apply(model, blocks, mesh, options, dtype, low=low, pipelined=run.mesh.pipelined, experts=parted)
+        if options.find_unused_parameters:
+            hooks.used = fsdp.UsedParameters(model)
+    return hooks
+
+
+def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
+    """Return the module to call instead of the model, now with its weights: it averages gradients over replicas."""
+    if run.options.single_process == "dp":
+        from shardlab.parallel import data_parallel
+
+        return data_parallel.apply(model, world.devices)
+    if (mesh := world.replicate_mesh) is not None and not run.mesh.sharded:
+        from shardlab.parallel import ddp
+
+        return ddp.apply(model, mesh, find_unused_parameters=run.options.find_unused_parameters)
+    return model
+
+
+def synchronized(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    """Context of a micro-batch: replicas average their gradients once, after the ``last`` one."""
+    if isinstance(model, DistributedDataParallel) and not last:
+        return model.no_sync()
+    if set_requires_all_reduce := getattr(model, "set_requires_all_reduce", None):
+        set_requires_all_reduce(last)  # HSDP; shards are reduced each time, so that no rank holds whole gradients
+    return nullcontext()
+
+
+def check_reduced(model: nn.Module) -> None:
+    """Check after the last backward pass of a step that replicas reduced all gradients.
+
+    Raises:
+        UserError: they did not; see ddp.py.
+    """
+    if isinstance(model, DistributedDataParallel):
+        from shardlab.parallel import ddp
+
+        ddp.check_reduced(model)
+
+
+def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
+    """Apply activation checkpointing (Chen et al., 2016, arXiv:1604.06174) to each block, in place."""
+    if mode in ("none", "auto"):  # a run.json of a training has what auto resolves to; nothing else needs it
+        return
+    from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
+    if mode != "full":
+        options["context_fn"] = partial(_keep_products, every=2 if mode == "alternate" else 1)
+    contexts = options.get("context_fn", noop_context_fn)
+
+    def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(block: nn.Module, *args: Any, **keywords: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(block, *args, **keywords)
+            if torch.compiler.is_compiling():  # a compiled graph writes buffers once, whatever it recomputes
+                return checkpoint(forward, block, *args, **options, **keywords)
+
+            def without_trace() -> tuple[Any, Any]:
+                first, again = contexts()
+                return first, Recomputation(block, again)
+
+            return checkpoint(forward, block, *args, **options | {"context_fn": without_trace}, **keywords)
+
+        return run
+
+    blocks = _blocks(model, patterns)
+    for block in blocks:
+        around_forward(block, recomputed)
+    log.info("Applied %s activation checkpointing to %d blocks", mode, len(blocks))
+
+
+def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> None:
+    """Compile the forward of the blocks, or of the model, in place, as the recipe says (torch.compile)."""
+    modules = {"none": [], "blocks": _blocks(model, patterns), "model": [model]}[recipe.compile]
+    for module in modules:
+        # Only the forward method: hooks of FSDP and tensor parallelism stay outside the graph.
+        forward = torch.compile(module.forward, backend=recipe.compile_backend)
+        module.forward = forward  # type: ignore[method-assign]
+        if recipe.activation_checkpointing != "none":
+            module.forward = _refusing_changes(module, forward)  # type: ignore[method-assign]
+    if modules:
+        count = "the model" if recipe.compile == "model" else f"{len(modules)} blocks"
+        log.info("Applied torch.compile to %s, backend %s", count, recipe.compile_backend)
+
+
+def _refusing_changes(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiled forward, whose first call must not change the module: a recomputation that is compiled, wholly
+    or in parts, repeats some of the changes.
+    """
+
+    def first(*args: Any, **keywords: Any) -> Any:
+        before = Snapshot(module)
+        outputs = forward(*args, **keywords)
+        module.forward = forward  # type: ignore[method-assign]
+        if not fake_mode() and (change := before.first_change()):
+            raise UserError(
+                f"recipe.activation_checkpointing and recipe.compile: a forward pass changes {change}, and compiled "
+                "code would change it again in the recomputation; set one of the two to none."
+            )
+        return outputs
+
+    return first
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Move buffers in place; ``fully_shard`` would set their data instead, which not every backend supports."""
+    for module in model.modules():
+        for key, buffer in module.named_buffers(recurse=False):
+            if not buffer.is_meta:  # one made from parameters is loaded with them
+                module._buffers[key] = buffer.to(device)
+
+
+def _blocks(model: nn.Module, patterns: list[str]) -> list[nn.Module]:
+    return [module for pattern in patterns for module in matching(model, pattern)]
+
+
+def _keep_products(every: int) -> Any:
+    """Return the contexts of one call of a selectively recomputed block, which keeps the results of attention and of
+    the first of ``every`` products.
+    """
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    aten = torch.ops.aten
+    products = [
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.convolution.default,
+        aten._scaled_mm.default,  # float8 in compiled blocks; elsewhere its products are dispatched as mm
+    ]
+    attention = [
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+    ]
+    if every == 1:
+        return create_selective_checkpoint_contexts(products + attention)
+    seen: Counter[bool] = Counter()
+
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if operator in products:
+            seen[context.is_recompute] += 1
+        kept = operator in attention or (operator in products and seen[context.is_recompute] % every == 1)
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)

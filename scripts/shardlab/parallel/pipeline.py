@@ -1,0 +1,257 @@
+"""Pipeline parallelism (``torch.distributed.pipelining``): stages of consecutive layers, batches in micro-batches."""
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import pipelining
+
+from shardlab.models._chain import Chain
+from shardlab.parallel.native import NativeEngine, plain
+from shardlab.patches import torch_pipelining
+from shardlab.runtime.device import generators_kept, wait
+from shardlab.runtime.module_state import Snapshot
+from shardlab.runtime.tasks import MicroBatch, Outputs
+from shardlab.settings.pipeline_schedules import boundaries
+
+log = logging.getLogger(__name__)
+
+
+class Stopwatch:
+    """Compute time of a device, measured by events on a GPU, for which the host does not wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.spans: list[tuple[str, int, Any, Any]] = []
+        """(name, micro-batch, start, end) of what ran."""
+        self._begun = self._mark()
+        self._last: tuple[Any, list[tuple[str, int, Any, Any]]] = (self._begun, [])
+        self._measured: list[tuple[Any, list[tuple[str, int, Any, Any]], Any]] = []
+        """Start, spans and end of measurements that were not added up yet."""
+        self._busy = self._elapsed = 0.0
+
+    def begin(self) -> None:
+        """Start measuring."""
+        self.spans, self._begun = [], self._mark()
+
+    def end(self) -> None:
+        """Stop measuring. Add up what the device has finished."""
+        self._last = self._begun, self.spans
+        self._measured.append((*self._last, self._mark()))
+        self.spans = []  # what follows is not measured
+        while len(self._measured) > 1 and self._is_over(self._measured[0][2]):
+            self._add_up()
+
+    @contextmanager
+    def running(self, name: str, piece: int) -> Iterator[None]:
+        """Measure the enclosed block."""
+        start = self._mark()
+        yield
+        self.spans.append((name, piece, start, self._mark()))
+
+    def last(self) -> list[dict[str, Any]]:
+        """Return the last measurement (see records/timeline.py); waits for the device."""
+        self._wait()
+        started, spans = self._last
+        since = [(name, piece, self._between(started, a), self._between(started, b)) for name, piece, a, b in spans]
+        return [dict(zip(("name", "piece", "start", "end"), span, strict=True)) for span in since]
+
+    def take(self) -> tuple[float, float]:
+        """Return (compute seconds, elapsed seconds) of the device since the last call; waits for the device."""
+        self._wait()
+        while self._measured:
+            self._add_up()
+        taken, self._busy, self._elapsed = (self._busy, self._elapsed), 0.0, 0.0
+        return taken
+
+    def _add_up(self) -> None:
+        started, spans, ended = self._measured.pop(0)
+        self._busy += sum(self._between(start, stop) for _, _, start, stop in spans)
+        self._elapsed += self._between(started, ended)
+
+    def _wait(self) -> None:
+        wait(self.device)
+
+    def _is_over(self, mark: Any) -> bool:
+        return self.device.type == "cpu" or bool(mark.query())
+
+    def _between(self, start: Any, stop: Any) -> float:
+        return float(stop - start if self.device.type == "cpu" else start.elapsed_time(stop) / 1000)
+
+    def _mark(self) -> Any:
+        if self.device.type == "cpu":
+            return time.perf_counter()
+        event = torch.Event(self.device, enable_timing=True)
+        event.record(torch.accelerator.current_stream(self.device))
+        return event
+
+
+class TimedStage(torch_pipelining.Stage):
+    """A stage that measures how long it computes; the time in which it waits for another is what is left."""
+
+    watch: Stopwatch
+
+    def _compute_outputs(self, *args: Any, module: nn.Module, **options: Any) -> Any:
+        """Infer shapes: PyTorch runs the stage on uninitialized inputs."""
+        with Snapshot(module).in_place(), generators_kept(self.device):
+            return super()._compute_outputs(*args, module=module, **options)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+        """Run one micro-batch forward."""
+        with self.watch.running("forward", fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **options)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+        """Run one micro-batch backward, whole or for the inputs only."""
+        with self.watch.running("backward", bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **options)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+        """Run the weights' part of a split backward pass."""
+        with self.watch.running("backward of weights", bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **options)
+
+
+def _boundary(stage: nn.Module, inputs: Any, outputs: Any, *, splits_backward: bool) -> Any:
+    """Return a stage's outputs as PyTorch's schedules expect them: with gradients, also of a stage that is frozen, and
+    no views if the backward pass is split.
+    """
+
+    def passed(value: Tensor) -> Tensor:
+        if not torch.is_grad_enabled() or not value.is_floating_point():
+            return value
+        if splits_backward and value._is_view():
+            value = value.clone()
+        return value if value.requires_grad else value.detach().requires_grad_()
+
+    return tuple(map(passed, outputs)) if isinstance(outputs, tuple) else passed(outputs)
+
+
+class PipelineEngine(NativeEngine):
+    """Stages over the ranks of the mesh axis ``pp``, each with any other axes of the mesh inside."""
+
+    stage = TimedStage
+    """Class that runs a stage's part of the model."""
+
+    def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
+        mesh = world.pipeline_mesh
+        self.group, self.rank, self.ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
+        self.chunks = run.options.n_microbatches
+        self.plan = run.options.pipeline
+        self.stages = self.plan.stages(self.ranks, self.rank)
+        self.owner: dict[str, int] = {}
+        super().__init__(run, task, world, weights)
+        self.watch = Stopwatch(world.device)
+        self.schedules: dict[Any, Any] = {}
+        self.loss_of: Callable[[Outputs, Tensor], Tensor]
+
+    def cut(self, model: nn.Module) -> list[nn.Module]:
+        chain = cast(Chain, model)
+        where = boundaries(self.run.model.segments, self.ranks * self.plan.stages_per_rank)
+        segments = chain.segments()
+        for rank in range(self.ranks):
+            held = [segments[number] for stage in self.plan.stages(self.ranks, rank) for number in range(*where[stage])]
+            owned = tuple(f"{name}." for piece in held for name in piece.names)
+            self.owner |= {name: rank for name in self.meta_state_dict if f"{name}.".startswith(owned)}
+        parts = [copy.deepcopy(chain) for _ in self.stages]
+        for part, stage in zip(parts, self.stages, strict=True):
+            part.cut(*where[stage])
+            if not part.has_last_segment:
+                part.register_forward_hook(partial(_boundary, splits_backward=self.plan.splits_backward))
+        log.info(
+            "Applied pipeline parallelism (%s), stages %s of %d on this rank, mesh pp=%d",
+            self.plan.torch_class,
+            self.stages,
+            len(where),
+            self.ranks,
+        )
+        return list(parts)
+
+    def loss(self, micro: MicroBatch) -> Tensor:
+        return self._run(micro, 1.0, backward=False)
+
+    def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+        self.watch.begin()
+        loss = self._run(micro, scale, backward=True)
+        self.watch.end()
+        return loss
+
+    def compute_spans(self) -> list[list[dict[str, Any]]]:
+        return [self.watch.last()]
+
+    def idle_fraction(self) -> list[float] | None:
+        """See Engine: this rank's bubble since the last call."""
+        # A rank that is done early waits for the others after add_gradients: the longest time counts for all of them.
+        busy, own = self.watch.take()
+        elapsed = torch.tensor(own, dtype=torch.float64, device=self.world.device)
+        dist.all_reduce(elapsed, op=dist.ReduceOp.MAX, group=self.group)
+        return [1 - busy / float(elapsed)] if elapsed else None
+
+    def sum_over_parts(self, value: Tensor) -> Tensor:
+        dist.all_reduce(value, group=self.group)
+        return value
+
+    def whole(self, name: str, value: Tensor | None) -> Tensor:
+        if value is None:
+            whole = torch.empty_like(self.meta_state_dict[name], device=self.world.device)
+        else:
+            whole = super().whole(name, value).to(self.world.device).contiguous()
+        if whole.numel():  # as bytes: not every backend sends every type
+            dist.broadcast(whole.view(-1).view(torch.uint8), group=self.group, group_src=self.owner[name])
+        return whole
+
+    def _run(self, micro: MicroBatch, scale: float, *, backward: bool) -> Tensor:
+        """Send a micro-batch through the pipeline, in ``chunks`` pieces."""
+        positional, keywords = self.task.inputs(micro.batch)
+        schedule = self._schedule(backward, *positional, *keywords.values())
+        rows = torch.arange(micro.rows, device=self.world.device)
+
+        def loss_of(outputs: Outputs, rows: Tensor) -> Tensor:
+            # The first value in `rows` identifies these rows without reading them from the device; the samples that
+            # do not
+            # count are the last ones.
+            first = int(rows.storage_offset())
+            last = first + len(rows)
+            piece = {name: values[first:last] for name, values in micro.batch.items()}
+            part = MicroBatch(piece, max(0, min(last, micro.count) - first), len(rows))
+            if backward and self.watch.spans:  # before a stage has computed anything, PyTorch runs it to infer shapes
+                self.task.count(outputs, part)
+            return self.task.counted_loss(outputs, part) * scale
+
+        self.loss_of = loss_of
+        losses: list[Tensor] = []
+        first = positional if 0 in self.stages else ()
+        with self._loss_context():
+            if backward:
+                schedule.step(*first, target=rows, losses=losses, return_outputs=False, **keywords)
+            else:
+                schedule.eval(*first, target=rows, losses=losses, **keywords)
+        total = torch.zeros((), dtype=torch.promote_types(self.task.dtype, torch.float32), device=self.world.device)
+        return total + sum(plain(loss.detach()) for loss in losses) / scale
+
+    def _schedule(self, backward: bool, *inputs: Tensor) -> Any:
+        """Return the schedule for these input shapes, as stages hold buffers of fixed shapes; losses alone use another
+        one.
+        """
+        key = (backward, *(value.shape for value in inputs))
+        if key not in self.schedules:
+            count = self.ranks * self.plan.stages_per_rank
+            stages = []
+            for model, number in zip(self.models, self.stages, strict=True):
+                stage = self.stage(model, number, count, self.world.device, group=self.group)
+                stage.watch = self.watch
+                stages.append(stage)
+            self.schedules[key] = getattr(pipelining, self.plan.torch_class)(
+                stages if self.plan.stages_per_rank > 1 else stages[0],
+                self.chunks,
+                loss_fn=lambda outputs, rows: self.loss_of(outputs, rows),
+                scale_grads=False,
+            )
+        return self.schedules[key]

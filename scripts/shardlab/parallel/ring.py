@@ -1,0 +1,158 @@
+"""Ring attention (Liu et al., 2023, arXiv:2310.01889): keys and values travel around the ranks.
+
+No rank ever holds those of more than two parts. Each block's result is merged by the log-sum-exp of its scores; the
+backward pass uses the log-sum-exp of the whole row, which is what makes the blocks' gradients add up. Shapes: see
+context.py.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardlab.models._sequence import SequenceSplit
+from shardlab.parallel import attention_block
+
+KEYS, GRADIENTS = 0, 1
+"""Tags of what travels at the same time."""
+
+
+def ring(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    split: SequenceSplit,
+    group: dist.ProcessGroup,
+) -> Tensor:
+    """Attend from this rank's positions to all keys, of which it holds one rank's at a time."""
+    attended: Tensor = _Ring.apply(query, key, value, mask, causal, split, group)  # type: ignore[no-untyped-call]
+    return attended
+
+
+class _Block(NamedTuple):
+    """Positions of this rank and of another one, between which it computes attention."""
+
+    rows: slice
+    """Positions of this rank's part that attend to them."""
+    keys: slice
+    """Those of the other rank's positions that they attend to."""
+    causal: bool
+    """Rows attend to keys up to themselves, instead of to all of them."""
+
+
+def _block(split: SequenceSplit, source: int, length: int, causal: bool) -> _Block | None:
+    """Return the block with the keys of rank ``source``; None if no row attends to any of them."""
+    every = slice(None)
+    if not causal or source == split.rank:
+        return _Block(every, every, causal)
+    half = length // 2
+    if source < split.rank:
+        return _Block(every, slice(half) if split.head_tail else every, False)
+    return _Block(slice(half, None), every, False) if split.head_tail else None
+
+
+class _Passing:
+    """A tensor on its way to the next rank, while the previous rank's arrives."""
+
+    def __init__(self, sent: Tensor, tag: int, split: SequenceSplit, group: dist.ProcessGroup) -> None:
+        self.sent, self.arriving = sent.contiguous(), torch.empty_like(sent, memory_format=torch.contiguous_format)
+        to, source = (split.rank + 1) % split.ranks, (split.rank - 1) % split.ranks
+        self.works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, self.sent, group=group, tag=tag, group_peer=to),
+                dist.P2POp(dist.irecv, self.arriving, group=group, tag=tag, group_peer=source),
+            ]
+        )
+
+    def arrived(self) -> Tensor:
+        """Return the previous rank's tensor."""
+        for work in self.works:
+            work.wait()
+        return self.arriving
+
+
+def _around(memory: Tensor, split: SequenceSplit, group: dist.ProcessGroup) -> Iterator[tuple[int, Tensor]]:
+    """Yield each rank's number and its ``memory``, this rank's first; meanwhile the next one is on its way."""
+    for step in range(split.ranks):
+        passing = _Passing(memory, KEYS, split, group) if step + 1 < split.ranks else None
+        yield (split.rank - step) % split.ranks, memory
+        if passing:
+            memory = passing.arrived()
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        split: SequenceSplit,
+        group: dist.ProcessGroup,
+    ) -> Tensor:
+        masks = _masks(mask, split, query.dtype)
+        for source, memory in _around(torch.stack((key, value)), split, group):
+            if block := _block(split, source, key.shape[2], causal):
+                keys, values = memory[:, :, :, block.keys].unbind(0)
+                found, weight = attention_block.forward(
+                    query[:, :, block.rows], keys, values, masks[source], causal=block.causal
+                )
+                if source == split.rank:
+                    output, lse = found.to(weight.dtype), weight.contiguous()
+                else:
+                    _merge(output[:, :, block.rows], lse[:, :, block.rows], found, weight)
+        output = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, lse, *([] if mask is None else [mask]))
+        ctx.causal, ctx.split, ctx.group = causal, split, group
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query, key, value, output, lse, *mask = ctx.saved_tensors
+        causal, split, group = ctx.causal, ctx.split, ctx.group
+        memory = torch.stack((key, value))
+        masks = _masks(mask[0] if mask else None, split, query.dtype)
+        of_query = torch.zeros_like(query, dtype=lse.dtype)
+        # The gradients of keys and values travel with them, and are complete when they are home again.
+        of_memory, travelling = torch.zeros_like(memory, dtype=lse.dtype), None
+        for source, passed in _around(memory, split, group):
+            block, added = _block(split, source, key.shape[2], causal), None
+            if block:
+                keys, values = passed[:, :, :, block.keys].unbind(0)
+                at = slice(None), slice(None), block.rows
+                own = gradient[at], query[at], output[at], lse[at]
+                added = attention_block.backward(*own, keys, values, bias=masks[source], causal=block.causal)
+            if travelling:
+                of_memory = travelling.arrived()
+            if block and added:
+                of_query[:, :, block.rows] += added[0]
+                of_memory[0][:, :, block.keys] += added[1]
+                of_memory[1][:, :, block.keys] += added[2]
+            travelling = _Passing(of_memory, GRADIENTS, split, group)
+        of_key, of_value = travelling.arrived().to(key.dtype).unbind(0) if travelling else of_memory.unbind(0)
+        return of_query.to(query.dtype), of_key, of_value, None, None, None, None
+
+
+def _merge(output: Tensor, lse: Tensor, found: Tensor, weight: Tensor) -> None:
+    """Add a block's result to that of the blocks before it, in place."""
+    total = torch.logaddexp(lse, weight)
+    output.mul_((lse - total).exp().unsqueeze(-1)).add_(found * (weight - total).exp().unsqueeze(-1))
+    lse.copy_(total)
+
+
+def _masks(mask: Tensor | None, split: SequenceSplit, dtype: torch.dtype) -> list[Tensor | None]:
+    """Return what is added to the scores of each rank's keys: (batch, 1, 1, part), 0 or a very negative number.
+
+    Not -inf, whose differences are not numbers where a whole block is masked.
+    """
+    if mask is None:
+        return [None] * split.ranks
+    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, attention_block.MASKED)
+    return [*split.parts(bias, -1)]

@@ -1,0 +1,47 @@
+"""Patch of Snakemake's choice of jobs: one that follows another job's output as ``ancient`` is checked itself.
+
+Snakemake checks a job's parameters, inputs and code only if no job before it runs, as it then runs anyway. It skips the
+check also where the job before is followed by ``ancient`` inputs alone, because of which nothing runs. Without the
+patch, an edit that changes both jobs runs the first alone, and those after both with the old file of the second.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import wraps
+from typing import Any
+
+
+class _Following(dict[Any, dict[Any, Any]]):
+    """Job: the jobs that run because it does, with its files that they read."""
+
+    def __init__(self, depending: Mapping[Any, Mapping[Any, Any]]) -> None:
+        super().__init__()
+        self.depending = depending
+
+    def __missing__(self, job: Any) -> dict[Any, Any]:
+        followers = self.depending[job].items()
+        self[job] = found = {one: files for one, files in followers if not all(file.is_ancient for file in files)}
+        return found
+
+
+def ancient_inputs_decide_nothing() -> None:
+    """Patch the graph of jobs."""
+    from snakemake.dag import DAG
+
+    update, search = DAG.update_needrun, DAG.bfs
+    if hasattr(update, "__wrapped__"):
+        return
+
+    @wraps(update)
+    async def update_needrun(self: Any, *arguments: Any, **options: Any) -> None:
+        following = _Following(self.depending)
+
+        def bfs(_: Any, *jobs: Any) -> Iterator[Any]:
+            return search(self, following, *jobs)
+
+        self.bfs = bfs
+        try:
+            await update(self, *arguments, **options)
+        finally:
+            del self.bfs
+
+    DAG.update_needrun = update_needrun

@@ -1,0 +1,1 @@
+"""One step of the real engines on fake tensors: what a run will hold and send."""

@@ -1,0 +1,17 @@
+"""Programs on this machine, as children of this process."""
+
+from typing import ClassVar
+
+from shardlab.runs import launchers
+
+
+class Launcher(launchers.Launcher):
+    """See the base class."""
+
+    runs_here: ClassVar[bool] = True
+
+    def lines(self, on_node: list[str], nodes: int, cpus: int) -> list[str]:
+        return on_node
+
+    def rendezvous(self) -> list[str]:
+        raise ValueError("resolve refuses several nodes at a site without a launcher")

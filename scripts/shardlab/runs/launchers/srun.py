@@ -1,0 +1,31 @@
+"""Steps of a Slurm job (srun)."""
+
+import signal
+from typing import ClassVar
+
+from shardlab.errors import UserError
+from shardlab.runs import launchers, slurm
+
+
+class Launcher(launchers.JobLauncher):
+    """See the base class."""
+
+    # srun kills its tasks on SIGTERM, and forwards SIGUSR1 to them.
+    stop_signal: ClassVar[signal.Signals] = signal.SIGUSR1
+    kill_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    programs: ClassVar[tuple[str, ...]] = ("sbatch", "squeue", "srun")
+    job_id = job_number = "SLURM_JOB_ID"
+    node_rank = "SLURM_NODEID"
+
+    def require(self, site_name: str) -> None:
+        """Raise a UserError outside of a Slurm job."""
+        if slurm.job_id() is None:
+            raise UserError(
+                f"site {site_name} starts ranks with srun, inside a Slurm job, and this is not one; "
+                "run snakemake with --profile slurm, or choose site local."
+            )
+
+    def command(self, nodes: int, cpus: int) -> list[str]:
+        # Nothing is inherited from the job: each number is given explicitly.
+        step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
+        return [*step, "--kill-on-bad-exit=1", "--export=ALL"]

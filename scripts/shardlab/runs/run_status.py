@@ -1,0 +1,166 @@
+"""State of a run, from its folder and Slurm's queue, for status.py and watch.py. Changes nothing."""
+
+import shutil
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardlab.errors import UserError
+from shardlab.files import flock
+from shardlab.records import done, manifest, metrics
+from shardlab.records.reports import Attempt, TrainReport
+from shardlab.runs import attempts, slurm
+from shardlab.runs.slurm_reattach import name_of
+from shardlab.settings.run_identity import difference, identity_of
+from shardlab.settings.types import Run
+
+RECENT = 20
+"""Steps whose median time is used to estimate the remaining time."""
+
+
+@dataclass
+class RunStatus:
+    """Current status of a run."""
+
+    name: str
+    """Strategy and workload, as in the path of its folder."""
+    state: str
+    """done, running, resumed (running, not its first attempt), queued, stopped, failed, stale, waiting."""
+    why: str = ""
+    """Details of the state: how the last attempt ended, or which key makes it stale."""
+    step: int = 0
+    steps: int | None = None
+    losses: list[float] = field(default_factory=list)
+    """Losses of all its steps so far."""
+    samples_per_second: float | None = None
+    seconds_left: float | None = None
+    """Estimated seconds until its last step, if it is running."""
+    where: str = ""
+    """Host, or Slurm job."""
+
+
+def alive(folder: Path) -> str | None:
+    """Return the holder of a run's lock; None if it is free.
+
+    Raises:
+        UserError: the file system has no locks, or Slurm does not answer.
+    """
+    lock = folder / ".lock"
+    if not lock.exists():
+        return None
+    with lock.open("a+", encoding="utf-8") as file:
+        file.seek(0)
+        holder = file.read().strip()
+        if not flock(file):
+            return holder or "another process"
+        return holder if holder and slurm.in_queue(holder) else None
+
+
+def trained(run: Run, folder: Path) -> str | None:
+    """Return the key that differs in the finished training in a folder, or what is wrong with that training.
+
+    Empty if it is that of ``run``, None if there is none.
+    """
+    if not (folder / "train.json").exists():
+        return None
+    try:
+        report = TrainReport.read(folder / "train.json", "train again")
+    except UserError as error:
+        return str(error)
+    return difference(run.model_dump(mode="json"), report.settings) or ""
+
+
+def next_action(run: Run, folder: Path) -> str:
+    """Describe what the next call will do with a run, in one sentence."""
+    if holder := alive(folder):
+        return f"alive: {holder} trains it; the next call follows it or waits for it"
+    other = trained(run, folder)
+    changed = done.changed(folder)
+    if other == "" and not changed:
+        if folder.with_name(f"{folder.name}.done").exists():
+            return "done"
+        if attempts.requested(folder, identity_of(run, "")):
+            return "finished, and retraining was requested: the next call trains from scratch"
+        return "finished, but not recorded by Snakemake: the next call uses it as it is"
+    reason = f" of another {other};" if other else ""
+    skipped = f" ({changed})" if changed else ""
+    for place in manifest.saved(folder):
+        try:
+            found = manifest.read(place)
+        except UserError as error:
+            skipped += f" ({error})"
+            continue
+        if key := difference(run.model_dump(mode="json"), found.settings):
+            return f"checkpoint of another {key}: change it back, or train with --config restart=true{skipped}"
+        return f"resumable after step {found.step}; {_last(folder)}{skipped}"
+    if not folder.exists():
+        return "not begun"
+    return f"from its first step:{reason} no checkpoint; {_last(folder)}{skipped}"
+
+
+def look(run: Run, folder: Path, queued: dict[str, str]) -> RunStatus:
+    """Return the current status of a run; ``queued``: see ``queue``."""
+    found = RunStatus(f"{run.strategy}/{run.workload}", "waiting")
+    tried = attempts.history(folder)
+    _fill(found, metrics.read(folder / metrics.NAME))
+    if tried:
+        found.where, found.why = _place(tried[-1]), tried[-1].why
+    if alive(folder) and tried:
+        found.state, found.why = "resumed" if len(tried) > 1 else "running", ""
+        return found
+    found.seconds_left = None
+    other = trained(run, folder)
+    if found.name in queued:
+        found.state, found.where, found.why = "queued", f"job {queued[found.name]}", ""
+    elif other == "":
+        found.state, found.why = "done", ""
+    elif other:
+        found.state, found.why = "stale", f"another {other}"
+    elif tried and tried[-1].ended and tried[-1].failed:
+        found.state = "failed"
+    elif tried:
+        found.state, found.why = "stopped", found.why or "died without reporting"
+    return found
+
+
+def queue(folder: Path) -> dict[str, str]:
+    """Return {strategy/workload: job number} of a project folder's waiting Slurm jobs."""
+    if shutil.which("squeue") is None:
+        return {}
+    words = ["squeue", "--me", "--noheader", "--states=PENDING", f"--name={name_of(folder)}", "--format=%i|%k"]
+    listed = (slurm.answer_or_none(words) or "").splitlines()
+    prefix = "rule_train_wildcards_"
+    jobs = [line.split("|", 1) for line in listed]
+    # Names of strategies and workloads may contain underscores: the last one separates them, which is enough for a
+    # table.
+    return {"/".join(c.removeprefix(prefix).rsplit("_", 1)): job for job, c in jobs if c.startswith(prefix)}
+
+
+def _fill(found: RunStatus, records: list[dict[str, Any]]) -> None:
+    """Fill in steps, losses and speed, from the records of metrics.jsonl."""
+    steps = [record for record in records if record["kind"] == "train"]
+    found.steps = next((record.get("steps") for record in reversed(records) if record["kind"] == "attempt"), None)
+    if not steps:
+        return
+    found.step = steps[-1]["step"] + 1
+    found.losses = [record["loss"] for record in steps if record["loss"] is not None]
+    recent = steps[-RECENT:]
+    seconds = statistics.median(record["seconds"] for record in recent)
+    if seconds > 0:
+        found.samples_per_second = statistics.median(record["samples"] for record in recent) / seconds
+    if found.steps is not None:
+        found.seconds_left = (found.steps - found.step) * seconds
+
+
+def _place(attempt: Attempt) -> str:
+    return f"job {attempt.slurm_job_id}" if attempt.slurm_job_id else attempt.host
+
+
+def _last(folder: Path) -> str:
+    """Describe how the last attempt ended."""
+    story = attempts.history(folder)
+    if not story:
+        return "never begun"
+    attempt = story[-1]
+    return f"attempt {attempt.number} ({_place(attempt)}) {attempt.why or 'died without reporting'}"

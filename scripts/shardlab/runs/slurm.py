@@ -1,0 +1,211 @@
+"""Slurm requests of jobs (Snakemake resources for snakemake-executor-plugin-slurm) and queries of its controller."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from shardlab.errors import UserError
+from shardlab.settings.sites import Site, Stage
+
+LIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
+"""States of a job that has not ended."""
+PAUSES = (0, 2, 5, 10, 20)
+"""Seconds to wait before the first query of Slurm's controller, and after each unanswered one."""
+PATIENCE = 60.0
+"""Seconds to wait for a client command: without its daemon, sacct waits for ever, and others for minutes."""
+
+
+TIME_LIMIT = "time limit"
+"""Reason to stop a training whose job is near its time limit."""
+
+
+def path_obstacle(python: str) -> str | None:
+    """Return what to do if Slurm jobs cannot start with this Python; None if they can.
+
+    Snakemake writes its path unquoted into the job's script.
+    """
+    if shlex.quote(python) == python:
+        return None
+    return (
+        f"the path of {python} has characters that are special to a shell, and Snakemake writes it unquoted into Slurm "
+        "jobs; move the project to a folder without spaces, quotes and $, or run it without Slurm"
+    )
+
+
+def job_id() -> str | None:
+    """Return the id of the Slurm job that this process belongs to, or None."""
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def holder() -> str | None:
+    """Return the name of this process's job for a lock file, or None."""
+    return f"Slurm job {job_id()}" if job_id() else None
+
+
+def client(words: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Run a client command of Slurm to its end.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it did not end within ``PATIENCE``.
+    """
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def answer_or_none(words: list[str]) -> str | None:
+    """Return the output of a client command, which may be empty; None, after a warning, if it does not end in time."""
+    try:
+        return client(words).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"warning: Slurm does not answer ({error}).", file=sys.stderr)
+        return None
+
+
+def answer(words: list[str]) -> str:
+    """Return the output of a query of Slurm's controller, which may be unavailable for a moment; empty for an unknown
+    job.
+
+    Raises:
+        UserError: it does not answer at all.
+    """
+    reason = ""
+    for pause in PAUSES:
+        time.sleep(pause)
+        try:
+            done = client(words)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reason = str(error)
+        else:
+            if done.returncode == 0:
+                return done.stdout
+            reason = done.stderr.strip() or f"status {done.returncode}"
+            if "invalid job id" in reason.lower():
+                return ""
+    raise UserError(
+        f"Slurm does not answer ({words[0]}: {reason.splitlines()[0]}), so another job may already be "
+        "training; run the same command again once it answers."
+    )
+
+
+def in_queue(holder: str) -> bool:
+    """Return whether a lock's holder is another Slurm job that has not ended.
+
+    Not every file system shares locks between nodes.
+
+    Raises:
+        UserError: Slurm does not answer.
+    """
+    job = re.fullmatch(r"Slurm job (\d+)", holder)
+    if job is None or job[1] == job_id() or (shutil.which("squeue") is None and job_id() is None):
+        return False
+    return answer(["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job[1]}"]).strip() in LIVE
+
+
+def seconds_left() -> float | None:
+    """Return the seconds until this job's time limit; None without a job or a limit, or if Slurm does not answer."""
+    if not (job := job_id()) or shutil.which("squeue") is None:
+        return None
+    try:
+        left = answer(["squeue", "--noheader", f"--jobs={job}", "--format=%L"]).strip()
+    except UserError:
+        return None
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", left)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+ACCOUNTED = {
+    **{"State": "state", "NodeList": "nodes", "AllocTRES": "allocated", "Submit": "submitted", "Start": "started"},
+    **{"Elapsed": "elapsed", "CPUTime": "cpu time allocated", "TotalCPU": "cpu time used"},
+    "ConsumedEnergyRaw": "energy (J)",
+}
+"""sacct's fields, and their names here."""
+
+
+def accounting(jobs: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return Slurm's accounting of jobs, by their number; empty if there is none or it does not answer.
+
+    Empty fields are left out.
+    """
+    listed = ",".join(sorted(set(jobs)))
+    if not listed or shutil.which("sacct") is None:
+        return {}
+    words = ["sacct", "-X", "--noheader", "--parsable2", f"--jobs={listed}", f"--format=JobID,{','.join(ACCOUNTED)}"]
+    rows = [line.split("|") for line in (answer_or_none(words) or "").splitlines()]
+    return {
+        job: {name: value for name, value in zip(ACCOUNTED.values(), values, strict=True) if value}
+        for job, *values in rows
+    }
+
+
+def requeue(why: str) -> bool:
+    """Requeue this process's own job, if allowed and not cancelled; Slurm then ends this process.
+
+    Needs no Snakemake: a run continues over any number of time limits, even if its driver has ended. ``why`` is the
+    reason to stop: the time limit, SIGUSR1 which means the same, or another one if the job is preempted.
+    """
+    if not (job := job_id()):
+        return False
+    shown = answer_or_none(["scontrol", "show", "job", "--oneliner", job]) or ""
+    fields = dict(re.findall(r"\b(Requeue|PreemptTime|StartTime)=(\S+)", shown))
+    # Of this start: Slurm keeps the time of earlier preemptions.
+    preempted = fields.get("PreemptTime", "None") not in ("None", "Unknown") and (
+        fields["PreemptTime"] >= fields.get("StartTime", "")
+    )
+    if fields.get("Requeue") != "1" or not (preempted or why in (TIME_LIMIT, "SIGUSR1")):
+        return False
+    try:
+        return client(["scontrol", "requeue", job]).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def resources(
+    site: Site, stage: Stage, nodes: int, devices_per_node: int, runtime: int | None = None
+) -> dict[str, Any]:
+    """Return the resources of a stage's job with this many devices; memory in MiB per node.
+
+    ``runtime``, in minutes, is for stages that are shorter than a training, unless the site sets it.
+
+    Every job uses the plugin's `mpi` mode: its command runs once, on the first node, outside of any job step, so that
+    `shardlab launch` can start job steps, and signals from Slurm reach the ranks. Empty for a site without Slurm.
+    """
+    if site.slurm is None:
+        return {}
+    slurm = site.slurm.for_stage(stage)
+    if stage in slurm.stages:
+        runtime = slurm.stages[stage].runtime or runtime
+    memory = devices_per_node * slurm.memory_mb_per_rank
+    requested: dict[str, Any] = {"nodes": nodes, "mem_mb": memory, "runtime": runtime or slurm.runtime}
+    # The plugin requires at least two tasks per node; `shardlab launch` starts one step task on each in any case.
+    tasks = max(2, devices_per_node)
+    cores = -(-devices_per_node * site.cpus_per_rank // tasks)
+    requested |= {"mpi": "srun", "tasks_per_node": tasks, "cpus_per_task": cores}
+    flags = list(slurm.flags)
+    if stage == "train":
+        flags += ["--open-mode=append"]
+        flags += ["--requeue"] if slurm.requeue else ["--no-requeue"]
+    if slurm.gpus == "gres":
+        # tasks_per_gpu: without it the plugin requests tasks times GPUs.
+        requested |= {
+            "gres": ":".join(["gpu", *filter(None, [slurm.gpu_type]), str(devices_per_node)]),
+            "tasks_per_gpu": 0,
+        }
+    elif slurm.gpus == "gpus-per-node":
+        flags.append("--gpus-per-node=" + ":".join([*filter(None, [slurm.gpu_type]), str(devices_per_node)]))
+    named = {
+        "slurm_partition": slurm.partition,
+        "slurm_account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": slurm.constraint,
+        "slurm_extra": " ".join(flags) or None,
+    }
+    return requested | {key: value for key, value in named.items() if value is not None}

@@ -1,0 +1,76 @@
+"""Effects of a cluster's limits and preemption on a training, as its Slurm reports them."""
+
+import re
+import shutil
+
+from shardlab.runs.slurm import answer_or_none
+from shardlab.settings.sites import Site
+
+NO_WORD = (
+    "it is killed without notice, so steps after the last checkpoint are repeated: "
+    "set recipe.checkpoint_interval_minutes"
+)
+ENDS = "ends, and Snakemake submits it again (preemptible-retries)"
+
+
+def policy(site: Site) -> tuple[list[str], list[str]]:
+    """Return (effects of the site's limits on a training, problems in the site's file), as sentences.
+
+    Empty without Slurm, or if it does not know the partition; a sentence if it does not answer.
+    """
+    if site.slurm is None or shutil.which("scontrol") is None:
+        return [], []
+    named = site.slurm.for_stage("train").partition
+    shown = answer_or_none(["scontrol", "--oneliner", "show", "partition", *([named] if named else [])])
+    configured = answer_or_none(["scontrol", "show", "config"]) if shown is not None else None
+    if shown is None or configured is None:
+        return ["limits: unknown, because scontrol does not answer"], []
+    partitions = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in shown.splitlines()]
+    chosen = [each for each in partitions if each.get("PartitionName") == named or each.get("Default") == "YES"]
+    config = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", configured, re.MULTILINE))
+    return means(site, chosen[0], config) if chosen else ([], [])
+
+
+def means(site: Site, partition: dict[str, str], config: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Return the same as ``policy``, for a partition and a configuration as scontrol shows them."""
+    assert site.slurm is not None
+    slurm, name = site.slurm.for_stage("train"), partition["PartitionName"]
+    said, wrong = [], []
+    most = minutes(partition.get("MaxTime", "UNLIMITED"))
+    if most is not None and slurm.runtime > most:
+        wrong.append(
+            f"partition {name} limits jobs to {most} min, but slurm.runtime is {slurm.runtime}; lower it to {most}"
+        )
+    back = slurm.requeue and config.get("JobRequeue", "1") != "0"
+    again = "is requeued under the same id, as often as it takes" if back else ENDS
+    limit = f"of at most {most}" if most is not None else "without a partition limit"
+    said.append(
+        f"time: a training on {name} requests {slurm.runtime} min {limit}; {site.warning} s before the end it saves "
+        f"and {again}"
+    )
+    mode = partition.get("PreemptMode") or config.get("PreemptMode", "OFF")
+    grace = int(partition.get("GraceTime") or 0)
+    if config.get("PreemptType", "preempt/none") == "preempt/none" or mode.startswith("OFF"):
+        said.append(f"preemption: none on {name}")
+    elif mode.startswith("SUSPEND"):
+        said.append(f"preemption: a job on {name} is suspended and continues later; nothing is lost")
+    else:
+        reported = f"it is warned {grace} s before, and saves" if grace else NO_WORD
+        then = again if mode.startswith("REQUEUE") else ENDS
+        said.append(f"preemption: a job on {name} may be preempted ({mode}); {reported}; then it {then}")
+    wait = re.match(r"\d+", config.get("KillWait", ""))
+    if wait and site.stop_seconds >= int(wait[0]):
+        said.append(
+            f"scancel: Slurm kills what does not end after {wait[0]} s; "
+            f"stop_seconds, now {site.stop_seconds}, should be less"
+        )
+    return said, wrong
+
+
+def minutes(text: str) -> int | None:
+    """Convert Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS to minutes; None for UNLIMITED or any other text."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if found is None:
+        return None
+    days, hours, rest, _ = (int(part or 0) for part in found.groups())
+    return (days * 24 + hours) * 60 + rest

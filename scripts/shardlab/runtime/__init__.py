@@ -1,0 +1,1 @@
+"""What a strategy builds on: the ranks of a run, devices, the Engine protocol, tasks, batches."""

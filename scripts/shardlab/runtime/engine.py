@@ -1,0 +1,109 @@
+"""The protocol between a training run and a strategy: one step, independent of the strategy."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from shardlab.runtime.module_state import LocalState
+from shardlab.runtime.tasks import MicroBatch
+
+
+class Engine(Protocol):
+    """Everything that a training run needs from a strategy."""
+
+    chunks: int | None
+    """If set, all micro-batches need the same number of rows, a multiple of this; None: any number of rows."""
+    meta_state_dict: dict[str, Tensor]
+    """Whole weights of the plain model on the meta device, in the order of ``weights``."""
+    parameter_count: int
+    """Number of trainable values in the whole model."""
+    parts: list[nn.Module]
+    """The plain model on this rank, or the parts of it that this rank holds."""
+    local_state: LocalState
+    """What the forward passes of this rank change, and no other rank has."""
+    scales_loss: bool
+    """True if a loss scaler skips steps whose gradients overflow, and then lowers its scale (fp16)."""
+
+    def train(self, mode: bool) -> None:
+        """Set training or evaluation mode."""
+
+    def loss(self, micro: MicroBatch) -> Tensor:
+        """Return the loss summed over a micro-batch, a scalar: 0 on a rank that does not have the model's output."""
+
+    def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
+        """Add the gradients of ``scale`` times the loss; return the loss (see ``loss``), detached.
+
+        The engine averages over the data-parallel ranks, at the latest with the ``last`` micro-batch of a step.
+        """
+
+    def step(self, learning_rate: float) -> Tensor:
+        """Clip, update, clear the gradients; return the global L2 gradient norm before clipping, a scalar.
+
+        The host does not wait for the norm, except with recipe.on_nonfinite ``skip``: then there is no update if it is
+        not finite.
+        """
+
+    def expert_load(self) -> Tensor | None:
+        """Return the tokens per layer and expert that this rank counted since the last call, and the rows that were
+        dropped (see Task.counted_load): (layers, experts + 1).
+
+        None if the model has no experts; 0 on a rank that does not have the model's output.
+        """
+
+    def balance(self, load: Tensor) -> None:
+        """Balance the experts by a step's tokens per layer and expert over all ranks, (layers, experts)."""
+
+    def share_buffers(self) -> None:
+        """Copy the first rank's persistent buffers to the other ranks with the same modules; a collective."""
+
+    def zero_grad(self) -> None:
+        """Clear the gradients without an update."""
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (parameter name, whole gradient) before ``step``; a collective, in the same order on all ranks."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, whole tensor) of the plain model, on the rank's device; a collective, valid on rank 0."""
+
+    def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
+        """Return this rank's tensors or DTensors under the names of ``weights``; a collective.
+
+        They are the engine's own tensors, or ``load_weights`` copies them into the engine. ``to_write``: only those
+        that this rank has to write.
+        """
+
+    def load_weights(self, state: dict[str, Tensor]) -> None:
+        """Copy into the engine what was loaded into the tensors of ``weights_state``."""
+
+    def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        """Create, as zeros and without a step, what ``optimizer_state`` returns under these names on this rank."""
+
+    def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
+        """Return ``<parameter name>/<key>``: tensor or DTensor of this rank's parameters, once a step was taken; a
+        collective.
+
+        They are the engine's own tensors, or ``load_optimizer_state`` copies them into the engine. ``to_write``: see
+        ``weights_state``.
+        """
+
+    def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
+        """Copy into the engine what was loaded into the tensors of ``optimizer_state``, or into some of them."""
+
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
+        """Return this rank's current ``weights``, ``gradients`` and ``optimizer`` tensors, as plain tensors."""
+
+    def compute_spans(self) -> list[list[dict[str, Any]]]:
+        """Return, for each device of this rank, its compute spans in the last ``forward_backward`` (see
+        records/timeline.py).
+
+        Empty if the strategy does not measure them.
+        """
+
+    def idle_fraction(self) -> list[float] | None:
+        """Return the fraction of the forward and backward passes since the last call in which each device of this rank
+        waited.
+
+        None if the strategy does not measure it; a collective.
+        """

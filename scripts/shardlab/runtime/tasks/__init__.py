@@ -1,0 +1,289 @@
+"""Tasks, one per file with a class ``Task``: batches from the prepared arrays, the loss as a sum over targets, the
+reported metric.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shardlab.data.encoders import Arrays
+from shardlab.data.order import Indices
+from shardlab.data.split_file import open_arrays, release
+from shardlab.data.text import SPECIAL
+from shardlab.errors import UserError
+from shardlab.models._chain import Chain
+from shardlab.models._losses import TARGETS
+from shardlab.models._sequence import SequenceSplit
+from shardlab.settings import registry
+from shardlab.settings.types import Run
+
+IGNORE = -100
+"""Label of positions that are not targets (PyTorch's default)."""
+WHOLE = SequenceSplit()
+Batch = dict[str, Tensor]
+Inputs = tuple[tuple[Tensor, ...], Batch]
+"""The model's positional and keyword arguments."""
+Outputs = Tensor | tuple[Tensor, ...]
+"""Logits or losses; in training a mixture of experts adds its load and, if it has one, its auxiliary loss (see
+models/moe.py).
+"""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples of one forward pass. The first ``count`` of ``rows`` count, the others are padding."""
+
+    batch: Batch
+    count: int
+    rows: int
+
+    @property
+    def counted(self) -> Batch:
+        """Return the samples that count."""
+        if self.count == self.rows:
+            return self.batch
+        return {name: rows[: self.count] for name, rows in self.batch.items()}
+
+
+class Task(ABC):
+    """Base of all tasks. Losses are sums: only the caller knows the global number of targets."""
+
+    metric_name = ""
+    of_tokens = False
+    """True if the loss is over tokens, so that a model can return it instead of logits (see ``token_loss``)."""
+    sequences: ClassVar[dict[str, int]] = {}
+    """Tensors of a batch (batch, length) that context parallelism splits, and the value of what fills up their length:
+    tokens that no real token attends to, targets that do not count. Empty: not supported.
+    """
+    whole_sequences: ClassVar[dict[str, bool]] = {}
+    """The same of those that are filled up, but not split: which keys count, for all ranks' keys."""
+    at_first_position: ClassVar[dict[str, int]] = {}
+    """Tensors of a batch (batch,) that belong to the first position of a sequence that the model makes of a sample (a
+    class token's target), and their value on ranks with other positions: targets that do not count.
+    """
+    scores = True
+    """True if the metric needs ``score``, and not only the loss."""
+
+    special_tokens: dict[str, int]
+    """Ids of the tokens ``pad``, ``start`` and ``end``, for tasks on text."""
+
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        fixed_shapes: bool = False,
+        loss_chunks: int = 1,
+    ) -> None:
+        """``folder`` has the prepared data; ``fixed_shapes``: pad all batches of a split to the same lengths;
+        ``loss_chunks``: see Recipe.
+        """
+        self.folder, self.dtype, self.device, self.fixed_shapes = folder, dtype, device, fixed_shapes
+        self.loss_chunks = loss_chunks
+        self._splits: dict[str, Arrays] = {}
+        self.trained_samples = 0
+        """Number of samples for which this rank computed a training loss from its model's outputs."""
+        self.trained_targets: Tensor | int = 0
+        """Number of targets in these samples."""
+        self._load: Tensor | int = 0
+        self._dispatched: Tensor | int = 0
+        self.expert_rows: Tensor | int = 0
+        """Tokens per layer and expert before the last ``counted_load``, with those of samples that do not count."""
+
+    def arrays(self, split: str) -> Arrays:
+        """Return the prepared arrays of a split, memory-mapped: only indexed rows are read from the file, and, of a
+        large one, held until the next call.
+        """
+        if split not in self._splits:
+            self._splits[split] = open_arrays(self.folder / f"{split}.safetensors")
+        release(self._splits[split])
+        return self._splits[split]
+
+    def pretend(self, arrays: Arrays) -> None:
+        """Use these arrays as the training split, without prepared data."""
+        self._splits["train"] = arrays
+        self.special_tokens = SPECIAL
+
+    def samples(self, split: str) -> int:
+        """Return the number of samples in a split."""
+        return len(next(iter(self.arrays(split).values())))
+
+    @abstractmethod
+    def targets(self, split: str, indices: Indices) -> int:
+        """Return the number of targets (the loss's divisor) in these samples, without making a batch."""
+
+    def lengths(self, split: str, indices: Indices) -> Indices | None:
+        """Return the length of each sample; a batch is padded to its longest. None: all have the same length."""
+        return None
+
+    @abstractmethod
+    def batch(self, split: str, indices: Indices) -> Batch:
+        """Return these samples as tensors on the device."""
+
+    @abstractmethod
+    def inputs(self, batch: Batch) -> Inputs:
+        """Return the model's arguments."""
+
+    @abstractmethod
+    def targets_in(self, batch: Batch) -> Tensor | int:
+        """Return the number of targets in a batch, counted in its tensors."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Return the loss summed over the targets, a scalar. Outputs can be losses per sample (see ``token_loss``)."""
+
+    def micro_batch(
+        self, split: str, indices: Indices, rows: int | None = None, sequence: SequenceSplit = WHOLE
+    ) -> MicroBatch:
+        """Return these samples, or a part of each one's sequence, padded to ``rows`` with samples that do not count.
+
+        There is always at least one sample: a rank without work still has to call the model, since the others wait for
+        it in the collectives.
+        """
+        count = len(indices)
+        filled = np.resize(indices if count else np.zeros(1, dtype=np.int64), rows or max(count, 1))
+        return MicroBatch(self._part(self.batch(split, filled), sequence), count, len(filled))
+
+    def _part(self, batch: Batch, sequence: SequenceSplit) -> Batch:
+        """Return a part of each sequence, whose length is first filled up to a multiple of the number of pieces."""
+        part = dict(batch)
+        for name, fill in (self.sequences | self.whole_sequences).items() if sequence.ranks > 1 else ():
+            part[name] = F.pad(batch[name], (0, -batch[name].shape[1] % sequence.count), value=fill)
+            if name in self.sequences:
+                part[name] = sequence.part(part[name], 1)
+        for name, fill in self.at_first_position.items() if sequence.rank > 0 else ():
+            part[name] = torch.full_like(batch[name], fill)
+        return part
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
+        """Return the model's outputs for a batch."""
+        positional, keywords = self.inputs(batch)
+        outputs: Outputs = model(*positional, **keywords)
+        return outputs
+
+    def counted_loss(self, outputs: Outputs, micro: MicroBatch) -> Tensor:
+        """Return the loss summed over the targets of the samples that count: a scalar, 0 with a gradient of 0 if none
+        does.
+        """
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        if micro.count < micro.rows:  # without this, slicing costs a copy in the backward pass
+            outputs = tuple(value[: micro.count] for value in outputs)
+        loss = self.loss(outputs[0].to(self.dtype), micro.counted)
+        if len(outputs) < 3:
+            return loss
+        whole: Tensor = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+        auxiliary = outputs[2].to(self.dtype)
+        # The gradient of a plain sum has strides of 0, which a pipeline cannot receive.
+        return whole + auxiliary.dot(torch.ones_like(auxiliary))
+
+    def count(self, outputs: Outputs, micro: MicroBatch) -> None:
+        """Count the samples and targets that this rank trains on, and its experts' tokens, from its model's outputs."""
+        first, *more = outputs if isinstance(outputs, tuple) else (outputs,)
+        self.trained_samples += min(len(first), micro.count)
+        self.trained_targets = self.trained_targets + self.targets_in(micro.counted)
+        if more:
+            self._load = self._load + more[0][: micro.count, :, :-1].sum(0)
+            self._dispatched = self._dispatched + more[0].sum(0)
+
+    def counted_load(self, shape: tuple[int, int] | None) -> Tensor | None:
+        """Return the tokens per layer and expert since the last call, of this shape, and in one more column the rows
+        per layer that this rank sent to experts less those that its experts computed: dropped ones, if summed over all
+        ranks. None without a shape.
+        """
+        if shape is None:
+            return None
+        load, rows = self._load, self._dispatched
+        self._load = self._dispatched = self.expert_rows = 0
+        if not isinstance(load, Tensor) or not isinstance(rows, Tensor):
+            return torch.zeros(shape[0], shape[1] + 1, dtype=torch.int64, device=self.device)
+        sent, computed = rows.split([shape[1], 1], dim=1)
+        self.expert_rows = sent
+        return torch.cat([load, sent.sum(1, keepdim=True) - computed], dim=1)
+
+    def chunks(self, targets: Tensor) -> Batch:
+        """Return the keyword arguments that make a model return losses, not logits: ``targets`` (batch, length) in
+        chunks.
+        """
+        if self.loss_chunks == 1:
+            return {}
+        positions = -(-targets.shape[1] // self.loss_chunks)
+        filled = F.pad(targets, (0, -targets.shape[1] % positions), value=IGNORE)
+        return {TARGETS: filled.unflatten(1, (-1, positions))}
+
+    def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
+        """Return the batch's contribution to the metric, summed over its samples."""
+        return 0.0
+
+    def metric(self, loss: float, score: float, samples: int) -> float:
+        """Compute the metric from the mean loss, the summed score and the number of samples."""
+        return score / samples
+
+    def to_device(self, values: NDArray[Any] | Tensor) -> Tensor:
+        """Copy to the device; floats in the run's dtype."""
+        tensor = torch.as_tensor(values)
+        tensor = tensor.to(self.dtype if tensor.is_floating_point() else None)
+        if self.device.type != "cpu":
+            tensor = tensor.pin_memory()  # the copy is then asynchronous
+        return tensor.to(self.device, non_blocking=True)
+
+
+def check_loss(run: Run, model: nn.Module) -> None:
+    """Check that the model can return losses, if the recipe needs them.
+
+    Raises:
+        UserError: it cannot.
+    """
+    segments = model.segments() if isinstance(model, Chain) else []
+    requested = run.recipe.loss_chunks > 1 and _class(run.task).of_tokens
+    if requested and not any(TARGETS in segment.takes for segment in segments):
+        raise UserError(
+            f"recipe.loss_chunks: model {run.model.name} returns only logits; set it to 1, or make the last piece of "
+            "its chain take `targets`, as llama's does."
+        )
+
+
+def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return summed cross-entropy of logits (batch, length, vocabulary) on tokens (batch, length), or the sum of losses
+    (batch,).
+    """
+    if outputs.dim() == 1:
+        return outputs.sum()
+    rounds = outputs.dtype == torch.bfloat16  # a sum in it has three digits, and float32 logits take twice the memory
+    reduction = "none" if rounds else "sum"
+    losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction=reduction)
+    return losses.float().sum() if rounds else losses
+
+
+def for_sum(values: Tensor) -> Tensor:
+    """Return the values in a type that is accurate enough for a sum: float32 or wider."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def of_run(run: Run, folder: Path, device: torch.device) -> Task:
+    """Return a run's task over its prepared data set."""
+    options = {"fixed_shapes": run.mesh.pipelined, "loss_chunks": run.recipe.loss_chunks}
+    return load(run.task, folder, getattr(torch, run.recipe.dtype), device, **options)
+
+
+def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, **options: Any) -> Task:
+    """Return the task ``name`` over a prepared data set; ``options``: see Task.
+
+    Raises:
+        UserError: no task has this name.
+    """
+    return _class(name)(folder, dtype, device, **options)
+
+
+def _class(name: str) -> type[Task]:
+    registry.require("task", name)
+    found: type[Task] = import_module(f"shardlab.runtime.tasks.{name}").Task
+    return found

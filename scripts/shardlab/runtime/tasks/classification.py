@@ -1,0 +1,39 @@
+"""Image classification: cross-entropy, accuracy."""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shardlab.data.order import Indices
+from shardlab.runtime import tasks
+from shardlab.runtime.tasks import IGNORE, Batch, Inputs
+
+
+class Task(tasks.Task):
+    """Image classification; cross-entropy, accuracy."""
+
+    metric_name = "accuracy"
+    at_first_position: ClassVar = {"labels": IGNORE}
+
+    def targets(self, split: str, indices: Indices) -> int:
+        return len(indices)
+
+    def batch(self, split: str, indices: Indices) -> Batch:
+        arrays = self.arrays(split)
+        # Scale bytes to about [-1, 1] with fixed constants, so no statistics of the data set are needed.
+        images = torch.from_numpy(arrays["images"][indices]).to(self.dtype) / 127.5 - 1
+        return {"images": self.to_device(images), "labels": self.to_device(arrays["labels"][indices])}
+
+    def inputs(self, batch: Batch) -> Inputs:
+        return (batch["images"],), {}
+
+    def targets_in(self, batch: Batch) -> Tensor:
+        return (batch["labels"] != IGNORE).sum()
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(tasks.for_sum(outputs), batch["labels"], reduction="sum", ignore_index=IGNORE)
+
+    def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
+        return float((outputs.argmax(-1) == batch["labels"]).sum())

@@ -1,0 +1,361 @@
+"""The first steps of a training, with what each of them read and computed in files: the input of a diagnosis.
+
+A capture is a folder (see diagnosis/capture_files.py). Whole tensors pass through a device one at a time, so that it
+needs no more memory than a training step in this dtype does. The host's memory has what modules return, until the end
+of a step, and on rank 0 under DeepSpeed the whole state of the optimizer.
+"""
+
+import gc
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from shardlab import models
+from shardlab.diagnosis import capture_files
+from shardlab.files import write_text
+from shardlab.models import weights
+from shardlab.models._sequence import SequenceSplit
+from shardlab.parallel.native import NativeEngine, local, real
+from shardlab.records import manifest
+from shardlab.runtime import distributed
+from shardlab.runtime.batches import Step
+from shardlab.runtime.module_state import Snapshot
+from shardlab.runtime.tasks import IGNORE, MicroBatch
+from shardlab.settings.types import Run
+from shardlab.train import evaluation, loop
+from shardlab.train.module_outputs import ModuleOutputs
+from shardlab.train.step import train_step
+
+STEPS = 4
+"""Steps of a capture: the first of two epochs, where these are short."""
+KEPT = 200_000
+"""Values of a sample's gradient that are kept, of all parameters together: an exact sum of gradients shows in any."""
+
+
+def settings(run: Run, dtype: str = "float64") -> Run:
+    """Return a run as it is captured: in float64 (DeepSpeed: float32), without dropout and low precision."""
+    if run.engine != "torch":
+        dtype = "float32"
+    recipe = run.recipe.model_copy(update={"dtype": dtype, "precision": "full", "keep_best": False})
+    args = {name: 0.0 if "dropout" in name else value for name, value in run.model.args.items()}
+    return run.model_copy(update={"recipe": recipe, "model": run.model.model_copy(update={"args": args})})
+
+
+def capture(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run | None = None) -> None:
+    """Take the first steps of ``run`` on this rank and write the capture; a collective.
+
+    ``data`` is the prepared data set, ``initial`` the initial weights. ``divided_like``: on one device, also write the
+    gradient of each sample of each step, and of each part of its sequence under that run.
+
+    Raises:
+        UserError: see ``loop.train``.
+    """
+    about = _take_steps(run, data, initial, folder)
+    gc.collect()  # A rank has memory for one model, whose parts and hooks point to each other.
+    about["resumed_at"] = _restore(run, data, initial, folder, len(about["steps"]))
+    gc.collect()
+    if divided_like:
+        about["without_samples"] = _gradients_of_samples(run, data, initial, folder, divided_like, len(about["steps"]))
+        gc.collect()
+    if distributed.is_main():
+        if not run.evaluated_sharded:
+            about["evaluated"] |= _tested(
+                lambda: evaluation.evaluate_whole(run, data, folder / "run/model.safetensors")
+            )
+        _write_numbers(folder / capture_files.NAME, about)
+
+
+def _tested(evaluate: Callable[[], Any]) -> dict[str, float | None]:
+    """Return loss and metric of the test split; nan if they are not finite, which no report accepts."""
+    try:
+        test = evaluate()
+    except evaluation.NotFinite:
+        return {"test": math.nan, "metric": math.nan}
+    return {"test": test.loss, "metric": test.metric_value}
+
+
+def _write_numbers(path: Path, value: Any) -> None:
+    """Write JSON, in which what is not finite has Python's spelling: here it is a finding."""
+    write_text(path, json.dumps(value))
+
+
+def _take_steps(run: Run, data: Path, initial: Path, folder: Path) -> dict[str, Any]:
+    """Write what the steps and a validation compute, a checkpoint and the weights; return what capture.json has."""
+    state = loop.set_up(run, data, initial, folder / "run", {}, loop.TrainOptions(restart=True))
+    recorder = _Recorder(state, folder)
+    recorder.save_weights("initial")
+    for number in range(min(STEPS, state.steps.count)):
+        recorder.step(number)
+    state.checkpointer.checkpoint(len(recorder.steps))
+    state.checkpointer.wait()
+    evaluated: dict[str, Any] = {"validation": state.checkpointer.validate()}
+    state.checkpointer.save("model.safetensors")
+    if run.evaluated_sharded:
+        evaluated |= _tested(lambda: evaluation.evaluate_engine(run, state.engine, state.task, state.world))
+    state.checkpointer.close()
+    state.log.close()
+    return recorder.about() | {"evaluated": evaluated}
+
+
+def _restore(run: Run, data: Path, initial: Path, folder: Path, step: int) -> int:
+    """Write what the checkpoint of a step restores; return the step at which it resumes."""
+    options = loop.TrainOptions(resume=manifest.place(folder / "run", step))
+    state = loop.set_up(run, data, initial, folder / "run", {}, options)
+    recorder = _Recorder(state, folder)
+    recorder.save_weights("restored/weights")
+    recorder.save_state("restored/optimizer")
+    state.checkpointer.close()
+    state.log.close()
+    return state.start.step
+
+
+class _Recorder:
+    """Writes the files of a capture."""
+
+    def __init__(self, state: loop.TrainState, folder: Path) -> None:
+        self.state, self.folder, self.engine = state, folder, state.engine
+        self.native = state.engine if isinstance(state.engine, NativeEngine) else None
+        self.steps: list[dict[str, Any]] = []
+        self.indices: list[list[int]] = []
+        self.outputs = ModuleOutputs(state.run, state.engine)
+        named = self.native.parameter_names if self.native else None
+        self.names = named or models.trained_names(state.engine.plain)  # type: ignore[attr-defined]
+
+    def step(self, number: int) -> None:
+        """Take a step and write what it reads and computes."""
+        state, world = self.state, self.state.world
+        with self._watched():
+            step = state.steps[number]
+            tensors = self._batches(step)
+            record: dict[str, Any] = {}
+
+            def observe(_: int, __: Any) -> None:
+                self.save(f"step{number}/gradients", self.engine.gradients(), self.names)
+
+            with self._before_update(number, record):
+                metrics = train_step(self.engine, step, world, observe).metrics(skip=True)
+        kept, order = self.outputs.take([micro.rows for micro in step.micro_batches])
+        self.save_weights(f"step{number}/weights")
+        self.save_state(f"step{number}/optimizer")
+        path = capture_files.rank_file(self.folder, number, world.rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.contiguous() for name, value in (tensors | kept).items()}, path)
+        record |= {"indices": self.indices, "counts": [micro.count for micro in step.micro_batches], "order": order}
+        record["weights"] = self._sums(self._own())
+        _write_numbers(path.with_suffix(".json"), record)
+        self.steps.append(
+            {
+                **{"samples": step.samples, "targets": step.targets, "learning_rate": step.learning_rate},
+                **{"loss": metrics.loss, "norm": metrics.norm, "expert_load": metrics.expert_load},
+            }
+        )
+
+    def save(self, name: str, tensors: Iterable[tuple[str, Tensor]], names: Iterable[str]) -> None:
+        """Write whole tensors of these names as they arrive; a collective."""
+        layout = {key: self.engine.meta_state_dict[key.split("//")[0]] for key in names}
+        if self.state.world.is_rank0:
+            weights.save(tensors, layout, self.folder / f"{name}.safetensors")
+        else:
+            deque(tensors, maxlen=0)
+
+    def save_weights(self, name: str) -> None:
+        """Write the whole weights; a collective."""
+        self.save(name, self.engine.weights(), self.engine.meta_state_dict)
+
+    def save_state(self, name: str) -> None:
+        """Write the optimizer's whole tensors, ``<parameter>//<key>``; a collective."""
+        # DeepSpeed's whole tensors are in memory together: only on the rank that writes them.
+        own = {key: value for key, value in self.engine.optimizer_state(to_write=True).items() if value.dim()}
+        keys = sorted({key.rpartition("/")[2] for keys in self.state.world.gather([*own]) for key in keys})
+        names = [f"{name}//{key}" for name in self.names for key in keys]
+        self.save(name, self._state(own, names), names)
+
+    def about(self) -> dict[str, Any]:
+        """Return what is known of all steps, and each rank's place; a collective."""
+        world, run = self.state.world, self.state.run
+        sequence = world.sequence
+        split = {"ranks": sequence.ranks, "rank": sequence.rank, "head_tail": sequence.head_tail}
+        ranks = world.gather({"place": world.place, "data_rank": world.data_rank, "sequence": split})
+        modules = {name: classes for each in world.gather(self.outputs.modules) for name, classes in each.items()}
+        return {
+            **{"strategy": run.strategy, "workload": run.workload, "dtype": run.recipe.dtype},
+            **{"mesh": run.mesh.root, "context": run.options.context if run.mesh.axes("sequence") else None},
+            **{"plan": run.model.tensor if "tp" in run.mesh.root else {}},
+            **{"engine": run.engine_file, "accumulation": run.recipe.gradient_accumulation_steps},
+            **{"chunks": self.engine.chunks, "max_grad_norm": run.recipe.max_grad_norm},
+            **{"steps_in_all": self.state.steps.count, "steps": self.steps, "ranks": ranks, "modules": modules},
+            **{"parameters": self.names, "sequences": [*self.state.task.sequences]},
+            **{"whole_sequences": [*self.state.task.whole_sequences]},
+            **{"at_first_position": [*self.state.task.at_first_position]},
+        }
+
+    def _state(self, own: Mapping[str, Tensor], names: list[str]) -> Iterator[tuple[str, Tensor]]:
+        parameters = self._own()
+        for name in names:
+            parameter, _, key = name.partition("//")
+            value = own.get(f"{parameter}/{key}")
+            if self.native is None:
+                if value is None:  # only the rank that writes has it, and no rank that of a parameter without values
+                    device = "cpu" if self.state.world.is_rank0 else "meta"
+                    value = torch.empty_like(self.engine.meta_state_dict[parameter], device=device)
+                yield name, value
+                continue
+            if value is None and parameter in parameters:  # it never had a gradient
+                value = torch.zeros_like(parameters[parameter])
+            yield name, self.native.whole(parameter, value)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Note which samples a step reads, and which micro-batch is computed."""
+        task, engine = self.state.task, self.engine
+        micro_batch, forward_backward = task.micro_batch, engine.forward_backward
+        self.indices = []
+
+        def noted(split: str, indices: Any, *args: Any) -> Any:
+            self.indices.append(np.asarray(indices).tolist())
+            return micro_batch(split, indices, *args)
+
+        def counted(*args: Any, **options: Any) -> Tensor:
+            loss = forward_backward(*args, **options)
+            self.outputs.micro_batch += 1
+            return loss
+
+        self.outputs.clear()
+        task.micro_batch, engine.forward_backward = noted, counted  # type: ignore
+        try:
+            yield
+        finally:
+            del task.micro_batch, engine.forward_backward
+
+    def _batches(self, step: Step) -> dict[str, Tensor]:
+        """Return the tensors of this rank's micro-batches and what the model gets of them, by name."""
+        found: dict[str, Tensor] = {}
+        for number, micro in enumerate(step.micro_batches):
+            positional, keywords = self.state.task.inputs(micro.batch)
+            given = {str(place): value for place, value in enumerate(positional)} | keywords
+            found |= {f"{number}/batch/{name}": value for name, value in micro.batch.items()}
+            found |= {f"{number}/input/{name}": value for name, value in given.items()}
+        return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
+
+    @contextmanager
+    def _before_update(self, number: int, record: dict[str, Any]) -> Iterator[None]:
+        """Write the gradients as the optimizer gets them."""
+        if self.native is None:
+            yield
+            return
+
+        def look(*_: Any) -> None:
+            own = {name: p.grad for name, p in self._own().items() if p.grad is not None}
+            record["gradients"] = self._sums(own)
+            record["partial"] = [
+                name
+                for name, gradient in own.items()
+                if getattr(gradient, "placements", None) != getattr(self._own()[name], "placements", None)
+            ]
+            self.save(f"step{number}/clipped", self.engine.gradients(), self.names)
+
+        handle = self.native.optimizer.register_step_pre_hook(look)
+        yield
+        handle.remove()
+
+    def _own(self) -> dict[str, Any]:
+        return dict(self.native.parameters()) if self.native else {}
+
+    def _sums(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+        """Return for each tensor the norm and the sum of this rank's part, and which part it is, along split axes."""
+        found: dict[str, list[Any]] = {}
+        for name, value in tensors.items():
+            placements, mesh = getattr(value, "placements", ()), getattr(value, "device_mesh", None)
+            place = [] if mesh is None else zip(mesh.mesh_dim_names, mesh.get_coordinate(), placements, strict=True)
+            part = [f"{axis}={rank}" for axis, rank, each in place if not each.is_replicate()]
+            precise = real(local(value.detach())).double()
+            found[name] = [float(precise.norm()), float(precise.sum()), part]
+        return found
+
+
+def _gradients_of_samples(run: Run, data: Path, initial: Path, folder: Path, like: Run, steps: int) -> str:
+    """Write the gradient of each part of each sample of the steps' losses, or return why there are none.
+
+    In a model of its own: forward passes may change a model (batch norm, counters), which then would not be the one
+    whose steps are written.
+    """
+    state = loop.set_up(run, data, initial, folder / "run_of_samples", {}, loop.TrainOptions(restart=True))
+    engine = cast(NativeEngine, state.engine)
+    kept = {name: _sketch(value, state.engine.parameter_count) for name, value in engine.parameters().items()}
+    try:
+        for number in range(steps):
+            if number:
+                _load(engine, folder / f"step{number - 1}/weights.safetensors")
+            before = Snapshot(*engine.parts)
+            rows, metadata = [], []
+            for sample, part, batch in _parts(state, like, number):
+                before.put_back()
+                engine.forward_backward(MicroBatch(batch, 1, 1), 1 / state.steps[number].targets, last=True)
+                rows.append({name: value.flatten()[kept[name]].cpu() for name, value in engine.gradients()})
+                metadata.append((sample, int(state.task.targets_in(batch)), part))
+                engine.zero_grad()
+            before.put_back()
+            if rows:
+                tensors = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+                tensors |= {name + capture_files.INDEX: kept[name].cpu() for name in tensors}
+                lists = dict(zip(("ids", "targets", "parts"), map(list, zip(*metadata, strict=True)), strict=True))
+                if not any(lists["parts"]):
+                    del lists["parts"]
+                text = {key: json.dumps(value) for key, value in lists.items()}
+                save_file(tensors, folder / f"step{number}/samples.safetensors", text)
+    except (ValueError, RuntimeError) as error:
+        return f"the model does not take one sample ({error})"
+    finally:
+        state.checkpointer.close()
+        state.log.close()
+    return ""
+
+
+def _sketch(value: Tensor, of_all: int) -> Tensor:
+    """Return the flat indices of those values of a parameter that are kept: evenly spread, one drawn in each stretch."""
+    every = max(1, -(-of_all // KEPT))
+    first = torch.arange(0, value.numel(), every)
+    draw = torch.Generator().manual_seed(value.numel())
+    index = first + torch.randint(every, first.shape, generator=draw)
+    return index.clamp(max=max(value.numel() - 1, 0)).to(value.device)
+
+
+@torch.no_grad()
+def _load(engine: NativeEngine, path: Path) -> None:
+    """Put weights into a model on one device."""
+    whole = load_file(path)
+    for name, value in engine.weights_state().items():
+        value.copy_(whole[name])
+
+
+def _parts(state: loop.TrainState, like: Run, number: int) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
+    """Yield (sample, part, batch) of a step; nothing if these are too many."""
+    task = state.task
+    batch = state.steps.order.batch(number)
+    ranks = like.mesh.parts("sequence") if "targets" in task.sequences else 1  # one target per sample has no parts
+    if len(batch) * ranks > capture_files.SAMPLES:
+        return
+    whole = SequenceSplit(ranks, head_tail=like.options.splits_head_and_tail)
+    every = task.micro_batch("train", batch).batch
+    for number, index in enumerate(batch.tolist()):
+        # A row of the whole batch, so that parts are those of its padded length.
+        one = {name: values[number : number + 1] for name, values in every.items()}
+        for rank in range(ranks):
+            rows = dict(one)
+            if ranks > 1:
+                length = rows["targets"].shape[1]
+                filled = -(-length // whole.count) * whole.count
+                own = replace(whole, rank=rank).positions(filled // ranks, rows["targets"].device)
+                others = torch.ones(filled, dtype=torch.bool, device=own.device).index_fill(0, own, False)
+                rows["targets"] = rows["targets"].masked_fill(others[:length], IGNORE)
+            yield index, rank, rows

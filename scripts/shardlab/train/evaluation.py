@@ -1,0 +1,152 @@
+"""Loss and metric of weights over a whole split, each sample once: on one device, or divided among a run's ranks."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shardlab import models, parallel
+from shardlab.data import order
+from shardlab.errors import UserError
+from shardlab.models._experts import Router
+from shardlab.models.weights import materialize
+from shardlab.records import expert_choices
+from shardlab.records.reports import Evaluated
+from shardlab.runtime import distributed, tasks
+from shardlab.runtime.batches import micro_batches
+from shardlab.runtime.device import of_rank
+from shardlab.runtime.distributed import World
+from shardlab.runtime.engine import Engine
+from shardlab.runtime.module_state import kept
+from shardlab.runtime.tasks import Task
+from shardlab.settings.types import Run
+
+
+@torch.no_grad()
+def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: World) -> float:
+    """Return the loss per target over a whole split, each sample once, divided among the data-parallel ranks.
+
+    Leaves no trace in the training, not even in a module that counts its calls.
+    """
+    engine.train(False)
+    batches = order.in_order(task.samples(split), batch_size)
+    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    with kept(engine.parts):
+        for batch in batches:
+            for micro in micro_batches(task, engine, split, batch, batch_size, 1, world):
+                total += engine.loss(micro)
+    engine.train(True)
+    return float(world.sum(total)) / sum(task.targets(split, batch) for batch in batches)
+
+
+def evaluate(run: Run, data: Path, weights: Path) -> Evaluated:
+    """Return the test loss per target, and the metric, as the run says; a collective if that is sharded."""
+    return (evaluate_sharded if run.evaluated_sharded else evaluate_whole)(run, data, weights)
+
+
+@torch.no_grad()
+def evaluate_whole(run: Run, data: Path, weights: Path) -> Evaluated:
+    """Return loss per target and metric of ``weights`` over the whole test split, unpadded, on one device."""
+    device = of_rank(run.site.device)
+    dtype = getattr(torch, run.recipe.dtype)
+    task = tasks.load(run.task, data, dtype, device, loss_chunks=run.recipe.loss_chunks)
+    model = models.build(run.model, run.task, dtype)
+    materialize(model, weights, device)
+    return evaluate_model(run, task, model)
+
+
+@torch.no_grad()
+def evaluate_model(run: Run, task: Task, model: nn.Module) -> Evaluated:
+    """Return loss per target and metric of a model that has its weights over the whole test split, unpadded."""
+    model.eval()
+    loss = score = 0.0
+    targets = 0
+    with _record_choices(model) as chosen:
+        for indices in order.in_order(task.samples("test"), run.recipe.eval_batch_size):
+            batch = task.batch("test", indices)
+            outputs = cast(Tensor, task.outputs(model, batch))  # in evaluation mode
+            loss += float(task.loss(outputs, batch))
+            score += task.score(model, outputs, batch)
+            targets += task.targets("test", indices)
+    evaluated = _report(run, task, loss / targets, score)
+    if chosen:
+        choices = np.stack([torch.cat(layer).cpu().numpy() for layer in chosen])
+        evaluated = evaluated.model_copy(update={"expert_choices": expert_choices.encode(choices)})
+    return evaluated
+
+
+@contextmanager
+def _record_choices(model: nn.Module) -> Iterator[list[list[Tensor]]]:
+    """Yield a list that has, for each router, the experts chosen in each call: (tokens, top_k)."""
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    chosen: list[list[Tensor]] = [[] for _ in routers]
+
+    def record(layer: list[Tensor], routing: Any) -> None:
+        if sum(map(len, layer)) < expert_choices.MOST:
+            layer.append(routing.ids.flatten(0, 1))
+
+    hooks = [
+        router.register_forward_hook(lambda _, __, routing, layer=layer: record(layer, routing))
+        for router, layer in zip(routers, chosen, strict=True)
+    ]
+    yield chosen
+    for hook in hooks:
+        hook.remove()
+
+
+def evaluate_sharded(run: Run, data: Path, weights: Path) -> Evaluated:
+    """Return the test loss per target under the run's own strategy; a collective, the same on every rank."""
+    world = distributed.world(run)
+    task = tasks.of_run(run, data, world.device)
+    engine = parallel.build(run, task, world, weights)
+    distributed.limit_groups(run.site.hang_seconds)
+    return evaluate_engine(run, engine, task, world)
+
+
+def evaluate_engine(run: Run, engine: Engine, task: Task, world: World) -> Evaluated:
+    """Return the loss per target of an engine's weights over the test split; a collective, the same on every rank."""
+    return _report(run, task, mean_loss(task, engine, "test", run.recipe.eval_batch_size, world), None)
+
+
+class NotFinite(UserError):
+    """The loss of weights is not a finite number."""
+
+
+def check_finite(run: Run, split: str, loss: float) -> None:
+    """Check the loss of a split.
+
+    Raises:
+        NotFinite: it is not finite.
+    """
+    if not math.isfinite(loss):
+        reader = f"scripts/shardlab/data/{run.data.reader}.py"
+        raise NotFinite(
+            f"{run.workload}: the {split} loss of these weights is {loss}: values of the data or of the model exceed "
+            f"{run.recipe.dtype}; scale the data in {reader}, or choose another dtype."
+        )
+
+
+def _report(run: Run, task: Task, loss: float, score: float | None) -> Evaluated:
+    """Return the report of a test loss.
+
+    Raises:
+        NotFinite: it is not finite.
+    """
+    check_finite(run, "test", loss)
+    samples = task.samples("test")
+    known = score is not None or not task.scores
+    metric = task.metric(loss, score or 0.0, samples) if known else None
+    return Evaluated(
+        workload=run.workload,
+        loss=loss,
+        evaluation="sharded" if score is None else "whole",
+        metric_name=task.metric_name,
+        metric_value=metric if metric is not None and math.isfinite(metric) else None,
+        samples=samples,
+        targets=task.targets("test", np.arange(samples)),
+    )

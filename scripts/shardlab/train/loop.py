@@ -1,0 +1,245 @@
+"""A training on one rank, from its first step or from a checkpoint, to its files."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardlab import parallel
+from shardlab.measure import expected_traffic, flops
+from shardlab.measure.step_profiler import Meter
+from shardlab.models import expert_parameter_count
+from shardlab.records import metrics
+from shardlab.records.manifest import Manifest
+from shardlab.records.reports import initial_digest
+from shardlab.records.timeline import Timeline
+from shardlab.records.train_report import train_report
+from shardlab.runs import signals
+from shardlab.runs.attempts import history
+from shardlab.runtime import device, distributed, tasks
+from shardlab.runtime.batches import PrefetchLoader, Steps
+from shardlab.runtime.distributed import World
+from shardlab.runtime.engine import Engine
+from shardlab.runtime.tasks import Task
+from shardlab.settings import code_fingerprint
+from shardlab.settings.devices import peak
+from shardlab.settings.types import WARMUP_STEPS, Run
+from shardlab.train.checkpoint import Checkpointer
+from shardlab.train.deferred_metrics import DeferredMetrics
+from shardlab.train.heartbeat import Heartbeat
+from shardlab.train.metrics import MetricsLog
+from shardlab.train.resource_monitor import Usage
+from shardlab.train.resume import initial_manifest, latest_checkpoint, restore
+from shardlab.train.sample_audit import SampleAudit
+from shardlab.train.step import ControlFlags, Observer, train_step
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to start and watch a training; none of it affects what a step computes."""
+
+    resume: Path | None = None
+    """Checkpoint to resume from, written under any strategy on any number of ranks; None: the newest valid one in the
+    output folder."""
+    restart: bool = False
+    """Start at the first step and delete the output folder's checkpoints."""
+    usage_seconds: float | None = None
+    """Interval between samples of resource use, in seconds; None: no samples."""
+    tensorboard: bool = False
+    """Write TensorBoard event files."""
+    on_start: Callable[[], None] | None = None
+    """Called before the first step."""
+    on_gradients: Observer | None = None
+    """Called in each step between the backward pass and the update."""
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """The components of a training on this rank."""
+
+    run: Run
+    task: Task
+    world: World
+    engine: Engine
+    steps: Steps
+    start: Manifest
+    """Where this process starts: the first step, or the checkpoint that it resumed from."""
+    checkpointer: Checkpointer
+    log: MetricsLog
+    output: Path
+
+
+def train(
+    run: Run,
+    data: Path,
+    weights: Path,
+    output: Path,
+    origin: Mapping[str, Any],
+    options: TrainOptions = TrainOptions(),
+) -> bool:
+    """Train ``run`` on this rank, write its files to ``output`` (rank 0) and return whether it finished.
+
+    ``data`` is the prepared data set, ``weights`` the initial weights; ``origin`` describes the code and the image for
+    the report. Training ends early, with a checkpoint, on a request to stop (see runs/signals.py).
+
+    Raises:
+        UserError: the loss or the gradient norm is not finite, or a file cannot be read or written.
+    """
+    state = set_up(run, data, weights, output, origin, options)
+    operations = count_operations(state) if state.world.is_rank0 else {}  # rank 0 logs and reports
+    if options.on_start:
+        options.on_start()
+    finished = take_steps(state, options)
+    if finished is None:
+        return False
+    meter, audit = finished
+    measured = audit.check(state.task, state.world)
+    measured |= {"weights": state.checkpointer.save("model.safetensors")}
+    measured |= operations | collect_measurements(state, meter)
+    drawn = meter.drawn()  # a collective, like those above
+    if state.world.is_rank0:
+        write_reports(state, measured, drawn if meter.measures else None, origin)
+    return True
+
+
+def set_up(
+    run: Run, data: Path, weights: Path, output: Path, origin: Mapping[str, Any], options: TrainOptions
+) -> TrainState:
+    """Build the model under the run's strategy and load the checkpoint to resume from, if there is one.
+
+    Raises:
+        UserError: see ``train``; or the code that is imported by then is not that of the run's settings.
+    """
+    if run.recipe.deterministic:
+        device.deterministic()
+    world = distributed.world(run)
+    task = tasks.of_run(run, data, world.device)
+    digest = world.gather(initial_digest(weights) if world.is_rank0 else "")[0]
+    start = initial_manifest(run, task, world, digest)
+    resume = options.resume or latest_checkpoint(output, start, world, restart=options.restart)
+    if resume is None and world.is_rank0:
+        shutil.rmtree(output / "checkpoints", ignore_errors=True)
+    engine = parallel.build(run, task, world, weights)
+    engine.train(True)  # a model's own method may leave modules in evaluation mode, such as frozen batch norm
+    code_fingerprint.check_imported(run.sources, run.model.sources)
+    distributed.limit_groups(run.site.hang_seconds)
+    steps = Steps(task, engine, run.recipe, run.seed, world)
+    start = restore(start, engine, steps, resume, world, output)
+    checkpointer = Checkpointer(run, task, engine, world, output, start)
+    log = MetricsLog(output / metrics.NAME if world.is_rank0 else None, start.step, tensorboard=options.tensorboard)
+    log.attempt(start.step, steps.count, resume, world, origin)
+    return TrainState(run, task, world, engine, steps, start, checkpointer, log, output)
+
+
+def take_steps(state: TrainState, options: TrainOptions) -> tuple[Meter, SampleAudit] | None:
+    """Take the remaining steps; return measurements and sample counts, or None if stopped early (with a checkpoint)."""
+    run, world, engine, steps, first = state.run, state.world, state.engine, state.steps, state.start.step
+    log, checkpointer = state.log, state.checkpointer
+    requests = signals.Requests(state.output / signals.REQUEST if world.is_rank0 else None)
+    audit = SampleAudit()
+    with (
+        Meter(engine, world, first, steps.count) as meter,
+        Heartbeat(world, run.site.hang_seconds) as heartbeat,
+        Usage(world, log, options.usage_seconds, lambda: heartbeat.step),
+        closing(log),
+        PrefetchLoader(steps, world.device) as batches,
+    ):
+        observe = _observe_gradients(meter, state.task, options.on_gradients)
+        deferred = DeferredMetrics(log, checkpointer, skip=run.recipe.on_nonfinite == "skip")
+        for number in range(first, steps.count):
+            heartbeat.step = number
+            with meter.step():
+                step = batches[number]
+                flags = ControlFlags(requests.requested() is not None, checkpointer.interval_elapsed())
+                with meter.count(number):
+                    pending = train_step(engine, step, world, observe, flags, skip=deferred.skip)
+                deferred.wait()
+            audit.add(step)
+            deferred.add(pending, meter.seconds)
+            if step.validates:
+                deferred.flush()
+                log.validation(step, checkpointer.validate())
+            unfinished = number + 1 < steps.count
+            stops = deferred.flags.stop and unfinished
+            if stops or deferred.flags.checkpoint or checkpointer.due_at_step(number + 1):
+                deferred.flush()
+                stops = deferred.flags.stop and unfinished  # a request may have arrived with this step's metrics
+                checkpointer.checkpoint(number + 1)
+                deferred.clear_flags()
+            if stops:
+                checkpointer.close()
+                log.stopped(number, requests.requested() or "a signal on another rank")
+                return None
+        deferred.flush()
+        checkpointer.close()
+    return meter, audit
+
+
+def count_operations(state: TrainState) -> dict[str, Any]:
+    """Return the operations of a step, from the shapes of the counted one, and the peak FLOP/s of the devices."""
+    run, task, steps, log = state.run, state.task, state.steps, state.log
+    indices = steps.order.batch(min(state.start.step + WARMUP_STEPS, steps.count) - 1)
+    # Only shapes are needed: don't copy a whole global batch to the device.
+    on_cpu = tasks.of_run(run, task.folder, torch.device("cpu"))
+    counted = flops.of_step(run, task, on_cpu.micro_batch("train", indices))
+    device_peak = peak(device.name(task.device), run.recipe.arithmetic)
+    if counted:
+        log.flops_per_sample = counted.step / len(indices)
+        log.peak_flops = (device_peak or 0.0) * run.world_size * run.devices_per_rank
+    return {
+        "flops_per_step": counted and counted.step,
+        "flops_per_step_causal": counted and counted.causal,
+        "flops_formula": flops.FORMULA,
+        "device_peak_flops": device_peak,
+    }
+
+
+def collect_measurements(state: TrainState, meter: Meter) -> dict[str, Any]:
+    """Return what was measured and counted; a collective."""
+    counted = min(meter.counted, state.steps.count - 1)
+    micro_batches, rows = state.steps[counted].micro_batches, meter.expert_rows
+    part = 0 if state.world.expert_mesh is None else state.world.expert_mesh.get_local_rank()
+    theory = expected_traffic.bytes_per_step(state.run, state.task, micro_batches, rows, part)
+    return meter.figures() | {
+        "identity": state.start.identity,
+        "initial_weights": state.start.training["initial_weights"],
+        "recomputed": state.run.recipe.activation_checkpointing,
+        "parameters": state.engine.parameter_count,
+        "expert_parameters": expert_parameter_count(state.run.model, state.engine.meta_state_dict),
+        "checkpoints": state.checkpointer.written,
+        "skipped_steps": state.checkpointer.skipped,
+        "bytes_per_step_theory": state.world.mean(theory),
+    }
+
+
+def write_reports(
+    state: TrainState,
+    measured: dict[str, Any],
+    drawn: dict[str, Any] | None,
+    origin: Mapping[str, Any],
+) -> None:
+    """Write train.json and, if a step was profiled, timeline.json."""
+    output = state.output
+    (output / "timeline.json").unlink(missing_ok=True)
+    if drawn is not None:
+        Timeline(identity=state.start.identity, **drawn).write(output / "timeline.json")
+    measured = measured | {key: value for key, value in origin.items() if key != "attempt"}
+    lines = metrics.read(output / metrics.NAME)
+    train_report(state.run.configured, lines, measured, history(output)).write(output / "train.json")
+
+
+def _observe_gradients(meter: Meter, task: Task, observe: Observer | None) -> Observer:
+    """Return the observer to call between the backward pass and the update."""
+
+    def observed(number: int, engine: Engine) -> None:
+        meter.look(number)
+        if number == meter.counted:
+            meter.expert_rows = task.expert_rows
+        if observe:
+            observe(number, engine)
+
+    return observed

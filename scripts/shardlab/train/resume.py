@@ -1,0 +1,194 @@
+"""Resuming: from the newest valid checkpoint, or from a given one of any strategy on any number of ranks."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardlab.data import store
+from shardlab.errors import UserError
+from shardlab.files import link
+from shardlab.models.weights import on_disk
+from shardlab.records import manifest
+from shardlab.records.manifest import Manifest
+from shardlab.runtime.batches import Steps
+from shardlab.runtime.distributed import World
+from shardlab.runtime.engine import Engine
+from shardlab.runtime.tasks import Task
+from shardlab.settings.run_identity import difference, flat, identity_of
+from shardlab.settings.types import Run
+from shardlab.train.checkpoint import BEST, LOCAL
+
+FREE = (
+    *(
+        "epochs",
+        "max_steps",
+        "gradient_accumulation_steps",
+        "length_buckets",
+        "loss_chunks",
+        "activation_checkpointing",
+    ),
+    *(
+        "compile",
+        "compile_backend",
+        "precision",
+        "deterministic",
+        "evaluation",
+        "eval_batch_size",
+        "keep_best",
+        "on_nonfinite",
+    ),
+    *("checkpoint_interval_steps", "checkpoint_interval_minutes", "keep_last_checkpoints"),
+)
+"""Recipe keys that may change when a run resumes: its length, and settings that do not affect the result."""
+
+
+def initial_manifest(run: Run, task: Task, world: World, initial: str) -> Manifest:
+    """Return the manifest of a training before its first step; ``initial`` is the SHA-256 of its initial weights."""
+    fingerprint = store.fingerprint_of(task.folder)
+    recipe = {key: value for key, value in run.recipe.model_dump(mode="json").items() if key not in FREE}
+    return Manifest(
+        step=0,
+        best=None,
+        identity=identity_of(run, fingerprint),
+        settings=run.configured.model_dump(mode="json"),
+        training={
+            **{"workload": run.workload, "seed": run.seed, "data": fingerprint, "initial_weights": initial},
+            "recipe": recipe,
+        },
+        world_size=world.size,
+        files={},
+    )
+
+
+def latest_checkpoint(output: Path, start: Manifest, world: World, *, restart: bool) -> Path | None:
+    """Return the newest valid checkpoint in a run's folder, the same on every rank; None without one. A collective.
+
+    A damaged checkpoint is skipped with a warning, and the previous one is tried.
+
+    Raises:
+        UserError: it was written with other settings.
+    """
+    for folder in [] if restart else world.gather(manifest.saved(output))[0]:
+        try:
+            found = _whole(folder, world)
+        except UserError as error:
+            if world.is_rank0:
+                print(f"warning: skipping a checkpoint: {error}", flush=True)
+            continue
+        key = difference(start.training, found.training)
+        if key is None and found.identity.numbers == start.identity.numbers:
+            return folder
+        key = difference(start.settings, found.settings) or key
+        raise UserError(
+            f"{folder} was written with another {key}; change it back to resume, or train from scratch, which "
+            "replaces these checkpoints, with --config restart=true."
+        )
+    return None
+
+
+def _whole(folder: Path, world: World) -> Manifest:
+    """Return the manifest of a valid checkpoint; each rank hashes its part of the files. A collective.
+
+    Raises:
+        UserError: the checkpoint is damaged; the same error on every rank.
+    """
+    try:
+        found = manifest.read(folder)
+        wrong = manifest.damage(folder, found, sorted(found.files)[world.rank :: world.size])
+    except UserError as error:
+        found, wrong = None, str(error)
+    if sentence := next(filter(None, world.gather(wrong)), None):
+        raise UserError(sentence)
+    assert found is not None
+    return found
+
+
+def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, world: World, output: Path) -> Manifest:
+    """Load a checkpoint's state into an engine; return its manifest, without one ``start``.
+
+    No step is taken: it would change buffers and draw random numbers, and the model may not accept made-up samples.
+
+    Raises:
+        UserError: the checkpoint is damaged, or belongs to another workload, seed, data set or recipe.
+    """
+    if folder is None:
+        return start
+    found = _whole(folder, world)
+    if key := difference(start.training, found.training):
+        ours, saved = (dict(flat(values)).get(key) for values in (start.training, found.training))
+        raise UserError(
+            f"{folder} was written by a training with another {key}: {saved}, and this run has {ours}; resume "
+            "with the same, or start from scratch without --resume."
+        )
+    if found.step > steps.count:
+        raise UserError(f"{folder} is at step {found.step}, beyond this run's {steps.count} steps; raise max_steps.")
+    saved = _saved(folder)
+    if state := saved["optimizer"]:  # plain SGD has none
+        engine.create_optimizer_state({name: value.dtype for name, value in state.items()})
+        # A parameter that had no gradient yet has no state under PyTorch's own engines; under DeepSpeed it has.
+        tensors = {name: value for name, value in engine.optimizer_state().items() if name in state}
+        _load(folder, "optimizer", tensors, world)
+        engine.load_optimizer_state(tensors)
+    tensors = engine.weights_state()
+    _load(folder, "weights", tensors, world)
+    engine.load_weights(tensors)
+    if state := saved[LOCAL]:
+        rank = world.rank if found.world_size == world.size else None
+        own = _of_this_rank(state, engine.local_state.names, rank)
+        tensors = {key: torch.empty_like(state[key], device="cpu") for key in own.values()}
+        _load(folder, LOCAL, tensors, world)
+        engine.local_state.load({name: tensors[key] for name, key in own.items()})
+    if world.is_rank0:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / BEST).unlink(missing_ok=True)
+        if BEST in found.files:
+            link(folder / BEST, output / BEST)
+    return start.model_copy(update={"step": found.step, "best": found.best, "skipped": found.skipped})
+
+
+def _saved(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """Return names and shapes of a checkpoint's tensors by kind, as tensors on the meta device."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    found: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}, LOCAL: {}}
+    for full_name, value in (
+        HuggingFaceStorageReader(str(folder / "shards")).read_metadata().state_dict_metadata.items()
+    ):
+        kind, _, name = full_name.partition("/")
+        found[kind][name] = torch.empty(value.size, dtype=value.properties.dtype, device="meta")  # type: ignore[union-attr]
+    return found
+
+
+def _of_this_rank(saved: Iterable[str], names: Iterable[str], rank: int | None) -> dict[str, str]:
+    """Return the keys ``RANK/NAME`` of what this rank takes, by name: its own; with None, those of the first rank."""
+    by_rank = sorted((key.partition("/") for key in saved), key=lambda key: int(key[0]), reverse=True)
+    known = {name: writer for writer, _, name in by_rank if rank is None or int(writer) == rank}
+    return {name: f"{known[name]}/{name}" for name in names if name in known}
+
+
+def _load(folder: Path, kind: str, tensors: dict[str, Tensor], world: World) -> None:
+    """Read one kind of a checkpoint's tensors into these; a collective.
+
+    Raises:
+        UserError: they belong to another model or another optimizer.
+    """
+    # Imported here: takes a second, which runs without checkpoints do not need.
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(folder / "shards"))
+    try:
+        named = {f"{kind}/{name}": on_disk(value) for name, value in tensors.items()}
+        load(named, storage_reader=reader, no_dist=world.size == 1)
+    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+        first: Any = error
+        if failures := getattr(error, "failures", None):
+            first = next(iter(failures.values()))[0]
+        raise UserError(
+            f"the {kind} of {folder} cannot be read into this run ({str(first).splitlines()[0]}); continue with the "
+            "model and the optimizer that wrote it."
+        ) from error

@@ -1,1 +1,0 @@
-"""Training runs and their simulation, assembled from the other packages."""

@@ -1,0 +1,509 @@
+"""Write the first steps of a PyTorch training to files, to find where it differs from another training.
+
+    with dump(model, "dumps/two"):
+        train()
+
+It watches every optimizer that has parameters of the model, so the training stays as it is: a plain loop, Hugging
+Face's Trainer, accelerate, Lightning or DeepSpeed; DDP, FSDP2, tensor parallelism, torch.compile, autocast. It needs
+torch and safetensors only: copy this file.
+"""
+
+import functools
+import hashlib
+import json
+import math
+import random
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What torch.compile, FSDP1 and activation checkpointing add to names; see ``_names`` for DDP's `module.`."""
+SAMPLE_VALUES = 65_536
+"""Number of values of each sample's gradient that are written."""
+
+
+@contextmanager
+def dump(model: nn.Module, folder: str | Path, steps: int = 4) -> Iterator["Dump"]:
+    """Write the first steps of the training that runs inside this context.
+
+    A step is a step of the optimizer (or of all optimizers that step after the same backward pass), however many
+    micro-batches it has. Steps count from 0. A step that a GradScaler skips does not count.
+
+    Files: `initial` (weights), and for each step N `gradients-N` (before clipping, unscaled), `clipped-N` (if they are
+    clipped), `weights-N`, `optimizer-N`, and `step-N.json`: learning rate, loss, norm, hashes of the samples, ...
+    Rank 0 writes. If ranks have different parameters (pipeline stages), the first rank of each stage writes its own.
+
+    Args:
+        model: the model, before or after it is wrapped; the files have the names without wrappers.
+        folder: it must not contain a dump yet.
+        steps: number of steps to write; the training goes on after them.
+
+    Yields:
+        A ``Dump``: its methods ``samples`` and ``note`` add what only the training knows.
+
+    Raises:
+        RuntimeError: there was nothing to write: no optimizer step, or no gradients.
+        FileExistsError: the folder contains a dump.
+    """
+    self = Dump(model, Path(folder), steps)
+    with ExitStack() as stack:
+        self.watch(stack)
+        yield self
+    if not self.is_written:
+        raise RuntimeError(
+            f"{folder} is empty: inside `with dump(...)`, no optimizer with parameters of this model took "
+            "a step. Give dump the model that is trained; its optimizer must be a torch.optim.Optimizer or DeepSpeed's."
+        )
+
+
+class Dump:
+    """The current step, and the hooks that watch it."""
+
+    def __init__(self, model: nn.Module, folder: Path, steps: int) -> None:
+        if any(folder.glob("*.safetensors")):
+            raise FileExistsError(f"{folder} already contains a dump: delete it, or name another folder.")
+        self.model, self.folder, self.steps = model, folder, steps
+        self.step = 0
+        self.is_written = False
+        self.suffix: str | bool | None = None
+        """End of the names of this rank's files ("" or ".pp1"); False: another rank writes them."""
+        self.inside = 0
+        """Greater than 0 in a call that calls others that are watched."""
+        self._clear()
+
+    def _clear(self) -> None:
+        self.stepped: list[Any] = []
+        """Optimizers that took this step."""
+        self.before: tuple[int, dict[str, Tensor]] | None = None
+        """Number of backward passes so far, and the gradients before clipping."""
+        self.files: dict[str, dict[str, Tensor]] = {}
+        self.losses: list[Tensor] = []
+        self.batches: list[list[Any]] = []
+        self.rows: list[list[Tensor]] = []
+        self.scale = 1.0
+        self.facts: dict[str, Any] = {}
+        self.sample_facts: dict[str, list[Any]] = {"ids": [], "targets": []}
+
+    def _is_active(self) -> bool:
+        """Begin a new step if the last one was taken; return whether steps remain to be written."""
+        if self.stepped:
+            self._clear()
+            self.step += 1
+        return self.step < self.steps
+
+    def watch(self, stack: ExitStack) -> None:
+        """Install the hooks; leaving the stack removes them."""
+        for handle in (
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+            _core(self.model).register_forward_pre_hook(torch.compiler.disable(self._input), with_kwargs=True),
+        ):
+            stack.callback(handle.remove)
+        for function in (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_, torch.nn.utils.clip_grads_with_norm_):
+            # Also where it was imported by its name.
+            for module in [each for each in [*sys.modules.values()] if getattr(each, "__dict__", None)]:
+                for key in [key for key, value in [*vars(module).items()] if value is function]:
+                    _replace(stack, module, key, self._clip)
+        _replace(stack, FullyShardedDataParallel, "clip_grad_norm_", self._clip)
+        _replace(stack, Tensor, "backward", self._backward)
+        _replace(stack, torch.amp.GradScaler, "step", self._scaled_step)
+        if "deepspeed" in sys.modules:
+            _replace(stack, sys.modules["deepspeed"].DeepSpeedEngine, "step", self._engine_step)
+
+    def samples(self, losses: Tensor, ids: Any = None, targets: Any = None) -> None:
+        """Write the gradient of each sample of this (micro-)batch. Call it in the reference, before `backward()`.
+
+        Another training's gradient can then be explained as a sum of samples with weights. This costs a backward pass
+        per sample; gradients, random states and buffers stay as they are.
+
+        Args:
+            losses: (samples,), the parts of the loss: their sum is the loss that `backward()` is called on.
+            ids: the samples' names; by default hashes of the model's inputs.
+            targets: (samples,), how many targets each has.
+        """
+        if not self._is_active():
+            return
+        names = {parameter: name for parameter, name in self._names().items() if parameter.requires_grad}
+        if any(isinstance(each, DTensor) for each in names) or _is_fsdp1(self.model):
+            raise RuntimeError("samples() needs whole parameters: call it in a reference that is not sharded.")
+        for loss in losses.flatten():
+            found = torch.autograd.grad(loss, [*names], retain_graph=True, materialize_grads=True, allow_unused=True)
+            self.rows.append([value.detach() for value in _sketch(names, found).values()])
+        for key, values in (("ids", ids), ("targets", targets)):
+            self.sample_facts[key] += [] if values is None else _plain(values)
+
+    def note(self, **facts: Any) -> None:
+        """Add facts to `step-N.json`, before `optimizer.step()`: `ids=batch["id"]`, `targets=80`.
+
+        `ids` are those of this rank's last batch, instead of hashes. Targets of several calls and ranks are added.
+        """
+        if not self._is_active():
+            return
+        if "ids" in facts:
+            self.batches[-1:] = [_plain(facts.pop("ids"))]
+        if "targets" in facts:
+            facts["targets"] = int(facts["targets"]) + self.facts.get("targets", 0)
+        self.facts.update(facts)
+
+    # Hooks
+
+    def _input(self, module: nn.Module, args: Any, keywords: Any) -> None:
+        if module.training and torch.is_grad_enabled() and self._is_active():
+            self.batches.append(_hashes([keywords, args]))
+
+    def _backward(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **keywords: Any) -> Any:
+        if tensor.numel() == 1 and self._is_active():
+            self.losses.append(tensor.detach().clone())
+        return original(tensor, *args, **keywords)
+
+    def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **keywords: Any) -> Any:
+        if not self.inside and self.step < self.steps:
+            if isinstance(parameters, nn.Module):
+                clipped = [*parameters.parameters()]
+            else:
+                clipped = parameters = [parameters] if isinstance(parameters, Tensor) else [*parameters]
+            # A backward pass since the last call: that call's step was skipped.
+            if self.before is None or self.before[0] != len(self.losses):
+                with self._whole() as names:
+                    if any(each in names for each in clipped):
+                        self.before = len(self.losses), self._gradients(names)
+            if self.before and (args or "max_norm" in keywords) and original.__name__ != "clip_grad_value_":
+                self.facts["max_grad_norm"] = float(args[0] if args else keywords["max_norm"])
+        self.inside += 1
+        try:
+            return original(parameters, *args, **keywords)
+        finally:
+            self.inside -= 1
+
+    def _before_step(self, optimizer: Any, args: Any, keywords: Any) -> tuple[Any, Any] | None:
+        self.inside += 1
+        closure = keywords.get("closure", args[1] if len(args) > 1 else None)
+        if self.inside > 1 or closure is None:
+            if self.inside == 1:
+                self._gradients_exist(optimizer)
+            return None
+        is_first = True
+
+        def dumped() -> Any:  # Lightning runs the backward pass and clips in here.
+            nonlocal is_first
+            self.inside -= 1
+            try:
+                loss = closure()
+            finally:
+                self.inside += 1
+            if is_first:
+                self._gradients_exist(optimizer)
+            is_first = False
+            return loss
+
+        if "closure" in keywords:
+            return args, {**keywords, "closure": dumped}
+        return (args[0], dumped, *args[2:]), keywords
+
+    def _gradients_exist(self, optimizer: Any) -> None:
+        if optimizer in self.stepped:
+            self._is_active()
+        if self.step >= self.steps:
+            return
+        with self._whole() as names:
+            own = {names[each] for group in optimizer.param_groups for each in group["params"] if each in names}
+            if not own:
+                return
+            if float(getattr(optimizer, "found_inf", None) or 0):
+                return  # A fused optimizer, to which a GradScaler gives scaled gradients.
+            scale = float(getattr(optimizer, "grad_scale", None) or 1)
+            found = self._gradients(names)
+            kinds = {"gradients": found}
+            if self.before and self.before[0] == len(self.losses):
+                kinds = {"gradients": self.before[1], "clipped": found}
+            kinds = {
+                kind: {name: value / scale if scale != 1 else value for name, value in values.items() if name in own}
+                for kind, values in kinds.items()
+            }
+            self._write_before(kinds, {name: _whole(each) for each, name in names.items()}, optimizer.param_groups)
+        self.stepped.append(optimizer)
+
+    def _after_step(self, optimizer: Any, args: Any, keywords: Any) -> None:
+        self.inside -= 1
+        if self.inside or self.step >= self.steps or optimizer not in self.stepped:
+            return
+        with self._whole() as names:
+            state = {
+                f"{names[each]}//{key}": _whole(value)
+                for each, entries in optimizer.state.items()
+                if each in names and not _is_fsdp1(self.model)
+                for key, value in entries.items()
+                if isinstance(value, Tensor) and value.dim()
+            }
+            own = {names[each] for group in optimizer.param_groups for each in group["params"] if each in names}
+            # ZeroRedundancyOptimizer: each rank has the state of some parameters.
+            if not {name.split("//")[0] for name in state} >= own & {*self.files["gradients"]}:
+                state = {}
+            self._write_after({name: _whole(each) for each, name in names.items()}, state)
+
+    def _scaled_step(
+        self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **keywords: Any
+    ) -> Any:
+        self.scale = scaler.get_scale()
+        out = original(scaler, optimizer, *args, **keywords)
+        own = {*self._names()} & {each for group in optimizer.param_groups for each in group["params"]}
+        if own and optimizer not in self.stepped and not self.inside:
+            self._clear()  # inf or nan: a step that is skipped
+        return out
+
+    def _engine_step(self, original: Callable[..., Any], engine: Any, *args: Any, **keywords: Any) -> Any:
+        names = self._names()
+        own = engine.is_gradient_accumulation_boundary() and any(each in names for each in engine.module.parameters())
+        if not own or self.step >= self.steps:
+            return original(engine, *args, **keywords)
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state
+
+        def weights() -> dict[str, Tensor]:
+            whole = {name: safe_get_full_fp32_param(each) for each, name in names.items()}
+            return {name: whole[name] if whole[name] is not None else each.detach() for each, name in names.items()}
+
+        if engine in self.stepped:
+            self._is_active()
+        scale = float(getattr(engine.optimizer, "loss_scale", None) or 1)
+        found = {name: safe_get_full_grad(each) for each, name in names.items() if each.requires_grad}
+        found = {name: value / scale for name, value in found.items() if value is not None}
+        if engine.gradient_clipping():
+            self.facts["max_grad_norm"] = engine.gradient_clipping()
+        self._write_before({"gradients": self._kept(found)}, weights(), engine.optimizer.param_groups)
+        self.inside += 1
+        try:
+            out = original(engine, *args, **keywords)
+        finally:
+            self.inside -= 1
+        if not engine.was_step_applied():
+            self._clear()
+            return out
+        self.stepped.append(engine)
+        state = {}
+        for each, name in names.items():
+            for key in ("exp_avg", "exp_avg_sq") if each.requires_grad else ():
+                try:
+                    state[f"{name}//{key}"] = safe_get_full_optimizer_state(each, key)
+                except (AttributeError, KeyError, ValueError, AssertionError):
+                    continue  # not Adam
+        self._write_after(weights(), {name: value for name, value in state.items() if value is not None})
+        return out
+
+    # Tensors
+
+    def _names(self) -> dict[Tensor, str]:
+        names: dict[Tensor, str] = {}
+        for name, parameter in self.model.named_parameters():
+            for part in WRAPPERS:
+                name = name.replace(part, "")
+            names[parameter] = name
+        while names and all(name.startswith("module.") for name in names.values()):
+            names = {parameter: name.removeprefix("module.") for parameter, name in names.items()}
+        return names
+
+    @contextmanager
+    def _whole(self) -> Iterator[dict[Tensor, str]]:
+        """Yield {parameter: name}, with FSDP1's parameters whole; a collective then."""
+        whole: Any = nullcontext()
+        if _is_fsdp1(self.model):
+            if not isinstance(self.model, FullyShardedDataParallel) or not self.model._use_orig_params:
+                raise RuntimeError(
+                    "The parameters are flattened by FSDP1: give dump the FullyShardedDataParallel module itself, made "
+                    "with use_orig_params=True, or use FSDP2 (fully_shard)."
+                )
+            whole = FullyShardedDataParallel.summon_full_params(self.model, writeback=False, with_grads=True)
+        with whole:
+            yield self._names()
+
+    def _gradients(self, names: dict[Tensor, str]) -> dict[str, Tensor]:
+        found = {name: _whole(each.grad) for each, name in names.items() if each.grad is not None}
+        return self._kept(found)
+
+    def _kept(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy to the host, on the rank that writes; a collective."""
+        if self.suffix is None:
+            self.suffix = ""
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                own = sorted(self._names().values())
+                ranks: list[Any] = [None] * dist.get_world_size()
+                dist.all_gather_object(ranks, own)
+                stages = [each for place, each in enumerate(ranks) if each not in ranks[:place]]
+                self.suffix = f".pp{stages.index(own)}" if len(stages) > 1 else ""
+                if ranks.index(own) != dist.get_rank():
+                    self.suffix = False
+        if self.suffix is False:
+            return {name: value.new_empty(0) for name, value in tensors.items()}  # only the names matter
+        return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
+
+    def _write_before(
+        self, kinds: dict[str, dict[str, Tensor]], weights: dict[str, Tensor], groups: list[dict[str, Any]]
+    ) -> None:
+        if not kinds["gradients"]:
+            raise RuntimeError(
+                f"Nothing was written for step {self.step}: all gradients are None when the optimizer takes its step; "
+                "backward() was not called, or they are kept elsewhere, as by an engine (ZeRO) that dump does not know."
+            )
+        if not self.is_written:
+            self._save("initial", self._kept(weights))
+        self.is_written = True
+        for kind, tensors in kinds.items():
+            self.files.setdefault(kind, {}).update(tensors)
+            self._save(f"{kind}-{self.step}", self.files[kind])
+        rates = sorted({float(group["lr"]) for group in groups if "lr" in group} | {*self.facts.pop("rates", [])})
+        self.facts["rates"] = rates
+        self._write_facts(rates)
+        if self.rows and self.suffix == "":
+            self._write_samples()
+
+    def _write_after(self, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        self._save(f"weights-{self.step}", self._kept(weights))
+        state = self._kept(state)
+        self.files.setdefault("optimizer", {}).update(state)
+        if self.files["optimizer"]:
+            self._save(f"optimizer-{self.step}", self.files["optimizer"])
+
+    def _save(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+        if self.suffix is False:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{name}{self.suffix}.safetensors"
+        save_file(tensors, f"{path}.part", metadata)
+        Path(f"{path}.part").replace(path)
+
+    def _write_facts(self, rates: list[float]) -> None:
+        facts = {key: value for key, value in self.facts.items() if key != "rates"}
+        losses = [float(_whole(loss)) / self.scale for loss in self.losses]
+        own = {"ids": self.batches, "loss": sum(losses) if losses else None, "targets": facts.pop("targets", None)}
+        ranks: list[Any] = [own]
+        if dist.is_initialized():
+            ranks = [None] * dist.get_world_size()
+            dist.all_gather_object(ranks, own)
+        if self.suffix not in ("", ".pp0"):
+            return
+        losses = [each["loss"] for each in ranks if each["loss"] is not None]
+        targets = [each["targets"] for each in ranks if each["targets"] is not None]
+        facts["world_size"], facts["micro_batches"] = len(ranks), len(self.batches) or len(self.losses)
+        if any(each["ids"] for each in ranks):
+            facts["ids"] = [each["ids"] for each in ranks]
+        if rates:
+            facts["learning_rate"] = rates[0] if len(rates) == 1 else rates
+        if losses:
+            facts["loss"] = sum(losses) / len(losses)
+        if targets:
+            facts["targets"] = sum(targets)
+        if not self.suffix:
+            norms = [float(value.double().norm()) for value in self.files["gradients"].values()]
+            facts["norm"] = math.hypot(*norms)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / f"step-{self.step}.json").write_text(json.dumps(facts))
+
+    def _write_samples(self) -> None:
+        names = {parameter: name for parameter, name in self._names().items() if parameter.requires_grad}
+        tensors = {
+            name: torch.stack(values).cpu()
+            for name, values in zip(names.values(), zip(*self.rows, strict=True), strict=True)
+        }
+        for name, index in _places(names).items():
+            if index is not None:
+                tensors[f"{name}//index"] = index
+        ids = self.sample_facts["ids"] or [each for batch in self.batches for each in batch]
+        metadata = {"targets": json.dumps(self.sample_facts["targets"])} if self.sample_facts["targets"] else {}
+        if len(ids) == len(self.rows):
+            metadata["ids"] = json.dumps(ids)
+        self._save(f"samples-{self.step}", tensors, metadata)
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    """Replace a function by a hook that is called with it as the first argument."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **keywords: Any) -> Any:
+        return hook(original, *args, **keywords)
+
+    setattr(owner, name, replacement)
+    stack.callback(setattr, owner, name, original)
+
+
+def _core(model: nn.Module) -> nn.Module:
+    """Return the innermost module that has all parameters: Lightning does not call the outermost."""
+    names = {*model.parameters()}
+    inner = [child for child in model.children() if {*child.parameters()} == names]
+    return _core(inner[0]) if inner and not isinstance(model, (nn.ModuleList, nn.ModuleDict)) else model
+
+
+def _is_fsdp1(model: nn.Module) -> bool:
+    modules = [*model.modules()]
+    is_managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in modules)
+    return is_managed and not any(isinstance(module, FSDPModule) for module in modules)
+
+
+def _whole(value: Tensor) -> Tensor:
+    """Return a whole tensor; a collective if it is a DTensor."""
+    value = value.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _plain(values: Any) -> list[Any]:
+    return values.tolist() if isinstance(values, Tensor) else list(values)
+
+
+def _places(names: dict[Tensor, str]) -> dict[str, Tensor | None]:
+    """Return, for each parameter, sorted flat indices, evenly spread over parameters; None: all."""
+    left = SAMPLE_VALUES
+    places: dict[str, Tensor | None] = {}
+    for count, (parameter, name) in enumerate(sorted(names.items(), key=lambda item: item[0].numel())):
+        size = min(parameter.numel(), left // (len(names) - count))
+        left -= size
+        chosen = random.Random(zlib.crc32(name.encode())).sample(range(parameter.numel()), size)
+        places[name] = None if size == parameter.numel() else torch.tensor(sorted(chosen))
+    return {name: places[name] for name in names.values()}
+
+
+def _sketch(names: dict[Tensor, str], gradients: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    sketch = {}
+    for (name, index), value in zip(_places(names).items(), gradients, strict=True):
+        sketch[name] = value.flatten() if index is None else value.flatten()[index.to(value.device)]
+    return sketch
+
+
+def _hashes(inputs: Any) -> list[str]:
+    """Return a hash of each row of the first tensor, the same with more or less padding around it."""
+    found = next(_tensors(inputs), None)
+    if found is None:
+        return []
+    rows = _whole(found).cpu()
+    rows = rows.to(torch.bfloat16).view(torch.int16) if rows.is_floating_point() else rows.long()
+    hashes = []
+    for row in rows:
+        if row.dim() == 1 and not found.is_floating_point():
+            changes = (row[1:] != row[:-1]).nonzero().flatten().tolist()
+            row = row[changes[0] + 1 : changes[-1] + 1] if changes else row[:1]
+        hashes.append(hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=8).hexdigest())
+    return hashes
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested inputs, `input_ids` first."""
+    if isinstance(values, Tensor):
+        if values.dim():
+            yield values
+    elif hasattr(values, "items"):
+        for _, value in sorted(values.items(), key=lambda item: item[0] != "input_ids"):
+            yield from _tensors(value)
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)

@@ -1,0 +1,329 @@
+"""What is prepared is what the reader gave: in any layout, in any parts, in little memory."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+from PIL import Image
+from tokenizers import Tokenizer
+
+from helpers.common import ROOT, tiny_run
+from shardlab import data as data_sets
+from shardlab.data import encoders, split_file, store
+from shardlab.data.encoders import encode
+from shardlab.data.split_file import SplitFile
+from shardlab.data.text import _first
+from shardlab.errors import UserError
+from shardlab.files import lock
+from shardlab.settings.types import HubSource
+
+SPLITS = ("train", "validation", "test")
+
+
+def data_set(task, **options):
+    return tiny_run("mlp").data.model_copy(update={"task": task, "options": options, "name": "mine"})
+
+
+def all_splits(samples):
+    return dict.fromkeys(SPLITS, samples)
+
+
+def regression(folder, **splits):
+    """Write splits of pairs of numbers; returns the manifest."""
+    data = data_set("regression", inputs=1, outputs=1)
+    splits = {name: [([x], [y]) for x, y in splits.get(name, [(1.0, 2.0)])] for name in SPLITS}
+    return store.write(folder, data, *encode(data, splits))
+
+
+@st.composite
+def laid_out(draw):
+    """An array (samples, ...) of any dtype of the format, and how its values may lie in memory."""
+    kind = np.dtype(draw(st.sampled_from(sorted(split_file.DTYPES.values()))))
+    kind = kind.newbyteorder(draw(st.sampled_from("<>")))
+    shape = draw(arrays_of.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=5))
+    array = draw(arrays_of.arrays(kind, shape))
+    match draw(st.sampled_from(["plain", "transposed", "reversed", "strided", "broadcast"])):
+        case "transposed":
+            array = array.transpose(draw(st.permutations(range(array.ndim))))
+        case "reversed":
+            array = array[tuple(slice(None, None, draw(st.sampled_from([1, -1]))) for _ in shape)]
+        case "strided":
+            array = np.repeat(array, 2, axis=-1)[..., ::2]
+        case "broadcast":
+            array = np.broadcast_to(array[:1], array.shape)
+    return array
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(laid_out(), min_size=1, max_size=3), st.data())
+def test_any_layout_is_stored_as_the_format_s_own_library_stores_plain_arrays(tmp_path_factory, arrays, drawn):
+    path = tmp_path_factory.mktemp("any") / "train.safetensors"
+    rows = min(map(len, arrays))
+    given_arrays = {f"a{number}": array[:rows] for number, array in enumerate(arrays)}
+    cuts = sorted({0, rows, *drawn.draw(st.lists(st.integers(0, rows), max_size=3))})
+    with SplitFile(path, "test") as file:
+        for start, end in pairwise(cuts):
+            file.append({name: array[start:end] for name, array in given_arrays.items()})
+        file.save()
+    plain = {}
+    for name, array in given_arrays.items():
+        plain[name] = np.empty(array.shape, array.dtype.newbyteorder("="))
+        for place in np.ndindex(array.shape):
+            plain[name][place] = array[place]
+    assert path.read_bytes() == safetensors.numpy.save(plain)
+
+
+@pytest.mark.parametrize("cuts", [(3,), (1, 3), (1, 2, 3)])
+def test_ragged_rows_are_those_of_one_part(tmp_path, cuts):
+    rows = [[1, 2], [], [3, 4, 5]]
+    with SplitFile(tmp_path / "train.safetensors", "test") as file:
+        for start, end in pairwise((0, *cuts)):
+            part = rows[start:end]
+            offsets = np.cumsum([0, *map(len, part)])
+            file.append({"x_offsets": offsets, "x": np.array([*chain(*part)], np.int32)})
+        file.save()
+    found = safetensors.numpy.load_file(tmp_path / "train.safetensors")
+    assert found["x"].tolist() == [1, 2, 3, 4, 5]
+    assert found["x_offsets"].tolist() == [0, 2, 2, 5]
+
+
+@pytest.mark.parametrize("workload", ["mlp", "mnist", "llama2", "xsum"])
+def test_the_parts_of_an_encoder_leave_no_trace(tmp_path, monkeypatch, workload):
+    data = tiny_run(workload).data
+
+    def prepared(name):
+        return store.write(tmp_path / name, data, *encode(data, data_sets.read(data, tmp_path)))
+
+    whole = prepared("whole")
+    monkeypatch.setattr(encoders, "PART", 3000)
+    in_parts = prepared("parts")
+    assert in_parts["fingerprint"] == whole["fingerprint"]
+    assert in_parts["counts"] == whole["counts"]
+
+
+def test_color_pictures_are_stored_as_they_are_seen(tmp_path):
+    """By a reader of pictures and by one of arrays; the expected values are from Pillow and NumPy alone."""
+    values = np.random.default_rng(0).integers(0, 256, (7, 8, 8, 3), dtype=np.uint8)
+    pictures = [Image.fromarray(picture) for picture in values]
+    for name, images in {
+        "pictures": pictures,
+        "arrays": [np.asarray(each).transpose(2, 0, 1) for each in pictures],
+    }.items():
+        data = data_set("classification", channels=3, image_size=8, classes=7)
+        splits = {split: list(zip(images, range(7), strict=True)) for split in SPLITS}
+        store.write(tmp_path / name, data, *encode(data, splits))
+        stored = safetensors.numpy.load_file(tmp_path / name / "test.safetensors")["images"]
+        for channel in range(3):
+            seen = [np.asarray(picture.getchannel(channel)) for picture in pictures]
+            assert (stored[:, channel] == seen).all(), name
+
+
+def test_what_is_written_is_read_back(tmp_path, monkeypatch):
+    """A writer that writes memory as it lies, and a disk that changes a value."""
+    array = np.arange(24).reshape(2, 3, 4).transpose(0, 2, 1)
+    path = tmp_path / "train.safetensors"
+    append = split_file._Column.append
+    for wrong in (lambda array: array.ravel("K").reshape(array.shape), lambda array: array + (array == 17)):
+        monkeypatch.setattr(split_file._Column, "append", lambda self, array, wrong=wrong: append(self, wrong(array)))
+        with SplitFile(path, "test") as file:
+            file.append({"x": array})
+            with pytest.raises(UserError, match=r"train.safetensors: x of row [01] is not"):
+                file.save()
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([{"x": np.ones(2, object)}], "gave x as object, which safetensors cannot hold"),
+        ([{"x": np.ones(2)}, {"x": np.ones(2, np.float32)}], "x as float32 () after parts of float64 ()"),
+        ([{"x": np.ones((2, 3))}, {"x": np.ones((2, 4))}], "x as float64 (4,) after parts of float64 (3,)"),
+        ([{"x": np.ones(2)}, {"y": np.ones(2)}], "gave y after parts of x"),
+        ([{"x": np.ones(2), "y": np.ones(3)}], "different numbers of samples: {'x': 2, 'y': 3}"),
+        ([{"x": np.ones(2), "x_offsets": np.array([0, 1])}], "x_offsets from 0 to 1, not 0 to 2"),
+    ],
+)
+def test_parts_that_do_not_fit_each_other(tmp_path, parts, words):
+    *fit, last = parts
+    with SplitFile(tmp_path / "train.safetensors", "encoder") as file:
+        for part in fit:
+            file.append(part)
+        with pytest.raises(UserError) as error:
+            file.append(last)
+    assert words in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_of_a_killed_call_stays(tmp_path):
+    """The next call removes a file that had no name yet; what parts are collected in has none."""
+    (tmp_path / ".train.safetensors.123.tmp").write_bytes(b"half")
+    seen = []
+
+    def parts():
+        for number in range(2):
+            yield {"x": np.full(3, number)}
+            seen.append([path.name for path in tmp_path.iterdir()])
+
+    splits, counts = {name: parts() for name in SPLITS}, {name: Counter() for name in SPLITS}
+    store.write(tmp_path, data_set("regression"), splits, None, counts)
+    assert seen[:2] == [[".lock"], [".lock"]]
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_two_calls_do_not_write_the_same_folder(tmp_path):
+    with lock(tmp_path / ".lock", "prepared"), pytest.raises(UserError, match="is being prepared by process"):
+        regression(tmp_path)
+
+
+def test_samples_of_train_in_another_split_are_counted(tmp_path):
+    manifest = regression(
+        tmp_path, train=[(x, x) for x in range(9)], validation=[(3, 3), (7, 7), (3, 8)], test=[(9, 9), (0, 0), (0, 0)]
+    )
+    what = "samples that are also in train"
+    assert manifest["counts"] == {"train": {}, "validation": {what: 2}, "test": {what: 2}}
+
+
+def test_what_an_encoder_leaves_out_is_counted(tmp_path):
+    data = data_set("summarization", vocab_size=259, document_tokens=4, summary_tokens=3)
+    splits = all_splits([("abcdefg", "ab"), ("abc", "abcdefg"), ("abcd", "abc")])
+    counts = store.write(tmp_path / "pairs", data, *encode(data, splits))["counts"]
+    assert counts["train"] == {"documents truncated to document_tokens": 2, "summaries truncated to summary_tokens": 2}
+    data = data_set("language_modelling", vocab_size=259, sequence_length=3)
+    counts = store.write(tmp_path / "text", data, *encode(data, all_splits([("abc",), ("def",)])))["counts"]
+    tokens = safetensors.numpy.load_file(tmp_path / "text/train.safetensors")["tokens"]
+    text = Tokenizer.from_file(str(tmp_path / "text/tokenizer.json"))
+    stream = [*text.encode("abc").ids, 2, *text.encode("def").ids, 2]
+    assert tokens.tolist() == [stream[:4], stream[3:7]]
+    assert counts["train"] == {"tokens after the last whole window dropped": 1}
+
+
+def test_a_tokenizer_is_trained_on_leading_bytes():
+    assert [*_first(["ab", "\u00e4\u00e4", "\u00e4", "c"], 5)] == ["ab", "\u00e4"]
+    assert [*_first(["ab", "c", "d"], 3)] == ["ab", "c"]
+    assert [*_first(iter(["ab"]), 3)] == ["ab"]
+
+
+class Broken:
+    """Samples of which a row cannot be read."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __iter__(self):
+        yield ([1.0], [2.0])
+        raise self.error
+
+
+PLACE = "data set mine, split validation, row 1"
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ([([1.0], [2.0]), ([None], [2.0])], f"{PLACE}: x has values that are not finite"),
+        ([([1.0], [2.0]), ([1.0],)], f"{PLACE}: not enough values"),
+        ([([1.0], [2.0]), 3], f"{PLACE}: read(data, raw) in "),
+        (Broken(OSError("cannot identify image file")), f"{PLACE}: cannot identify image file."),
+    ],
+)
+def test_an_error_names_data_set_split_and_row(tmp_path, samples, words):
+    data = data_set("regression", inputs=1, outputs=1)
+    splits = all_splits([([1.0], [2.0])]) | {"validation": samples}
+    with pytest.raises(UserError) as error:
+        store.write(tmp_path, data, *encode(data, splits))
+    assert str(error.value).startswith(words)
+    assert not (tmp_path / "dataset.json").exists()
+
+
+def test_an_error_of_hub_data_names_the_columns(tmp_path):
+    hub = HubSource(
+        repo="a/b",
+        revision="main",
+        columns=["left", "right"],
+        splits={"train": "train", "validation": "dev", "test": "test"},
+    )
+    data = data_set("regression", inputs=1, outputs=1).model_copy(update={"hub": hub})
+    with pytest.raises(UserError, match=r"row 0 \(columns left, right\): y has the shape .*: name other columns under"):
+        store.write(tmp_path, data, *encode(data, all_splits([([1.0], 2.0)])))
+
+
+def test_a_mistake_in_a_reader_keeps_its_traceback(tmp_path):
+    data = data_set("regression", inputs=1, outputs=1)
+    with pytest.raises(ValueError, match="my mistake") as error:
+        store.write(tmp_path, data, *encode(data, all_splits(Broken(ValueError("my mistake")))))
+    assert error.value.__notes__ == [
+        "data set mine, split train, row 1, read by scripts/shardlab/data/pairs.py",
+    ]
+
+
+@pytest.mark.parametrize("samples", [[], [("",)], [("ab",)]])
+def test_a_split_without_a_window_is_named(tmp_path, samples):
+    data = data_set("language_modelling", vocab_size=259, sequence_length=4)
+    splits = {"train": [("abcdefgh",)], "validation": samples, "test": [("abcdefgh",)]}
+    with pytest.raises(UserError, match="data set mine, split validation: the split has fewer than sequence_length 4"):
+        store.write(tmp_path, data, *encode(data, splits))
+
+
+PROGRAM = """
+import io, sys
+from pathlib import Path
+from PIL import Image
+from tokenizers import Tokenizer
+import numpy as np
+from shardlab.data import store
+from shardlab.data.encoders import encode
+from shardlab.settings.types import DataSet
+
+class Pictures:
+    def __init__(self, count):
+        self.count, self.file = count, io.BytesIO()
+        small = np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
+        Image.fromarray(small).resize((1600, 1200)).save(self.file, "JPEG")
+    def __iter__(self):
+        return ((Image.open(io.BytesIO(self.file.getvalue())), 0) for _ in range(self.count))
+
+class Texts:
+    def __init__(self, count):
+        self.count = count
+        words = np.random.default_rng(0).integers(97, 123, (20000, 6), np.uint8)
+        self.words = [bytes(word).decode() for word in words]
+    def __iter__(self):
+        for number in range(self.count):
+            chosen = np.random.default_rng(number).integers(0, len(self.words), 1500)
+            yield (" ".join(self.words[each] for each in chosen),)
+
+folder, task, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+kind = {"classification": Pictures, "language_modelling": Texts}[task]
+options = {"channels": 3, "image_size": 64, "classes": 4, "vocab_size": 512, "sequence_length": 128}
+data = DataSet(name="large", task=task, seed=1, options=options, reader="pairs", hub=None)
+store.write(folder, data, *encode(data, {"train": kind(count), "validation": kind(1), "test": kind(1)}))
+# Not ru_maxrss, which begins with the memory of the process that started this one.
+print(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
+"""
+
+
+def prepared_in(folder, task, count):
+    """Peak memory of a process that prepares so many samples, MiB."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    words = [sys.executable, "-c", PROGRAM, str(folder), task, str(count)]
+    printed = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    return int(printed.split()[1]) / 1024
+
+
+@pytest.mark.parametrize(("task", "count"), [("classification", 40), ("language_modelling", 250)])
+def test_the_memory_of_preparing_does_not_grow_with_the_data(tmp_path, task, count):
+    """Of pictures of 5.5 MiB each, and of texts of 10 KB, of which tokens with their places take 0.5 MiB."""
+    assert prepared_in(tmp_path, task, count) - prepared_in(tmp_path, task, 2) < 120
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("task", "count"), [("classification", 250), ("language_modelling", 2500)])
+def test_large_data_is_prepared_in_a_gibibyte(tmp_path, task, count):
+    assert prepared_in(tmp_path, task, count) < 1024

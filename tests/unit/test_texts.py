@@ -1,0 +1,269 @@
+"""Texts to tokens: what is written in them, and what the model takes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.models import WordLevel
+
+from helpers import transformers_models
+from helpers.common import tiny_run
+from shardlab.data import model_config, store
+from shardlab.data.encoders import encode
+from shardlab.errors import UserError
+
+OPTIONS = {
+    "language_modelling": {"sequence_length": 2, "vocab_size": 400},
+    "summarization": {"document_tokens": 64, "summary_tokens": 64, "vocab_size": 400},
+}
+
+
+def prepare(folder, samples, task="language_modelling", *, test=None, tokenizer=None, model=None, **options):
+    """Prepare samples as all splits (or others for `test`); returns the manifest and the arrays of the test split."""
+    data = tiny_run("llama2").data
+    data = data.model_copy(
+        update={"name": "mine", "task": task, "tokenizer": tokenizer and str(tokenizer), "model": model or {}}
+        | {"options": {key: value for key, value in (OPTIONS[task] | options).items() if value is not None}}
+    )
+    splits = {"train": samples, "validation": samples, "test": test or samples}
+    manifest = store.write(folder / "made", data, *encode(data, splits))
+    return manifest, load_file(folder / "made/test.safetensors")
+
+
+def refusal(folder, *arguments, **options):
+    with pytest.raises(UserError) as error:
+        prepare(folder, *arguments, **options)
+    assert "\n" not in str(error.value)
+    assert not (folder / "made/dataset.json").exists()
+    return str(error.value)
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A folder of a model, as save_pretrained writes it: the function writes a model's config.json and a tokenizer."""
+
+    def write(name, tokenizer=None, **changes):
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        config = json.loads(transformers_models.CONFIGS[name].to_json_string(use_diff=False)) | changes
+        (folder / "config.json").write_text(json.dumps(config))
+        (tokenizer or transformers_models.tokenizer()).save(str(folder / "tokenizer.json"))
+        return folder
+
+    return write
+
+
+def unigram(*, special):
+    """As of T5, with the special tokens among its pieces or without."""
+    pieces = {"\u2581": -2.0, "a": -3.0, "<": -4.0, "/": -4.0, "s": -4.0, ">": -4.0, "s>": -5.0, "p": -4.0, "d": -4.0}
+    first = ["<pad>", "</s>", "<unk>"]
+    vocabulary = [(name, 0.0 if special or name == "<unk>" else -99.0) for name in first] + [*pieces.items()]
+    made = Tokenizer(models.Unigram(vocabulary, unk_id=2))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    if special:
+        made.add_special_tokens(first)
+    return made
+
+
+def test_special_tokens_written_in_a_text_are_text(tmp_path):
+    texts = ["a <eos> then <pad>and <bos>", "b", "<eos><eos>"] * 9
+    manifest, arrays = prepare(tmp_path, [(text,) for text in texts], sequence_length=1)
+    stream = [*arrays["tokens"][:, 0], arrays["tokens"][-1, 1]]
+    ends = [place for place, token in enumerate(stream) if token == 2]
+    assert len(ends) == len(texts)
+    assert not {0, 1} & set(stream)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "made/tokenizer.json"))
+    parts = np.split(stream, np.array(ends) + 1)[:-1]
+    assert [tokenizer.decode(list(part)) for part in parts] == texts, "decode leaves out the end token alone"
+    assert manifest["counts"]["test"]["special tokens written in a text, encoded as text"] == 45
+    assert tokenizer.encode("<eos>").ids == [2], "the stored tokenizer is the usual one"
+
+
+def test_special_tokens_that_are_pieces_of_a_unigram_vocabulary(tmp_path, theirs):
+    texts = ["a </s> a<pad>", "</s>a"]
+    folder = theirs("t5", unigram(special=True))
+    manifest, arrays = prepare(tmp_path, [(text, "a") for text in texts], "summarization", tokenizer=folder)
+    plain = unigram(special=False)
+    expected = [token for text in texts for token in [*plain.encode(text).ids, 1]]
+    assert arrays["document"].tolist() == expected
+    assert manifest["counts"]["test"]["special tokens written in a text, encoded as text"] == 3
+    stored = json.loads((tmp_path / "made/tokenizer.json").read_text())
+    assert stored["model"]["vocab"][1] == ["</s>", 0.0]
+
+
+def test_special_tokens_that_a_tokenizer_cannot_spell_otherwise_are_counted(tmp_path, theirs):
+    tokenizer = Tokenizer(WordLevel({"<pad>": 0, "</s>": 1, "a": 2}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["</s>"])
+    manifest, _ = prepare(tmp_path, [("a </s> a",)], tokenizer=theirs("gpt2", tokenizer))
+    assert manifest["counts"]["train"]["special tokens written in a text, encoded as special tokens"] == 1
+
+
+def test_blank_texts_are_counted_and_each_is_an_end(tmp_path):
+    manifest, arrays = prepare(tmp_path, [("ab",), ("",), (" \n",), ("c",)], sequence_length=1)
+    assert manifest["counts"]["train"]["blank texts"] == 2
+    assert (arrays["tokens"][:, 1] == 2).sum() == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "it has None, of type NoneType, where a text should be (in CSV, empty fields and words such as NA"),
+        (float("nan"), "it has nan, of type float, where a text should be (in CSV"),
+        (0, "it has 0, of type int, where a text should be;"),
+        (0.0, "it has 0.0, of type float, where a text should be;"),
+        (b"a", "of type bytes"),
+        ("ab\udce9", "character 2 of a text is the lone surrogate U+DCE9"),
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_what_is_no_text(tmp_path, text, words, split):
+    wrong = [("abc",), (text,)]
+    said = refusal(tmp_path, wrong) if split == "train" else refusal(tmp_path, [("abc",)] * 9, test=wrong)
+    assert said.startswith(f"data set mine, split {split}, row 1: ")
+    assert words in said
+
+
+def test_a_third_column_of_a_summary(tmp_path):
+    assert "row 0" in refusal(tmp_path, [("a", "b", "c")], "summarization")
+
+
+def test_a_vocabulary_smaller_than_the_bytes(tmp_path):
+    assert "set it to at least that number" in refusal(tmp_path, [("abc",)], vocab_size=100)
+
+
+def added(*tokens):
+    made = transformers_models.tokenizer()
+    made.add_tokens(list(tokens))
+    return made
+
+
+def sparse():
+    made = transformers_models.tokenizer()
+    content = json.loads(made.to_str())
+    content["model"]["vocab"]["a"] = 5000
+    return Tokenizer.from_str(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "model", "options", "words"),
+    [
+        (added("zz"), {}, {}, ["the token 'zz' of a text has the id 300", "vocab_size 300; set it to 301"]),
+        (sparse(), {}, {}, ["the token 'a' of a text has the id 5000", "set it to 5001"]),
+        (None, {}, {"vocab_size": 20}, ["the workload has vocab_size 20; set it to 300"]),
+        (None, {"eos_token_id": 50256}, {}, ["the end token has the id 50256", "config.json has vocab_size 300"]),
+        (None, {"eos_token_id": -1}, {}, ["the end token has the id -1"]),
+        (None, {"eos_token_id": None}, {}, ["config.json has no eos_token_id"]),
+        (None, {}, {"sequence_length": 65}, ["sequence_length is 65, but the model has 64 positions", "at most 64"]),
+    ],
+)
+def test_a_causal_model_that_does_not_take_the_tokens(tmp_path, theirs, tokenizer, model, options, words):
+    folder = theirs("gpt2", tokenizer)
+    said = refusal(tmp_path, [("azz" * 9,)], tokenizer=folder, model=model, **{"vocab_size": None} | options)
+    assert all(word in said for word in words), said
+
+
+def test_keys_that_the_workload_changes_are_those_of_the_model(tmp_path, theirs):
+    folder = theirs("gpt2", added("zz"), eos_token_id=None)
+    changes = {"vocab_size": 301, "n_positions": 65, "eos_token_id": 7}
+    _, arrays = prepare(tmp_path, [("azz" * 99,)], tokenizer=folder, model=changes, sequence_length=65, vocab_size=None)
+    assert arrays["tokens"].max() == 300
+    assert prepare(tmp_path, [("a",)] * 9, tokenizer=folder, model=changes)[0]["special_tokens"]["end"] == 7
+
+
+def test_padding_is_for_tasks_that_pad(tmp_path, theirs):
+    folder = theirs("t5", pad_token_id=-1)
+    prepare(tmp_path, [("a b c",)], tokenizer=folder)
+    said = refusal(tmp_path / "other", [("a b c", "a")], "summarization", tokenizer=folder)
+    assert "the pad token has the id -1" in said
+
+
+TINY = {
+    "hidden_size": 16,
+    "d_model": 16,
+    "n_embd": 16,
+    "embedding_size": 16,
+    "word_embed_proj_dim": 16,
+    "input_embedding_size": 16,
+    "output_embedding_size": 16,
+    "emb_dim": 16,
+    "dff": 16,
+    "num_hidden_layers": 1,
+    "n_layer": 1,
+    "n_layers": 1,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "num_layers": 1,
+    "attention_types": [[["global"], 1]],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "n_head": 4,
+    "n_heads": 2,
+    "num_heads": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "intermediate_size": 16,
+    "ffn_dim": 16,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "d_ff": 16,
+    "rotary_dim": 4,
+    "attention_window": 4,
+    "attention_type": "original_full",
+    "is_decoder": True,
+    "vocab_size": 50,
+    "n_positions": 12,
+    "max_position_embeddings": 12,
+    "max_encoder_position_embeddings": 12,
+    "max_decoder_position_embeddings": 12,
+    "max_seq_len": 12,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+"""Keys of models' config.json that make them small; a model has some of them."""
+TYPES = ["gpt2", "roberta", "bart", "llama", "t5", "opt"]
+OTHERS = [*model_config.TABLES.pattern.split("|"), "mistral", "gpt_neox", "falcon", "bloom", "xglm", "m2m_100", "mt5"]
+
+
+@pytest.mark.parametrize("kind", [*TYPES, *(pytest.param(k, marks=pytest.mark.long) for k in OTHERS if k not in TYPES)])
+def test_models_take_the_lengths_that_are_accepted_and_no_others(tmp_path, kind):
+    """As many tokens as are accepted, and one more, into a model of the library."""
+    made = transformers.CONFIG_MAPPING[kind]
+    known = {*made().to_dict(), *getattr(made, "attribute_map", {})}
+    config = made(**{key: value for key, value in TINY.items() if key in known})
+    of_two = type(config) in transformers.AutoModelForSeq2SeqLM._model_mapping
+    auto = transformers.AutoModelForSeq2SeqLM if of_two else transformers.AutoModelForCausalLM
+    model = auto.from_config(config).eval()
+    config.save_pretrained(tmp_path)
+    read = model_config.ModelConfig(tmp_path, {})
+
+    def takes(name, length):
+        lengths = {"summary_tokens": 4, "document_tokens": 4} if of_two else {"sequence_length": 4}
+        lengths[name] = length
+        inputs = [torch.full((1, length), 5) for length in lengths.values()]
+        try:
+            with torch.no_grad():
+                model(
+                    **dict(zip(("decoder_input_ids", "input_ids") if of_two else ("input_ids",), inputs, strict=True))
+                )
+        except (IndexError, RuntimeError):
+            return False
+        return True
+
+    def accepts(name, length):
+        try:
+            read.check_lengths({name: length})
+        except UserError:
+            return False
+        return True
+
+    for name in ("summary_tokens", "document_tokens") if of_two else ("sequence_length",):
+        lengths = range(8, 15)
+        assert [accepts(name, length) for length in lengths] == [takes(name, length) for length in lengths], name
+        assert accepts(name, 14) == (model_config.TABLES.fullmatch(kind) is None)

@@ -1,0 +1,196 @@
+"""What a dump has; and that the dump of a training by the real packages of others equals that of a plain loop."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from traindiff.dump import dump
+
+from helpers.common import ROOT
+from shardlab.cli import diagnose
+
+
+def run(folder, *trainers, ranks=1):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}/scripts", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    words = [sys.executable, f"{ROOT}/tests/helpers/foreign_trainers.py", str(folder), *trainers]
+    pipes = {"text": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    each = [
+        subprocess.Popen(words, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **pipes)
+        for rank in range(ranks)
+    ]
+    errors = [process.communicate()[1] for process in each]
+    assert not any(process.returncode for process in each), "\n".join(errors)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one_rank")
+    run(folder, "plain", "plain32", "transformers", "accelerate", "zero2", "lightning")
+    return folder
+
+
+def page(monkeypatch, capsys, reference, other):
+    monkeypatch.setattr(sys, "argv", ["diagnose.py", "--reference", str(reference), "--other", str(other)])
+    return diagnose.main(), capsys.readouterr().out
+
+
+def assert_equal(monkeypatch, capsys, reference, other, kinds):
+    status, text = page(monkeypatch, capsys, reference, other)
+    assert (status, "**Nothing differs in steps 0-2.**" in text) == (0, True), text
+    compared = {row.split("|")[2].strip() for row in text.splitlines() if re.match(r"\| \d \|", row)}
+    assert kinds <= compared, text
+    facts = [json.loads((folder / "step-2.json").read_text()) for folder in (reference, other)]
+    samples = [sorted(name for rank in each["ids"] for batch in rank for name in batch) for each in facts]
+    assert len(set(samples[0])) == 8
+    assert samples[0] == samples[1]
+    for key in ("loss", "norm", "learning_rate", "max_grad_norm"):
+        assert facts[1][key] == pytest.approx(facts[0][key], rel=1e-5), key
+
+
+KINDS = {"gradient", "clipped gradient", "optimizer state", "update"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("trainer", ["transformers", "accelerate", "lightning"])
+def test_one_process_of_another_package(trainer, one_rank, monkeypatch, capsys):
+    assert_equal(monkeypatch, capsys, one_rank / "plain", one_rank / trainer, KINDS)
+
+
+@pytest.mark.long
+def test_one_process_of_deepspeed(one_rank, monkeypatch, capsys):
+    assert_equal(monkeypatch, capsys, one_rank / "plain32", one_rank / "zero2", KINDS - {"clipped gradient"})
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two_ranks")
+    run(folder, "ddp", "wrapped", "fsdp2", "fsdp1", "transformers", "zero2", "lightning", ranks=2)
+    run(folder, "zero3", ranks=2)
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("trainer", "missing"),
+    [
+        ("ddp", set()),
+        ("wrapped", {"optimizer state"}),
+        ("fsdp2", set()),
+        ("fsdp1", {"optimizer state"}),
+        ("lightning", set()),
+        ("transformers", set()),
+        ("zero2", {"clipped gradient"}),
+        ("zero3", {"clipped gradient"}),
+    ],
+)
+def test_two_ranks(trainer, missing, one_rank, two_ranks, monkeypatch, capsys):
+    reference = "plain32" if trainer in ("fsdp1", "zero2", "zero3") else "plain"
+    assert_equal(monkeypatch, capsys, one_rank / reference, two_ranks / trainer, KINDS - missing)
+
+
+def test_samples_sum_to_the_gradient_and_change_nothing(tmp_path):
+    dumps = {}
+    for name in ("without", "with"):
+        model, optimizer, x, y = training()
+        with dump(model, tmp_path / name, 2) as dumped:
+            for _ in range(2):
+                losses = F.cross_entropy(model(x), y, reduction="none") / len(x)
+                if name == "with":
+                    dumped.samples(losses, ids=range(6), targets=torch.ones(6, dtype=torch.long))
+                losses.sum().backward()
+                clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+                optimizer.zero_grad()
+        dumps[name] = {path.stem: load_file(path) for path in (tmp_path / name).glob("*.safetensors")}
+    samples = dumps["with"].pop("samples-1")
+    del dumps["with"]["samples-0"]
+    assert dumps["with"].keys() == dumps["without"].keys() >= {"initial", "gradients-1", "clipped-1", "weights-1"}
+    for name, tensors in dumps["with"].items():
+        assert all(value.equal(dumps["without"][name][key]) for key, value in tensors.items()), name
+    for key, value in dumps["with"]["gradients-1"].items():
+        torch.testing.assert_close(samples[key].sum(0), value.flatten())
+        assert dumps["with"]["clipped-1"][key].norm() < value.norm()
+
+
+def training():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    return model, torch.optim.AdamW(model.parameters(), 0.01), torch.randn(6, 4).double(), torch.arange(6) % 3
+
+
+def test_a_large_sample_is_sketched(tmp_path, monkeypatch):
+    monkeypatch.setattr("traindiff.dump.SAMPLE_VALUES", 30)
+    model, optimizer, x, y = training()
+    with dump(model, tmp_path / "dump", 1) as dumped:
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        dumped.samples(losses)
+        losses.sum().backward()
+        optimizer.step()
+    samples, gradients = (load_file(tmp_path / f"dump/{name}-0.safetensors") for name in ("samples", "gradients"))
+    assert sum(samples[name].shape[1] for name in gradients) == 30
+    for name, value in gradients.items():
+        kept = value.flatten()[samples.get(f"{name}//index", slice(None))]
+        torch.testing.assert_close(samples[name].sum(0), kept)
+
+
+def test_a_step_that_a_grad_scaler_skips_does_not_count_and_gradients_are_unscaled(tmp_path):
+    model, optimizer, x, y = training()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    wanted = []
+    with dump(model, tmp_path / "dump"):
+        for scale in (1.0, float("inf"), 1.0):
+            loss = F.cross_entropy(model(x), y) * scale
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if scale == 1:
+                wanted.append((loss.item(), model[0].weight.grad.clone()))
+            clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert {path.name for path in (tmp_path / "dump").glob("step-*")} == {"step-0.json", "step-1.json"}
+    for step, (loss, gradient) in enumerate(wanted):
+        facts = json.loads((tmp_path / f"dump/step-{step}.json").read_text())
+        assert (facts["loss"], facts["micro_batches"]) == (pytest.approx(loss), 1)
+        written = load_file(tmp_path / f"dump/gradients-{step}.safetensors")["0.weight"]
+        torch.testing.assert_close(written, gradient)
+
+
+def test_two_optimizers_take_one_step(tmp_path):
+    model, _, x, y = training()
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1, momentum=0.9) for part in (model[0], model[1:])]
+    with dump(model, tmp_path / "dump", 2):
+        for _ in range(3):
+            F.cross_entropy(model(x), y).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    names = {name for name, _ in model.named_parameters()}
+    assert load_file(tmp_path / "dump/gradients-1.safetensors").keys() == names
+    assert load_file(tmp_path / "dump/optimizer-1.safetensors").keys() == {f"{name}//momentum_buffer" for name in names}
+    assert not (tmp_path / "dump/gradients-2.safetensors").exists()
+
+
+def test_a_dump_without_gradients_is_refused(tmp_path):
+    model, optimizer, *_ = training()
+    with pytest.raises(RuntimeError, match="all gradients are None"), dump(model, tmp_path / "dump"):
+        optimizer.step()
+    with (
+        pytest.raises(RuntimeError, match="no optimizer with parameters of this model"),
+        dump(nn.Linear(1, 1), tmp_path / "dump"),
+    ):
+        optimizer.step()
+    assert not (tmp_path / "dump").exists()
