@@ -3,6 +3,7 @@ reference writes (`samples-N.safetensors`). Their sum is the reference's gradien
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -303,7 +304,7 @@ def _table(samples: Samples, weights: list[float], partition: Partition | None, 
         rows = (
             (
                 samples.label(row),
-                *[samples.targets[row]] * bool(samples.targets),
+                *samples.targets[row : row + 1],
                 *([_label(partition.labels[row])] if partition else []),
                 _shown(weight),
             )
@@ -347,7 +348,7 @@ def _places(pair: Pair, step: int) -> dict[object, tuple[int, int]]:
     found = {}
     for rank, micros in enumerate(pair.actual.shown(step).get("ids") or []):
         for micro, ids in enumerate(micros if micros and isinstance(micros[0], list) else [micros]):
-            found |= {sample: (rank, micro) for sample in ids}
+            found |= dict.fromkeys(ids, (rank, micro))
     return found
 
 
@@ -372,21 +373,19 @@ def _of_places(rank: list[int], micro: list[int], part: list[int]) -> Iterator[P
 
 
 def _compare_ids(pair: Pair, step: int, samples: Samples, found: "Evidence") -> None:
-    """Say which samples only one of the trainings reads, if both know theirs."""
-    own = _places(pair, step)
-    if not own or not samples.ids or pair.actual.ranks(step):
-        return
-    missing, other = (
-        [each for each in samples.ids if each not in own],
-        [each for each in own if each not in samples.ids],
-    )
-    if missing or other:
-        found.note("samples read", "others")
-        found.say(
-            f"By their ids, {len(missing)} of the reference's {len(samples)} samples are not read in this step"
-            + f", and {len(other)} others are: {', '.join(map(str, other[:8]))}" * bool(other)
-            + "."
-        )
+    """Say which samples only one of the trainings reads, and which several ranks read, if both know theirs."""
+    nested = [] if pair.actual.ranks(step) else pair.actual.shown(step).get("ids") or []
+    read = Counter(each for rank in nested for ids in rank for each in (ids if isinstance(ids, list) else [ids]))
+    if not {*read} & {*samples.ids}:
+        return  # or other names for the same samples
+    expected = Counter(samples.ids)
+    for more, less, says in (
+        (expected, read, "By their ids, these samples of the reference are not read in this step"),
+        (read, expected, "By their ids, these samples are read more often than in the reference, or of another step"),
+    ):
+        if off := [*(more - less)]:
+            found.note("samples read", "others")
+            found.say(f"{says}: {', '.join(map(str, off[:8]))}{', ...' * (len(off) > 8)}.")
 
 
 def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Fit, found: "Evidence") -> None:
@@ -415,15 +414,14 @@ def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Fit
         found.say(f"The samples of step {nearest} leave only {rest[nearest]:.0%}, with the weights of that step.")
     if touched := _touched(names, pair, step):
         found.note("samples read", "others")
+        name, here, there = touched
         found.say(
-            "{0}: {1} rows have a gradient only here, {2} only in the reference: the inputs are others.".format(
-                *touched
-            )
+            f"{name}: {here} rows have a gradient only here, {there} only in the reference: other inputs are read."
         )
 
 
 def _touched(names: list[str], pair: Pair, step: int) -> tuple[str, int, int] | None:
-    """Return an embedding whose rows show that other tokens were read, and how many have a gradient in one training alone.
+    """Return an embedding whose rows show that other tokens were read, and how many only one training reads.
 
     Both must have some: a padding mask or other targets reach more rows, or fewer.
     """

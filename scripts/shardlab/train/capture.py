@@ -322,7 +322,7 @@ def _gradients_of_samples(run: Run, data: Path, initial: Path, folder: Path, lik
 
 
 def _sketch(value: Tensor, of_all: int) -> Tensor:
-    """Return the flat indices of those values of a parameter that are kept: evenly spread, one drawn in each stretch."""
+    """Return the flat indices of those values of a parameter that are kept: one drawn in each stretch of its values."""
     every = max(1, -(-of_all // KEPT))
     first = torch.arange(0, value.numel(), every)
     draw = torch.Generator().manual_seed(value.numel())

@@ -1,0 +1,142 @@
+"""Weights of samples explain the gradients of small trainings with the faults of real trainers; no cause is wrong."""
+
+import argparse
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from helpers import small_training
+from helpers.dumps import dump
+from helpers.small_training import HELD_BACK, MISSED, REFERENCES, training
+from shardlab.diagnosis import trainers
+from shardlab.diagnosis.page import diagnose, markdown
+from shardlab.errors import UserError
+
+STRUCTURES = {"mean of the ranks' means": (2, 1), "times the ranks": (2, 1)}
+STRUCTURES |= {name: (1, 4) for name in MISSED if name.startswith(("micro-batches not", "mean of the micro"))}
+"""Numbers of ranks and of micro-batches, where they are not 2 and 2."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("trainings")
+
+
+def compared(folder, other, reference, *options):
+    parser = argparse.ArgumentParser()
+    trainers.add_arguments(parser)
+    args = parser.parse_args([*options], argparse.Namespace(other=other, reference=reference))
+    return diagnose(trainers.pair(args))
+
+
+def of_fault(folder, name, methods, *options, dtype=torch.float64):
+    reference = folder / f"reference {name if name in REFERENCES else ''} {dtype}"
+    if not reference.exists():
+        training(REFERENCES.get(name, {}), dtype=dtype).run(reference, with_samples=True)
+    other = folder / f"{name} {dtype}"
+    if not other.exists():
+        training(methods, dtype=dtype).run(other)
+    return compared(folder, other, reference, *options)
+
+
+def structure(name):
+    ranks, micro_batches = STRUCTURES.get(name, (2, 2))
+    return ["--ranks", f"dp={ranks}", "--ranks", f"micro-batches={micro_batches}"]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["ranks known", "ranks unknown"])
+@pytest.mark.parametrize("name", MISSED)
+def test_weights_of_samples_name_faults_of_real_trainers(folder, name, known):
+    methods, causes, step = MISSED[name]
+    found = of_fault(folder, name, methods, *(structure(name) if known else []))
+    page = markdown(found, name)
+    assert (found.first.step, found.first.kind) == (step, "gradient"), page
+    if (causes == small_training.OTHER and "labels" in name) or "padding" in name:
+        assert not found.causes, page
+        assert "No weights of the step's samples explain the gradient: they leave " in page
+    else:
+        assert found.causes[0].cause in causes, page
+
+
+@pytest.mark.parametrize("name", HELD_BACK)
+def test_no_cause_is_wrong_for_faults_that_none_was_written_for(folder, name):
+    methods, causes = HELD_BACK[name]
+    if name == "untied":
+        with pytest.raises(UserError, match=r"names of tensors differ, 1 only in .* \(head.weight\)"):
+            of_fault(folder, name, methods)
+        return
+    found = of_fault(folder, name, methods, *structure(name))
+    assert found.first
+    assert all(cause.cause in causes for cause in found.causes[:1]), markdown(found, name)
+
+
+@pytest.mark.parametrize("name", ["mean of the ranks' means", "ranks' micro-batches not divided", "a sample doubled"])
+def test_weights_are_found_in_float32(folder, name):
+    methods, causes, _ = MISSED[name]
+    found = of_fault(folder, name, methods, *structure(name), dtype=torch.float32)
+    assert {cause.cause for cause in found.causes[:1]} & {*causes}, markdown(found, name)
+
+
+def test_the_weights_are_shown_in_a_table(folder):
+    found = of_fault(folder, "the last sample dropped", MISSED["the last sample dropped"][0])
+    page = markdown(found, "")
+    assert "| sample | targets | weight |\n| --- | --- | --- |\n| 0 | 8 | 1 |\n" in page
+    assert "| 7 | 3 | 0 |\n" in page
+    assert "Sample 7 (the step's last) counts 0 times: it is dropped." in page
+
+
+def weighted(weights, rows=8, size=400, **metadata):
+    """Files of a reference with gradients of samples, and of a training in which these count otherwise."""
+    own = torch.randn(rows, size, generator=torch.Generator().manual_seed(3)).double()
+    off = torch.tensor(weights).double() @ own
+    return own, {"gradients-0": {"x": off}}, {"gradients-0": {"x": own.sum(0)}}, metadata
+
+
+def page_of(tmp_path, own, other, reference, metadata, *options, shown=None, kept=None):
+    other, reference = dump(tmp_path / "other", other), dump(tmp_path / "reference", reference)
+    tensors = {"x": own} if kept is None else {"x": own[:, kept], "x//index": kept}
+    save_file(tensors, reference / "samples-0.safetensors", metadata)
+    if shown:
+        (other / "step-0.json").write_text(shown)
+    return markdown(compared(tmp_path, other, reference, *options), "")
+
+
+@pytest.mark.parametrize("kept", [None, torch.arange(0, 400, 5)])
+def test_ids_say_which_samples_each_rank_reads(tmp_path, kept):
+    """Rank 0 reads every other sample, and alone counts."""
+    files = weighted([2, 0] * 4, ids="[10, 11, 12, 13, 14, 15, 16, 17]")
+    shown = '{"ids": [[10, 12, 14, 16], [[11, 13], [15, 17]]]}'
+    page = page_of(tmp_path, *files, shown=shown, kept=kept)
+    assert "usual cause: not reduced.**" in page
+    assert "Of 2 ranks, only 0 counts, with a weight of 2." in page
+    assert "| 11 | 1 | 0 |" in page
+
+
+def test_samples_that_cannot_be_told_apart_are_named(tmp_path):
+    own, _, reference, metadata = weighted([1] * 8)
+    own[5] = own[4]
+    own[7] = own[6]
+    files = {"gradients-0": {"x": 2 * own[:4].sum(0)}}, {**reference, "gradients-0": {"x": own.sum(0)}}
+    page = page_of(tmp_path, own, *files, metadata)
+    assert "The gradients of some samples cannot be told apart" in page
+
+
+@pytest.mark.parametrize("size", [20, 4])
+def test_few_values_explain_nothing(tmp_path, size):
+    page = page_of(tmp_path, *weighted([2, 0] * 4, size=size))
+    assert "no known pattern.**" in page
+    assert "weight" not in page
+
+
+def test_samples_that_do_not_add_up_explain_nothing(tmp_path):
+    own, other, reference, metadata = weighted([2, 0] * 4)
+    page = page_of(tmp_path, own + 1, other, reference, metadata)
+    assert "The gradients of the samples add up to the reference's only up to " in page
+    assert "no known pattern.**" in page
+
+
+@pytest.mark.parametrize("metadata", [{"ids": "[1, 2]"}, {"targets": "3"}, {"ids": "["}])
+def test_metadata_that_do_not_fit_are_an_error(tmp_path, metadata):
+    with pytest.raises(UserError, match=r"its metadata `(ids|targets)` is not a list of 8 values in JSON"):
+        page_of(tmp_path, *weighted([2, 0] * 4, **metadata))
