@@ -48,8 +48,7 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
     found.note("stage", stage.kind)
     found.note("step", "first" if stage.step == pair.steps[0] else "after the last" if stage.step < 0 else "later")
     found.note("gradient", *_of_the_gradient(pair, stage))
-    rates = [any("learning_rate" in step for step in capture.about.get("steps", [])) for capture in pair.captures]
-    found.note("rate", "equal" if all(rates) else "unknown")
+    _look_at_rates(pair, stage, found)
     found.note("axis", *about.get("mesh", {}), about.get("engine", ""), about.get("context") or "")
     for later_stage in later:
         if later_stage.wrong:
@@ -77,6 +76,18 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
         _disagreements(pair, max(stage.step, 0), found)
     look_at_plan(pair, stage, found)
     return found
+
+
+def _look_at_rates(pair: Pair, stage: Stage, found: Evidence) -> None:
+    """Note what both trainings say of their learning rates in a step."""
+    rates = [capture.shown(stage.step).get("learning_rate") for capture in pair.captures]
+    if None in rates:
+        found.note("rate", "unknown")
+        return
+    found.note("rate", "equal" if rates[0] == rates[1] else "different")
+    if stage.kind == "update":
+        found.note("rate", *["zero"] * (rates[0] == 0 != rates[1]))
+        found.say(f"The learning rate of the step is {rates[0]}, and in the reference {rates[1]}.")
 
 
 def _of_the_gradient(pair: Pair, stage: Stage) -> list[str]:

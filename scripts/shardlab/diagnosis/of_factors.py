@@ -50,7 +50,12 @@ def _squares(first: list[float], second: list[float], near: float) -> bool:
 
 
 def _of_updates(pair: Pair, stage: Stage, names: list[str], times: float, found: "Evidence") -> None:
-    """Say by which factor the updates of the other steps differ, and whether the weights are an average."""
+    """Say by which factor the updates of the other steps differ, and whether the weights are an average, or the
+    learning rates that the trainings say have this ratio.
+    """
+    rate, other = (capture.shown(stage.step).get("learning_rate") for capture in pair.captures)
+    if isinstance(rate, float) and isinstance(other, float) and other and rate != other:
+        found.note("rate", "explains" if abs(rate / other / times - 1) <= pair.near else "another")
     steps = [step for step in pair.steps if all(has_update(capture, step) for capture in pair.captures)][:8]
     shown = []
     for step in steps:

@@ -167,21 +167,16 @@ def _name(pair: Pair, step: int, samples: Samples, fit: Fit, found: "Evidence") 
     partitions = [*_partitions(pair, step, samples)]
     fitting = [each for each in partitions if each.is_constant(weights, near) and len(each.blocks) > 1]
     counts = [("targets", samples.targets)] * bool(samples.targets) + [("samples", [1] * len(weights))]
-    by_rows = Partition("sample", tuple(range(len(weights))))
     _table(samples, weights, fitting[0] if fitting else None, found)
-    readings = (
-        *(lambda each=each: _lost(each, weights, near, found) for each in fitting),  # type: ignore[misc]
-        *(
-            lambda each=each, count=count: _mean_of_means(pair, each, weights, *count, near, found)  # type: ignore[misc]
-            for each in fitting
-            for count in counts
-        ),
-        lambda: _times(samples, weights, near, found),
-        lambda: bool(samples.targets) and _mean_of_means(pair, by_rows, weights, *counts[0], near, found),
-    )
-    if any(reading() for reading in readings):
+    if any(_lost(each, weights, near, found) for each in fitting):
         return
-    found.note("weights", f"by {fitting[0].kind}" if fitting else "by sample")
+    if any(_mean_of_means(pair, each, weights, *count, near, found) for each in fitting for count in counts):
+        return
+    by_rows = Partition("sample", tuple(range(len(weights))))
+    if not _times(samples, weights, near, found) and not (
+        samples.targets and _mean_of_means(pair, by_rows, weights, *counts[0], near, found)
+    ):
+        found.note("weights", f"by {fitting[0].kind}" if fitting else "by sample")
 
 
 def _size(values: Iterable[float]) -> float:
@@ -345,7 +340,7 @@ def _places(pair: Pair, step: int) -> dict[object, tuple[int, int]]:
             for micro in range(len(rank.notes["indices"]))
             for sample in rank.samples(micro)
         }
-    found = {}
+    found: dict[object, tuple[int, int]] = {}
     for rank, micros in enumerate(pair.actual.shown(step).get("ids") or []):
         for micro, ids in enumerate(micros if micros and isinstance(micros[0], list) else [micros]):
             found |= dict.fromkeys(ids, (rank, micro))
