@@ -140,3 +140,18 @@ def test_samples_that_do_not_add_up_explain_nothing(tmp_path):
 def test_metadata_that_do_not_fit_are_an_error(tmp_path, metadata):
     with pytest.raises(UserError, match=r"its metadata `(ids|targets)` is not a list of 8 values in JSON"):
         page_of(tmp_path, *weighted([2, 0] * 4, **metadata))
+
+
+def test_missing_clipping_shows_in_the_updates(folder):
+    """Only the reference writes clipped gradients."""
+    other = training({"clip": lambda self: None}).run(folder / "unclipped", with_clipped=False)
+    training({}).run(folder / "clipped", with_samples=True)
+    found = compared(folder, other, folder / "clipped")
+    assert found.causes[0].cause == "no clipping", markdown(found, "")
+    other = training({}).run(folder / "clipped too", with_clipped=False)
+    assert compared(folder, other, folder / "clipped").first is None
+
+
+def test_adam_without_bias_correction_is_named(folder):
+    found = of_fault(folder, name := "Adam without bias correction", HELD_BACK[name][0])
+    assert found.causes[0].cause == "optimizer settings", markdown(found, "")
