@@ -4,12 +4,17 @@ A language model of one block reads 8 padded sequences per step, as two ranks wo
 [0, 1] and [2, 3] on the first, [4, 5] and [6, 7] on the second. A fault overrides methods of `Training`.
 """
 
+import argparse
 import json
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
+
+from shardlab.diagnosis import trainers
+from shardlab.diagnosis.page import diagnose
+from shardlab.errors import UserError
 
 VOCABULARY, LENGTH, DIM, SAMPLES, STEPS = 24, 10, 16, 8, 3
 LENGTHS = (9, 3, 5, 6, 8, 4, 7, 4, 9, 8, 7, 6, 3, 4, 5, 4, 4, 8, 3, 9, 5, 5, 7, 6)
@@ -379,3 +384,46 @@ REFERENCES = {
 def training(methods, **options):
     """A training in which these methods are others."""
     return type("Other", (Training,), methods)(**options)
+
+
+STRUCTURES = {"mean of the ranks' means": (2, 1), "times the ranks": (2, 1)}
+STRUCTURES |= {name: (1, 4) for name in MISSED if name.startswith(("micro-batches not", "mean of the micro"))}
+"""Numbers of ranks and of micro-batches, where they are not 2 and 2."""
+
+
+def structure(name):
+    """The options that tell the numbers of ranks and micro-batches of a fault."""
+    ranks, micro_batches = STRUCTURES.get(name, (2, 2))
+    return ["--ranks", f"dp={ranks}", "--ranks", f"micro-batches={micro_batches}"]
+
+
+def compared(other, reference, *options):
+    """The diagnosis of two dumps."""
+    parser = argparse.ArgumentParser()
+    trainers.add_arguments(parser)
+    args = parser.parse_args([*options], argparse.Namespace(other=other, reference=reference))
+    return diagnose(trainers.pair(args))
+
+
+def of_fault(folder, name, *options, dtype=torch.float64):
+    """The diagnosis of a fault; both dumps stay in the folder."""
+    reference = folder / f"reference {name if name in REFERENCES else ''} {dtype}"
+    if not reference.exists():
+        training(REFERENCES.get(name, {}), dtype=dtype).run(reference, with_samples=True)
+    other = folder / f"{name} {dtype}"
+    if not other.exists():
+        training((MISSED | HELD_BACK)[name][0], dtype=dtype).run(other)
+    return compared(other, reference, *options)
+
+
+def judged(folder, faults):
+    """How the pages of faults are: {"right": [names], "no known pattern": [names], "wrong": [names]}."""
+    found = {"right": [], "no known pattern": [], "wrong": []}
+    for name in faults:
+        try:
+            causes = [cause.cause for cause in of_fault(folder, name, *structure(name)).causes[:1]]
+        except UserError:  # dumps of other parameters
+            causes = []
+        right = bool({*causes} & {*faults[name][1]})
+        found["right" if right else "wrong" if causes else "no known pattern"].append(name)
+    return found

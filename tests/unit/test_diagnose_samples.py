@@ -1,21 +1,14 @@
 """Weights of samples explain the gradients of small trainings with the faults of real trainers; no cause is wrong."""
 
-import argparse
-
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from helpers import small_training
 from helpers.dumps import dump
-from helpers.small_training import HELD_BACK, MISSED, REFERENCES, training
-from shardlab.diagnosis import trainers
-from shardlab.diagnosis.page import diagnose, markdown
+from helpers.small_training import HELD_BACK, MISSED, compared, of_fault, structure, training
+from shardlab.diagnosis.page import markdown
 from shardlab.errors import UserError
-
-STRUCTURES = {"mean of the ranks' means": (2, 1), "times the ranks": (2, 1)}
-STRUCTURES |= {name: (1, 4) for name in MISSED if name.startswith(("micro-batches not", "mean of the micro"))}
-"""Numbers of ranks and of micro-batches, where they are not 2 and 2."""
 
 
 @pytest.fixture(scope="module")
@@ -23,33 +16,11 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("trainings")
 
 
-def compared(folder, other, reference, *options):
-    parser = argparse.ArgumentParser()
-    trainers.add_arguments(parser)
-    args = parser.parse_args([*options], argparse.Namespace(other=other, reference=reference))
-    return diagnose(trainers.pair(args))
-
-
-def of_fault(folder, name, methods, *options, dtype=torch.float64):
-    reference = folder / f"reference {name if name in REFERENCES else ''} {dtype}"
-    if not reference.exists():
-        training(REFERENCES.get(name, {}), dtype=dtype).run(reference, with_samples=True)
-    other = folder / f"{name} {dtype}"
-    if not other.exists():
-        training(methods, dtype=dtype).run(other)
-    return compared(folder, other, reference, *options)
-
-
-def structure(name):
-    ranks, micro_batches = STRUCTURES.get(name, (2, 2))
-    return ["--ranks", f"dp={ranks}", "--ranks", f"micro-batches={micro_batches}"]
-
-
 @pytest.mark.parametrize("known", [True, False], ids=["ranks known", "ranks unknown"])
 @pytest.mark.parametrize("name", MISSED)
 def test_weights_of_samples_name_faults_of_real_trainers(folder, name, known):
-    methods, causes, step = MISSED[name]
-    found = of_fault(folder, name, methods, *(structure(name) if known else []))
+    _, causes, step = MISSED[name]
+    found = of_fault(folder, name, *(structure(name) if known else []))
     page = markdown(found, name)
     assert (found.first.step, found.first.kind) == (step, "gradient"), page
     if (causes == small_training.OTHER and "labels" in name) or "padding" in name:
@@ -61,25 +32,25 @@ def test_weights_of_samples_name_faults_of_real_trainers(folder, name, known):
 
 @pytest.mark.parametrize("name", HELD_BACK)
 def test_no_cause_is_wrong_for_faults_that_none_was_written_for(folder, name):
-    methods, causes = HELD_BACK[name]
+    _, causes = HELD_BACK[name]
     if name == "untied":
         with pytest.raises(UserError, match=r"names of tensors differ, 1 only in .* \(head.weight\)"):
-            of_fault(folder, name, methods)
+            of_fault(folder, name)
         return
-    found = of_fault(folder, name, methods, *structure(name))
+    found = of_fault(folder, name, *structure(name))
     assert found.first
     assert all(cause.cause in causes for cause in found.causes[:1]), markdown(found, name)
 
 
 @pytest.mark.parametrize("name", ["mean of the ranks' means", "ranks' micro-batches not divided", "a sample doubled"])
 def test_weights_are_found_in_float32(folder, name):
-    methods, causes, _ = MISSED[name]
-    found = of_fault(folder, name, methods, *structure(name), dtype=torch.float32)
+    _, causes, _ = MISSED[name]
+    found = of_fault(folder, name, *structure(name), dtype=torch.float32)
     assert {cause.cause for cause in found.causes[:1]} & {*causes}, markdown(found, name)
 
 
 def test_the_weights_are_shown_in_a_table(folder):
-    found = of_fault(folder, "the last sample dropped", MISSED["the last sample dropped"][0])
+    found = of_fault(folder, "the last sample dropped")
     page = markdown(found, "")
     assert "| sample | targets | weight |\n| --- | --- | --- |\n| 0 | 8 | 1 |\n" in page
     assert "| 7 | 3 | 0 |\n" in page
@@ -99,7 +70,7 @@ def page_of(tmp_path, own, other, reference, metadata, *options, shown=None, kep
     save_file(tensors, reference / "samples-0.safetensors", metadata)
     if shown:
         (other / "step-0.json").write_text(shown)
-    return markdown(compared(tmp_path, other, reference, *options), "")
+    return markdown(compared(other, reference, *options), "")
 
 
 @pytest.mark.parametrize("kept", [None, torch.arange(0, 400, 5)])
@@ -146,12 +117,12 @@ def test_missing_clipping_shows_in_the_updates(folder):
     """Only the reference writes clipped gradients."""
     other = training({"clip": lambda self: None}).run(folder / "unclipped", with_clipped=False)
     training({}).run(folder / "clipped", with_samples=True)
-    found = compared(folder, other, folder / "clipped")
+    found = compared(other, folder / "clipped")
     assert found.causes[0].cause == "no clipping", markdown(found, "")
     other = training({}).run(folder / "clipped too", with_clipped=False)
-    assert compared(folder, other, folder / "clipped").first is None
+    assert compared(other, folder / "clipped").first is None
 
 
 def test_adam_without_bias_correction_is_named(folder):
-    found = of_fault(folder, name := "Adam without bias correction", HELD_BACK[name][0])
+    found = of_fault(folder, "Adam without bias correction")
     assert found.causes[0].cause == "optimizer settings", markdown(found, "")

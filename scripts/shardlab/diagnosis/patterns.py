@@ -16,7 +16,7 @@ Read = Callable[[str], Tensor]
 SAMPLE = 200_000
 """Values of all tensors that a fit of several unknowns looks at, evenly spread."""
 
-ROUNDINGS = 4
+ROUNDINGS = 2
 """Most roundings, relative to the whole tensor, by which one in lower precision is apart."""
 
 
