@@ -103,9 +103,11 @@ def _given(pair: Pair) -> dict[str, tuple[float, str]]:
     about = pair.actual.about
     mesh = about.get("mesh", {})
     numbers = {f"the number of ranks along {axis}": (float(degree), "ranks") for axis, degree in mesh.items()}
-    world = len(about.get("ranks", [])) or math.prod(mesh.values())
+    shown = pair.actual.shown(pair.steps[0])
+    world = len(about.get("ranks", [])) or (math.prod(mesh.values()) if mesh else shown.get("world_size", 1))
     numbers |= {"the total number of ranks": (float(world), "ranks")}
-    numbers |= {"the number of micro-batches": (float(about.get("accumulation") or 1), "microbatches")}
+    micro_batches = about.get("accumulation") or shown.get("micro_batches") or 1
+    numbers |= {"the number of micro-batches": (float(micro_batches), "microbatches")}
     numbers |= {"the pipeline's number of micro-batches": (float(about.get("chunks") or 1), "microbatches")}
     return {name: each for name, each in numbers.items() if each[0] > 1}
 
