@@ -11,9 +11,13 @@ from shardlab.diagnosis.page import markdown
 from shardlab.errors import UserError
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("trainings")
+    """Folder of the trainings, which are too small for two threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield tmp_path_factory.mktemp("trainings")
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["ranks known", "ranks unknown"])
@@ -30,14 +34,15 @@ def test_weights_of_samples_name_faults_of_real_trainers(folder, name, known):
         assert found.causes[0].cause in causes, page
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", HELD_BACK)
-def test_no_cause_is_wrong_for_faults_that_none_was_written_for(folder, name):
+def test_no_cause_is_wrong_for_faults_that_none_was_written_for(folder, name, dtype):
     _, causes = HELD_BACK[name]
     if name == "untied":
         with pytest.raises(UserError, match=r"names of tensors differ, 1 only in .* \(head.weight\)"):
-            of_fault(folder, name)
+            of_fault(folder, name, dtype=dtype)
         return
-    found = of_fault(folder, name, *structure(name))
+    found = of_fault(folder, name, *structure(name), dtype=dtype)
     assert found.first
     assert all(cause.cause in causes for cause in found.causes[:1]), markdown(found, name)
 
@@ -126,3 +131,22 @@ def test_missing_clipping_shows_in_the_updates(folder):
 def test_adam_without_bias_correction_is_named(folder):
     found = of_fault(folder, "Adam without bias correction")
     assert found.causes[0].cause == "optimizer settings", markdown(found, "")
+
+
+def test_rows_without_a_gradient_have_no_weight(tmp_path):
+    """A part of a sample without targets."""
+    own, *_ = weighted([1] * 8)
+    own[3] = 0
+    files = (
+        {"gradients-0": {"x": own[:4].sum(0) * 15 / 18 + own[4:].sum(0) * 15 / 12}},
+        {"gradients-0": {"x": own.sum(0)}},
+    )
+    page = page_of(tmp_path, own, *files, {"targets": "[3, 3, 3, 0, 2, 1, 2, 1]"}, "--ranks", "dp=2")
+    assert "usual cause: ranks count differently.**" in page
+    assert "| #2 | 3 | 0 | 0.833333 |\n| #4 | 2 | 1 | 1.25 |" in page
+
+
+@pytest.mark.parametrize("weights", [[2, 2, 2, 1, 1], [1, 1, 2, 3, 0]])
+def test_most_samples_may_count_more_than_once(tmp_path, weights):
+    page = page_of(tmp_path, *weighted(weights, rows=5))
+    assert "usual cause: samples count differently.**" in page

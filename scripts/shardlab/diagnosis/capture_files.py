@@ -14,6 +14,7 @@ Of another trainer only gradients, clipped, optimizer and weights are needed, ea
 
 import json
 from collections.abc import Iterator
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,8 @@ class Samples:
         wrong = [name for name in self.names if tensors.shape(name)[0] != self.rows]
         if wrong:
             raise UserError(f"{tensors.path}: {wrong[0]} has not {self.rows} samples, as {self.names[0]} has.")
+        self.taken = [*range(self.rows)]
+        """The rows that are looked at."""
 
     def _listed(self, key: str) -> list[Any]:
         try:
@@ -165,13 +168,23 @@ class Samples:
             raise UserError(f"{self.tensors.path}: its metadata `{key}` is not a list of {self.rows} values in JSON.")
         return found
 
+    def with_gradient(self, names: list[str]) -> "Samples":
+        """Return those rows that have a gradient: others, without targets, can have any weight."""
+        size = sum(self[name].norm(dim=1) ** 2 for name in names)
+        found = copy(self)
+        found.taken = [row for row, value in enumerate(torch.as_tensor(size).tolist()) if value != 0]
+        for key in ("ids", "targets", "parts"):
+            values = getattr(self, key)
+            setattr(found, key, values and [values[row] for row in found.taken])
+        return found
+
     def __len__(self) -> int:
         """Return the number of rows."""
-        return self.rows
+        return len(self.taken)
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the rows of a parameter's gradient."""
-        return self.tensors[name].double().flatten(1)
+        return self.tensors[name].double().flatten(1)[self.taken]
 
     def kept(self, name: str, value: Tensor) -> Tensor:
         """Return those values of a whole gradient that the rows have."""
@@ -182,7 +195,7 @@ class Samples:
 
     def label(self, row: int) -> str:
         """Return the name of a row."""
-        label = str(self.ids[row]) if self.ids else f"#{row}"
+        label = str(self.ids[row]) if self.ids else f"#{self.taken[row]}"
         return f"{label} (part {self.parts[row]})" if self.parts else label
 
 

@@ -115,7 +115,7 @@ def _look_at_names(pair: Pair, stage: Stage, found: Evidence) -> None:
     if stage.kind == "gradient" and after and len(names) > 1:
         found.note("backward", "from within")
         chain = [name for name in right if -1 < order.get(owner(name), -1) < order.get(owners[latest], -1)]
-        found.note("backward", *["all from there"] * (not chain))
+        found.note("backward", *["all from there"] * (not chain and stage.step == pair.steps[0]))
         following = min(after, key=lambda name: order.get(owner(name), -1))
         found.note("follows", *modules.get(owner(following), []))
         found.say(f"The backward pass is right down to {following} and wrong from {latest} on.")

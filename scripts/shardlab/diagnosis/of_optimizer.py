@@ -99,7 +99,7 @@ def _is_unclipped(pair: Pair, step: int, names: list[str], place: Tensor) -> boo
     """
     raw = [pair.actual.tensors(f"step{n}/gradients") for n in range(step + 1)]
     clipped = [pair.reference.tensors(f"step{n}/clipped") for n in range(step + 1)]
-    if not all(raw) or not all(clipped):
+    if not all(raw) or not all(clipped) or pair.actual.tensors(f"step{step}/clipped"):
         return False
     usual = _best(_models(_read(pair.reference, step, names, clipped), place))
     before, after = (
@@ -108,7 +108,7 @@ def _is_unclipped(pair: Pair, step: int, names: list[str], place: Tensor) -> boo
         )
         for each in (raw, clipped)
     )
-    return max(usual.rest, before.rest) < pair.fits and after.rest > DISTINCT * before.rest
+    return max(usual.rest, before.rest) < pair.fits < after.rest
 
 
 def _gradients(pair: Pair, step: int) -> list[list[Tensors]]:

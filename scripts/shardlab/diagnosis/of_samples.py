@@ -95,6 +95,7 @@ def look_at_samples(pair: Pair, step: int, wrong: list[str], found: "Evidence") 
         return False
     _compare_ids(pair, step, samples, found)
     every = [name for name in samples.names if all(name in each for each in gradients)]
+    samples = samples.with_gradient(every)
     fits = []
     for names in (every, [name for name in every if name in wrong]):
         if names and (fit := _fit(pair, step, names, samples, found)):
@@ -256,18 +257,22 @@ def _mean_of_means(
 def _times(samples: Samples, weights: list[float], near: float, found: "Evidence") -> bool:
     """Samples that count several times, or not at all, while most count once."""
     counts = samples.targets or [1] * len(weights)
-    once = sorted(weights)[len(weights) // 2]
-    times = [round(weight / once) if once else 0 for weight in weights]
-    if max(times) > MORE or min(times) < 0 or sum(each == 1 for each in times) < len(times) / 2:
-        return False
-    if any(abs(weight - each * once) > near * _size(weights) for weight, each in zip(weights, times, strict=True)):
-        return False
-    divisor = sum(each * count for each, count in zip(times, counts, strict=True))
-    whole = {"": 1.0, ", and the loss is divided by the targets that are left": sum(counts) / divisor}
-    whole |= {", and the loss is divided by the samples that are left": len(weights) / sum(times)}
-    how = next((how for how, value in whole.items() if abs(once - value) <= near), None)
-    if how is None:
-        return False
+    for once in sorted({value for value in weights if value > near * _size(weights)}):
+        times = [round(weight / once) for weight in weights]
+        right = all(abs(value - n * once) <= near * _size(weights) for value, n in zip(weights, times, strict=True))
+        if not right or max(times) > MORE or min(times) < 0:
+            continue
+        divisor = sum(n * count for n, count in zip(times, counts, strict=True))
+        ways = {"": 1.0, ", and the loss is divided by the targets that are left": sum(counts) / divisor}
+        ways |= {", and the loss is divided by the samples that are left": len(weights) / sum(times)}
+        how = next((how for how, value in ways.items() if abs(once - value) <= near), None)
+        if how is not None:
+            _say_times(samples, times, how, found)
+            return True
+    return False
+
+
+def _say_times(samples: Samples, times: list[int], how: str, found: "Evidence") -> None:
     for number in sorted({*times} - {1}):
         which = [row for row, each in enumerate(times) if each == number]
         found.note("weights", "doubled samples" if number else "dropped samples")
@@ -275,7 +280,6 @@ def _times(samples: Samples, weights: list[float], near: float, found: "Evidence
         shown = ", ".join(samples.label(row) + places.get(row, "") for row in which[:LISTED])
         counts_as = f"{number} times" if number else "0 times: it is dropped"
         found.say(f"{'Sample' if len(which) == 1 else 'Each of the samples'} {shown} counts {counts_as}{how}.")
-    return True
 
 
 def _shown(weight: float) -> str:
@@ -318,12 +322,17 @@ def _partitions(pair: Pair, step: int, samples: Samples) -> Iterator[Partition]:
         rank, micro = ([own.get(each, (-1, -1))[place] for each in samples.ids] for place in (0, 1))
         yield from _of_places(rank, micro, samples.parts)
         return
-    about, rows = pair.actual.about, len(samples)
+    for whole in _partitions_of_rows(pair, samples.rows):
+        yield Partition(whole.kind, tuple(whole.labels[row] for row in samples.taken))
+
+
+def _partitions_of_rows(pair: Pair, rows: int) -> Iterator[Partition]:
+    about = pair.actual.about
     ranks = math.prod(degree for axis, degree in about.get("mesh", {}).items() if axis not in MODEL_AXES)
     micros = about.get("accumulation") or 1
     if rows % (ranks * micros) == 0:
         for rank, micro in _dealt(rows, ranks, micros):
-            yield from _of_places(rank, micro, samples.parts)
+            yield from _of_places(rank, micro, [])
     for number in (each for each in range(2, rows) if rows % each == 0):
         yield Partition("block", tuple(row * number // rows for row in range(rows)))
         for times in (each for each in range(2, rows // number + 1) if rows % (number * each) == 0):
