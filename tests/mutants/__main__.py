@@ -2,7 +2,9 @@
 
 With WORDS only the faults whose name has them. First their tests run without a fault, and all must pass. A fault is
 caught by a failed assertion or by the program's own sentence, not by a crash (judge.py). Ends with status 1 if one is
-not caught, or, without WORDS, if too few of the faults that change numbers are diagnosed with the right cause.
+not caught, if a diagnosis names a wrong cause, or, without WORDS, if too few of the faults that change numbers are
+diagnosed with the right one. Without WORDS, faults in plain PyTorch are diagnosed, too, apart: those that causes were
+written for, and those that none was written for.
 """
 
 import os
@@ -42,6 +44,9 @@ def main():
         copies = [copy(Path(place) / f"copy{number}") for number in range(COPIES)]
         check(faults, copies)
         found = diagnosed(faults, copies, Path(place) / "captures")
+        of_others = [] if words else diagnosing.of_trainers(copies[0], Path(place) / "trainers")
+        for each, which in zip(of_others, ("that causes were written for", "that none was written for"), strict=False):
+            print(f"Faults in plain PyTorch {which}: {', '.join(f'{len(each[key])} {key}' for key in each)}")
         runs = [Run(fault.tests, fault) for fault in faults]
         missed = [run.fault.name for run in running.work_off(runs, copies) if not caught(run, found)]
     took = f" in {time.monotonic() - began:.0f} s"
@@ -49,8 +54,9 @@ def main():
         f"{len(faults) - len(missed)} of {len(faults)} faults were caught{took}"
         + (f"; not: {missed}" if missed else "")
     )
-    part = named(faults, found)
-    sys.exit(bool(missed) or (part < LEAST and not words))
+    part, wrong = named(faults, found)
+    wrong += sum(len(each["wrong"]) for each in of_others)
+    sys.exit(bool(missed or wrong) or (part < LEAST and not words))
 
 
 def copy(folder):
@@ -95,17 +101,20 @@ def diagnosed(faults, copies, place):
 
 
 def named(faults, found):
-    """Return the part of the faults that change numbers whose diagnosis lists the right cause; prints the numbers."""
+    """Return the part of the faults that change numbers whose diagnosis lists the right cause, and the number of those
+    whose diagnosis lists only wrong ones; prints the numbers.
+    """
     changes_numbers = [fault.name for fault in faults if fault.name in DIAGNOSES or fault.name in UNNAMED]
     if not changes_numbers:
-        return 1.0
+        return 1.0, 0
     right = [name for name in found if DIAGNOSES[name].cause in found[name].get("causes", [])]
     first = [name for name in right if found[name]["causes"][0] == DIAGNOSES[name].cause]
+    wrong = [name for name in found if name not in right and found[name].get("causes")]
     print(
         f"{len(right)} of {len(changes_numbers)} faults that change numbers are diagnosed with the right cause, "
-        f"{len(first)} of them as the first"
+        f"{len(first)} of them as the first; {len(wrong)} with a wrong one" + (f": {wrong}" if wrong else "")
     )
-    return len(right) / len(changes_numbers)
+    return len(right) / len(changes_numbers), len(wrong)
 
 
 def of_diagnosis(name, found):

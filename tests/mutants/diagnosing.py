@@ -90,6 +90,16 @@ def work(kind, value, place, copy, notes, ranks):
     notes.write_text(json.dumps(found))
 
 
+def of_trainers(copy, folder):
+    """How the pages of faults in plain PyTorch are: of those that causes were written for, and of the others."""
+    program = "import sys, pathlib, json, diagnosing as d; d.use(sys.argv[1]); "
+    program += "from helpers import small_training as s; "
+    program += "print(json.dumps([s.judged(pathlib.Path(sys.argv[2]), each) for each in (s.MISSED, s.HELD_BACK)]))"
+    call = [sys.executable, "-c", program, copy, folder]
+    done = subprocess.run(call, cwd=Path(__file__).parent, check=True, text=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)
+
+
 def _folder(place, text):
     return place / text.replace(" ", "-")
 

@@ -1,5 +1,6 @@
 """Causes that shardlab diagnose names for dumps of two trainings, or that it names none."""
 
+import json
 import re
 
 import pytest
@@ -225,3 +226,64 @@ def test_what_a_factor_leaves_is_of_the_difference():
     assert patterns.factor(3 * x, x).left < 1e-12
     assert 0.9 < patterns.factor(x + 0.01 * y, x).left <= 1
     assert patterns.factor(1.01 * x + 1e-4 * y, x).left == pytest.approx(1e-2, rel=0.2)
+
+
+def test_a_gradient_of_another_step_is_named(compare):
+    reference = dumps(dtype=torch.float64)
+    shifted = {f"gradients-{step}": reference[f"gradients-{step - 1}"] for step in (1, 2)}
+    _, page = compare(shifted, reference)
+    assert "step 1, gradient (3 of 3, first down.weight); usual cause: another step.**" in page
+    assert "The gradients are those of the reference's step 0 (this leaves 0 of it)." in page
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_that_count_from_1_are_another_step(compare, dtype):
+    reference = dumps(dtype=dtype)
+    shifted = {f"weights-{step + 1}": reference[f"weights-{step}"] for step in range(3)}
+    _, page = compare(shifted, {name: each for name, each in reference.items() if "gradients" not in name})
+    assert "usual cause: another step.**" in page
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3])
+def test_rounding_of_float32_in_float64_is_not_fitted(compare, size):
+    def change(step, _, gradient):
+        noise = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(step)).double()
+        return gradient + size * noise * gradient.norm() / noise.norm() if step == 1 else gradient
+
+    _, page = compare(*(dumps(change=each, dtype=torch.float64) for each in (change, None)))
+    assert ("usual cause: float32 inside.**" in page, "no known pattern.**" in page) == (size < 1e-5, size > 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sum_of_rounded_gradients_is_low_precision(compare, dtype):
+    def change(_, __, gradient):
+        part = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(5)).to(dtype)
+        return (part.bfloat16() + (gradient - part).bfloat16()).to(dtype)
+
+    assert "usual cause: low precision.**" in compare(*(dumps(change=each, dtype=dtype) for each in (change, None)))[1]
+
+
+@pytest.mark.parametrize(
+    ("shown", "cause"),
+    [
+        ((1e-3, 2e-3), "learning-rate schedule"),
+        ((1e-3, 1e-3), "learning rate not set"),
+        ((1e-3, 3e-3), "learning rate or its schedule"),
+        ((None, 2e-3), "learning rate or its schedule"),
+    ],
+)
+def test_learning_rates_that_the_trainings_say_count(compare, tmp_path, shown, cause):
+    for name, rate in zip(("reference", "other"), shown, strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "step-0.json").write_text(json.dumps({"learning_rate": rate} if rate else {}))
+    _, page = compare(dumps(rate=lambda _: 2e-3), dumps())
+    assert f"usual cause: {cause}.**" in page
+    assert ("The learning rate of the step is " in page) == (None not in shown)
+
+
+def test_a_learning_rate_of_0_is_said(compare, tmp_path):
+    for name, rate in (("reference", 1e-3), ("other", 0.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "step-0.json").write_text(json.dumps({"learning_rate": rate}))
+    _, page = compare(dumps(rate=lambda _: 0.0), dumps())
+    assert "usual cause: learning-rate schedule.**" in page

@@ -36,6 +36,15 @@ def test_micro_batches_are_a_factor(compare):
     assert "1. **micro-batches summed instead of averaged**" in page
 
 
+def test_what_the_trainer_wrote_of_its_ranks_and_micro_batches_names_factors(compare, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/step-0.json").write_text('{"world_size": 2, "micro_batches": 8}')
+    for factor, name in ((2, "the total number of ranks"), (8, "the number of micro-batches")):
+        page = compare({"gradients-0": times(factor)}, {"gradients-0": TENSORS})[1]
+        assert f"The factor is {name}" in page
+        assert "--ranks" not in page
+
+
 def test_the_page_can_be_written_to_a_file(compare, tmp_path):
     status, printed = compare({"a": times(4)}, {"a": TENSORS}, "--output", tmp_path / "page.md")
     assert (status, printed.count("\n")) == (1, 1)

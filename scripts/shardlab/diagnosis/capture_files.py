@@ -2,7 +2,7 @@
 
     capture.json                     strategy, mesh, each rank's place, each step's loss, norm, learning rate
     initial.safetensors              whole weights before the first step
-    parts/SAMPLE-PART.safetensors    whole gradients of one sample (of one part of its sequence) of the first step
+    stepN/samples.safetensors        gradients of each sample's part of the loss, see Samples
     stepN/gradients.safetensors      whole gradients before clipping; clipped: as the optimizer gets them
     stepN/optimizer.safetensors      the optimizer's whole state after the step, <parameter>//<key>
     stepN/weights.safetensors        whole weights after the step
@@ -12,7 +12,9 @@
 Of another trainer only gradients, clipped, optimizer and weights are needed, each optional.
 """
 
+import json
 from collections.abc import Iterator
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,9 @@ from shardlab.errors import UserError
 from shardlab.files import read_json
 
 NAME = "capture.json"
-PARTS = 64
-"""Largest number of parts of a first step's loss whose gradients are written."""
-PARTS_VALUES = 2**30
-"""Largest number of values in all of them: 8 GiB in float64."""
+SAMPLES = 64
+"""Largest number of rows of a step's samples."""
+INDEX = "//index"
 KINDS = ("gradients", "clipped", "optimizer", "weights")
 
 
@@ -55,6 +56,11 @@ class Tensors:
     def names(self) -> list[str]:
         """Names of its tensors."""
         return [] if self._file is None else [*self._file.keys()]
+
+    @cached_property
+    def metadata(self) -> dict[str, str]:
+        """The file's metadata."""
+        return {} if self._file is None else self._file.metadata() or {}
 
     @cached_property
     def dtypes(self) -> set[str]:
@@ -121,14 +127,76 @@ class Capture:
         """Return what each rank read and computed in a step."""
         return [RankStep(self, step, rank, about) for rank, about in enumerate(self.about.get("ranks", []))]
 
-    @cached_property
-    def parts(self) -> dict[tuple[int, int], Tensors]:
-        """(sample, part of its sequence): gradients of this part of the first step's loss."""
-        found = {}
-        for path in sorted((self.folder / "parts").glob("*.safetensors")):
-            sample, _, part = path.stem.partition("-")
-            found[int(sample), int(part)] = Tensors(path)
+    def samples(self, step: int) -> "Samples | None":
+        """Return the gradients of the samples of a step, if they are known."""
+        file = self.tensors(f"step{step}/samples")
+        return Samples(file) if file.names else None
+
+    def shown(self, step: int) -> dict[str, Any]:
+        """Return what the trainer said of a step."""
+        return dict(enumerate(self.about.get("steps", []))).get(step, {})
+
+
+class Samples:
+    """The gradients of each sample's part of a step's loss: their sum is the step's gradient.
+
+    Of each parameter a tensor (samples, values), and where only some values are kept `<parameter>//index`, their flat
+    indices. The file's metadata are JSON lists: `ids` and `targets` of each sample, and `parts`, if each row is of
+    only a part of a sample's sequence.
+
+    Raises:
+        UserError: the file does not have this form.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+        self.names = [name for name in tensors.names if not name.endswith(INDEX)]
+        self.rows = tensors.shape(self.names[0])[0] if self.names else 0
+        self.ids, self.targets, self.parts = (self._listed(key) for key in ("ids", "targets", "parts"))
+        wrong = [name for name in self.names if tensors.shape(name)[0] != self.rows]
+        if wrong:
+            raise UserError(f"{tensors.path}: {wrong[0]} has not {self.rows} samples, as {self.names[0]} has.")
+        self.taken = [*range(self.rows)]
+        """The rows that are looked at."""
+
+    def _listed(self, key: str) -> list[Any]:
+        try:
+            found = json.loads(self.tensors.metadata.get(key, "[]"))
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or len(found) not in (0, self.rows):
+            raise UserError(f"{self.tensors.path}: its metadata `{key}` is not a list of {self.rows} values in JSON.")
         return found
+
+    def with_gradient(self, names: list[str]) -> "Samples":
+        """Return those rows that have a gradient: others, without targets, can have any weight."""
+        size = sum(self[name].norm(dim=1) ** 2 for name in names)
+        found = copy(self)
+        found.taken = [row for row, value in enumerate(torch.as_tensor(size).tolist()) if value != 0]
+        for key in ("ids", "targets", "parts"):
+            values = getattr(self, key)
+            setattr(found, key, values and [values[row] for row in found.taken])
+        return found
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.taken)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the rows of a parameter's gradient."""
+        return self.tensors[name].double().flatten(1)[self.taken]
+
+    def kept(self, name: str, value: Tensor) -> Tensor:
+        """Return those values of a whole gradient that the rows have."""
+        if name + INDEX not in self.tensors:
+            return value.double().flatten()
+        flat = value.double().reshape(-1, *self.tensors[name].shape[2:])
+        return flat[self.tensors[name + INDEX]].flatten()
+
+    def label(self, row: int) -> str:
+        """Return the name of a row."""
+        label = str(self.ids[row]) if self.ids else f"#{self.taken[row]}"
+        return f"{label} (part {self.parts[row]})" if self.parts else label
 
 
 class RankStep:

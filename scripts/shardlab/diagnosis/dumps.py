@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from shardlab.diagnosis import checkpoint_names
 from shardlab.diagnosis.capture_files import KINDS, Capture, RankStep, Tensors, missing
 from shardlab.errors import UserError
+from shardlab.files import read_json
 
 ENDING = ".safetensors"
 WORDS = {
@@ -39,6 +41,10 @@ NO_STEP = re.compile(
 """Numbers of ranks, shards and dtypes."""
 STEP = re.compile(r"(?:step|(?<![a-z])iter(?:ation)?)[-_.=]?(\d+)")
 """Numbers of steps: global_step10 (DeepSpeed), epoch=0-step=1 (Lightning), iter_0000001 (Megatron)."""
+
+
+SHOWN = re.compile(r"step[-_.=]?(\d+)\.json")
+"""Names of what a trainer wrote of a step."""
 
 
 @dataclass
@@ -106,10 +112,16 @@ class Dump(Capture):
         """Return nothing: what the ranks read is unknown."""
         return []
 
+    def shown(self, step: int) -> dict[str, Any]:
+        """Return what the trainer wrote of a step: ids, learning_rate, targets, ... (`step-N.json`)."""
+        return self._shown.get(step, {})
+
     @cached_property
-    def parts(self) -> dict[tuple[int, int], Tensors]:
-        """Gradients of parts of the loss, which are unknown."""
-        return {}
+    def _shown(self) -> dict[int, dict[str, Any]]:
+        paths = self.folder.rglob("*.json") if self.folder.is_dir() else []
+        found = {int(number[1]): path for path in sorted(paths) if (number := SHOWN.fullmatch(path.name))}
+        values = {step: read_json(path, "record of a step", "write it again") for step, path in found.items()}
+        return {step: value for step, value in values.items() if isinstance(value, dict)}
 
 
 class Parts(Tensors):
@@ -117,7 +129,7 @@ class Parts(Tensors):
 
     def __init__(self, dump: Dump, name: str, paths: list[Path], rules: Rules) -> None:
         super().__init__(dump.folder / name)
-        self.rules = rules
+        self.rules, self.paths = rules, paths
         self.skipped = 0
         self.places: dict[str, list[tuple[Tensors, str]]] = defaultdict(list)
         named = {path: {former: rules.name(former) for former in Tensors(path).names} for path in paths}
@@ -146,6 +158,16 @@ class Parts(Tensors):
     def names(self) -> list[str]:
         """Names after renaming."""
         return [*self.places]
+
+    @cached_property
+    def metadata(self) -> dict[str, str]:
+        """The metadata of its first file."""
+        return Tensors(self.paths[0]).metadata
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor's first part."""
+        file, former = self.places[name][0]
+        return file.shape(former)
 
     def __bool__(self) -> bool:
         """True: it has files."""
@@ -210,7 +232,11 @@ def _file(path: Path) -> str:
 
 
 def _kinds(names: list[str]) -> list[str]:
-    return [kind for name in names for word, kind in WORDS.items() if word in name]
+    return [
+        kind
+        for name in names
+        for kind in (["samples"] if name.startswith("samples") else [WORDS[word] for word in WORDS if word in name])
+    ]
 
 
 def _numbers(names: list[str]) -> list[str]:

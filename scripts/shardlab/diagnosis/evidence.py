@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from shardlab.diagnosis import patterns
 from shardlab.diagnosis.of_factors import name_factor
 from shardlab.diagnosis.of_outputs import look_at_outputs
-from shardlab.diagnosis.of_parts import fit_parts
+from shardlab.diagnosis.of_samples import look_at_samples
 from shardlab.diagnosis.of_tensors import look_at_tensors
 from shardlab.diagnosis.pair import FILES, Pair, Stage, owner
 from shardlab.diagnosis.plan import look_at_plan
@@ -18,6 +18,8 @@ class Evidence:
 
     facts: dict[str, set[str]] = field(default_factory=dict)
     sentences: list[str] = field(default_factory=list)
+    table: list[str] = field(default_factory=list)
+    """Lines of a table of the samples' weights."""
     excluded: list[str] = field(default_factory=list)
     """What was tried and does not explain the difference."""
 
@@ -46,8 +48,7 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
     found.note("stage", stage.kind)
     found.note("step", "first" if stage.step == pair.steps[0] else "after the last" if stage.step < 0 else "later")
     found.note("gradient", *_of_the_gradient(pair, stage))
-    rates = [any("learning_rate" in step for step in capture.about.get("steps", [])) for capture in pair.captures]
-    found.note("rate", "equal" if all(rates) else "unknown")
+    _look_at_rates(pair, stage, found)
     found.note("axis", *about.get("mesh", {}), about.get("engine", ""), about.get("context") or "")
     for later_stage in later:
         if later_stage.wrong:
@@ -69,7 +70,7 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
             if ratio is not None:
                 name_factor(pair, ratio, found, f"`{row.name}`")
         if stage.kind == "loss":
-            _also_the_gradient(pair, stage.step, found)
+            look_at_samples(pair, stage.step, [], found)
     else:
         found.note("name", *(row.name.split(" ")[0] for row in stage.wrong))
         _disagreements(pair, max(stage.step, 0), found)
@@ -77,16 +78,22 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
     return found
 
 
+def _look_at_rates(pair: Pair, stage: Stage, found: Evidence) -> None:
+    """Note what both trainings say of their learning rates in a step."""
+    rates = [capture.shown(stage.step).get("learning_rate") for capture in pair.captures]
+    if None in rates:
+        found.note("rate", "unknown")
+        return
+    found.note("rate", "equal" if rates[0] == rates[1] else "different")
+    if stage.kind == "update":
+        found.note("rate", *["zero"] * (rates[0] == 0 != rates[1]))
+        found.say(f"The learning rate of the step is {rates[0]}, and in the reference {rates[1]}.")
+
+
 def _of_the_gradient(pair: Pair, stage: Stage) -> list[str]:
     """Return whether the gradient before the stage is known, and thus equal."""
     known = all(capture.tensors(f"step{stage.step}/gradients") for capture in pair.captures)
     return ["equal" if known else "unknown"] if stage.kind != "gradient" else []
-
-
-def _also_the_gradient(pair: Pair, step: int, found: Evidence) -> None:
-    names = pair.reference.tensors(f"step{step}/gradients").names
-    if step == 0 and names:
-        fit_parts(pair, names, pair.actual.tensors(f"step{step}/gradients").__getitem__, found, pair.fits)
 
 
 def _look_at_names(pair: Pair, stage: Stage, found: Evidence) -> None:
@@ -108,7 +115,7 @@ def _look_at_names(pair: Pair, stage: Stage, found: Evidence) -> None:
     if stage.kind == "gradient" and after and len(names) > 1:
         found.note("backward", "from within")
         chain = [name for name in right if -1 < order.get(owner(name), -1) < order.get(owners[latest], -1)]
-        found.note("backward", *["all from there"] * (not chain))
+        found.note("backward", *["all from there"] * (not chain and stage.step == pair.steps[0]))
         following = min(after, key=lambda name: order.get(owner(name), -1))
         found.note("follows", *modules.get(owner(following), []))
         found.say(f"The backward pass is right down to {following} and wrong from {latest} on.")

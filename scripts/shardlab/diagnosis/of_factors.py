@@ -50,7 +50,12 @@ def _squares(first: list[float], second: list[float], near: float) -> bool:
 
 
 def _of_updates(pair: Pair, stage: Stage, names: list[str], times: float, found: "Evidence") -> None:
-    """Say by which factor the updates of the other steps differ, and whether the weights are an average."""
+    """Say by which factor the updates of the other steps differ, and whether the weights are an average, or the
+    learning rates that the trainings say have this ratio.
+    """
+    rate, other = (capture.shown(stage.step).get("learning_rate") for capture in pair.captures)
+    if isinstance(rate, float) and isinstance(other, float) and other and rate != other:
+        found.note("rate", "explains" if abs(rate / other / times - 1) <= pair.near else "another")
     steps = [step for step in pair.steps if all(has_update(capture, step) for capture in pair.captures)][:8]
     shown = []
     for step in steps:
@@ -98,9 +103,11 @@ def _given(pair: Pair) -> dict[str, tuple[float, str]]:
     about = pair.actual.about
     mesh = about.get("mesh", {})
     numbers = {f"the number of ranks along {axis}": (float(degree), "ranks") for axis, degree in mesh.items()}
-    world = len(about.get("ranks", [])) or math.prod(mesh.values())
+    shown = pair.actual.shown(pair.steps[0])
+    world = len(about.get("ranks", [])) or (math.prod(mesh.values()) if mesh else shown.get("world_size", 1))
     numbers |= {"the total number of ranks": (float(world), "ranks")}
-    numbers |= {"the number of micro-batches": (float(about.get("accumulation") or 1), "microbatches")}
+    micro_batches = about.get("accumulation") or shown.get("micro_batches") or 1
+    numbers |= {"the number of micro-batches": (float(micro_batches), "microbatches")}
     numbers |= {"the pipeline's number of micro-batches": (float(about.get("chunks") or 1), "microbatches")}
     return {name: each for name, each in numbers.items() if each[0] > 1}
 

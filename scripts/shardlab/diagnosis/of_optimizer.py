@@ -74,6 +74,10 @@ def look_at_settings(pair: Pair, step: int, names: list[str], found: "Evidence")
         if model.settings == name
     )
     if not rest < pair.fits or best.settings == usual.settings or not distinct:
+        if _is_unclipped(pair, step, names, place):
+            found.note("pattern", "unclipped")
+            found.say("The update is that of the same optimizer with the gradients before clipping.")
+            return True
         found.exclude("other betas, eps or momentum", rest, "the update")
         return False
     off = own.update - other.update
@@ -87,6 +91,24 @@ def look_at_settings(pair: Pair, step: int, names: list[str], found: "Evidence")
         "of the difference)."
     )
     return True
+
+
+def _is_unclipped(pair: Pair, step: int, names: list[str], place: Tensor) -> bool:
+    """Return whether gradients before clipping explain an update, and the reference's clipped ones its own: with the
+    same settings.
+    """
+    raw = [pair.actual.tensors(f"step{n}/gradients") for n in range(step + 1)]
+    clipped = [pair.reference.tensors(f"step{n}/clipped") for n in range(step + 1)]
+    if not all(raw) or not all(clipped) or pair.actual.tensors(f"step{step}/clipped"):
+        return False
+    usual = _best(_models(_read(pair.reference, step, names, clipped), place))
+    before, after = (
+        next(
+            model for model in _models(_read(pair.actual, step, names, each), place) if model.settings == usual.settings
+        )
+        for each in (raw, clipped)
+    )
+    return max(usual.rest, before.rest) < pair.fits < after.rest
 
 
 def _gradients(pair: Pair, step: int) -> list[list[Tensors]]:
@@ -145,6 +167,8 @@ def _directions(step: int) -> Iterator[tuple[str, "_Adam | _Momentum"]]:
     for (first, second), eps in product(betas, EPSILONS):
         settings = f"betas ({first}, {second}) and eps {eps:g}" if step else f"eps {eps:g}"
         yield f"Adam with {settings}", _Adam(first, second, eps)
+    for eps in EPSILONS:
+        yield f"Adam without bias correction, with eps {eps:g}", _Adam(BETAS[0][0], BETAS[1][0], eps, corrected=False)
     for momentum, nesterov in product(MOMENTA if step else MOMENTA[:1], (False, True)):
         if not nesterov or (momentum and step):
             settings = f" with momentum {momentum}" if step else ""
@@ -156,12 +180,15 @@ class _Adam:
     first: float
     second: float
     eps: float
+    corrected: bool = True
 
     def __call__(self, gradients: list[Tensor]) -> Tensor:
         mean = square = torch.zeros_like(gradients[0])
         for gradient in gradients:
             mean = self.first * mean + (1 - self.first) * gradient
             square = self.second * square + (1 - self.second) * gradient**2
+        if not self.corrected:
+            return mean / (square.sqrt() + self.eps)
         steps = len(gradients)
         return mean / (1 - self.first**steps) / ((square / (1 - self.second**steps)).sqrt() + self.eps)
 

@@ -12,13 +12,17 @@ from torch import Tensor
 from shardlab.diagnosis import patterns
 from shardlab.diagnosis.of_factors import look_at_factors, name_factor
 from shardlab.diagnosis.of_optimizer import look_at_settings
-from shardlab.diagnosis.of_parts import fit_parts
-from shardlab.diagnosis.pair import EPSILONS, FILES, Pair, Stage
+from shardlab.diagnosis.of_samples import look_at_samples
+from shardlab.diagnosis.pair import EPSILONS, FILES, LIMITS, Pair, Stage
 from shardlab.diagnosis.patterns import Read
 from shardlab.diagnosis.stages import has_update, updates
 
 if TYPE_CHECKING:
     from shardlab.diagnosis.evidence import Evidence
+
+
+ISLAND = 1e-5
+"""Largest part of a tensor in float64 that the rounding of float32 inside makes up."""
 
 
 @dataclass
@@ -133,10 +137,66 @@ def _rounded(it: Differing, found: "Evidence") -> bool:
     return True
 
 
-def _parts(it: Differing, found: "Evidence") -> bool:
-    if it.stage.kind != "gradient" or it.stage.step != 0:
+def _another_step(it: Differing, found: "Evidence") -> bool:
+    """Look for the tensors in other steps of the reference: those of an update's weights."""
+    kind = "weights" if it.stage.kind == "update" else FILES.get(it.stage.kind)
+    own, expected = (capture.tensors(f"step{it.stage.step}/{kind}") for capture in it.pair.captures)
+    for other in (each for each in it.pair.reference.steps if each != it.stage.step and kind):
+        file = it.pair.reference.tensors(f"step{other}/{kind}")
+        if not all(name in each for name in it.names for each in (file, own, expected)):
+            continue
+        apart = {name: _apart(own[name], file[name]) / (_apart(own[name], expected[name]) or 1.0) for name in it.names}
+        if max(apart.values()) < it.pair.fits:
+            found.note("pattern", "another step")
+            found.say(f"The {kind} are those of the reference's step {other} ({_left(max(apart.values()))}).")
+            return True
+    return False
+
+
+def _apart(value: Tensor, other: Tensor) -> float:
+    """Return how far tensors are apart, relative to the second one."""
+    if value.shape != other.shape:
+        return math.inf
+    return float((value.double() - other.double()).norm() / (other.double().norm() or 1.0))
+
+
+def _float32(it: Differing, found: "Evidence") -> bool:
+    """Recognize the rounding of float32 in tensors of float64, to which nothing must be fitted."""
+    if (
+        it.stage.kind not in FILES
+        or it.pair.limit(LIMITS, f"step{it.stage.step}/{FILES[it.stage.kind]}") > LIMITS["F64"]
+    ):
         return False
-    return fit_parts(it.pair, it.names, it.actual, found, it.pair.fits)
+    apart = max(_apart(it.actual(name), it.expected(name)) for name in it.names)
+    if apart > ISLAND:
+        return False
+    found.note("pattern", "float32")
+    found.say(f"The difference is {apart:.1g} of a tensor, as the rounding of float32 somewhere inside makes it.")
+    return True
+
+
+def _rounded_gradients(it: Differing, found: "Evidence") -> bool:
+    """Look for gradients that only one training rounds, too little to be a difference of their own."""
+    if it.stage.kind not in ("optimizer state", "update"):
+        return False
+    files = [capture.tensors(f"step{it.stage.step}/gradients") for capture in it.pair.captures]
+    names = [*dict.fromkeys(name.split("//")[0] for name in it.names)]
+    if not all(name in file for name in names for file in files):
+        return False
+    dtypes = {patterns.rounded_to(files[0][name], files[1][name]) for name in names}
+    if None in dtypes:
+        return False
+    found.note("pattern", "rounded")
+    apart = max(_apart(files[0][name], files[1][name]) for name in names)
+    found.say(
+        f"The gradients of these parameters are the reference's, rounded to {' or '.join(sorted(map(str, dtypes)))}: "
+        f"they are {apart:.1g} of a tensor apart."
+    )
+    return True
+
+
+def _samples(it: Differing, found: "Evidence") -> bool:
+    return it.stage.kind == "gradient" and look_at_samples(it.pair, it.stage.step, it.names, found)
 
 
 def _stale(it: Differing, found: "Evidence") -> bool:
@@ -250,6 +310,7 @@ def _rows(it: Differing, found: "Evidence") -> bool:
 
 
 _LOOKS: tuple[Callable[[Differing, "Evidence"], bool], ...] = (
-    *(_factors, _transposed, _rounded, _parts, _stale, _decay, _state, _settings, _rows),
+    *(_factors, _another_step, _transposed, _rounded, _samples, _stale, _decay, _state, _settings),
+    *(_rounded_gradients, _float32, _rows),
 )
 """In this order; the first that explains the difference ends the search."""

@@ -73,6 +73,7 @@ def markdown(found: Diagnosis, title: str) -> str:
     parts = [f"# {title}", "", f"**{found.sentence}**", "", *_conditions(found)]
     if found.first is not None:
         parts += ["## How it differs", "", *(f"- {sentence}" for sentence in found.evidence.sentences), ""]
+        parts += [*found.evidence.table, ""] if found.evidence.table else []
         parts += [*_tensors(found.first), ""]
         parts += ["## Usual causes", "", *_causes(found), ""]
     parts += ["## What was compared", "", *_stages(found), ""]

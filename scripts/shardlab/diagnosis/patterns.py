@@ -16,6 +16,9 @@ Read = Callable[[str], Tensor]
 SAMPLE = 200_000
 """Values of all tensors that a fit of several unknowns looks at, evenly spread."""
 
+ROUNDINGS = 2
+"""Most roundings, relative to the whole tensor, by which one in lower precision is apart."""
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -61,14 +64,18 @@ def multiple(names: Iterable[str], off: Read, term: Read, noise: Callable[[str],
 
 
 def rounded_to(value: Tensor, expected: Tensor) -> str | None:
-    """Return the dtype of lower precision in which a tensor is the other one: it has only values of that dtype."""
+    """Return the dtype of lower precision in which a tensor is the other one, or a sum of its rounded parts: it alone
+    has only values of that dtype, and is as near as that.
+    """
     if not value.is_floating_point():
         return None
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         limits = torch.finfo(dtype)
         has_only_these = limits.bits < torch.finfo(value.dtype).bits and torch.equal(value.to(dtype).to(value), value)
-        if has_only_these and torch.allclose(value.double(), expected.double(), limits.eps, limits.tiny):
-            return str(dtype).removeprefix("torch.")
+        if has_only_these and not torch.equal(expected.to(dtype).to(expected), expected):
+            off = float((value.double() - expected.double()).norm())
+            if off <= ROUNDINGS * limits.eps * float(expected.double().norm()):
+                return str(dtype).removeprefix("torch.")
     return None
 
 

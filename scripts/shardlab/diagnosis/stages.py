@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,10 @@ from shardlab.errors import UserError
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """Names of tensors that a forward pass of PyTorch's modules changes."""
+
+
+RELATIVE = 1e-3
+"""Part of its value from which on a gradient's rounding decides on its update."""
 
 
 def stages(pair: Pair) -> Iterator[Stage]:
@@ -160,13 +165,32 @@ def _update(pair: Pair, step: int) -> Iterator[Row]:
     _same_names(pair, name)
     after = pair.reference.tensors(name)
     limits, epsilons = pair.limits(LIMITS, name), pair.limits(EPSILONS, name)
-    yield from compare(
+    for row in compare(
         _parameters(pair, step),
         pair,
         lambda capture: updates(capture, step),
         lambda each: max(UPDATES, limits(each)),
         lambda each: 4 * epsilons(each) * float(_largest(after[each].double())),
-    )
+    ):
+        yield _sure(pair, step, row) if row.differs else row
+
+
+def _sure(pair: Pair, step: int, row: Row) -> Row:
+    """Return the row of an update without the values whose gradients, though equal, are mostly rounding: Adam makes
+    whole updates of the signs of such gradients.
+    """
+    unsure: Tensor | None = None
+    for each in (each for each in pair.reference.steps if each <= step):
+        files = [capture.tensors(f"step{each}/gradients") for capture in pair.captures]
+        if not all(row.name in file for file in files):
+            return row
+        own, other = (file[row.name].double() for file in files)
+        near = max(RELATIVE, pair.limits(LIMITS, f"step{each}/gradients")(row.name) / 2)
+        unsure = (unsure if unsure is not None else own.ne(own)) | ((own - other).abs() > near * other.abs())
+    off = updates(pair.actual, step)(row.name) - updates(pair.reference, step)(row.name)
+    if unsure is None or unsure.shape != off.shape or not math.isfinite(row.apart):
+        return row
+    return replace(row, apart=row.apart * float(_largest(off.masked_fill(unsure, 0.0)) / _largest(off)))
 
 
 def _weights(pair: Pair, step: int) -> Iterator[Row]:

@@ -137,7 +137,8 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
     skipped = sum(each.skipped for each in getattr(pair.actual, "files", {}).values())
     if skipped:
         notes.append(f"Left out (--skip): {skipped} tensors of `{captures[0].folder}`.")
-    if "mesh" not in pair.actual.about and "accumulation" not in pair.actual.about:
+    known = {*pair.actual.about, *pair.actual.shown(pair.steps[0])}
+    if not known & {"mesh", "accumulation", "world_size", "micro_batches"}:
         notes.append("With `--ranks dp=N` (or another axis, or `micro-batches=N`), the page also explains factors.")
     return notes
 

@@ -8,7 +8,6 @@ of a step, and on rank 0 under DeepSpeed the whole state of the optimizer.
 import gc
 import json
 import math
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shardlab import models
@@ -39,6 +38,8 @@ from shardlab.train.step import train_step
 
 STEPS = 4
 """Steps of a capture: the first of two epochs, where these are short."""
+KEPT = 200_000
+"""Values of a sample's gradient that are kept, of all parameters together: an exact sum of gradients shows in any."""
 
 
 def settings(run: Run, dtype: str = "float64") -> Run:
@@ -54,7 +55,7 @@ def capture(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run
     """Take the first steps of ``run`` on this rank and write the capture; a collective.
 
     ``data`` is the prepared data set, ``initial`` the initial weights. ``divided_like``: on one device, also write the
-    gradient of each sample of the first step, and of each part of its sequence under that run.
+    gradient of each sample of each step, and of each part of its sequence under that run.
 
     Raises:
         UserError: see ``loop.train``.
@@ -64,7 +65,7 @@ def capture(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run
     about["resumed_at"] = _restore(run, data, initial, folder, len(about["steps"]))
     gc.collect()
     if divided_like:
-        about["without_parts"] = _gradients_of_parts(run, data, initial, folder, divided_like)
+        about["without_samples"] = _gradients_of_samples(run, data, initial, folder, divided_like, len(about["steps"]))
         gc.collect()
     if distributed.is_main():
         if not run.evaluated_sharded:
@@ -282,24 +283,37 @@ class _Recorder:
         return found
 
 
-def _gradients_of_parts(run: Run, data: Path, initial: Path, folder: Path, like: Run) -> str:
-    """Write the gradient of each part of each sample of the first step's loss, or return why there are none.
+def _gradients_of_samples(run: Run, data: Path, initial: Path, folder: Path, like: Run, steps: int) -> str:
+    """Write the gradient of each part of each sample of the steps' losses, or return why there are none.
 
     In a model of its own: forward passes may change a model (batch norm, counters), which then would not be the one
     whose steps are written.
     """
-    state = loop.set_up(run, data, initial, folder / "run_of_parts", {}, loop.TrainOptions(restart=True))
-    recorder = _Recorder(state, folder)
-    before = Snapshot(*cast(NativeEngine, state.engine).parts)
+    state = loop.set_up(run, data, initial, folder / "run_of_samples", {}, loop.TrainOptions(restart=True))
+    engine = cast(NativeEngine, state.engine)
+    kept = {name: _sketch(value, state.engine.parameter_count) for name, value in engine.parameters().items()}
     try:
-        for sample, part, batch in _parts(state, like):
+        for number in range(steps):
+            if number:
+                _load(engine, folder / f"step{number - 1}/weights.safetensors")
+            before = Snapshot(*engine.parts)
+            rows, metadata = [], []
+            for sample, part, batch in _parts(state, like, number):
+                before.put_back()
+                engine.forward_backward(MicroBatch(batch, 1, 1), 1 / state.steps[number].targets, last=True)
+                rows.append({name: value.flatten()[kept[name]].cpu() for name, value in engine.gradients()})
+                metadata.append((sample, int(state.task.targets_in(batch)), part))
+                engine.zero_grad()
             before.put_back()
-            recorder.outputs.clear()
-            state.engine.forward_backward(MicroBatch(batch, 1, 1), 1 / state.steps[0].targets, last=True)
-            recorder.save(f"parts/{sample}-{part}", state.engine.gradients(), recorder.names)
-            state.engine.zero_grad()
+            if rows:
+                tensors = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+                tensors |= {name + capture_files.INDEX: kept[name].cpu() for name in tensors}
+                lists = dict(zip(("ids", "targets", "parts"), map(list, zip(*metadata, strict=True)), strict=True))
+                if not any(lists["parts"]):
+                    del lists["parts"]
+                text = {key: json.dumps(value) for key, value in lists.items()}
+                save_file(tensors, folder / f"step{number}/samples.safetensors", text)
     except (ValueError, RuntimeError) as error:
-        shutil.rmtree(folder / "parts", ignore_errors=True)
         return f"the model does not take one sample ({error})"
     finally:
         state.checkpointer.close()
@@ -307,12 +321,29 @@ def _gradients_of_parts(run: Run, data: Path, initial: Path, folder: Path, like:
     return ""
 
 
-def _parts(state: loop.TrainState, like: Run) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
-    """Yield (sample, part, batch) of the first step; nothing if these are too many, or too large."""
+def _sketch(value: Tensor, of_all: int) -> Tensor:
+    """Return the flat indices of those values of a parameter that are kept: one drawn in each stretch of its values."""
+    every = max(1, -(-of_all // KEPT))
+    first = torch.arange(0, value.numel(), every)
+    draw = torch.Generator().manual_seed(value.numel())
+    index = first + torch.randint(every, first.shape, generator=draw)
+    return index.clamp(max=max(value.numel() - 1, 0)).to(value.device)
+
+
+@torch.no_grad()
+def _load(engine: NativeEngine, path: Path) -> None:
+    """Put weights into a model on one device."""
+    whole = load_file(path)
+    for name, value in engine.weights_state().items():
+        value.copy_(whole[name])
+
+
+def _parts(state: loop.TrainState, like: Run, number: int) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
+    """Yield (sample, part, batch) of a step; nothing if these are too many."""
     task = state.task
-    batch, size = state.steps.order.batch(0), state.engine.parameter_count
+    batch = state.steps.order.batch(number)
     ranks = like.mesh.parts("sequence") if "targets" in task.sequences else 1  # one target per sample has no parts
-    if (parts := len(batch) * ranks) > capture_files.PARTS or parts * size > capture_files.PARTS_VALUES:
+    if len(batch) * ranks > capture_files.SAMPLES:
         return
     whole = SequenceSplit(ranks, head_tail=like.options.splits_head_and_tail)
     every = task.micro_batch("train", batch).batch
