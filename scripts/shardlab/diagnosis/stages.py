@@ -185,7 +185,10 @@ def _sure(pair: Pair, step: int, row: Row) -> Row:
         if not all(row.name in file for file in files):
             return row
         own, other = (file[row.name].double() for file in files)
-        near = max(RELATIVE, pair.limits(LIMITS, f"step{each}/gradients")(row.name) / 2)
+        limit = pair.limits(LIMITS, f"step{each}/gradients")(row.name)
+        if not float(_largest(own - other)) <= limit * float(_largest(other)):
+            return row  # they differ by more than rounding
+        near = max(RELATIVE, limit / 2)
         unsure = (unsure if unsure is not None else own.ne(own)) | ((own - other).abs() > near * other.abs())
     off = updates(pair.actual, step)(row.name) - updates(pair.reference, step)(row.name)
     if unsure is None or unsure.shape != off.shape or not math.isfinite(row.apart):
