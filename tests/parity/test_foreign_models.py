@@ -26,6 +26,7 @@ from shardlab.settings import registry
 from shardlab.settings.recipe import Recipe
 from shardlab.train.evaluation import evaluate_whole
 
+pytestmark = pytest.mark.timeout(2400)  # the first test waits for the trainings of all
 KINDS = ("dtypes", "frozen", "buffers_in_forward", "shapes_and_ties", "constructors_and_outputs", "sometimes_unused")
 """Kinds of models that are tried."""
 BEFORE = KINDS[3:]
