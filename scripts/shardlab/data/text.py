@@ -38,8 +38,8 @@ class Text(NamedTuple):
     """Number of ids that the model has, if known."""
     where: str
     """Where that number is from."""
-    unknown: int | None
-    """Id of the token that stands for whatever the tokenizer does not know, if it has one."""
+    unknown: int
+    """Id of the token that stands for whatever the tokenizer does not know; -1: it has none."""
 
     def ids(self, texts: list[str], counts: Counter[str]) -> list[list[int]]:
         """Return the tokens of each text, without special tokens around them.
@@ -99,7 +99,7 @@ def text_of(tokenizer: Tokenizer, special: dict[str, int], vocab_size: int | Non
     encoder.encode_special_tokens = True
     model = content["model"]
     unknown = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
-    return Text(tokenizer, special, encoder, written, vocab_size, where, unknown)
+    return Text(tokenizer, special, encoder, written, vocab_size, where, -1 if unknown is None else unknown)
 
 
 def checked_text(value: Any) -> str:
