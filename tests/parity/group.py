@@ -100,7 +100,8 @@ class Server:
 
     def __init__(self, environment=None):
         """``environment``: what its ranks have in theirs besides."""
-        self.process = start(environment or {})
+        self.environment = environment or {}
+        self.process = start(self.environment)
 
     def work_off(self, jobs, folder, ranks, group=False, fresh=False):
         """Run jobs on that many ranks, with files in a folder. ``group``: in a process group, also for one rank.
@@ -115,12 +116,18 @@ class Server:
     def _run(self, ranks, jobs, log, group, fresh):
         """Work off a file of jobs; returns the status."""
         requested = {"ranks": ranks, "jobs": str(jobs), "log": str(log), "group": group or ranks > 1, "fresh": fresh}
-        self.process.stdin.write(json.dumps(requested) + "\n")
-        self.process.stdin.flush()
-        while line := self.process.stdout.readline():
-            if line.strip().lstrip("-").isdigit():
-                return int(line)
-        return self.process.wait()
+        try:
+            self.process.stdin.write(json.dumps(requested) + "\n")
+            self.process.stdin.flush()
+            while line := self.process.stdout.readline():
+                if line.strip().lstrip("-").isdigit():
+                    return int(line)
+            return self.process.wait()
+        except BaseException:
+            # The time of a test is over. What these ranks would still say is no answer to the next request.
+            self.stop()
+            self.process = start(self.environment)
+            raise
 
     def stop(self):
         """End the process and, if it was interrupted, its ranks."""

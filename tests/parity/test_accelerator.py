@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import ACCUMULATED, STRATEGIES, Case, supported, with_marks
+from cases import ACCUMULATED, EXPERTS, STRATEGIES, Case, supported, with_marks
 from group import Group, Server, differences, job, outside, steps
 
 from helpers import accelerator
@@ -25,14 +25,17 @@ from shardlab.records import metrics
 from shardlab.runtime import tasks
 from shardlab.train import evaluation
 
+pytestmark = pytest.mark.timeout(2400)  # the first test waits for the trainings of all
 NATIVE = ["single", *(name for name in STRATEGIES if "zero" not in name)]
-HARD = [Case(s, "llama2", tuple(ACCUMULATED.items())) for s in NATIVE]
-MATRIX = [Case(s, w) for s in NATIVE for w in TINY]
-CASES = [case for case in (*HARD, *MATRIX) if supported(case)]
-COVERED = ("pp_gpipe", "tp_sp")
-"""Strategies of the long form: mp_ranks and pp, and tp_loss, do on a device all that they do."""
-SHORT = [c for c in CASES if c.run().world_size < 4 and (c in HARD or c.strategy in ("dp", "fsdp"))]
-SHORT = [c for c in SHORT if c.strategy not in COVERED]
+EVERYWHERE = ("dp", "mp", "fsdp")
+"""Strategies that are tried on every workload: what a workload computes is the same under the others."""
+ALL = [Case(strategy, "llama2", tuple(ACCUMULATED.items())) for strategy in NATIVE]
+ALL += [Case(strategy, workload) for strategy in EVERYWHERE for workload in TINY]
+ALL += [Case(strategy, "moe") for strategy in EXPERTS]
+CASES = [case for case in ALL if supported(case)]
+COVERED = ("pp_gpipe", "pp_interleaved", "tp", "tp_sp", "fsdp_size", "cp_ulysses")
+"""Strategies of the long form: pp and pp_zbv, tp_loss, fsdp and cp do on a device all that they do."""
+SHORT = [case for case in CASES if case.run().world_size < 4 and case.strategy not in COVERED]
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 1}
 
 

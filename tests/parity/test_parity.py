@@ -36,6 +36,8 @@ from shardlab.plan.simulate import simulate
 from shardlab.records.reports import TrainReport
 from shardlab.report import expected_memory
 
+pytestmark = pytest.mark.timeout(2400)  # the first test waits for the trainings of all
+
 
 @pytest.fixture(scope="session")
 def results(request, server, tmp_path_factory, tiny_data):

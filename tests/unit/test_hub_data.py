@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -379,12 +380,16 @@ def test_a_field_of_a_column_is_named_by_its_path(hub, raw):
 
 
 def test_a_field_that_a_line_does_not_have_is_one_sentence_with_the_row(hub, raw):
-    lines = [{"pair": {"en": "a"}}, {"pair": {"de": "b"}}]
+    lines = [{"pair": {"en": "a"}}, {"pair": None}]
     text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     hub.push(REPO, {f"{split}.jsonl": text for split in SPLITS})
     data = data_set(columns=["pair.xx"])
     hub_download.download(data, raw)
     with pytest.raises(UserError, match=r"split train of tester/some, row 0, column pair\.xx: there is no field xx"):
+        [*reader.read(data, raw)["train"]]
+    data = data_set(columns=["pair.en"])
+    hub_download.download(data, raw)
+    with pytest.raises(UserError, match=r"row 1, column pair\.en: there is no value \(null\), so no field en"):
         [*reader.read(data, raw)["train"]]
 
 
@@ -505,9 +510,21 @@ def test_what_is_wrong_in_a_file_is_said_with_its_split(hub, raw):
     )
 
 
-def test_a_file_that_is_none_is_one_sentence(hub, raw):
-    hub.push(REPO, files(numbered()) | {"default/test-00000-of-00001.parquet": b"<html>" * 9})
-    assert "Parquet magic bytes not found" in refusal(raw)
+LINE = b'{"text": "a"}\n'
+LINES = {"train.jsonl": LINE, "validation.jsonl": LINE, "test.jsonl": LINE}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (files(numbered()) | {"default/test-00000-of-00001.parquet": b"<html>" * 9}, "Parquet magic bytes not found"),
+        (LINES | {"test.jsonl": b""}, "split test of tester/some .* a file has no rows"),
+        (LINES | {"README.md": b"---\nconfigs: [\n---\n"}, "YAML at the beginning of its README.md cannot be read"),
+    ],
+)
+def test_a_file_that_is_none_is_one_sentence(hub, raw, content, words):
+    hub.push(REPO, content)
+    assert re.search(words, refusal(raw))
 
 
 def test_a_split_without_rows_is_empty(hub, raw):

@@ -156,6 +156,8 @@ class Column:
         value = row[self.top]
         place = f"{self.split.place}, row {index}, column {self.name}"
         for field in self.fields:
+            if value is None:
+                raise UserError(f"{place}: there is no value (null), so no field {field}.")
             if not isinstance(value, dict) or field not in value:
                 fields = f"; it has {choices(value)}" if isinstance(value, dict) else ""
                 raise UserError(f"{place}: there is no field {field}{fields}.")
@@ -345,6 +347,8 @@ def cause(error: BaseException) -> str:
 
 def sentence(error: BaseException) -> str:
     """Return an error in one line, without addresses of objects."""
+    if isinstance(error, StopIteration):  # datasets looks for the columns in the first row
+        return "a file has no rows"
     text = re.sub(r" ?<[\w.]+ object at 0x[0-9a-f]+>", "", " ".join(str(error).split())[:300].rstrip("."))
     return text if text and not isinstance(error, KeyError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
