@@ -418,8 +418,7 @@ def test_a_plan_has_the_shapes_of_the_data_that_is_there(tiny_data):
     assert own < largest
 
 
-@pytest.mark.parametrize("recipe", [{}, {"gradient_accumulation_steps": 2}])
-@pytest.mark.parametrize("strategy", ["fsdp_tp", "fsdp_tp_sp"])
+@pytest.mark.parametrize(("strategy", "recipe"), [("fsdp_tp", {}), ("fsdp_tp_sp", {"gradient_accumulation_steps": 2})])
 def test_traffic_is_the_mean_of_ranks_with_uneven_parts_of_a_batch(strategy, recipe):
     """Five samples on two groups of tensor-parallel ranks: each sends what its own part takes."""
     run = tiny_run("llama2", strategy, **recipe)
