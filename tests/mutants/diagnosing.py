@@ -54,10 +54,10 @@ def diagnose(text, place, scratch):
     from group import Server, job
 
     from helpers.common import save_initial
-    from shardlab.diagnosis.capture_files import Capture
-    from shardlab.diagnosis.page import diagnose as compare
-    from shardlab.diagnosis.page import markdown
-    from shardlab.diagnosis.stages import Pair
+    from traindiff.capture_files import Capture
+    from traindiff.page import diagnose as compare
+    from traindiff.page import markdown
+    from traindiff.stages import Pair
 
     run, folder = case_of(text).run(), _folder(place, text)
     scratch.mkdir(parents=True)

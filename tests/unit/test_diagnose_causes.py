@@ -8,7 +8,7 @@ import torch
 from torch.optim import SGD, AdamW
 
 from helpers.dumps import DOWN, GRADIENTS, TENSORS, UP, times
-from shardlab.diagnosis import patterns
+from traindiff import patterns
 
 SHAPES = {"up.weight": (16, 8), "up.bias": (16,), "down.weight": (8, 16)}
 RANKS = ("--ranks", "dp=2", "--ranks", "micro-batches=4")

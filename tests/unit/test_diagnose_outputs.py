@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from shardlab.diagnosis import evidence, outputs, page, patterns, stages
-from shardlab.diagnosis.capture_files import Capture, rank_file
-from shardlab.diagnosis.pair import Pair
 from shardlab.train.capture import _Recorder
 from shardlab.train.module_outputs import ModuleOutputs
+from traindiff import evidence, outputs, page, patterns, stages
+from traindiff.capture_files import Capture, rank_file
+from traindiff.pair import Pair
 
 LENGTHS = {0: 8, 1: 3}
 """Sample: its length."""

@@ -9,7 +9,7 @@ import torch
 
 from helpers.dumps import DOWN, GRADIENTS, TENSORS, UP, dump, times
 from shardlab.cli import diagnose
-from shardlab.diagnosis import dumps
+from traindiff import dumps
 
 
 def test_equal_dumps_have_status_0_and_different_ones_status_1(compare):

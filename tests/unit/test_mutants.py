@@ -7,7 +7,7 @@ from faults import FAULTS
 from judge import Failure
 
 from helpers.common import ROOT
-from shardlab.diagnosis import causes
+from traindiff import causes
 
 HERE = str(ROOT / "tests/unit/test_mutants.py")
 CRASHED = """a training failed:

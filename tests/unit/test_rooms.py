@@ -23,10 +23,9 @@ MAY_IMPORT = {
     "runtime": {"ground", "patches", "settings", "data", "models", "runs"},
     "parallel": {"ground", "patches", "settings", "models", "runtime"},
     "measure": {"ground", "patches", "settings", "data", "models", "records", "runtime", "parallel"},
-    "diagnosis": {"ground", "models"},
     "train": {
         *("ground", "patches", "settings", "data", "records", "runs"),
-        *("diagnosis", "models", "runtime", "parallel", "measure"),
+        *("models", "runtime", "parallel", "measure"),
     },
     "plan": {"ground", "patches", "settings", "data", "records", "models", "runtime", "parallel", "measure", "train"},
 }

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
-from traindiff.dump import dump
 
 from helpers.common import ROOT
 from shardlab.cli import diagnose
+from traindiff.dump import dump
 
 
 def run(folder, *trainers, ranks=1):

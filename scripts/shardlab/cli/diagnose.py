@@ -12,13 +12,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shardlab.diagnosis import trainers
-from shardlab.diagnosis.capture_files import Capture
-from shardlab.diagnosis.page import Diagnosis, diagnose, markdown
-from shardlab.diagnosis.pair import Pair
 from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.settings.types import read_run
+from traindiff import trainers
+from traindiff.capture_files import Capture, InputError
+from traindiff.page import Diagnosis, diagnose, markdown
+from traindiff.pair import Pair
 
 
 def main() -> int:
@@ -37,12 +37,15 @@ def main() -> int:
         parser.error("give --reference, a dump of another training, or --settings, run.json of `single`; not both.")
     if args.settings:
         with tempfile.TemporaryDirectory(dir=args.output and args.output.parent) as place:
-            _show(*of_run(args, Path(place)), args.output)
+            try:
+                _show(*of_run(args, Path(place)), args.output)
+            except InputError as error:
+                raise UserError(str(error)) from None
         return 0
     try:
         found = diagnose(trainers.pair(args))
         _show(found, f"{args.other} against {args.reference}", args.output)
-    except UserError as error:
+    except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return int(found.first is not None)

@@ -1,6 +1,6 @@
 """The first steps of a training, with what each of them read and computed in files: the input of a diagnosis.
 
-A capture is a folder (see diagnosis/capture_files.py). Whole tensors pass through a device one at a time, so that it
+A capture is a folder (see traindiff/capture_files.py). Whole tensors pass through a device one at a time, so that it
 needs no more memory than a training step in this dtype does. The host's memory has what modules return, until the end
 of a step, and on rank 0 under DeepSpeed the whole state of the optimizer.
 """
@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shardlab import models
-from shardlab.diagnosis import capture_files
 from shardlab.files import write_text
 from shardlab.models import weights
 from shardlab.models._sequence import SequenceSplit
@@ -35,6 +34,7 @@ from shardlab.settings.types import Run
 from shardlab.train import evaluation, loop
 from shardlab.train.module_outputs import ModuleOutputs
 from shardlab.train.step import train_step
+from traindiff import capture_files
 
 STEPS = 4
 """Steps of a capture: the first of two epochs, where these are short."""

@@ -5,12 +5,12 @@ from fractions import Fraction
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from shardlab.diagnosis import patterns
-from shardlab.diagnosis.pair import Pair, Stage
-from shardlab.diagnosis.stages import has_update, updates
+from traindiff import patterns
+from traindiff.pair import Pair, Stage
+from traindiff.stages import has_update, updates
 
 if TYPE_CHECKING:
-    from shardlab.diagnosis.evidence import Evidence
+    from traindiff.evidence import Evidence
 
 SMALLEST_SCALE = 2**8
 """From this power of two on a factor is a loss scale, unless it is one of the given numbers."""

@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass, field
 
-from shardlab.diagnosis import patterns
-from shardlab.diagnosis.of_factors import name_factor
-from shardlab.diagnosis.of_outputs import look_at_outputs
-from shardlab.diagnosis.of_samples import look_at_samples
-from shardlab.diagnosis.of_tensors import look_at_tensors
-from shardlab.diagnosis.pair import FILES, Pair, Stage, owner
-from shardlab.diagnosis.plan import look_at_plan
+from traindiff import patterns
+from traindiff.of_factors import name_factor
+from traindiff.of_outputs import look_at_outputs
+from traindiff.of_samples import look_at_samples
+from traindiff.of_tensors import look_at_tensors
+from traindiff.pair import FILES, Pair, Stage, owner
+from traindiff.plan import look_at_plan
 
 
 @dataclass

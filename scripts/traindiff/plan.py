@@ -3,10 +3,10 @@
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from shardlab.diagnosis.pair import FILES, Pair, Stage, owner
+from traindiff.pair import FILES, Pair, Stage, owner
 
 if TYPE_CHECKING:
-    from shardlab.diagnosis.evidence import Evidence
+    from traindiff.evidence import Evidence
 
 
 def look_at_plan(pair: Pair, stage: Stage, found: "Evidence") -> None:

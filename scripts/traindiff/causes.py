@@ -1,19 +1,20 @@
 """What usually causes a pattern: the table in causes.yaml."""
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import yaml
 
-from shardlab.diagnosis.evidence import Evidence
-from shardlab.schema import Strict
+from traindiff.evidence import Evidence
 
 TABLE = Path(__file__).with_name("causes.yaml")
 LISTED = 3
 """Most causes that a page lists."""
 
 
-class Cause(Strict):
+@dataclass(frozen=True)
+class Cause:
     """A usual cause."""
 
     cause: str
@@ -26,7 +27,7 @@ class Cause(Strict):
 @cache
 def table() -> list[Cause]:
     """Return all causes."""
-    return [Cause.model_validate(entry) for entry in yaml.safe_load(TABLE.read_text(encoding="utf-8"))]
+    return [Cause(**entry) for entry in yaml.safe_load(TABLE.read_text(encoding="utf-8"))]
 
 
 def usual(evidence: Evidence) -> list[Cause]:

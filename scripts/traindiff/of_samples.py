@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis.capture_files import Samples
-from shardlab.diagnosis.of_factors import name_factor
-from shardlab.diagnosis.pair import Pair
+from traindiff.capture_files import Samples
+from traindiff.of_factors import name_factor
+from traindiff.pair import Pair
 
 if TYPE_CHECKING:
-    from shardlab.diagnosis.evidence import Evidence
+    from traindiff.evidence import Evidence
 
 VALUES_PER_SAMPLE = 4
 """Fewest values of a gradient per sample: fewer are explained by any samples."""

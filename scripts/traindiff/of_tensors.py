@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis import patterns
-from shardlab.diagnosis.of_factors import look_at_factors, name_factor
-from shardlab.diagnosis.of_optimizer import look_at_settings
-from shardlab.diagnosis.of_samples import look_at_samples
-from shardlab.diagnosis.pair import EPSILONS, FILES, LIMITS, Pair, Stage
-from shardlab.diagnosis.patterns import Read
-from shardlab.diagnosis.stages import has_update, updates
+from traindiff import patterns
+from traindiff.of_factors import look_at_factors, name_factor
+from traindiff.of_optimizer import look_at_settings
+from traindiff.of_samples import look_at_samples
+from traindiff.pair import EPSILONS, FILES, LIMITS, Pair, Stage
+from traindiff.patterns import Read
+from traindiff.stages import has_update, updates
 
 if TYPE_CHECKING:
-    from shardlab.diagnosis.evidence import Evidence
+    from traindiff.evidence import Evidence
 
 
 ISLAND = 1e-5

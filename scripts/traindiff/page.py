@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from shardlab.diagnosis import causes, patterns
-from shardlab.diagnosis.causes import Cause
-from shardlab.diagnosis.evidence import Evidence, gather
-from shardlab.diagnosis.pair import Pair, Stage
-from shardlab.diagnosis.stages import stages
-from shardlab.errors import UserError
+from traindiff import causes, patterns
+from traindiff.capture_files import InputError
+from traindiff.causes import Cause
+from traindiff.evidence import Evidence, gather
+from traindiff.pair import Pair, Stage
+from traindiff.stages import stages
 
 LISTED = 12
 """Most tensors that a page lists."""
@@ -41,7 +41,7 @@ def diagnose(pair: Pair) -> Diagnosis:
     """Compare two captures, stage by stage, to the end of the first step that differs.
 
     Raises:
-        UserError: they have nothing in common, or other parameters.
+        InputError: they have nothing in common, or other parameters.
     """
     compared: list[Stage] = []
     first = None
@@ -51,7 +51,7 @@ def diagnose(pair: Pair) -> Diagnosis:
         compared.append(stage)
         first = first or (stage if stage.wrong else None)
     if not any(stage.rows for stage in compared):
-        raise UserError(f"{pair.actual.folder} and {pair.reference.folder} have no tensors of the same step and kind.")
+        raise InputError(f"{pair.actual.folder} and {pair.reference.folder} have no tensors of the same step and kind.")
     if first is None:
         return Diagnosis(pair, len(pair.steps), compared)
     evidence = gather(pair, first, compared[compared.index(first) + 1 :])

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardlab.diagnosis.capture_files import RankStep
-from shardlab.diagnosis.pair import LIMITS, MULTIPLE, Pair, Row
+from traindiff.capture_files import RankStep
+from traindiff.pair import LIMITS, MULTIPLE, Pair, Row
 
 FILLS = {"targets": -100, "mask": 0}
 """Values after the end of a sample."""

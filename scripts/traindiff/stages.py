@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis import outputs, patterns
-from shardlab.diagnosis.capture_files import Capture, Tensors
-from shardlab.diagnosis.pair import EPSILONS, FLOOR, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
-from shardlab.errors import UserError
+from traindiff import outputs, patterns
+from traindiff.capture_files import Capture, InputError, Tensors
+from traindiff.pair import EPSILONS, FLOOR, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """Names of tensors that a forward pass of PyTorch's modules changes."""
@@ -63,11 +62,11 @@ def compare(
 
 
 def _same_shape(name: str, *places: tuple[Tensor, Path]) -> None:
-    """Raise a UserError unless a tensor has one shape in two folders or files."""
+    """Raise a InputError unless a tensor has one shape in two folders or files."""
     shapes = [tuple(value.shape) for value, _ in places]
     if shapes[0] != shapes[1]:
         listed = " and ".join(f"{shape} in {path}" for shape, (_, path) in zip(shapes, places, strict=True))
-        raise UserError(f"{name} is {listed}; merge its shards (--merge), or compare trainings of the same model.")
+        raise InputError(f"{name} is {listed}; merge its shards (--merge), or compare trainings of the same model.")
 
 
 def _finite(value: float) -> float:
@@ -220,7 +219,7 @@ def _whole(pair: Pair, name: str, names: list[str]) -> Iterator[Row]:
 
 
 def _same_names(pair: Pair, file: str) -> None:
-    """Raise a UserError if a file of both does not have the same names."""
+    """Raise a InputError if a file of both does not have the same names."""
     found = [capture.tensors(file).names for capture in pair.captures]
     only = [[name for name in names if name not in others] for names, others in (found, found[::-1])]
     if only[0] or only[1]:
@@ -229,7 +228,7 @@ def _same_names(pair: Pair, file: str) -> None:
             for names, capture in zip(only, pair.captures, strict=True)
             if names
         )
-        raise UserError(
+        raise InputError(
             f"{file}: the names of tensors differ, {listed}; map them with --rename, or leave them out (--skip)."
         )
 

@@ -18,10 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis import checkpoint_names
-from shardlab.diagnosis.capture_files import KINDS, Capture, RankStep, Tensors, missing
-from shardlab.errors import UserError
-from shardlab.files import read_json
+from traindiff import checkpoint_names
+from traindiff.capture_files import KINDS, Capture, InputError, RankStep, Tensors, missing, read_json
 
 ENDING = ".safetensors"
 WORDS = {
@@ -67,7 +65,7 @@ class Rules:
             try:
                 name, count = re.subn(pattern, new, name)
             except (re.error, IndexError) as error:
-                raise UserError(f"--rename '{pattern}={new}': {new} is not a replacement ({error}).") from None
+                raise InputError(f"--rename '{pattern}={new}': {new} is not a replacement ({error}).") from None
             self.matched |= {pattern} if count else set()
         return name
 
@@ -97,7 +95,7 @@ class Dump(Capture):
             name: Parts(self, name, sorted(paths, key=_natural), rules) for name, paths in sorted(groups.items())
         }
         if not any(each.names for each in self.files.values()):
-            raise UserError(f"the files of {folder} have no tensors; docs/diagnose.md shows how to write them.")
+            raise InputError(f"the files of {folder} have no tensors; docs/diagnose.md shows how to write them.")
 
     @property
     def steps(self) -> list[int]:
@@ -142,7 +140,7 @@ class Parts(Tensors):
                     self.skipped += 1
                     continue
                 if any(other != former for _, other in self.places[name]):
-                    raise UserError(
+                    raise InputError(
                         f"{self.places[name][0][1]} and {former} of {dump.folder} both become {name}; write --rename "
                         "so that they differ."
                     )
@@ -182,7 +180,7 @@ class Parts(Tensors):
         """Return a tensor, joined.
 
         Raises:
-            UserError: it is missing, its parts do not fit together, or differ though no --merge names them.
+            InputError: it is missing, its parts do not fit together, or differ though no --merge names them.
         """
         if name not in self:
             raise missing(self.path, name)
@@ -195,11 +193,11 @@ class Parts(Tensors):
                 return torch.cat(values, dim)
             except (RuntimeError, IndexError):
                 shapes = " and ".join(str(tuple(value.shape)) for value in values[:2])
-                raise UserError(
+                raise InputError(
                     f"{name} cannot be joined along dimension {dim} (--merge): {shapes} in {paths}."
                 ) from None
         if any(each.shape != values[0].shape or not _same(each, values[0]) for each in values[1:]):
-            raise UserError(
+            raise InputError(
                 f"{name} differs between {paths}: if these are shards, join them with --merge "
                 f"'{re.escape(name)}=DIM'; if not, all ranks should have the same values, but do not."
             )

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis.capture_files import Capture, Tensors
-from shardlab.diagnosis.pair import Pair
-from shardlab.diagnosis.stages import has_update, updates
+from traindiff.capture_files import Capture, Tensors
+from traindiff.pair import Pair
+from traindiff.stages import has_update, updates
 
 if TYPE_CHECKING:
-    from shardlab.diagnosis.evidence import Evidence
+    from traindiff.evidence import Evidence
 
 BETAS = ((0.9, 0.95, 0.8, 0.85, 0.5, 0.0), (0.999, 0.95, 0.98, 0.99, 0.9, 0.9999))
 EPSILONS = (1e-8, 1e-6, 1e-5, 1e-7, 1e-9, 1e-10, 1e-4, 1e-3)

@@ -2,14 +2,14 @@
 
 import argparse
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from shardlab.diagnosis import checkpoint_names
-from shardlab.diagnosis.capture_files import KINDS, NAME, Capture
-from shardlab.diagnosis.dumps import ENDING, Dump, Rules
-from shardlab.diagnosis.pair import COARSE, NUMBERS, Pair
-from shardlab.diagnosis.patterns import ranges
-from shardlab.errors import UserError, choices
+from traindiff import checkpoint_names
+from traindiff.capture_files import KINDS, NAME, Capture, InputError
+from traindiff.dumps import ENDING, Dump, Rules
+from traindiff.pair import COARSE, NUMBERS, Pair
+from traindiff.patterns import ranges
 
 MICRO_BATCHES = "micro-batches"
 LABELS = {"clipped": "clipped gradients", "optimizer": "optimizer states", "initial": "initial weights"}
@@ -34,7 +34,7 @@ def pair(args: argparse.Namespace) -> Pair:
     """Return the dumps that the options name, with sentences about what is compared in ``about["notes"]``.
 
     Raises:
-        UserError: an option is wrong, a folder or file cannot be read, or the dumps have nothing in common.
+        InputError: an option is wrong, a folder or file cannot be read, or the dumps have nothing in common.
     """
     merge = [(pattern, _number("merge", pattern, dim)) for pattern, dim in _parts("merge", args.merge)]
     plain = Rules([], merge, [_expression("skip", pattern) for pattern in args.skip])
@@ -46,7 +46,7 @@ def pair(args: argparse.Namespace) -> Pair:
             pattern = rule if isinstance(rule, str) else rule[0]
             if pattern not in rules.matched:
                 where = args.other if option == "rename" else f"{args.other} and {args.reference}"
-                raise UserError(
+                raise InputError(
                     f"--{option} '{pattern}' matches no tensor of {where}; one of the names is {_some(actual)}."
                 )
     degrees = {name: _number("ranks", name, number) for name, number in _parts("ranks", args.ranks, is_pattern=False)}
@@ -67,7 +67,7 @@ def _parts(option: str, rules: list[str], is_pattern: bool = True) -> list[tuple
         pattern, equals, value = rule.rpartition("=")
         if not equals:
             example = {"rename": "'^module\\.='", "merge": "'.*up\\.weight=0'", "ranks": "dp=4"}[option]
-            raise UserError(f"--{option} {rule}: there is no '='; write it like this: --{option} {example}.")
+            raise InputError(f"--{option} {rule}: there is no '='; write it like this: --{option} {example}.")
         found.append((_expression(option, pattern) if is_pattern else pattern, value))
     return found
 
@@ -76,14 +76,14 @@ def _expression(option: str, pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise UserError(f"--{option} '{pattern}' is not a regular expression ({error}).") from None
+        raise InputError(f"--{option} '{pattern}' is not a regular expression ({error}).") from None
     return pattern
 
 
 def _number(option: str, name: str, value: str) -> int:
     if not value.isdigit() or (option == "ranks" and value == "0"):
         positive = "positive " if option == "ranks" else ""
-        raise UserError(f"--{option} '{name}={value}': {value or 'nothing'} is not a {positive}number.")
+        raise InputError(f"--{option} '{name}={value}': {value or 'nothing'} is not a {positive}number.")
     return int(value)
 
 
@@ -91,15 +91,15 @@ def _read(source: Path, rules: Rules) -> Capture:
     """Return a dump, or a capture of this project."""
     if (source / NAME).exists():
         if rules.rename:
-            raise UserError(f"{source} is a capture; --rename cannot change its names. Give it as --reference.")
+            raise InputError(f"{source} is a capture; --rename cannot change its names. Give it as --reference.")
         return Capture(source)
     if not source.exists():
-        raise UserError(f"{source} does not exist.")
+        raise InputError(f"{source} does not exist.")
     files = [source] if source.is_file() else [path for path in source.rglob(f"*{ENDING}") if path.is_file()]
     if (not files or (files == [source] and source.suffix != ENDING)) and (advice := checkpoint_names.advice(source)):
-        raise UserError(advice)
+        raise InputError(advice)
     if not files:
-        raise UserError(f"{source} has no {ENDING} files; docs/diagnose.md shows how to write them.")
+        raise InputError(f"{source} has no {ENDING} files; docs/diagnose.md shows how to write them.")
     return Dump(source, files, rules)
 
 
@@ -107,7 +107,7 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
     """Return what a reader has to know about what is compared.
 
     Raises:
-        UserError: nothing can be compared.
+        InputError: nothing can be compared.
     """
     captures = pair.captures
     notes = []
@@ -121,14 +121,14 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
         kind: [_dtypes(capture, kind) for capture in captures] for kind in (*KINDS, "initial")
     }
     if not any(all(each) for each in found.values()):
-        has = [choices(LABELS.get(kind, kind) for kind in found if found[kind][place]) for place in (0, 1)]
-        raise UserError(
+        has = [_listed(LABELS.get(kind, kind) for kind in found if found[kind][place]) for place in (0, 1)]
+        raise InputError(
             f"{captures[0].folder} has {has[0]}, {captures[1].folder} has {has[1]}; they have none of these in common."
         )
     for name, (own, others) in found.items():
         kind = LABELS.get(name, name)
         if own and others and own != others:
-            dtypes = f"{choices(own)} against {choices(others)}"
+            dtypes = f"{_listed(own)} against {_listed(others)}"
             notes.append(f"The {kind} are {dtypes}: the coarser dtype of a tensor sets its limit.")
         if bool(own) != bool(others):
             notes.append(f"Only `{captures[not own].folder}` has {kind}; they are not compared.")
@@ -150,3 +150,7 @@ def _dtypes(capture: Capture, kind: str) -> set[str]:
 
 def _some(capture: Capture) -> str:
     return next((name for each in getattr(capture, "files", {}).values() for name in each.names), "none")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis import patterns
-from shardlab.diagnosis.outputs import Where, distance
-from shardlab.diagnosis.pair import LIMITS, Pair, Stage
+from traindiff import patterns
+from traindiff.outputs import Where, distance
+from traindiff.pair import LIMITS, Pair, Stage
 
 if TYPE_CHECKING:
-    from shardlab.diagnosis.evidence import Evidence
+    from traindiff.evidence import Evidence
 
 
 def look_at_outputs(pair: Pair, stage: Stage, found: "Evidence") -> None:
