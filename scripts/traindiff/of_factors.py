@@ -86,11 +86,17 @@ def _is_average(pair: Pair, step: int, names: list[str], part: float) -> bool:
     return fit.rest < pair.fits and abs(fit.coefficients[0] - part) <= pair.fits * part
 
 
-def candidates(pair: Pair) -> dict[str, tuple[float, str]]:
+def _plain(pair: Pair) -> dict[str, tuple[float, str]]:
     """Return what a factor can be: its name for people, its value, and its kind for causes."""
     found: dict[str, tuple[float, str]] = {}
     for name, (value, kind) in _given(pair).items():
         found |= {name: (value, kind), f"1 / {name}": (1 / value, f"1/{kind}")}
+    return found
+
+
+def _powers(pair: Pair) -> dict[str, tuple[float, str]]:
+    found: dict[str, tuple[float, str]] = {}
+    for name, (value, kind) in _given(pair).items():
         found |= {
             f"the square of {name}": (value**2, f"{kind}^2"),
             f"the square root of {name}": (value**0.5, f"root {kind}"),
@@ -129,7 +135,12 @@ def _composed(pair: Pair) -> dict[str, tuple[float, str]]:
 def name_factor(pair: Pair, times: float, found: "Evidence", what: str) -> None:
     """Say what a factor can be."""
     named: list[tuple[str, str]] = []
-    for meanings, near in ((candidates(pair), pair.near), (_composed(pair), min(pair.near, 1e-3))):
+    # The simplest meaning first: 4 is the number of 4 micro-batches rather than the square of 2 ranks.
+    for meanings, near in (
+        (_plain(pair), pair.near),
+        (_powers(pair), pair.near),
+        (_composed(pair), min(pair.near, 1e-3)),
+    ):
         named = named or [(name, kind) for name, (value, kind) in meanings.items() if abs(times - value) < near * value]
     scale = round(math.log2(times)) if times > 0 else 0
     if not named and 2 ** abs(scale) >= SMALLEST_SCALE and abs(times / 2.0**scale - 1) < 1e-3:

@@ -4,7 +4,7 @@ decay follow from the fit.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -94,19 +94,29 @@ def look_at_settings(pair: Pair, step: int, names: list[str], found: "Evidence")
 
 
 def _is_unclipped(pair: Pair, step: int, names: list[str], place: Tensor) -> bool:
-    """Return whether gradients before clipping explain an update, and the reference's clipped ones its own: with the
-    same settings.
+    """Return whether gradients before clipping explain an update, but not the same ones clipped as in the reference,
+    whose clipped ones explain its own: with the same settings.
     """
-    raw = [pair.actual.tensors(f"step{n}/gradients") for n in range(step + 1)]
-    clipped = [pair.reference.tensors(f"step{n}/clipped") for n in range(step + 1)]
-    if not all(raw) or not all(clipped) or pair.actual.tensors(f"step{step}/clipped"):
+    raw, whole, clipped = (
+        [capture.tensors(f"step{n}/{kind}") for n in range(step + 1)]
+        for capture, kind in ((pair.actual, "gradients"), (pair.reference, "gradients"), (pair.reference, "clipped"))
+    )
+    if not all(raw) or not all(whole) or not all(clipped) or pair.actual.tensors(f"step{step}/clipped"):
         return False
-    usual = _best(_models(_read(pair.reference, step, names, clipped), place))
+    own, other, usually = (
+        _read(capture, step, names, each)
+        for capture, each in ((pair.actual, raw), (pair.reference, whole), (pair.reference, clipped))
+    )
+    parts = [
+        float(after.norm() / before.norm()) for after, before in zip(usually.gradients, other.gradients, strict=True)
+    ]
+    usual = _best(_models(usually, place))
     before, after = (
-        next(
-            model for model in _models(_read(pair.actual, step, names, each), place) if model.settings == usual.settings
+        next(model for model in _models(each, place) if model.settings == usual.settings)
+        for each in (
+            own,
+            replace(own, gradients=[part * each for part, each in zip(parts, own.gradients, strict=True)]),
         )
-        for each in (raw, clipped)
     )
     return max(usual.rest, before.rest) < pair.fits < after.rest
 

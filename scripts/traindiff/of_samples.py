@@ -33,6 +33,8 @@ _PLURALS = {
     **{"rank": "ranks", "micro-batch": "micro-batches", "rank's micro-batch": "micro-batches"},
     **{"part": "sequence parts", "block": "blocks of samples", "sample": "samples"},
 }
+NO_RANK = -1
+"""Rank and micro-batch of a sample that the other training does not read."""
 MODEL_AXES = {"tp", "pp", "cp", "ep", "sp", "mp"}
 """Axes whose ranks read the same samples."""
 
@@ -287,7 +289,9 @@ def _shown(weight: float) -> str:
 
 
 def _label(block: object) -> str:
-    return "/".join(map(str, block)) if isinstance(block, tuple) else str(block)
+    if isinstance(block, tuple):
+        return "/".join(map(_label, block))
+    return "none" if block == NO_RANK else str(block)
 
 
 def _table(samples: Samples, weights: list[float], partition: Partition | None, found: "Evidence") -> None:
@@ -317,10 +321,13 @@ def _table(samples: Samples, weights: list[float], partition: Partition | None, 
 
 def _partitions(pair: Pair, step: int, samples: Samples) -> Iterator[Partition]:
     """Yield divisions of the rows: as the other training says, as --ranks say, or in blocks of any size."""
-    own = _places(pair, step)
-    if own and samples.ids:
-        rank, micro = ([own.get(each, (-1, -1))[place] for each in samples.ids] for place in (0, 1))
-        yield from _of_places(rank, micro, samples.parts)
+    reads = _reads(pair, step)
+    own = {sample: (rank, micro) for sample, rank, micro in reads}
+    if own.keys() & {*samples.ids}:
+        # A sample that no rank reads is dropped, unless others are read in its place: then blocks of samples are lost.
+        if own.keys() >= {*samples.ids} or len(reads) > len(own):
+            rank, micro = ([own.get(each, (NO_RANK, NO_RANK))[place] for each in samples.ids] for place in (0, 1))
+            yield from _of_places(rank, micro, samples.parts)
         return
     for whole in _partitions_of_rows(pair, samples.rows):
         yield Partition(whole.kind, tuple(whole.labels[row] for row in samples.taken))
@@ -339,21 +346,21 @@ def _partitions_of_rows(pair: Pair, rows: int) -> Iterator[Partition]:
             yield Partition("block", tuple(row * number * times // rows % number for row in range(rows)))
 
 
-def _places(pair: Pair, step: int) -> dict[object, tuple[int, int]]:
-    """Return the data-parallel rank and the micro-batch of each sample of the other training, if they are known."""
-    ranks = pair.actual.ranks(step)
-    if ranks:
-        return {
-            sample: (rank.about["data_rank"], micro)
-            for rank in ranks
-            for micro in range(len(rank.notes["indices"]))
-            for sample in rank.samples(micro)
-        }
-    found: dict[object, tuple[int, int]] = {}
-    for rank, micros in enumerate(pair.actual.shown(step).get("ids") or []):
-        for micro, ids in enumerate(micros if micros and isinstance(micros[0], list) else [micros]):
-            found |= dict.fromkeys(ids, (rank, micro))
-    return found
+def _reads(pair: Pair, step: int) -> list[tuple[object, int, int]]:
+    """Return (sample, data-parallel rank, micro-batch) of what the other training reads, if that is known."""
+    found = [
+        (sample, rank.about["data_rank"], micro)
+        for rank in pair.actual.ranks(step)
+        for micro in range(len(rank.notes["indices"]))
+        for sample in rank.samples(micro)
+    ]
+    found += [
+        (sample, rank, micro)
+        for rank, micros in enumerate(pair.actual.shown(step).get("ids") or [])
+        for micro, ids in enumerate(micros if micros and isinstance(micros[0], list) else [micros])
+        for sample in ids
+    ]
+    return [*dict.fromkeys(found)]  # ranks that share samples have the same data_rank
 
 
 def _dealt(rows: int, ranks: int, micros: int) -> Iterator[tuple[list[int], list[int]]]:

@@ -128,7 +128,8 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
         if all(pairs):
             missing = [each for each in pairs[1].names if each not in pairs[0]]
             missing = missing or [each for each in pairs[0].names if each not in pairs[1]]
-            if missing and kind == "optimizer":
+            is_of_others = {_parameter(each) for each in pairs[0].names}.isdisjoint(map(_parameter, pairs[1].names))
+            if missing and kind == "optimizer" and not is_of_others:
                 yield Row(missing[0], float("inf"), 1.0, "missing in one of the two")
             elif missing and not _is_subset(*pairs):
                 _same_names(pair, name)
@@ -136,6 +137,10 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
             yield from _whole(pair, name, names if kind == "optimizer" else [*dict.fromkeys([*names, *missing])])
 
     return rows
+
+
+def _parameter(name: str) -> str:
+    return name.split("//")[0]
 
 
 def _is_subset(*files: Tensors) -> bool:

@@ -36,6 +36,22 @@ def test_micro_batches_are_a_factor(compare):
     assert "1. **micro-batches summed instead of averaged**" in page
 
 
+def test_a_factor_is_a_number_rather_than_the_square_of_another(compare):
+    """Two ranks with four micro-batches each."""
+    _, page = compare({"grads": times(4)}, {"grads": TENSORS}, "--ranks", "micro-batches=4", "--ranks", "dp=2")
+    assert "The factor is the number of micro-batches." in page
+    assert "usual cause: micro-batches summed instead of averaged.**" in page
+    assert (
+        "the square of the number of ranks along dp"
+        in compare({"grads": times(16)}, {"grads": TENSORS}, "--ranks", "dp=4")[1]
+    )
+
+
+def test_optimizer_states_of_other_parameters_are_an_error(compare, capsys):
+    states = [{f"{prefix}up.weight//exp_avg": UP} for prefix in ("model.", "")]
+    assert compare({"optimizer-0": states[0]}, {"optimizer-0": states[1]})[0] == 2
+
+
 def test_what_the_trainer_wrote_of_its_ranks_and_micro_batches_names_factors(compare, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/step-0.json").write_text('{"world_size": 2, "micro_batches": 8}')
