@@ -52,6 +52,12 @@ def test_optimizer_states_of_other_parameters_are_an_error(compare, capsys):
     assert compare({"optimizer-0": states[0]}, {"optimizer-0": states[1]})[0] == 2
 
 
+def test_a_file_without_tensors_is_an_error_that_says_so(compare):
+    status, error = compare({"weights-0": TENSORS, "gradients-0": {}}, {"weights-0": TENSORS, "gradients-0": TENSORS})
+    assert status == 2
+    assert "other has no tensors in step0/gradients" in error
+
+
 def test_what_the_trainer_wrote_of_its_ranks_and_micro_batches_names_factors(compare, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/step-0.json").write_text('{"world_size": 2, "micro_batches": 8}')
