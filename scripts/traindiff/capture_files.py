@@ -13,7 +13,7 @@ Of another trainer only gradients, clipped, optimizer and weights are needed, ea
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -61,6 +61,14 @@ def missing(path: Path, name: str) -> InputError:
         f"{path} is missing, or {name} in it; write all tensors in each file of a kind, also of a twin, or leave them "
         "out (--skip)."
     )
+
+
+def same_shape(name: str, *places: tuple[Tensor, Path]) -> None:
+    """Raise an InputError unless a tensor has one shape in two folders or files."""
+    shapes = [tuple(value.shape) for value, _ in places]
+    if shapes[0] != shapes[1]:
+        listed = " and ".join(f"{shape} in {path}" for shape, (_, path) in zip(shapes, places, strict=True))
+        raise InputError(f"{name} is {listed}; merge its shards (--merge), or compare trainings of the same model.")
 
 
 class Tensors:
@@ -143,6 +151,24 @@ class Capture:
     def ranks(self, step: int) -> list["RankStep"]:
         """Return what each rank read and computed in a step."""
         return [RankStep(self, step, rank, about) for rank, about in enumerate(self.about.get("ranks", []))]
+
+    def has_update(self, step: int) -> bool:
+        """Return whether the weights before and after a step are known."""
+        return bool(self._before(step)) and bool(self.tensors(f"step{step}/weights"))
+
+    def updates(self, step: int) -> Callable[[str], Tensor]:
+        """Return what a step added to a weight, by the weight's name."""
+        before, after = self._before(step), self.tensors(f"step{step}/weights")
+
+        def update(name: str) -> Tensor:
+            values = after[name], before[name]
+            same_shape(name, (values[0], after.path), (values[1], before.path))
+            return values[0].double() - values[1].double()
+
+        return update
+
+    def _before(self, step: int) -> Tensors:
+        return self.tensors(f"step{step - 1}/weights" if step else "initial")
 
     def samples(self, step: int) -> "Samples | None":
         """Return the gradients of the samples of a step, if they are known."""

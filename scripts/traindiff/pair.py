@@ -50,6 +50,8 @@ class Row:
     """The difference in words, where it is not a number."""
     where: Any = None
     """Where an output differs (see outputs.Where)."""
+    ratio: float | None = None
+    """Of two numbers."""
 
     @property
     def parameter(self) -> str:

@@ -8,7 +8,8 @@ from cases import Case, compared
 from group import job, reference_captures
 
 from traindiff.capture_files import Capture
-from traindiff.page import diagnose, markdown
+from traindiff.diagnosis import diagnose
+from traindiff.page import markdown
 from traindiff.pair import Pair
 
 CORRECT = [compared(s, "llama2") for s in ("fsdp", "tp_sp", "cp", "zero3")]

@@ -23,7 +23,7 @@ from shardlab.settings import registry
 from shardlab.settings.recipe import Recipe
 from shardlab.train.evaluation import evaluate_whole
 from traindiff.capture_files import Capture
-from traindiff.page import diagnose
+from traindiff.diagnosis import diagnose
 from traindiff.pair import Pair
 
 pytestmark = pytest.mark.timeout(2400)  # the first test waits for the trainings of all

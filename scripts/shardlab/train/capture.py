@@ -187,16 +187,25 @@ class _Recorder:
         split = {"ranks": sequence.ranks, "rank": sequence.rank, "head_tail": sequence.head_tail}
         ranks = world.gather({"place": world.place, "data_rank": world.data_rank, "sequence": split})
         modules = {name: classes for each in world.gather(self.outputs.modules) for name, classes in each.items()}
+        workload = f"config/workloads/{run.workload.partition('@')[0]}.yaml"
         return {
-            **{"strategy": run.strategy, "workload": run.workload, "dtype": run.recipe.dtype},
-            **{"mesh": run.mesh.root, "context": run.options.context if run.mesh.axes("sequence") else None},
-            **{"plan": run.model.tensor if "tp" in run.mesh.root else {}},
-            **{"engine": run.engine_file, "accumulation": run.recipe.gradient_accumulation_steps},
-            **{"chunks": self.engine.chunks, "max_grad_norm": run.recipe.max_grad_norm},
-            **{"steps_in_all": self.state.steps.count, "steps": self.steps, "ranks": ranks, "modules": modules},
-            **{"parameters": self.names, "sequences": [*self.state.task.sequences]},
-            **{"whole_sequences": [*self.state.task.whole_sequences]},
-            **{"at_first_position": [*self.state.task.at_first_position]},
+            "conditions": f"in {run.recipe.dtype}, without dropout, "
+            "from the run's own settings, initial weights and batches",
+            "dtype": run.recipe.dtype,
+            "mesh": run.mesh.root,
+            "context": run.options.context if run.mesh.axes("sequence") else None,
+            "plan": {"file": workload, "key": "tensor", "styles": run.model.tensor} if "tp" in run.mesh.root else None,
+            "engine": run.engine_file,
+            "accumulation": run.recipe.gradient_accumulation_steps,
+            "chunks": self.engine.chunks,
+            "steps_in_all": self.state.steps.count,
+            "steps": self.steps,
+            "ranks": ranks,
+            "modules": modules,
+            "parameters": self.names,
+            "sequences": [*self.state.task.sequences],
+            "whole_sequences": [*self.state.task.whole_sequences],
+            "at_first_position": [*self.state.task.at_first_position],
         }
 
     def _state(self, own: Mapping[str, Tensor], names: list[str]) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.common import ROOT
-from shardlab.cli import diagnose
+from traindiff import command_line
 
 RUN = """
 import sys, torch, torch.distributed as dist
@@ -42,12 +42,11 @@ def blocks(tmp_path_factory):
 
 def compared(folder, monkeypatch, capsys, *words):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["shardlab diagnose", "--reference", "dumps/one", *words])
-    return diagnose.main(), capsys.readouterr().out
+    return command_line.main([*words]), capsys.readouterr().out
 
 
 def test_a_loss_that_is_not_divided_by_its_micro_batches_is_named(blocks, monkeypatch, capsys):
-    status, page = compared(blocks, monkeypatch, capsys, "--other", "dumps/two", "--ranks", "micro-batches=4")
+    status, page = compared(blocks, monkeypatch, capsys, "dumps/two", "dumps/one", "--ranks", "micro-batches=4")
     assert status == 1
     quoted = re.findall(r"^> (.+)$", (ROOT / "docs/diagnose.md").read_text(), re.MULTILINE)
     assert len(quoted) == 2
@@ -55,7 +54,7 @@ def test_a_loss_that_is_not_divided_by_its_micro_batches_is_named(blocks, monkey
 
 
 def test_fsdp2_on_one_rank_equals_the_plain_loop(blocks, monkeypatch, capsys):
-    status, page = compared(blocks, monkeypatch, capsys, "--other", "dumps/sharded")
+    status, page = compared(blocks, monkeypatch, capsys, "dumps/sharded", "dumps/one")
     assert (status, "**Nothing differs in steps 0-3.**" in page) == (0, True), page
 
 

@@ -1,12 +1,12 @@
 """Weights of samples explain the gradients of small trainings with the faults of real trainers; no cause is wrong."""
 
 import pytest
+import small_training
 import torch
 from safetensors.torch import save_file
+from small_training import HELD_BACK, MISSED, compared, of_fault, structure, training
+from tiny_dumps import dump
 
-from helpers import small_training
-from helpers.dumps import dump
-from helpers.small_training import HELD_BACK, MISSED, compared, of_fault, structure, training
 from traindiff.capture_files import InputError
 from traindiff.evidence import Evidence
 from traindiff.of_optimizer import look_at_settings

@@ -1,33 +1,74 @@
-"""Comparison of two dumps of other trainers: the options, and what can be compared."""
+"""The command: its options, and what can be compared."""
 
 import argparse
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from traindiff import checkpoint_names
 from traindiff.capture_files import KINDS, NAME, Capture, InputError
-from traindiff.dumps import ENDING, Dump, Rules
+from traindiff.diagnosis import diagnose
+from traindiff.page import markdown
 from traindiff.pair import COARSE, NUMBERS, Pair
 from traindiff.patterns import ranges
+from traindiff.read_dumps import ENDING, Dump, Rules, conversion
 
 MICRO_BATCHES = "micro-batches"
 LABELS = {"clipped": "clipped gradients", "optimizer": "optimizer states", "initial": "initial weights"}
 """Names of the kinds of files in sentences, where they differ from those of the files."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    own = parser.add_argument_group("with --reference")
+def main(words: list[str] | None = None) -> int:
+    """Compare the dumps that the command line names; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="traindiff",
+        description="Find where two trainings that should be equal differ first, how, and what usually causes that.",
+        epilog="Exit status: 0 if nothing differs, 1 if something does, 2 after an error.",
+    )
+    parser.add_argument("other", metavar="OTHER", type=Path, help="folder or file of the training in question")
+    parser.add_argument(
+        "reference", metavar="REFERENCE", type=Path, help="folder or file of the training that is right"
+    )
+    add_options(parser)
+    parser.add_argument("--output", type=Path, help="page to write (Markdown); without it, print the page")
+    return run(parser.parse_args(words))
+
+
+def add_options(parser: argparse._ActionsContainer) -> None:
+    """Add the options that say how dumps are read."""
     for name, shown, text in (
-        ("rename", "PATTERN=NAME", "turn names of --other into those of --reference (re.sub), in this order"),
+        ("rename", "PATTERN=NAME", "turn names of OTHER into those of REFERENCE (re.sub), in this order"),
         ("merge", "PATTERN=DIM", "join the files' parts of these tensors along a dimension, in the order of the ranks"),
         ("skip", "PATTERN", "leave these tensors out"),
-        ("ranks", "NAME=N", f"ranks of --other along an axis (dp=4, tp=2), or {MICRO_BATCHES}=8: names the factors"),
+        ("ranks", "NAME=N", f"ranks of OTHER along an axis (dp=4, tp=2), or {MICRO_BATCHES}=8: names the factors"),
     ):
-        own.add_argument(f"--{name}", action="append", default=[], metavar=shown, help=f"{text}; repeatable")
-    own.add_argument("--dtype", choices=[*NUMBERS], help="coarsest arithmetic, if files are in a finer dtype")
-    own.add_argument("--twin", type=Path, help="the reference again, from weights moved by one rounding")
+        parser.add_argument(f"--{name}", action="append", default=[], metavar=shown, help=f"{text}; repeatable")
+    parser.add_argument("--dtype", choices=[*NUMBERS], help="coarsest arithmetic, if files are in a finer dtype")
+    parser.add_argument("--twin", type=Path, help="the reference again, from weights moved by one rounding")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare two dumps, print the page or write it and print its first sentence; return the exit status."""
+    try:
+        found = diagnose(pair(args))
+        page = markdown(found, f"{args.other} against {args.reference}")
+        if args.output:
+            _write(args.output, page)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(found.sentence if args.output else page)
+    return int(found.first is not None)
+
+
+def _write(path: Path, page: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(page, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path} could not be written ({error.strerror}).") from None
 
 
 def pair(args: argparse.Namespace) -> Pair:
@@ -91,15 +132,15 @@ def _read(source: Path, rules: Rules) -> Capture:
     """Return a dump, or a capture of this project."""
     if (source / NAME).exists():
         if rules.rename:
-            raise InputError(f"{source} is a capture; --rename cannot change its names. Give it as --reference.")
+            raise InputError(f"{source} is a capture; --rename cannot change its names. Give it as REFERENCE.")
         return Capture(source)
     if not source.exists():
         raise InputError(f"{source} does not exist.")
     files = [source] if source.is_file() else [path for path in source.rglob(f"*{ENDING}") if path.is_file()]
-    if (not files or (files == [source] and source.suffix != ENDING)) and (advice := checkpoint_names.advice(source)):
+    if (not files or (files == [source] and source.suffix != ENDING)) and (advice := conversion(source)):
         raise InputError(advice)
     if not files:
-        raise InputError(f"{source} has no {ENDING} files; docs/diagnose.md shows how to write them.")
+        raise InputError(f"{source} has no {ENDING} files; traindiff.dump writes them.")
     return Dump(source, files, rules)
 
 
