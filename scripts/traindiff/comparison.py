@@ -198,7 +198,7 @@ def _whole(pair: Pair, name: str, names: list[str]) -> Iterator[Row]:
 
 
 def _same_names(pair: Pair, file: str) -> None:
-    """Raise a InputError if a file of both does not have the same names."""
+    """Raise an InputError if a file of both does not have the same names."""
     found = [capture.tensors(file).names for capture in pair.captures]
     only = [[name for name in names if name not in others] for names, others in (found, found[::-1])]
     if only[0] or only[1]:

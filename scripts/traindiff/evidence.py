@@ -24,11 +24,9 @@ class Evidence:
     """What was tried and does not explain the difference."""
 
     def note(self, fact: str, *values: str) -> None:
-        """Add values of a fact."""
         self.facts.setdefault(fact, set()).update(values)
 
     def say(self, sentence: str) -> None:
-        """Add a sentence."""
         self.sentences.append(sentence)
 
     def exclude(self, pattern: str, rest: float, of: str = "the difference") -> None:
@@ -49,7 +47,6 @@ class Cause:
 
 @cache
 def causes() -> list[Cause]:
-    """Read causes.yaml."""
     return [Cause(**entry) for entry in yaml.safe_load(TABLE.read_text(encoding="utf-8"))]
 
 

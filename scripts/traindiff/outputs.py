@@ -218,7 +218,7 @@ def _out_of_order(positions: Tensor) -> bool:
 
 
 def _pieces(length: int, *, ranks: int, rank: int, head_tail: bool) -> Tensor:
-    """Return the positions that a rank has (see models/_sequence.py, whose mistakes this must not repeat)."""
+    """Return the positions that a rank has (as Shardlab's models/_sequence.py, whose mistakes this must not repeat)."""
     numbers = [rank, 2 * ranks - 1 - rank] if head_tail else [rank]
     size = length // len(numbers)
     return torch.cat([torch.arange(number * size, (number + 1) * size) for number in numbers])
@@ -280,17 +280,12 @@ def look_at_outputs(pair: Pair, stage: Stage, found: Evidence) -> None:
         found.note("inside", *pair.reference.about.get("modules", {}).get(module, []))
         found.note("output", "logits" if not module and index == "0" else index if not module else "module")
         found.note("index", index)
-        _last_equal(stage, found)
+        if stage.before:
+            found.say(f"The previous output, that of {stage.before.module or 'the model'}, is equal.")
     else:
         found.note("name", row.name.split(" ")[1])
     _places(pair, stage, where, found)
     _values(pair, stage, where, found)
-
-
-def _last_equal(stage: Stage, found: Evidence) -> None:
-    """Say which module is the last one before it."""
-    if stage.before:
-        found.say(f"The previous output, that of {stage.before.module or 'the model'}, is equal.")
 
 
 def _places(pair: Pair, stage: Stage, where: Where, found: Evidence) -> None:

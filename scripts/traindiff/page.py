@@ -8,7 +8,6 @@ LISTED = 12
 
 
 def markdown(found: Diagnosis, title: str) -> str:
-    """Return the page."""
     parts = [f"# {title}", "", f"**{found.sentence}**", "", *_conditions(found)]
     if found.first is not None:
         parts += ["## How it differs", "", *(f"- {sentence}" for sentence in found.evidence.sentences), ""]

@@ -55,12 +55,10 @@ class Row:
 
     @property
     def parameter(self) -> str:
-        """Name of the parameter."""
         return self.name.split("//")[0]
 
     @property
     def module(self) -> str:
-        """Module that returns this output."""
         return self.name.rpartition("/")[0]
 
     @property
@@ -137,7 +135,6 @@ class Pair:
 
     @property
     def captures(self) -> tuple[Capture, Capture]:
-        """Both."""
         return self.actual, self.reference
 
     @cached_property
@@ -164,7 +161,6 @@ def _coarsest(dtypes: dict[str, float], found: set[str]) -> float:
 
 
 def owner(parameter: str) -> str:
-    """Return the module that has a parameter."""
     return parameter.rpartition(".")[0]
 
 

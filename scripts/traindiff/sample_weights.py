@@ -58,15 +58,12 @@ class Partition:
 
     @property
     def blocks(self) -> list[object]:
-        """The blocks in their order."""
         return [*dict.fromkeys(self.labels)]
 
     def means(self, values: Sequence[float]) -> dict[object, float]:
-        """Return the mean of each block's values."""
         return {block: sum(own) / len(own) for block, own in self._groups(values).items()}
 
     def sums(self, values: Sequence[float]) -> dict[object, float]:
-        """Return the sum of each block's values."""
         return {block: sum(own) for block, own in self._groups(values).items()}
 
     def is_constant(self, values: Sequence[float], near: float) -> bool:

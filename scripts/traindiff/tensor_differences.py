@@ -31,11 +31,9 @@ class Differing:
 
     @cached_property
     def names(self) -> list[str]:
-        """Their names."""
         return [row.name for row in self.stage.wrong]
 
     def off(self, name: str) -> Tensor:
-        """Return the difference."""
         return self.actual(name).double() - self.expected(name).double()
 
     def noise(self, name: str) -> float:
