@@ -6,7 +6,6 @@ parallelism some of the features: which ones follows from its place and from the
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,22 +15,10 @@ from torch import Tensor
 from traindiff import patterns
 from traindiff.capture_files import RankStep
 from traindiff.evidence import Evidence
-from traindiff.pair import LIMITS, MULTIPLE, Pair, Row, Stage
+from traindiff.pair import LIMITS, MULTIPLE, Pair, Row, Stage, Where
 
 FILLS = {"targets": -100, "mask": 0}
 """Values after the end of a sample."""
-
-
-@dataclass
-class Where:
-    """Where a module's outputs differ: for each sample, position, feature and rank that was compared."""
-
-    samples: dict[int, bool] = field(default_factory=dict)
-    positions: dict[int, bool] = field(default_factory=dict)
-    features: dict[int, bool] = field(default_factory=dict)
-    ranks: dict[int, bool] = field(default_factory=dict)
-    values: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """(actual, reference) of each rank and micro-batch."""
 
 
 def rows(pair: Pair, step: int, kinds: tuple[str, ...]) -> Iterator[Row]:
@@ -269,7 +256,7 @@ def _mark(found: dict[int, bool], names: list[int], wrong: Tensor) -> None:
 def look_at_outputs(pair: Pair, stage: Stage, found: Evidence) -> None:
     """Look at the first output, or part of the batch, that differs."""
     row = stage.wrong[0]
-    where: Where | None = row.where
+    where = row.where
     if where is None:
         found.note("name", row.name)
         found.say(f"{row.name}: {row.note}.")

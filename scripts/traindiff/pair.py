@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +35,18 @@ FILES = {
 NUMBERS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
+@dataclass
+class Where:
+    """Where a module's outputs differ: for each sample, position, feature and rank that was compared."""
+
+    samples: dict[int, bool] = field(default_factory=dict)
+    positions: dict[int, bool] = field(default_factory=dict)
+    features: dict[int, bool] = field(default_factory=dict)
+    ranks: dict[int, bool] = field(default_factory=dict)
+    values: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """(actual, reference) of each rank and micro-batch."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One tensor or number of a stage."""
@@ -48,8 +59,8 @@ class Row:
     """Up to which it is rounding."""
     note: str = ""
     """The difference in words, where it is not a number."""
-    where: Any = None
-    """Where an output differs (see outputs.Where)."""
+    where: Where | None = None
+    """Of an output."""
     ratio: float | None = None
     """Of two numbers."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import Samples
+from traindiff.capture_files import Capture, Samples
 from traindiff.evidence import Evidence
 from traindiff.factors import name_factor
 from traindiff.pair import Pair
@@ -27,16 +27,20 @@ MORE = 4
 """How often a sample is looked for."""
 _OF_A_RANK = "rank's "
 _PLURALS = {
-    **{"rank": "ranks", "micro-batch": "micro-batches", "rank's micro-batch": "micro-batches"},
-    **{"part": "sequence parts", "block": "blocks of samples", "sample": "samples"},
+    "rank": "ranks",
+    "micro-batch": "micro-batches",
+    "rank's micro-batch": "micro-batches",
+    "part": "sequence parts",
+    "block": "blocks of samples",
+    "sample": "samples",
 }
 MODEL_AXES = {"tp", "pp", "cp", "ep", "sp", "mp"}
 """Axes whose ranks read the same samples."""
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Weights of samples, or of blocks of them."""
+class Weights:
+    """What least squares give."""
 
     weights: list[float]
     rest: float
@@ -104,7 +108,7 @@ def look_at_samples(pair: Pair, step: int, wrong: list[str], found: Evidence) ->
     return False
 
 
-def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: Evidence) -> Fit | None:
+def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: Evidence) -> Weights | None:
     """Return the weights that explain these parameters' gradients best, or None if nothing can be said."""
     rows = _matrix(samples, names)
     actual, expected = (_column(samples, names, pair, capture, step) for capture in pair.captures)
@@ -123,7 +127,7 @@ def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: Evide
     return _solve(rows, actual, total, pair.limit(SINGULAR, f"step{step}/gradients"))
 
 
-def _solve(rows: Tensor, actual: Tensor, total: Tensor, singular: float) -> Fit:
+def _solve(rows: Tensor, actual: Tensor, total: Tensor, singular: float) -> Weights:
     off = actual - total
     scale = rows.norm(dim=1).clamp(min=1e-300)
     # The weights of what differs, which may be small beside the gradient.
@@ -131,7 +135,7 @@ def _solve(rows: Tensor, actual: Tensor, total: Tensor, singular: float) -> Fit:
     kept = values > singular * values[0]
     more = (right[kept].T @ ((left[:, kept].T @ off) / values[kept])) / scale
     rest = float((off - rows.T @ more).norm())
-    return Fit(
+    return Weights(
         (1 + more).tolist(),
         rest / (float(off.norm()) or 1.0),
         rest / (float(actual.norm()) or 1.0),
@@ -143,12 +147,12 @@ def _matrix(samples: Samples, names: list[str]) -> Tensor:
     return torch.cat([samples[name] for name in names], 1)
 
 
-def _column(samples: Samples, names: list[str], pair: Pair, capture: object, step: int) -> Tensor:
-    read = pair.gradients(capture, f"step{step}/gradients")  # type: ignore[arg-type]
+def _column(samples: Samples, names: list[str], pair: Pair, capture: Capture, step: int) -> Tensor:
+    read = pair.gradients(capture, f"step{step}/gradients")
     return torch.cat([samples.kept(name, read(name)) for name in names])
 
 
-def _name(pair: Pair, step: int, samples: Samples, fit: Fit, found: Evidence) -> None:
+def _name(pair: Pair, step: int, samples: Samples, fit: Weights, found: Evidence) -> None:
     """Note which weights these are."""
     found.note("pattern", "weights")
     found.say(f"Weights of the samples explain the gradient; they leave {fit.rest:.1g} of the difference.")
@@ -386,7 +390,7 @@ def _compare_ids(pair: Pair, step: int, samples: Samples, found: Evidence) -> No
             found.say(f"{says}: {', '.join(map(str, off[:8]))}{', ...' * (len(off) > 8)}.")
 
 
-def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Fit, found: Evidence) -> None:
+def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Weights, found: Evidence) -> None:
     """Say that a gradient is not that of these samples, and whether other steps' samples explain more of it."""
     found.note("weights", "outside")
     found.say(
@@ -398,16 +402,11 @@ def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Fit
     for other in pair.reference.steps:
         more = pair.reference.samples(other) if other != step else None
         if more and {*names} <= {*more.names} and len(more) * VALUES_PER_SAMPLE < len(actual):
-            rows = _matrix(more, names)
-            own = torch.cat(
-                [more.kept(name, pair.gradients(pair.actual, f"step{step}/gradients")(name)) for name in names]
-            )
-            rest[other] = _solve(rows, own, 0 * own, pair.limit(SINGULAR, f"step{step}/gradients")).outside
-    if (
-        rest
-        and (nearest := min(rest, key=lambda other: rest[other])) is not None
-        and rest[nearest] < OUTSIDE * fit.outside
-    ):
+            own = _column(more, names, pair, pair.actual, step)
+            singular = pair.limit(SINGULAR, f"step{step}/gradients")
+            rest[other] = _solve(_matrix(more, names), own, 0 * own, singular).outside
+    nearest = min(rest, key=rest.__getitem__, default=None)
+    if nearest is not None and rest[nearest] < OUTSIDE * fit.outside:
         found.note("samples read", "of another step")
         found.say(f"The samples of step {nearest} leave only {rest[nearest]:.0%}, with the weights of that step.")
     if touched := _touched(names, pair, step):

@@ -303,7 +303,17 @@ def _rows(it: Differing, found: Evidence) -> bool:
 
 
 _LOOKS: tuple[Callable[[Differing, Evidence], bool], ...] = (
-    *(_factors, _another_step, _transposed, _rounded, _samples, _stale, _decay, _state, _settings),
-    *(_rounded_gradients, _float32, _rows),
+    _factors,
+    _another_step,
+    _transposed,
+    _rounded,
+    _samples,
+    _stale,
+    _decay,
+    _state,
+    _settings,
+    _rounded_gradients,
+    _float32,
+    _rows,
 )
 """In this order; the first that explains the difference ends the search."""
