@@ -29,10 +29,10 @@ class Evidence:
     def say(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
-    def exclude(self, pattern: str, rest: float, of: str = "the difference") -> None:
+    def exclude(self, pattern: str, residual: float, of: str = "the difference") -> None:
         """Add a pattern that leaves too much."""
-        left = f"leaves {rest:.0%} of {of}" if rest >= 0.005 else f"leaves {rest:.1g} of {of}"
-        self.excluded.append(f"{pattern} ({left})" if math.isfinite(rest) else pattern)
+        left = f"leaves {residual:.0%} of {of}" if residual >= 0.005 else f"leaves {residual:.1g} of {of}"
+        self.excluded.append(f"{pattern} ({left})" if math.isfinite(residual) else pattern)
 
 
 @dataclass(frozen=True)

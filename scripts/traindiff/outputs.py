@@ -32,7 +32,7 @@ def rows(pair: Pair, step: int, kinds: tuple[str, ...]) -> Iterator[Row]:
         for name in whole.names(kind):
             where = Where()
             places: list[tuple[RankStep, int, Any, Any]] = []
-            away = size = of_twin = 0.0
+            difference = size = of_twin = 0.0
             for rank in ranks:
                 for micro, each in rank.every(kind):
                     if each != name or not rank.samples(micro):
@@ -41,7 +41,7 @@ def rows(pair: Pair, step: int, kinds: tuple[str, ...]) -> Iterator[Row]:
                     if placed is None:
                         continue
                     value, expected, positions, features = placed
-                    away = _larger(away, distance(value, expected))
+                    difference = _larger(difference, distance(value, expected))
                     size = max(size, _most(expected[torch.isfinite(expected)].abs()))
                     if twin:
                         samples = rank.samples(micro)
@@ -52,7 +52,7 @@ def rows(pair: Pair, step: int, kinds: tuple[str, ...]) -> Iterator[Row]:
             if places:
                 unit = size or 1.0
                 shown = name if kind == "output" else f"{kind} {name}"
-                row = Row(shown, away / unit, max(pair.limit(LIMITS), MULTIPLE * of_twin / unit), "", where)
+                row = Row(shown, difference / unit, max(pair.limit(LIMITS), MULTIPLE * of_twin / unit), "", where)
                 if row.differs:
                     for place, (value, expected) in zip(places, where.values, strict=True):
                         _note(where, *place, distance(value, expected), row.limit * unit)
@@ -365,11 +365,11 @@ def _values(pair: Pair, stage: Stage, where: Where, found: Evidence) -> None:
     elif stage.kind == "batch" and affine is not None:
         found.note("pattern", "scaled")
         found.say(f"The values are {affine[0]:.6g} times the reference's plus {affine[1]:.6g}.")
-    elif bias.rest < pair.fits:
+    elif bias.residual < pair.fits:
         found.note("pattern", "bias" if bias.coefficients[0] > 0 else "bias left out")
         found.say(
             f"In each row that differs, the difference is {bias.coefficients[0]:.4g} times {row.module}.bias (this "
-            f"leaves {bias.rest:.1g} of it)."
+            f"leaves {bias.residual:.1g} of it)."
         )
     elif stage.kind == "output" and _has_own_statistics(where.values, pair.limit(LIMITS)):
         found.note("pattern", "own statistics")
@@ -386,8 +386,8 @@ def _values(pair: Pair, stage: Stage, where: Where, found: Evidence) -> None:
     else:
         found.note("pattern", "none")
         found.exclude("a factor", fit.left)
-        if math.isfinite(bias.rest):
-            found.exclude(f"a multiple of {row.module}.bias", bias.rest)
+        if math.isfinite(bias.residual):
+            found.exclude(f"a multiple of {row.module}.bias", bias.residual)
         for pattern in ("each rank's own statistics", "zeros in other places", "rows in another order"):
             found.exclude(pattern, math.inf)
 
@@ -425,7 +425,7 @@ def _has_own_statistics(values: list[tuple[Tensor, Tensor]], near: float) -> boo
 def _affine(actual: Tensor, expected: Tensor, fits: float) -> tuple[float, float] | None:
     ones = torch.ones_like(expected)
     fit = patterns.combination(["it"], lambda _: actual - expected, [lambda _: expected, lambda _: ones])
-    return (1 + fit.coefficients[0], fit.coefficients[1]) if fit.rest < fits else None
+    return (1 + fit.coefficients[0], fit.coefficients[1]) if fit.residual < fits else None
 
 
 def _bias(pair: Pair, module: str, wrong: list[tuple[Tensor, Tensor]], limit: float) -> patterns.Fit:

@@ -16,7 +16,7 @@ LIMITS = {"F64": 1e-9, "F32": 1e-3, "F16": 5e-2, "BF16": 5e-2}
 """Relative difference up to which tensors of a dtype are equal, unless the twins of `single` are farther apart."""
 SCALARS = {"F64": 1e-9, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
 FITS = {"F64": 1e-4, "F32": 2e-2, "F16": 2e-2, "BF16": 2e-2}
-"""Largest rest of a fit that holds, relative to the fitted values (in float64 rests are below 1e-9)."""
+"""Largest residual of a fit that holds, relative to the fitted values (in float64 residuals are below 1e-9)."""
 FACTORS = {"F64": 1e-3, "F32": 1e-3, "F16": 2e-2, "BF16": 2e-2}
 """How near to a number a factor must be to mean it, and the factors of several tensors to be the same."""
 EPSILONS = {"F64": 2.2e-16, "F32": 1.2e-7, "F16": 9.8e-4, "BF16": 7.8e-3}
@@ -53,7 +53,7 @@ class Row:
 
     name: str
     """Of a parameter, ``<parameter>//<key>`` of an optimizer's tensor, or ``<module>/<index>`` of an output."""
-    apart: float
+    difference: float
     """Largest difference relative to the reference's largest value; nan where one of them is not a number."""
     limit: float
     """Up to which it is rounding."""
@@ -75,7 +75,7 @@ class Row:
     @property
     def differs(self) -> bool:
         """True if it is more than rounding."""
-        return not self.apart <= self.limit
+        return not self.difference <= self.limit
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,11 @@ class Stage:
     @property
     def worst(self) -> Row | None:
         """The row that is farthest apart relative to its limit."""
-        return max(self.rows, key=lambda row: row.apart / row.limit if row.apart == row.apart else 1e300, default=None)
+        return max(
+            self.rows,
+            key=lambda row: row.difference / row.limit if row.difference == row.difference else 1e300,
+            default=None,
+        )
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ class Pair:
 
     @cached_property
     def fits(self) -> float:
-        """Largest rest of a fit that holds."""
+        """Largest residual of a fit that holds."""
         return self.limit(FITS, *(f"step{step}/{kind}" for step in self.steps[:1] for kind in KINDS))
 
     @cached_property

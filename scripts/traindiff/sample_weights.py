@@ -43,7 +43,7 @@ class Weights:
     """What least squares give."""
 
     weights: list[float]
-    rest: float
+    residual: float
     """Part of the difference from the reference that they leave."""
     outside: float
     """Part of the gradient that they leave."""
@@ -97,12 +97,12 @@ def look_at_samples(pair: Pair, step: int, wrong: list[str], found: Evidence) ->
     fits = []
     for names in (every, [name for name in every if name in wrong]):
         if names and (fit := _fit(pair, step, names, samples, found)):
-            if fit.rest < pair.fits:
+            if fit.residual < pair.fits:
                 _name(pair, step, samples, fit, found)
                 return True
             fits.append(fit)
     if fits:
-        found.exclude("other weights of the samples", fits[0].rest)
+        found.exclude("other weights of the samples", fits[0].residual)
         if fits[0].outside > OUTSIDE:
             _outside(pair, step, samples, every, fits[0], found)
     return False
@@ -117,10 +117,10 @@ def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: Evide
     ):
         return None
     total = rows.sum(0)
-    apart = float((total - expected).norm() / (expected.norm() or 1.0))
-    if apart > pair.fits:
+    difference = float((total - expected).norm() / (expected.norm() or 1.0))
+    if difference > pair.fits:
         found.say(
-            f"The gradients of the samples add up to the reference's only up to {apart:.1g}: its samples are not "
+            f"The gradients of the samples add up to the reference's only up to {difference:.1g}: its samples are not "
             "independent (batch norm, an auxiliary loss), or the file is of another step."
         )
         return None
@@ -134,11 +134,11 @@ def _solve(rows: Tensor, actual: Tensor, total: Tensor, singular: float) -> Weig
     left, values, right = torch.linalg.svd((rows / scale[:, None]).T, full_matrices=False)
     kept = values > singular * values[0]
     more = (right[kept].T @ ((left[:, kept].T @ off) / values[kept])) / scale
-    rest = float((off - rows.T @ more).norm())
+    residual = float((off - rows.T @ more).norm())
     return Weights(
         (1 + more).tolist(),
-        rest / (float(off.norm()) or 1.0),
-        rest / (float(actual.norm()) or 1.0),
+        residual / (float(off.norm()) or 1.0),
+        residual / (float(actual.norm()) or 1.0),
         bool(kept.all()),
     )
 
@@ -155,7 +155,7 @@ def _column(samples: Samples, names: list[str], pair: Pair, capture: Capture, st
 def _name(pair: Pair, step: int, samples: Samples, fit: Weights, found: Evidence) -> None:
     """Note which weights these are."""
     found.note("pattern", "weights")
-    found.say(f"Weights of the samples explain the gradient; they leave {fit.rest:.1g} of the difference.")
+    found.say(f"Weights of the samples explain the gradient; they leave {fit.residual:.1g} of the difference.")
     if not fit.distinct:
         found.say("The gradients of some samples cannot be told apart: other weights may explain it as well.")
     weights, near = fit.weights, pair.near
@@ -398,17 +398,17 @@ def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Wei
         "these samples and targets, or not from this forward pass."
     )
     actual = _column(samples, names, pair, pair.actual, step)
-    rest = {}
+    residual = {}
     for other in pair.reference.steps:
         more = pair.reference.samples(other) if other != step else None
         if more and {*names} <= {*more.names} and len(more) * VALUES_PER_SAMPLE < len(actual):
             own = _column(more, names, pair, pair.actual, step)
             singular = pair.limit(SINGULAR, f"step{step}/gradients")
-            rest[other] = _solve(_matrix(more, names), own, 0 * own, singular).outside
-    nearest = min(rest, key=rest.__getitem__, default=None)
-    if nearest is not None and rest[nearest] < OUTSIDE * fit.outside:
+            residual[other] = _solve(_matrix(more, names), own, 0 * own, singular).outside
+    nearest = min(residual, key=residual.__getitem__, default=None)
+    if nearest is not None and residual[nearest] < OUTSIDE * fit.outside:
         found.note("samples read", "of another step")
-        found.say(f"The samples of step {nearest} leave only {rest[nearest]:.0%}, with the weights of that step.")
+        found.say(f"The samples of step {nearest} leave only {residual[nearest]:.0%}, with the weights of that step.")
     if touched := _touched(names, pair, step):
         found.note("samples read", "others")
         name, here, there = touched
