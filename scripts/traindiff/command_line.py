@@ -68,7 +68,7 @@ def _write(path: Path, page: str) -> None:
         temporary.write_text(page, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        raise InputError(f"{path} could not be written ({error.strerror}).") from None
+        raise InputError(f"{path} could not be written ({error.strerror}); name another place (--output).") from None
 
 
 def pair(args: argparse.Namespace) -> Pair:
