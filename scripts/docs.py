@@ -25,8 +25,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {"config": config.Config, "workload": type
 SHOWN_WORKLOADS = ("llama2", "moe")
 """Workloads of the pages' figures: the first one under all of a page's strategies."""
 README_LOSSES = ("single", "ddp", "fsdp_tp", "fsdp_cp", "fsdp_ep", "zero3")
-README_MEMORY = ("single", "ddp", "fsdp", "zero1")
-"""Strategies of README.md's two tables, which repeat rows of docs/matrix.md and of docs/strategies."""
+"""Strategies of README.md's table, which repeats rows of docs/matrix.md."""
 TWINS = "rounding alone (twins)"
 """Last row of the matrix."""
 SITE_GROUPS: dict[str, type[BaseModel]] = {"slurm": sites.Slurm, **sites.LAUNCHERS, "container": sites.Container}
@@ -93,16 +92,14 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     if summary:
         table = pd.read_csv(summary)
         shown = matrix(table)
-        held = {each: figures(each, table) for each in strategy_docs.all_pages()}
-        files |= {each: fill(each, {"figures": text}) for each, text in held.items()}
+        files |= {each: fill(each, {"figures": figures(each, table)}) for each in strategy_docs.all_pages()}
     else:
         shown = between(page, "matrix")
-        held = {each: between(each, "figures") for each in strategy_docs.all_pages()}
     if whole or summary:
         check_matrix(shown)
     files[page] = fill(page, {"matrix": shown})
     readme = ROOT / "README.md"
-    files[readme] = fill(readme, {"losses": readme_losses(shown), "memory": readme_memory([*held.values()])})
+    files[readme] = fill(readme, {"losses": readme_losses(shown)})
     return files
 
 
@@ -111,15 +108,6 @@ def readme_losses(shown: str) -> str:
     names = ["strategy", "---", *(f"`{name}`" for name in README_LOSSES), TWINS]
     lines = {line.split("|")[1].strip(): line for line in shown.splitlines() if line.startswith("|")}
     return "\n".join(re.sub(r"\[\d+\]", "", lines[name]) for name in names if name in lines)
-
-
-def readme_memory(held: list[str]) -> str:
-    """Select rows of the tables of docs/strategies for README.md: memory per rank, by kind."""
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for text in held for line in text.splitlines()]
-    shown = [cells[0].index(column) for column in ("strategy", *MEMORY_KINDS)]
-    rows = {row[0]: [row[place] for place in shown] for row in cells}
-    lines = [rows["strategy"], ["---"] * len(shown), *(rows[f"`{name}`"] for name in README_MEMORY)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def figures(page: Path, table: pd.DataFrame) -> str:

@@ -1,13 +1,52 @@
-"""Fixtures of all test layers: tiny prepared data sets, a copy of the tree to work in, a full disk."""
+"""Options of pytest, and fixtures of all test layers: tiny prepared data sets, a copy of the tree, a full disk."""
 
+import os
 import shutil
 import subprocess
 
 import pytest
 
+from helpers import faults
 from helpers.common import HARD_NAME, ROOT, Tree, write_tiny_data
 
-pytest_plugins = ["helpers.progress"]
+CLUSTER = "tests/cluster"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="also run the tests marked long")
+    parser.addoption("--record-faults", action="store_true", help="write what runs survived to tests/faults.json")
+
+
+def pytest_configure():
+    # Tensors are small, and several processes share the cores: threads that wait for one another cost most of the time.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneCluster(LoadFileScheduling):
+        """The tests of a file share a process, and those of the one cluster. (loadgroup needs an older pytest.)"""
+
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return CLUSTER if file.startswith(CLUSTER) else file
+
+    return OneCluster(config, log)
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--long"):
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="the long form: make test-all"))
+
+
+def pytest_sessionfinish(session):
+    if session.config.getoption("--record-faults"):
+        faults.write()
 
 
 @pytest.fixture(scope="session")

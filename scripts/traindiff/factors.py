@@ -16,11 +16,11 @@ WINDOW = 64
 """Most micro-batches of which a factor can be a part."""
 
 
-def look_at_factors(pair: Pair, stage: Stage, factors: dict[str, float], found: Evidence, rest: float) -> None:
-    """Say by which factor each tensor differs, if one fits it; ``rest``: the most that one leaves of a difference."""
+def look_at_factors(pair: Pair, stage: Stage, factors: dict[str, float], found: Evidence, residual: float) -> None:
+    """Say by which factor each tensor differs, if one fits it; ``residual``: the most that one leaves."""
     low, high = min(factors.values()), max(factors.values())
     times = (low + high) / 2
-    found.say(f"A factor explains each affected tensor: this leaves at most {rest:.1g} of the difference.")
+    found.say(f"A factor explains each affected tensor: this leaves at most {residual:.1g} of the difference.")
     if high - low <= min(pair.near * abs(times), pair.fits * abs(times - 1)):
         found.note("pattern", "factor")
         name_factor(pair, times, found, "Each affected tensor")
@@ -56,7 +56,9 @@ def _of_updates(pair: Pair, stage: Stage, names: list[str], times: float, found:
     shown = []
     for step in steps:
         fit = patterns.combination(names, pair.actual.updates(step), [pair.reference.updates(step)])
-        shown.append(f"step {step} {_number(fit.coefficients[0])}" + (f" (leaves {fit.rest:.0e})" * (fit.rest > 1e-3)))
+        shown.append(
+            f"step {step} {_number(fit.coefficients[0])}" + (f" (leaves {fit.residual:.0e})" * (fit.residual > 1e-3))
+        )
     if len(shown) > 1:
         found.say(f"The updates' best factor: {', '.join(shown)}; after the first difference the weights differ, too.")
     later = [step for step in steps if step > stage.step]
@@ -79,7 +81,7 @@ def _is_average(pair: Pair, step: int, names: list[str], part: float) -> bool:
     fit = patterns.combination(
         names, pair.actual.updates(step), [lambda name: after[name].double() - before[name].double()]
     )
-    return fit.rest < pair.fits and abs(fit.coefficients[0] - part) <= pair.fits * part
+    return fit.residual < pair.fits and abs(fit.coefficients[0] - part) <= pair.fits * part
 
 
 def _plain(pair: Pair) -> dict[str, tuple[float, str]]:

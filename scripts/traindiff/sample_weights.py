@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import Samples
+from traindiff.capture_files import Capture, Samples
 from traindiff.evidence import Evidence
 from traindiff.factors import name_factor
 from traindiff.pair import Pair
@@ -27,8 +27,12 @@ MORE = 4
 """How often a sample is looked for."""
 _OF_A_RANK = "rank's "
 _PLURALS = {
-    **{"rank": "ranks", "micro-batch": "micro-batches", "rank's micro-batch": "micro-batches"},
-    **{"part": "sequence parts", "block": "blocks of samples", "sample": "samples"},
+    "rank": "ranks",
+    "micro-batch": "micro-batches",
+    "rank's micro-batch": "micro-batches",
+    "part": "sequence parts",
+    "block": "blocks of samples",
+    "sample": "samples",
 }
 NO_RANK = -1
 """Rank and micro-batch of a sample that the other training does not read."""
@@ -37,11 +41,11 @@ MODEL_AXES = {"tp", "pp", "cp", "ep", "sp", "mp"}
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Weights of samples, or of blocks of them."""
+class Weights:
+    """What least squares give."""
 
     weights: list[float]
-    rest: float
+    residual: float
     """Part of the difference from the reference that they leave."""
     outside: float
     """Part of the gradient that they leave."""
@@ -60,15 +64,12 @@ class Partition:
 
     @property
     def blocks(self) -> list[object]:
-        """The blocks in their order."""
         return [*dict.fromkeys(self.labels)]
 
     def means(self, values: Sequence[float]) -> dict[object, float]:
-        """Return the mean of each block's values."""
         return {block: sum(own) / len(own) for block, own in self._groups(values).items()}
 
     def sums(self, values: Sequence[float]) -> dict[object, float]:
-        """Return the sum of each block's values."""
         return {block: sum(own) for block, own in self._groups(values).items()}
 
     def is_constant(self, values: Sequence[float], near: float) -> bool:
@@ -98,18 +99,18 @@ def look_at_samples(pair: Pair, step: int, wrong: list[str], found: Evidence) ->
     fits = []
     for names in (every, [name for name in every if name in wrong]):
         if names and (fit := _fit(pair, step, names, samples, found)):
-            if fit.rest < pair.fits:
+            if fit.residual < pair.fits:
                 _name(pair, step, samples, fit, found)
                 return True
             fits.append(fit)
     if fits:
-        found.exclude("other weights of the samples", fits[0].rest)
+        found.exclude("other weights of the samples", fits[0].residual)
         if fits[0].outside > OUTSIDE:
             _outside(pair, step, samples, every, fits[0], found)
     return False
 
 
-def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: Evidence) -> Fit | None:
+def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: Evidence) -> Weights | None:
     """Return the weights that explain these parameters' gradients best, or None if nothing can be said."""
     rows = _matrix(samples, names)
     actual, expected = (_column(samples, names, pair, capture, step) for capture in pair.captures)
@@ -118,28 +119,28 @@ def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: Evide
     ):
         return None
     total = rows.sum(0)
-    apart = float((total - expected).norm() / (expected.norm() or 1.0))
-    if apart > pair.fits:
+    difference = float((total - expected).norm() / (expected.norm() or 1.0))
+    if difference > pair.fits:
         found.say(
-            f"The gradients of the samples add up to the reference's only up to {apart:.1g}: its samples are not "
+            f"The gradients of the samples add up to the reference's only up to {difference:.1g}: its samples are not "
             "independent (batch norm, an auxiliary loss), or the file is of another step."
         )
         return None
     return _solve(rows, actual, total, pair.limit(SINGULAR, f"step{step}/gradients"))
 
 
-def _solve(rows: Tensor, actual: Tensor, total: Tensor, singular: float) -> Fit:
+def _solve(rows: Tensor, actual: Tensor, total: Tensor, singular: float) -> Weights:
     off = actual - total
     scale = rows.norm(dim=1).clamp(min=1e-300)
     # The weights of what differs, which may be small beside the gradient.
     left, values, right = torch.linalg.svd((rows / scale[:, None]).T, full_matrices=False)
     kept = values > singular * values[0]
     more = (right[kept].T @ ((left[:, kept].T @ off) / values[kept])) / scale
-    rest = float((off - rows.T @ more).norm())
-    return Fit(
+    residual = float((off - rows.T @ more).norm())
+    return Weights(
         (1 + more).tolist(),
-        rest / (float(off.norm()) or 1.0),
-        rest / (float(actual.norm()) or 1.0),
+        residual / (float(off.norm()) or 1.0),
+        residual / (float(actual.norm()) or 1.0),
         bool(kept.all()),
     )
 
@@ -148,15 +149,15 @@ def _matrix(samples: Samples, names: list[str]) -> Tensor:
     return torch.cat([samples[name] for name in names], 1)
 
 
-def _column(samples: Samples, names: list[str], pair: Pair, capture: object, step: int) -> Tensor:
-    read = pair.gradients(capture, f"step{step}/gradients")  # type: ignore[arg-type]
+def _column(samples: Samples, names: list[str], pair: Pair, capture: Capture, step: int) -> Tensor:
+    read = pair.gradients(capture, f"step{step}/gradients")
     return torch.cat([samples.kept(name, read(name)) for name in names])
 
 
-def _name(pair: Pair, step: int, samples: Samples, fit: Fit, found: Evidence) -> None:
+def _name(pair: Pair, step: int, samples: Samples, fit: Weights, found: Evidence) -> None:
     """Note which weights these are."""
     found.note("pattern", "weights")
-    found.say(f"Weights of the samples explain the gradient; they leave {fit.rest:.1g} of the difference.")
+    found.say(f"Weights of the samples explain the gradient; they leave {fit.residual:.1g} of the difference.")
     if not fit.distinct:
         found.say("The gradients of some samples cannot be told apart: other weights may explain it as well.")
     weights, near = fit.weights, pair.near
@@ -396,7 +397,7 @@ def _compare_ids(pair: Pair, step: int, samples: Samples, found: Evidence) -> No
             found.say(f"{says}: {', '.join(map(str, off[:8]))}{', ...' * (len(off) > 8)}.")
 
 
-def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Fit, found: Evidence) -> None:
+def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Weights, found: Evidence) -> None:
     """Say that a gradient is not that of these samples, and whether other steps' samples explain more of it."""
     found.note("weights", "outside")
     found.say(
@@ -404,22 +405,17 @@ def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Fit
         "these samples and targets, or not from this forward pass."
     )
     actual = _column(samples, names, pair, pair.actual, step)
-    rest = {}
+    residual = {}
     for other in pair.reference.steps:
         more = pair.reference.samples(other) if other != step else None
         if more and {*names} <= {*more.names} and len(more) * VALUES_PER_SAMPLE < len(actual):
-            rows = _matrix(more, names)
-            own = torch.cat(
-                [more.kept(name, pair.gradients(pair.actual, f"step{step}/gradients")(name)) for name in names]
-            )
-            rest[other] = _solve(rows, own, 0 * own, pair.limit(SINGULAR, f"step{step}/gradients")).outside
-    if (
-        rest
-        and (nearest := min(rest, key=lambda other: rest[other])) is not None
-        and rest[nearest] < OUTSIDE * fit.outside
-    ):
+            own = _column(more, names, pair, pair.actual, step)
+            singular = pair.limit(SINGULAR, f"step{step}/gradients")
+            residual[other] = _solve(_matrix(more, names), own, 0 * own, singular).outside
+    nearest = min(residual, key=residual.__getitem__, default=None)
+    if nearest is not None and residual[nearest] < OUTSIDE * fit.outside:
         found.note("samples read", "of another step")
-        found.say(f"The samples of step {nearest} leave only {rest[nearest]:.0%}, with the weights of that step.")
+        found.say(f"The samples of step {nearest} leave only {residual[nearest]:.0%}, with the weights of that step.")
     if touched := _touched(names, pair, step):
         found.note("samples read", "others")
         name, here, there = touched

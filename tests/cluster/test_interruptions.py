@@ -15,7 +15,7 @@ from shardlab.runs.slurm_reattach import name_of
 
 pytestmark = pytest.mark.timeout(900)
 RUN = "fsdp/llama2"
-STEPS = 600
+STEPS = 400
 CONFIG = ["nodes=2", "ranks_per_node=1", f"recipe={{epochs: 100, max_steps: {STEPS}, checkpoint_interval_steps: 50}}"]
 TARGET = f"results/{RUN}.done"
 FOLLOWED = "of an earlier call; following it"

@@ -31,6 +31,12 @@ def follow(text, tree):
     return commands
 
 
+def without_twins(tree):
+    """Let calls in a copy of the project leave out the runs that measure rounding, which documents do not speak of."""
+    with (tree.path / "config/config.yaml").open("a") as file:
+        file.write("noise_floor_runs: 0\n")
+
+
 def readme(root, heading):
     """The commands of the first console block below a heading of README.md, without their comments."""
     text = (root / "README.md").read_text().partition(f"\n## {heading}\n")[2]

@@ -154,11 +154,6 @@ def xsum():
     return files | GIT
 
 
-def xsum_main():
-    """EdinburghNLP/xsum at main: a loading script, which `datasets` does not run."""
-    return GIT | {"README.md": b"---\npretty_name: XSum\n---\n", "xsum.py": b"import datasets\n"}
-
-
 def _readme(configurations, *, default=False):
     """A README.md with the features and files of each configuration, as `datasets` writes it when it pushes."""
     card = {"dataset_info": [], "configs": []}

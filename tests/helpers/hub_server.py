@@ -1,4 +1,4 @@
-"""A small Hugging Face hub on loopback: repositories of data sets and models, with commits, logins, cuts and stalls."""
+"""A small Hugging Face hub on loopback: repositories of data sets and models, with commits, logins and stalls."""
 
 import hashlib
 import json
@@ -107,9 +107,7 @@ class Handler(BaseHTTPRequestHandler):
         if path in self.hub.stalled:
             self.hub.stalled.remove(path)
             self.hub.closed.wait()
-        cut = self.hub.cut_after.pop(path, None)
-        self.wfile.write(data[start:cut])
-        self.close_connection = cut is not None
+        self.wfile.write(data[start:])
         return None
 
     def refused(self, status, code):
@@ -157,15 +155,14 @@ class Hub:
         """(method, path, Range header) of each request."""
         self.logins = []
         """Authorization header of each request."""
-        self.cut_after = {}
-        """Path: number of bytes after which the next GET of it breaks off, once."""
         self.stalled = set()
         """Paths whose next GET stands still, once, until the hub is closed."""
         self.closed = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.hub = self
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        # ``close`` waits for as long as the server sleeps between two looks at it.
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def push(self, name, files):
         """Add a commit with these files; return it."""

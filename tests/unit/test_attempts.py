@@ -12,7 +12,7 @@ from shardlab.errors import UserError
 from shardlab.records import manifest
 from shardlab.records.reports import TrainReport
 from shardlab.report import summary
-from shardlab.runs import job, snakemake_lock
+from shardlab.runs import attempts, job, snakemake_lock
 from shardlab.runs.attempts import CALL, AttemptLog
 from shardlab.runs.run_status import next_action
 from shardlab.settings.types import read_run
@@ -255,6 +255,14 @@ def test_the_table_names_the_step_that_an_unfinished_run_resumes_from(project):
     project.job(kill_at=3)
     row = summary.collect([RUN], project.folder / "results", 0).iloc[0]
     assert row.status == "missing: resumable from step 2"
+
+
+def test_a_disk_without_room_for_the_run_is_said_before_it_trains(project, monkeypatch):
+    project.call(force=True)
+    monkeypatch.setattr(attempts, "no_room", lambda folder, needed: "0 MiB of free space")
+    with pytest.raises(UserError, match=r"single/mlp has too little space \(0 MiB of free space\): the weights and 2 "):
+        project.job()
+    assert project.steps == []
 
 
 def test_one_call_begins_from_scratch_once(project, monkeypatch):

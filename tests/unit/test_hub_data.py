@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -109,6 +110,37 @@ def test_files_that_the_client_keeps_from_another_commit_are_refused(hub, raw, m
     # As without a connection in the middle: the client then leaves the file that is there.
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, local_dir, **__: local_dir)
     assert f"is not the file of commit {new}" in refusal(raw, revision=new)
+
+
+def test_a_download_of_another_fingerprint_is_refused(hub, raw):
+    hub.push(REPO, files(numbered()))
+    assert "data set mine: the files of tester/some have the fingerprint" in refusal(raw, fingerprint="0" * 64)
+
+
+def test_a_branch_that_moved_is_refused(hub, raw):
+    hub.push(REPO, files(numbered()))
+    samples(raw)
+    (raw / "download.json").unlink()  # as Snakemake does before it runs the rule again
+    hub.push(REPO, files(numbered("new")))
+    assert "changed since the first download" in refusal(raw)
+
+
+def test_reading_needs_a_download_and_no_network(hub, raw):
+    with pytest.raises(UserError, match=r"download\.json is missing"):
+        reader.read(data_set(), raw)
+    hub.push(REPO, files(numbered()))
+    hub_download.download(data_set(), raw)
+    calls = len(hub.calls)
+    assert len([*reader.read(data_set(), raw)["train"]]) == 20
+    assert len(hub.calls) == calls
+
+
+def test_without_a_network_data_and_models_are_one_sentence(hub, raw):
+    hub.close()
+    assert "could not be downloaded" in (said := refusal(raw))
+    assert "data=embedded" in said
+    with pytest.raises(UserError, match="model tester/some at main could not be downloaded"):
+        hub_download.download_model(model("main"), raw)
 
 
 def test_other_settings_than_those_of_the_download_are_refused(hub, raw):
@@ -348,13 +380,21 @@ def test_a_field_of_a_column_is_named_by_its_path(hub, raw):
 
 
 def test_a_field_that_a_line_does_not_have_is_one_sentence_with_the_row(hub, raw):
-    lines = [{"pair": {"en": "a"}}, {"pair": {"de": "b"}}]
+    lines = [{"pair": {"en": "a"}}, {"pair": None}, {"pair": {"de": "b"}}]
     text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     hub.push(REPO, {f"{split}.jsonl": text for split in SPLITS})
     data = data_set(columns=["pair.xx"])
     hub_download.download(data, raw)
-    with pytest.raises(UserError, match=r"split train of tester/some, row 0, column pair\.xx: there is no field xx"):
+    with pytest.raises(
+        UserError, match=r"train of tester/some, row 0, column pair\.xx: there is no field xx; it has en"
+    ):
         [*reader.read(data, raw)["train"]]
+    data = data_set(columns=["pair.en"])
+    hub_download.download(data, raw)
+    rows = iter(reader.read(data, raw)["train"])
+    assert next(rows) == ("a",)
+    with pytest.raises(UserError, match=r"row 1, column pair\.en: there is no value \(null\), so no field en"):
+        next(rows)
 
 
 def test_columns_that_differ_between_files_do_not_matter_unless_they_are_named(hub, raw):
@@ -474,9 +514,21 @@ def test_what_is_wrong_in_a_file_is_said_with_its_split(hub, raw):
     )
 
 
-def test_a_file_that_is_none_is_one_sentence(hub, raw):
-    hub.push(REPO, files(numbered()) | {"default/test-00000-of-00001.parquet": b"<html>" * 9})
-    assert "Parquet magic bytes not found" in refusal(raw)
+LINE = b'{"text": "a"}\n'
+LINES = {"train.jsonl": LINE, "validation.jsonl": LINE, "test.jsonl": LINE}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (files(numbered()) | {"default/test-00000-of-00001.parquet": b"<html>" * 9}, "Parquet magic bytes not found"),
+        (LINES | {"test.jsonl": b""}, "split test of tester/some .* a file has no rows"),
+        (LINES | {"README.md": b"---\nconfigs: [\n---\n"}, "YAML at the beginning of its README.md cannot be read"),
+    ],
+)
+def test_a_file_that_is_none_is_one_sentence(hub, raw, content, words):
+    hub.push(REPO, content)
+    assert re.search(words, refusal(raw))
 
 
 def test_a_split_without_rows_is_empty(hub, raw):

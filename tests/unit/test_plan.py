@@ -1,15 +1,13 @@
 """Plans: time from the site's figures, what fits, the recommendation; messages about what is unknown."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from helpers.common import ROOT, build, tiny_run
+from helpers.common import build, tiny_run
 from shardlab.cli import plan as plan_program
 from shardlab.cli import resolve as resolve_program
 from shardlab.data import encoders, order
@@ -165,7 +163,7 @@ def test_what_to_take():
         (70, "none", None),
     ],
 )
-def test_resolve_warns_or_refuses_what_does_not_fit(tmp_path, peak, mode, sentence):
+def test_resolve_warns_or_refuses_what_does_not_fit(tmp_path, monkeypatch, capsys, peak, mode, sentence):
     config = {"site_settings": {"hardware": {"device_memory_gib": 80}}}
     run = run_of("ddp", **config)
     seen = estimate(peak=peak * GIB)
@@ -176,16 +174,19 @@ def test_resolve_warns_or_refuses_what_does_not_fit(tmp_path, peak, mode, senten
 
     def resolved(**more):
         words = [f"--config={json.dumps(config | more)}", "--strategy=ddp", "--workload=llama2"]
-        program = [sys.executable, ROOT / "scripts/shardlab", "resolve", *words, f"--output={tmp_path}/run.json"]
-        return subprocess.run(program, capture_output=True, text=True)
+        monkeypatch.setattr("sys.argv", ["shardlab resolve", *words, f"--output={tmp_path}/run.json"])
+        resolve_program.main()
+        return capsys.readouterr().err
 
-    warned, refused = resolved(), resolved(on_memory_overflow="refuse")
-    assert warned.returncode == 0
-    assert refused.returncode == (1 if sentence else 0)
-    if sentence:
-        assert "ddp x llama2 does not fit into a device's 80 GiB" in refused.stderr
-        assert sentence in refused.stderr
-        assert sentence in warned.stderr
+    warned = resolved()
+    if not sentence:
+        assert not warned
+        assert not resolved(on_memory_overflow="refuse")
+        return
+    assert sentence in warned
+    with pytest.raises(UserError, match="ddp x llama2 does not fit into a device's 80 GiB") as refused:
+        resolved(on_memory_overflow="refuse")
+    assert sentence in str(refused.value)
 
 
 CHANGES = {
@@ -417,8 +418,7 @@ def test_a_plan_has_the_shapes_of_the_data_that_is_there(tiny_data):
     assert own < largest
 
 
-@pytest.mark.parametrize("recipe", [{}, {"gradient_accumulation_steps": 2}])
-@pytest.mark.parametrize("strategy", ["fsdp_tp", "fsdp_tp_sp"])
+@pytest.mark.parametrize(("strategy", "recipe"), [("fsdp_tp", {}), ("fsdp_tp_sp", {"gradient_accumulation_steps": 2})])
 def test_traffic_is_the_mean_of_ranks_with_uneven_parts_of_a_batch(strategy, recipe):
     """Five samples on two groups of tensor-parallel ranks: each sends what its own part takes."""
     run = tiny_run("llama2", strategy, **recipe)

@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 
 from helpers.common import ROOT
-from helpers.documents import follow
+from helpers.documents import follow, without_twins
 
 
 @pytest.mark.long
 def test_the_document_is_followed_literally(tree):
+    without_twins(tree)
     [command] = follow((ROOT / "docs/bring-your-own.md").read_text(), tree)
     tree.run("sh", "-c", command)
     table = pd.read_csv(tree.path / "results/summary.csv").set_index("strategy")

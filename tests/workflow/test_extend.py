@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from helpers.common import ROOT
-from helpers.documents import follow
+from helpers.documents import follow, without_twins
 
 PLACES = ("scripts", "config", "workflow")
 KNOWS = """
@@ -44,6 +44,7 @@ print(json.dumps(found))
 def extended(make_tree, tmp_path_factory):
     """A copy of the project with everything that the document adds, and the commands that it types then."""
     tree = make_tree(tmp_path_factory.mktemp("extend") / "tree")
+    without_twins(tree)
     return tree, follow((ROOT / "docs/extend.md").read_text(), tree)
 
 

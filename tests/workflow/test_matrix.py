@@ -1,7 +1,5 @@
 """From the README's first command to the opened report, and later calls."""
 
-import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -133,24 +131,6 @@ def test_summary_for_people_has_the_verdict_the_call_and_the_matrix(finished):
 
 
 @MANY
-def test_second_call_has_nothing_to_do(finished):
-    assert "Nothing to be done" in finished.snakemake("all").stdout
-
-
-@MANY
-@pytest.mark.long
-def test_one_target_trains_just_that_one_again(finished):
-    def stamps():
-        return {str(path): path.stat().st_mtime_ns for path in (finished.path / "results").glob("*/*.done")}
-
-    before = stamps()
-    finished.snakemake("-f", "results/fsdp_tp/xsum.done")
-    changed = {path for path, stamp in stamps().items() if before[path] != stamp}
-    assert [os.path.relpath(path, finished.path) for path in changed] == ["results/fsdp_tp/xsum.done"]
-    assert before.keys() == stamps().keys()
-
-
-@MANY
 def test_a_changed_recipe_trains_that_again_and_nothing_else(finished):
     workload = finished.path / "config/workloads/mlp.yaml"
     text = workload.read_text()
@@ -162,70 +142,31 @@ def test_a_changed_recipe_trains_that_again_and_nothing_else(finished):
     assert "Preparing" not in jobs
 
 
-CHANGED = {
-    "models/mlp.py": {"single/mlp", "fsdp_tp/mlp", "zero3/mlp"},
-    "parallel/zero.py": {"zero3/mlp", "zero3/xsum"},
-    "data/package_docstrings.py": {"single/xsum", "fsdp_tp/xsum", "zero3/xsum"},
-}
-"""File: the runs that depend on it."""
-NO_RUN = "measure/step_profiler.py"
-
-
-def jobs_after(finished, more):
-    """Runs that would be trained, and whether data would be prepared, with lines added to files: {file: lines}."""
+def output_after(finished, more, *call):
+    """What a call prints with lines added to files: {file: lines}."""
     before = {path: path.read_text() for path in (finished.path / "scripts/shardlab" / file for file in more)}
     for (path, text), lines in zip(before.items(), more.values(), strict=True):
         path.write_text(text + lines)
-    output = finished.snakemake("-n", "all").stdout
+    output = finished.snakemake(*call).stdout
     for path, text in before.items():
         path.write_text(text)
-    again = {f"{strategy}/{w}" for w, strategy in re.findall(r"Training (\w+) under (\w+)", output)}
-    return again, "Preparing" in output
+    return output
 
 
 @MANY
-@pytest.mark.parametrize("file", CHANGED)
-def test_changed_code_trains_again_what_it_touches(finished, file):
-    assert jobs_after(finished, {file: "MORE = 1\n"}) == (CHANGED[file], file.startswith("data/"))
+def test_changed_code_trains_again_what_it_touches(finished):
+    """Which runs depend on which file: tests/unit/test_code_fingerprint.py."""
+    changed = dict.fromkeys(("parallel/zero.py", "data/package_docstrings.py"), "MORE = 1\n")
+    output = output_after(finished, changed, "-n", "all")
+    again = {f"{strategy}/{workload}" for workload, strategy in re.findall(r"Training (\w+) under (\w+)", output)}
+    assert again == {"zero3/mlp", "single/xsum", "fsdp_tp/xsum", "zero3/xsum"}
+    assert "Preparing data set package_docstrings" in output
 
 
 @MANY
-def test_a_comment_and_code_of_no_run_train_nothing_again(finished):
-    assert jobs_after(finished, dict.fromkeys(CHANGED, "# a comment\n") | {NO_RUN: "MORE = 1\n"}) == (set(), False)
-
-
-@MANY
-def test_a_table_for_another_call_has_no_figure_of_these_runs(finished):
-    values = json.dumps(KEYS | {"seed": 7})
-    done = finished.run("python", "scripts/shardlab", "summarize", "--config", values, "--check", check=False)
-    assert done.returncode != 0
-    assert "6 not finished: single x mlp (stale: seed), " in done.stdout
-    assert pd.read_csv(finished.path / "results/summary.csv").test_loss.isna().all()
-
-
-@MANY
-@pytest.mark.long
-def test_float64_tells_rounding_from_a_mistake(tree):
-    """The call that a verdict names: native strategies agree to 1e-10, and there is nothing for twins to show."""
-    words = ["dtype=float64", "recipe={max_steps: 4}", "strategies=[single,fsdp_tp,pp,zero1]", "workloads=[mnist,xsum]"]
-    tree.snakemake("--config", *words, "--", "all")
-    text = (tree.path / "results/summary.md").read_text()
-    assert text.splitlines()[2] == "**All 6 runs are equal to single: first steps, validation loss and test loss.**"
-    assert "zero1 x mnist: zero1 cannot train in float64: DeepSpeed does not support float64" in text
-    assert not (tree.path / "results/noise_floor").exists()
-
-
-@MANY
-def test_a_missing_run_is_named_and_the_others_stand(finished):
-    done = finished.path / "results/zero3/xsum.done"
-    done.rename(done.with_suffix(".gone"))
-    config = json.dumps({"strategies": STRATEGIES, "workloads": WORKLOADS, "recipe": RECIPE})
-    finished.run("python", "scripts/shardlab", "summarize", "--config", config)
-    text = (finished.path / "results/summary.md").read_text()
-    done.with_suffix(".gone").rename(done)
-    assert "- zero3 x xsum: missing" in text
-    assert text.splitlines()[2] == "**Of 6 runs, 1 not finished: zero3 x xsum (missing).**"
-    assert re.search(r"\| fsdp_tp .*\d\.\d+ \(", text)
+def test_a_second_call_has_nothing_to_do_also_after_a_comment_and_a_change_of_code_of_no_run(finished):
+    more = {"models/mlp.py": "# a comment\n", "measure/step_profiler.py": "MORE = 1\n"}
+    assert "Nothing to be done" in output_after(finished, more, "all")
 
 
 def metrics(tree, run):

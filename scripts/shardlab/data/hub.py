@@ -5,6 +5,7 @@ streamed: no copy is made of them, and only the named columns are decoded.
 """
 
 import atexit
+import json
 import os
 import re
 import shutil
@@ -146,6 +147,9 @@ class Column:
     def __init__(self, split: Split, top: str, fields: list[str], feature: Any) -> None:
         self.split, self.top, self.fields, self.feature = split, top, fields, feature
         self.name = ".".join([top, *fields])
+        whole = (split.stream.features or {}).get(top)
+        self.is_json = bool(fields) and type(whole).__name__ == "Json"
+        """Whether rows have JSON text, as datasets reads lines that do not all have the same fields."""
 
     def value(self, row: dict[str, Any], index: int) -> Any:
         """Return a row's value, decoded.
@@ -155,7 +159,11 @@ class Column:
         """
         value = row[self.top]
         place = f"{self.split.place}, row {index}, column {self.name}"
+        if self.is_json and isinstance(value, str):
+            value = json.loads(value)
         for field in self.fields:
+            if value is None:
+                raise UserError(f"{place}: there is no value (null), so no field {field}.")
             if not isinstance(value, dict) or field not in value:
                 fields = f"; it has {choices(value)}" if isinstance(value, dict) else ""
                 raise UserError(f"{place}: there is no field {field}{fields}.")
@@ -345,6 +353,8 @@ def cause(error: BaseException) -> str:
 
 def sentence(error: BaseException) -> str:
     """Return an error in one line, without addresses of objects."""
+    if isinstance(error, StopIteration):  # datasets looks for the columns in the first row
+        return "a file has no rows"
     text = re.sub(r" ?<[\w.]+ object at 0x[0-9a-f]+>", "", " ".join(str(error).split())[:300].rstrip("."))
     return text if text and not isinstance(error, KeyError) else f"{type(error).__name__}: {text}".rstrip(": ")
 

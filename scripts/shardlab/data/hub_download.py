@@ -14,6 +14,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from shardlab.data import hub as reader
 from shardlab.data.hub import FILES, MANIFEST, cause
 from shardlab.data.store import fingerprint
@@ -301,6 +303,8 @@ def _diagnosed(error: BaseException) -> tuple[str, str]:
             "there is no such repository, or you may not read it",
             "Check its name. If it is private or gated, get access on its page and log in: hf auth login, or HF_TOKEN.",
         )
+    if any(isinstance(each, yaml.YAMLError) for each in chain):
+        return f"the YAML at the beginning of its README.md cannot be read: {text}", ""
     status = next((each.response.status_code for each in chain if isinstance(each, errors.HfHubHTTPError)), 0)
     broken = (ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)
     # The client's HTTP library has its own types, and the client has changed that library before.

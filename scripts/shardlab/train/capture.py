@@ -169,7 +169,6 @@ class _Recorder:
             deque(tensors, maxlen=0)
 
     def save_weights(self, name: str) -> None:
-        """Write the whole weights; a collective."""
         self.save(name, self.engine.weights(), self.engine.meta_state_dict)
 
     def save_state(self, name: str) -> None:
