@@ -56,6 +56,17 @@ def test_a_file_without_tensors_is_an_error_that_says_so(compare):
     assert "other has no tensors in step0/gradients" in error
 
 
+@pytest.mark.parametrize(
+    "other", [{"up.weight//exp_avg": UP}, {"up.weight//exp_avg": UP, "down.weight//exp_avg": 2 * DOWN}]
+)
+def test_states_without_gradients_say_nothing_of_the_settings(compare, other):
+    """A frozen parameter, or a gradient that is scaled, changes them as well."""
+    states = {"up.weight//exp_avg": UP, "down.weight//exp_avg": DOWN}
+    status, page = compare({"optimizer-0": other}, {"optimizer-0": states})
+    assert status == 1
+    assert "optimizer settings" not in page
+
+
 def test_what_the_trainer_wrote_of_its_ranks_and_micro_batches_names_factors(compare, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/step-0.json").write_text('{"world_size": 2, "micro_batches": 8}')
