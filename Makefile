@@ -45,7 +45,7 @@ setup: .venv/login
 PYTEST := $(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder
 # Test all that needs no cluster; changes this folder alone.
 test: .venv/dev
-	$(PYTEST) tests/workflow tests/parity tests/unit
+	$(PYTEST) tests/workflow tests/parity tests/unit tests/traindiff
 
 # Test on a cluster in a box: needs root and Debian.
 # Says first what it installs.

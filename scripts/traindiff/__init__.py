@@ -1,1 +1,1 @@
-"""Dumps of the first steps of a training, to find where two trainings differ."""
+"""Where two trainings that should be equal differ first, how, and what usually causes that."""

@@ -12,7 +12,7 @@ class Diagnosis:
     reference: of the plain loop's) and the number of ranks.
     """
     cause: str
-    """As in scripts/shardlab/diagnosis/causes.yaml."""
+    """As in scripts/traindiff/causes.yaml."""
 
 
 CAUSES = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def use(copy):
     """Import from a copy of the project, in a fork that has imported nothing of it."""
-    sys.path[:0] = [f"{copy}/{folder}" for folder in ("scripts", "tests", "tests/parity")]
+    sys.path[:0] = [f"{copy}/{folder}" for folder in ("scripts", "tests", "tests/parity", "tests/traindiff")]
 
 
 def case_of(text):
@@ -54,10 +54,10 @@ def diagnose(text, place, scratch):
     from group import Server, job
 
     from helpers.common import save_initial
-    from shardlab.diagnosis.capture_files import Capture
-    from shardlab.diagnosis.page import diagnose as compare
-    from shardlab.diagnosis.page import markdown
-    from shardlab.diagnosis.stages import Pair
+    from traindiff.capture_files import Capture
+    from traindiff.diagnosis import diagnose as compare
+    from traindiff.page import markdown
+    from traindiff.pair import Pair
 
     run, folder = case_of(text).run(), _folder(place, text)
     scratch.mkdir(parents=True)
@@ -93,7 +93,7 @@ def work(kind, value, place, copy, notes, ranks):
 def of_trainers(copy, folder):
     """How the pages of faults in plain PyTorch are: of those that causes were written for, and of the others."""
     program = "import sys, pathlib, json, diagnosing as d; d.use(sys.argv[1]); "
-    program += "from helpers import small_training as s; "
+    program += "import small_training as s; "
     program += "print(json.dumps([s.judged(pathlib.Path(sys.argv[2]), each) for each in (s.MISSED, s.HELD_BACK)]))"
     call = [sys.executable, "-c", program, copy, folder]
     done = subprocess.run(call, cwd=Path(__file__).parent, check=True, text=True, stdout=subprocess.PIPE)

@@ -7,9 +7,10 @@ import pytest
 from cases import Case, compared
 from group import job, reference_captures
 
-from shardlab.diagnosis.capture_files import Capture
-from shardlab.diagnosis.page import diagnose, markdown
-from shardlab.diagnosis.pair import Pair
+from traindiff.capture_files import Capture
+from traindiff.diagnosis import diagnose
+from traindiff.page import markdown
+from traindiff.pair import Pair
 
 CORRECT = [compared(s, "llama2") for s in ("fsdp", "tp_sp", "cp", "zero3")]
 CORRECT += [Case("ep", "moe"), Case("pp", "moe"), Case("cp", "vit")]

@@ -18,13 +18,13 @@ from group import Group, job, reference_captures, steps, worst
 from safetensors.torch import load_file
 from worker import REFUSAL
 
-from shardlab.diagnosis.capture_files import Capture
-from shardlab.diagnosis.page import diagnose
-from shardlab.diagnosis.pair import Pair
 from shardlab.plan.simulate import simulate
 from shardlab.settings import registry
 from shardlab.settings.recipe import Recipe
 from shardlab.train.evaluation import evaluate_whole
+from traindiff.capture_files import Capture
+from traindiff.diagnosis import diagnose
+from traindiff.pair import Pair
 
 pytestmark = pytest.mark.timeout(2400)  # the first test waits for the trainings of all
 KINDS = ("dtypes", "frozen", "buffers_in_forward", "shapes_and_ties", "constructors_and_outputs", "sometimes_unused")

@@ -1,11 +1,7 @@
-"""Fixtures of the tests of settings (a site without limits, a strategy for one test) and of shardlab diagnose."""
-
-import sys
+"""Fixtures of the tests of settings (a site without limits, a strategy for one test)."""
 
 import pytest
 
-from helpers.dumps import dump
-from shardlab.cli import diagnose
 from shardlab.settings import load
 from shardlab.settings.sites import LauncherSettings
 
@@ -36,19 +32,3 @@ def strategy(monkeypatch):
 
     yield add
     load.strategy.cache_clear()
-
-
-@pytest.fixture
-def compare(tmp_path, monkeypatch, capsys):
-    """Function that compares the files of two dumps with these options; returns the status and what is printed."""
-
-    def run(other, reference, *options):
-        folders = [dump(tmp_path / name, files) for name, files in (("other", other), ("reference", reference))]
-        arguments = ["--other", folders[0], "--reference", folders[1], *options]
-        monkeypatch.setattr(sys, "argv", ["shardlab diagnose", *map(str, arguments)])
-        status = diagnose.main()
-        printed = capsys.readouterr()
-        assert bool(printed.err) == (status == 2)
-        return status, printed.out or printed.err.replace(f"{tmp_path}/", "")
-
-    return run

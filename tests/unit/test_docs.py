@@ -13,7 +13,7 @@ from shardlab.settings import load
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("scripts", "strategies", "settings", "launch", "report", "training", "config", "tests", "docs", "workflow")
-DOCS += [ROOT / "config/README.md", ROOT / "results/README.md"]
+DOCS += [ROOT / "config/README.md", ROOT / "results/README.md", ROOT / "scripts/traindiff/README.md"]
 
 
 def test_each_strategy_has_one_page_with_its_figures():

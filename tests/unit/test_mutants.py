@@ -7,7 +7,7 @@ from faults import FAULTS
 from judge import Failure
 
 from helpers.common import ROOT
-from shardlab.diagnosis import causes
+from traindiff.evidence import causes
 
 HERE = str(ROOT / "tests/unit/test_mutants.py")
 CRASHED = """a training failed:
@@ -39,7 +39,7 @@ def test_diagnoses_are_of_faults_and_name_causes_of_the_table():
     names = {fault.name for fault in FAULTS}
     assert {*DIAGNOSES} | {*UNNAMED} <= names
     assert not {*DIAGNOSES} & {*UNNAMED}
-    assert {each.cause for each in DIAGNOSES.values()} <= {cause.cause for cause in causes.table()}
+    assert {each.cause for each in DIAGNOSES.values()} <= {cause.cause for cause in causes()}
 
 
 @pytest.mark.parametrize(

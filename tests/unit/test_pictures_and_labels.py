@@ -59,6 +59,15 @@ def test_16_bits_are_scaled(kind, channels):
     assert (big == image).all()
 
 
+def test_frames_after_the_first_are_said():
+    first, second = (Image.fromarray(np.full((8, 8), gray, np.uint8)) for gray in (10, 200))
+    file = io.BytesIO()
+    first.save(file, "GIF", save_all=True, append_images=[second])
+    image, counts = pictured(Image.open(file), 1)
+    assert (image == 10).all()
+    assert counts["pictures of several frames, of which the first is used"] == 1
+
+
 def test_12_bits_in_16_are_said():
     _, counts = pictured(Image.fromarray(RAMP // 16), 1)
     assert counts["pictures of 16 bits without a value above 4095, which may be 12 bits"] == 1

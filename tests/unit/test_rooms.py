@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,9 @@ MAY_IMPORT = {
     "runtime": {"ground", "patches", "settings", "data", "models", "runs"},
     "parallel": {"ground", "patches", "settings", "models", "runtime"},
     "measure": {"ground", "patches", "settings", "data", "models", "records", "runtime", "parallel"},
-    "diagnosis": {"ground", "models"},
     "train": {
         *("ground", "patches", "settings", "data", "records", "runs"),
-        *("diagnosis", "models", "runtime", "parallel", "measure"),
+        *("models", "runtime", "parallel", "measure"),
     },
     "plan": {"ground", "patches", "settings", "data", "records", "models", "runtime", "parallel", "measure", "train"},
 }
@@ -73,6 +73,21 @@ def test_rooms_of_the_login_node_have_no_torch(name):
 def test_the_check_sees_torch():
     code = "import sys, shardlab.runtime.engine; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent).returncode == 1
+
+
+def test_traindiff_imports_nothing_of_shardlab_and_its_files_no_circle():
+    """It can be installed alone."""
+    imports = {}
+    for path in (ROOT / "scripts/traindiff").glob("*.py"):
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        assert "shardlab" not in {name.partition(".")[0] for name in names}, path
+        imports[f"traindiff.{path.stem}"] = names
+    TopologicalSorter({name: names & {*imports} for name, names in imports.items()}).prepare()
 
 
 def test_no_verb_imports_another():

@@ -103,6 +103,12 @@ def test_special_tokens_that_a_tokenizer_cannot_spell_otherwise_are_counted(tmp_
     assert manifest["counts"]["train"]["special tokens written in a text, encoded as special tokens"] == 1
 
 
+def test_what_a_tokenizer_does_not_know_is_counted(tmp_path, theirs):
+    folder = theirs("t5", unigram(special=True))
+    manifest, _ = prepare(tmp_path, [("a b a", "a"), ("a", "c")], "summarization", tokenizer=folder)
+    assert manifest["counts"]["train"]["tokens that stand for what the tokenizer does not know"] == 2
+
+
 def test_blank_texts_are_counted_and_each_is_an_end(tmp_path):
     manifest, arrays = prepare(tmp_path, [("ab",), ("",), (" \n",), ("c",)], sequence_length=1)
     assert manifest["counts"]["train"]["blank texts"] == 2

@@ -1,24 +1,23 @@
 """Compare the first steps of two trainings that should be equal: where they
 differ first, how, and what usually causes that.
 
-With --reference, two folders or files of safetensors of any trainer
-(docs/diagnose.md); the exit status is that of diff: 0 if nothing differs, 1 if
-something does, 2 after an error. With --settings, a capture of a strategy with
-`single`, which is captured first; the status is 0 if the page was written.
+With --settings, a capture of a strategy with `single`, which is captured first;
+the status is 0 if the page was written. With --reference, two dumps of any
+trainer, as the command traindiff does (docs/diagnose.md).
 """
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
-from shardlab.diagnosis import trainers
-from shardlab.diagnosis.capture_files import Capture
-from shardlab.diagnosis.page import Diagnosis, diagnose, markdown
-from shardlab.diagnosis.pair import Pair
 from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.settings.types import read_run
+from traindiff import command_line
+from traindiff.capture_files import Capture, InputError
+from traindiff.diagnosis import diagnose
+from traindiff.page import markdown
+from traindiff.pair import Pair
 
 
 def main() -> int:
@@ -26,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--other", type=Path, required=True, help="folder or file of the training in question")
     parser.add_argument("--reference", type=Path, help="folder or file of the training that is right")
-    trainers.add_arguments(parser)
+    command_line.add_options(parser.add_argument_group("with --reference"))
     parser.add_argument("--settings", type=Path, help="run.json of `single`, to capture the reference")
     parser.add_argument("--like", type=Path, help="run.json of the strategy")
     parser.add_argument("--data", type=Path, help="folder of the prepared data set")
@@ -35,28 +34,15 @@ def main() -> int:
     args = parser.parse_args()
     if bool(args.reference) == bool(args.settings):
         parser.error("give --reference, a dump of another training, or --settings, run.json of `single`; not both.")
-    if args.settings:
-        with tempfile.TemporaryDirectory(dir=args.output and args.output.parent) as place:
-            _show(*of_run(args, Path(place)), args.output)
-        return 0
-    try:
-        found = diagnose(trainers.pair(args))
-        _show(found, f"{args.other} against {args.reference}", args.output)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return int(found.first is not None)
+    if args.reference:
+        return command_line.run(args)
+    with tempfile.TemporaryDirectory(dir=args.output and args.output.parent) as place:
+        _compare_with_single(args, Path(place))
+    return 0
 
 
-def _show(found: Diagnosis, title: str, output: Path | None) -> None:
-    page = markdown(found, title)
-    if output:
-        write_text(output, page)
-    print(found.sentence if output else page)
-
-
-def of_run(args: argparse.Namespace, place: Path) -> tuple[Diagnosis, str]:
-    """Capture `single` and a twin of it, and compare a strategy's capture with them; return also the page's title."""
+def _compare_with_single(args: argparse.Namespace, place: Path) -> None:
+    """Capture `single` and a twin of it, and compare a strategy's capture with them."""
     missing = [name for name in ("like", "data", "weights") if getattr(args, name) is None]
     if missing:
         raise UserError(f"--settings needs --{missing[0]}, too.")
@@ -71,5 +57,11 @@ def of_run(args: argparse.Namespace, place: Path) -> tuple[Diagnosis, str]:
     capture(run, args.data, args.weights, place / "single", divided_like=like)
     move(run, args.weights, 0, place / "twin.safetensors")
     capture(run, args.data, place / "twin.safetensors", place / "twin")
-    pair = Pair(*(Capture(folder) for folder in (args.other, place / "single", place / "twin")))
-    return diagnose(pair), f"{like.strategy} x {like.workload}"
+    try:
+        found = diagnose(Pair(*(Capture(folder) for folder in (args.other, place / "single", place / "twin"))))
+    except InputError as error:
+        raise UserError(str(error)) from None
+    page = markdown(found, f"{like.strategy} x {like.workload}")
+    if args.output:
+        write_text(args.output, page)
+    print(found.sentence if args.output else page)

@@ -5,6 +5,7 @@ streamed: no copy is made of them, and only the named columns are decoded.
 """
 
 import atexit
+import json
 import os
 import re
 import shutil
@@ -146,6 +147,9 @@ class Column:
     def __init__(self, split: Split, top: str, fields: list[str], feature: Any) -> None:
         self.split, self.top, self.fields, self.feature = split, top, fields, feature
         self.name = ".".join([top, *fields])
+        whole = (split.stream.features or {}).get(top)
+        self.is_json = bool(fields) and type(whole).__name__ == "Json"
+        """Whether rows have JSON text, as datasets reads lines that do not all have the same fields."""
 
     def value(self, row: dict[str, Any], index: int) -> Any:
         """Return a row's value, decoded.
@@ -155,6 +159,8 @@ class Column:
         """
         value = row[self.top]
         place = f"{self.split.place}, row {index}, column {self.name}"
+        if self.is_json and isinstance(value, str):
+            value = json.loads(value)
         for field in self.fields:
             if value is None:
                 raise UserError(f"{place}: there is no value (null), so no field {field}.")

@@ -42,6 +42,8 @@ def pixels(picture: Any, channels: int, size: int, background: str, counts: Coun
         picture.load()
     except Exception as error:  # of decoders, of many types
         raise ValueError(f"the picture cannot be decoded ({error})") from error
+    if getattr(picture, "is_animated", False):
+        counts["pictures of several frames, of which the first is used"] += 1
     mode = "L" if channels == 1 else "RGB"
     shown = _composited(_of_8_bits(picture, counts), background, counts)
     if picture.mode != mode:

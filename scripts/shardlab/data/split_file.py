@@ -117,13 +117,11 @@ class SplitFile:
         self._random = random.Random(0)
 
     def __enter__(self) -> Self:
-        """Return self."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove the temporary files."""
         self._files.close()
 
     def append(self, part: Arrays) -> None:

@@ -38,6 +38,8 @@ class Text(NamedTuple):
     """Number of ids that the model has, if known."""
     where: str
     """Where that number is from."""
+    unknown: int
+    """Id of the token that stands for whatever the tokenizer does not know; -1: it has none."""
 
     def ids(self, texts: list[str], counts: Counter[str]) -> list[list[int]]:
         """Return the tokens of each text, without special tokens around them.
@@ -49,6 +51,7 @@ class Text(NamedTuple):
         rows: list[list[int]] = [each.ids for each in encodings]
         for text, row in zip(texts, rows, strict=True):
             counts["blank texts"] += not text.strip()
+            counts["tokens that stand for what the tokenizer does not know"] += row.count(self.unknown)
             if self.written and (found := self.written.findall(text)):
                 special = {self.tokenizer.token_to_id(token) for token in found}
                 kind = "text" if special.isdisjoint(row) else "special tokens"
@@ -94,7 +97,9 @@ def text_of(tokenizer: Tokenizer, special: dict[str, int], vocab_size: int | Non
                 piece[1] = NEVER
     encoder = Tokenizer.from_str(json.dumps(content))
     encoder.encode_special_tokens = True
-    return Text(tokenizer, special, encoder, written, vocab_size, where)
+    model = content["model"]
+    unknown = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
+    return Text(tokenizer, special, encoder, written, vocab_size, where, -1 if unknown is None else unknown)
 
 
 def checked_text(value: Any) -> str:

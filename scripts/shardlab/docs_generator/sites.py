@@ -16,7 +16,6 @@ def pages() -> dict[str, str]:
 
 
 def page(name: str) -> str:
-    """Format the Markdown of one site."""
     source = (load.CONFIG / "sites" / f"{name}.yaml").read_text(encoding="utf-8")
     about, rows = _read(source)
     title, _, rest = about.partition(":")

@@ -56,13 +56,11 @@ class Memory(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Stop counting."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._patched.close()
         self._references.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count its outputs."""
         if any("DTensor" in kind.__name__ for kind in types):
             return NotImplemented  # it is dispatched again as its component operators
         made = func(*args, **(kwargs or {}))

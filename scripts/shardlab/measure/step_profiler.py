@@ -48,7 +48,6 @@ class Meter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the clock."""
         self.wall_seconds = time.perf_counter() - self._begin
 
     @contextmanager

@@ -38,7 +38,6 @@ class Chain(nn.Module):
         raise NotImplementedError
 
     def forward(self, *state: Any, **context: Any) -> Any:
-        """Run the state through the pieces."""
         for segment in self.segments() if self._kept is None else self._kept:
             state = segment.next(state, context)
         return state if len(state) > 1 else state[0]

@@ -70,7 +70,6 @@ class Router(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights."""
         nn.init.normal_(self.weight, std=STD)
 
     def forward(self, x: Tensor) -> Routing:
@@ -121,7 +120,6 @@ class Experts(nn.Module):
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights."""
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=STD)
 
@@ -142,7 +140,6 @@ class Experts(nn.Module):
         return dispatch(x, weights, ids, self.experts, self.compute)
 
     def compute(self, rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply each expert to its rows (see Compute)."""
         matrices = self.matrices()
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else rows.dtype
         aligned = all(matrix.shape[-1] * dtype.itemsize % ALIGNMENT == 0 for matrix in matrices)
@@ -154,7 +151,6 @@ class Experts(nn.Module):
         return computed, counts.sum()
 
     def _unbound(self) -> list[tuple[Tensor, ...]]:
-        """Return the matrices of each expert."""
         return list(zip(*(matrix.unbind(0) for matrix in self.matrices()), strict=True))
 
 
@@ -205,13 +201,11 @@ class _Idle(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, matrix: Tensor, counts: Tensor) -> Tensor:
-        """See torch.autograd.Function."""
         ctx.save_for_backward(counts)
         return matrix.view_as(matrix)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """See torch.autograd.Function."""
         (counts,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return gradient.masked_fill((counts == 0)[:, None, None], 0), None
 

@@ -46,7 +46,6 @@ def taken_apart(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def config(run: Run) -> Any:
-    """Return the library's configuration of a run's model."""
     import transformers
 
     args = run.model.args

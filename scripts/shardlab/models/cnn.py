@@ -39,7 +39,6 @@ class Model(Chain):
         self.dense2 = nn.Linear(hidden, classes)
 
     def segments(self) -> list[Segment]:
-        """See Chain."""
         return [
             Segment(("convolution1",), lambda x: self.activation(self.convolution1(x))),
             Segment(("convolution2",), lambda x: self.activation(self.convolution2(x))),

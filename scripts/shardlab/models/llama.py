@@ -48,7 +48,6 @@ class Model(Chain):
         self.apply(self.initialize)
 
     def segments(self) -> list[Segment]:
-        """See Chain."""
         layers = [Segment((f"layers.{number}",), layer) for number, layer in enumerate(self.layers)]
         return [Segment(("embedding",), self.embedding), *layers, Segment(("norm", "output"), self._head, (TARGETS,))]
 

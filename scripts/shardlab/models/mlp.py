@@ -15,7 +15,6 @@ class Model(Chain):
         self.output = nn.Linear(hidden, outputs)
 
     def segments(self) -> list[Segment]:
-        """See Chain."""
         return [Segment(("hidden",), self._hidden), Segment(("output",), self.output)]
 
     def _hidden(self, x: Tensor) -> Tensor:

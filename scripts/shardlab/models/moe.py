@@ -99,7 +99,6 @@ class Model(Chain):
         self.apply(self.initialize)
 
     def segments(self) -> list[Segment]:
-        """See Chain."""
         layers = [
             Segment((f"layers.{number}",), partial(self._layer, layer)) for number, layer in enumerate(self.layers)
         ]

@@ -71,12 +71,10 @@ class Model(Chain):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters that belong to no submodule."""
         nn.init.normal_(self.document_positions, std=0.02)
         nn.init.normal_(self.summary_positions, std=0.02)
 
     def segments(self) -> list[Segment]:
-        """See Chain."""
         last = len(self.encoder) - 1
         encoder = [
             Segment((f"encoder.{n}",), partial(self._encode, block, n == last), MASK)

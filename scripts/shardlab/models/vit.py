@@ -45,12 +45,10 @@ class Model(Chain):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters that belong to no submodule."""
         nn.init.normal_(self.class_token, std=0.02)
         nn.init.normal_(self.positions, std=0.02)
 
     def segments(self) -> list[Segment]:
-        """See Chain."""
         layers = [
             Segment((f"layers.{number}",), partial(self._layer, layer)) for number, layer in enumerate(self.layers)
         ]

@@ -126,7 +126,6 @@ def allocate(model: nn.Module, device: torch.device, buffers: torch.device | Non
 
 
 def names(named: Iterable[tuple[str, Tensor]]) -> list[list[str]]:
-    """Return the names of each tensor."""
     found: dict[int, list[str]] = defaultdict(list)
     for name, value in named:
         found[id(value)].append(name)

@@ -74,6 +74,5 @@ def _difference(value: Tensor, reference: Tensor) -> float:
 
 
 def _square(values: Tensor) -> float:
-    """Return the squared norm."""
     numbers = (torch.view_as_real(values).flatten() if values.is_complex() else values).double()
     return float(numbers.dot(numbers))

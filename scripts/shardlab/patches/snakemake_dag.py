@@ -24,7 +24,6 @@ class _Following(dict[Any, dict[Any, Any]]):
 
 
 def ancient_inputs_decide_nothing() -> None:
-    """Patch the graph of jobs."""
     from snakemake.dag import DAG
 
     update, search = DAG.update_needrun, DAG.bfs

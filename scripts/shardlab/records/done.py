@@ -19,7 +19,6 @@ class Done(Report):
 
 
 def note(path: Path, folder: Path) -> None:
-    """Mark the run in a folder as done."""
     size = (folder / "model.safetensors").stat().st_size
     Done(ended=now(), report=sha256(folder / "train.json"), weights_bytes=size).write(path)
 

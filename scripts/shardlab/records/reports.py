@@ -22,7 +22,6 @@ class Report(Strict):
     seal: str = Field("", description="SHA-256 of the other keys, to detect edited or damaged files.")
 
     def write(self, path: Path) -> None:
-        """Seal and write it."""
         write_json(path, self.model_dump() | {"seal": self._digest()})
 
     @classmethod

@@ -53,7 +53,6 @@ class RunData:
     """Maximum messages, or micro-batches, per rank in a chart."""
 
     def for_workload(self, workload: str) -> "RunData":
-        """Return the runs of one workload."""
         rows = self.table[self.table.workload == workload]
         return replace(self, table=rows, runs=[run for run in self.runs if run.train.workload == workload])
 

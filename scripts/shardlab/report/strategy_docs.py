@@ -14,12 +14,10 @@ ELSEWHERE = re.compile(r"\[([^\]]+)\]\((?!http)[^)]*\)")
 
 
 def all_pages() -> list[Path]:
-    """Return the pages that name the strategies they cover."""
     return [path for path in sorted((ROOT / "docs/strategies").glob("*.md")) if path.name != "README.md"]
 
 
 def strategies_of(page: Path) -> list[str]:
-    """Return the strategies that a page covers."""
     (line,) = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("Strategies: ")]
     return line.split("`")[1::2]
 

@@ -56,7 +56,6 @@ def read_story(folder: Path) -> Attempts | None:
 
 
 def history(folder: Path) -> list[Attempt]:
-    """Return the attempts at the run in a folder."""
     story = read_story(folder)
     return story.attempts if story else []
 
@@ -179,7 +178,6 @@ class AttemptLog:
         self._end(attempt, attempt.why)
 
     def log(self, attempt: Attempt) -> Path:
-        """Return the file with an attempt's output."""
         return self.folder / LOGS / f"{attempt.number:03d}.log"
 
     def stopped(self, attempt: Attempt) -> str | None:

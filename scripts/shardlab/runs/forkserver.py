@@ -240,7 +240,6 @@ def _code() -> dict[str, int]:
 
 
 def threads() -> int:
-    """Return the number of threads of this process."""
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208
 
 

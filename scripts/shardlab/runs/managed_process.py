@@ -115,7 +115,6 @@ class Child:
             os.killpg(self.child.pid, self.kill_signal)
 
     def forget(self) -> None:
-        """Withdraw the request."""
         if self.request:
             self.request.unlink(missing_ok=True)
 

@@ -62,7 +62,6 @@ class Lines(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Remove the bar."""
         self.bar.stop()
         super().close()
 
@@ -160,30 +159,25 @@ class Estimate:
         self.started: float | None = None
 
     def expect(self, stats: dict[str, int]) -> None:
-        """Set the total number of jobs of each rule."""
         self.to_come = Counter(stats)
 
     def begin(self, number: Any, rule: str, now: float | None = None) -> None:
-        """Record the start of a job."""
         now = time.monotonic() if now is None else now
         self.started = now if self.started is None else self.started
         self.running[number] = (rule, now)
 
     def end(self, number: Any, now: float | None = None) -> None:
-        """Record the end of a job."""
         if number in self.running:
             rule, began = self.running.pop(number)
             self.took[rule].append((time.monotonic() if now is None else now) - began)
             self.to_come[rule] -= 1
 
     def each(self, rule: str) -> float:
-        """Return the seconds per job of a rule."""
         if local := self.took[rule]:
             return sum(local) / len(local)
         return self.recorded.get(rule, GUESS.get(rule, OTHERS))
 
     def seconds(self, now: float | None = None) -> float:
-        """Return the seconds until all jobs are done."""
         now = time.monotonic() if now is None else now
         work = sum(max(0, count) * self.each(rule) for rule, count in self.to_come.items())
         under_way = [(self.each(rule), now - began) for rule, began in self.running.values()]

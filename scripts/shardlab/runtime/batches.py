@@ -44,7 +44,6 @@ class Steps:
         self.count = min(recipe.epochs * self.order.steps_per_epoch, recipe.max_steps or 2**63)
 
     def __getitem__(self, number: int) -> Step:
-        """Return step ``number``."""
         per_epoch = self.order.steps_per_epoch
         batch = self.order.batch(number)
         return Step(
@@ -102,13 +101,11 @@ class PrefetchLoader:
         return step
 
     def __enter__(self) -> Self:
-        """Return self."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the thread."""
         self._thread.shutdown(cancel_futures=True)
 
     def _prepared(self, number: int) -> tuple[Step, Any]:

@@ -105,7 +105,6 @@ class Recomputation:
         self._before, self._inner, self._entered = Snapshot(block), inner, ExitStack()
 
     def __enter__(self) -> None:
-        """Put the snapshot in place."""
         with ExitStack() as stack:
             stack.enter_context(self._before.in_place())
             stack.enter_context(self._inner)
@@ -192,7 +191,6 @@ class LocalState:
 
     @property
     def names(self) -> list[str]:
-        """Return all names."""
         return [*self._initial]
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:

@@ -99,7 +99,6 @@ def config(values: dict[str, Any]) -> Config:
 
 @cache
 def workload(name: str) -> Workload:
-    """Return the named workload, validated."""
     if name not in names("workloads"):
         raise unknown("workload", name, names("workloads"), "config/workloads")
     _check_name("workload", name, f"config/workloads/{name}.yaml")
@@ -108,7 +107,6 @@ def workload(name: str) -> Workload:
 
 @cache
 def strategy(name: str) -> Strategy:
-    """Return the named strategy, validated."""
     strategies = read_yaml(CONFIG / "strategies.yaml")
     if name not in strategies:
         raise unknown("strategy", name, strategies, "config/strategies.yaml")

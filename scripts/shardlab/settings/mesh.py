@@ -120,7 +120,6 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
 
     @property
     def size(self) -> int:
-        """Total number of ranks."""
         return prod(self.factors.values())
 
     def degree(self, *axes: str) -> int:
@@ -186,27 +185,22 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
 
     @property
     def replicas(self) -> int:
-        """Degree of replication."""
         return self.degree(*self.replica_axes)
 
     @property
     def shards(self) -> int:
-        """Degree of sharding."""
         return self.parts("states")
 
     @property
     def stages(self) -> int:
-        """Degree of pipeline parallelism."""
         return self.parts("layers")
 
     @property
     def tensor_parts(self) -> int:
-        """Degree of tensor parallelism."""
         return self.parts("tensors")
 
     @property
     def expert_shards(self) -> int:
-        """Degree of sharding of each rank's experts."""
         return max(1, self.shards // self.parts("experts"))
 
     @property
@@ -288,10 +282,8 @@ def multiply_out(degrees: Mapping[str, int], nodes: int, ranks_per_node: int, wh
 
 
 def divisors_of(number: int) -> list[int]:
-    """Return all divisors, in order."""
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def divisors(number: int) -> str:
-    """List all divisors, as text."""
     return ", ".join(map(str, divisors_of(number)))

@@ -72,7 +72,6 @@ def _each(config: Config, of: Callable[[str, Workload, Size, str], T]) -> Iterat
 
 
 def model_args(workload: Workload, config: Config, size: Size) -> dict[str, Any]:
-    """Return the arguments of the workload's model."""
     source = _source(workload, config)
     return size.model | source.model | size.shape | source.shape
 

@@ -25,13 +25,11 @@ class Schedule:
     """True if the gradients of inputs and of weights are computed separately."""
 
     def stages(self, ranks: int, rank: int) -> list[int]:
-        """Return the stage numbers of a rank."""
         if self.stages_per_rank == 1:
             return [rank]
         return [rank, 2 * ranks - 1 - rank] if self.mirrored else [rank, rank + ranks]
 
     def rank_of(self, ranks: int, stage: int) -> int:
-        """Return the rank that holds a stage."""
         return next(rank for rank in range(ranks) if stage in self.stages(ranks, rank))
 
     def refusal(self, name: str, ranks: int, n_microbatches: int) -> str | None:

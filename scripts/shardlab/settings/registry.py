@@ -16,7 +16,6 @@ FOLDERS = {
 
 @cache
 def names(kind: str) -> tuple[str, ...]:
-    """Return the names of that kind."""
     folder, defines = FOLDERS[kind]
     files = sorted(path for path in (ROOT / folder).glob("*.py") if not path.name.startswith("_"))
     return tuple(path.stem for path in files if defines in path.read_text(encoding="utf-8"))

@@ -44,7 +44,6 @@ class Range(Strict):
 
     @property
     def values(self) -> list[float]:
-        """Return the numbers; integral ones as int."""
         if not self.count:
             step = self.step or 1.0
             found = [self.first + step * i for i in range(int((self.last - self.first) / step + 1e-9) + 1)]

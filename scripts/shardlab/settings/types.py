@@ -212,7 +212,6 @@ class StrategyOptions(Strict):
 
     @property
     def pipeline(self) -> Schedule:
-        """Properties of the schedule."""
         return SCHEDULES[self.pipeline_schedule]
 
 
@@ -287,17 +286,14 @@ class Ranks(Strict):
 
     @property
     def world_size(self) -> int:
-        """Total number of ranks."""
         return self.nodes * self.ranks_per_node
 
     @property
     def devices_per_node(self) -> int:
-        """Devices per node."""
         return self.ranks_per_node * self.devices_per_rank
 
     @property
     def cpus_per_node(self) -> int:
-        """CPU cores per node."""
         return self.devices_per_node * self.site.cpus_per_rank
 
     @property
@@ -357,7 +353,6 @@ class Run(Ranks):
 
     @property
     def head_tail(self) -> bool:
-        """See Ranks."""
         return self.options.splits_head_and_tail
 
     @property

@@ -1,6 +1,6 @@
 """The first steps of a training, with what each of them read and computed in files: the input of a diagnosis.
 
-A capture is a folder (see diagnosis/capture_files.py). Whole tensors pass through a device one at a time, so that it
+A capture is a folder (see traindiff/capture_files.py). Whole tensors pass through a device one at a time, so that it
 needs no more memory than a training step in this dtype does. The host's memory has what modules return, until the end
 of a step, and on rank 0 under DeepSpeed the whole state of the optimizer.
 """
@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shardlab import models
-from shardlab.diagnosis import capture_files
 from shardlab.files import write_text
 from shardlab.models import weights
 from shardlab.models._sequence import SequenceSplit
@@ -35,6 +34,7 @@ from shardlab.settings.types import Run
 from shardlab.train import evaluation, loop
 from shardlab.train.module_outputs import ModuleOutputs
 from shardlab.train.step import train_step
+from traindiff import capture_files
 
 STEPS = 4
 """Steps of a capture: the first of two epochs, where these are short."""
@@ -169,7 +169,6 @@ class _Recorder:
             deque(tensors, maxlen=0)
 
     def save_weights(self, name: str) -> None:
-        """Write the whole weights; a collective."""
         self.save(name, self.engine.weights(), self.engine.meta_state_dict)
 
     def save_state(self, name: str) -> None:
@@ -187,16 +186,25 @@ class _Recorder:
         split = {"ranks": sequence.ranks, "rank": sequence.rank, "head_tail": sequence.head_tail}
         ranks = world.gather({"place": world.place, "data_rank": world.data_rank, "sequence": split})
         modules = {name: classes for each in world.gather(self.outputs.modules) for name, classes in each.items()}
+        workload = f"config/workloads/{run.workload.partition('@')[0]}.yaml"
         return {
-            **{"strategy": run.strategy, "workload": run.workload, "dtype": run.recipe.dtype},
-            **{"mesh": run.mesh.root, "context": run.options.context if run.mesh.axes("sequence") else None},
-            **{"plan": run.model.tensor if "tp" in run.mesh.root else {}},
-            **{"engine": run.engine_file, "accumulation": run.recipe.gradient_accumulation_steps},
-            **{"chunks": self.engine.chunks, "max_grad_norm": run.recipe.max_grad_norm},
-            **{"steps_in_all": self.state.steps.count, "steps": self.steps, "ranks": ranks, "modules": modules},
-            **{"parameters": self.names, "sequences": [*self.state.task.sequences]},
-            **{"whole_sequences": [*self.state.task.whole_sequences]},
-            **{"at_first_position": [*self.state.task.at_first_position]},
+            "conditions": f"in {run.recipe.dtype}, without dropout, "
+            "from the run's own settings, initial weights and batches",
+            "dtype": run.recipe.dtype,
+            "mesh": run.mesh.root,
+            "context": run.options.context if run.mesh.axes("sequence") else None,
+            "plan": {"file": workload, "key": "tensor", "styles": run.model.tensor} if "tp" in run.mesh.root else None,
+            "engine": run.engine_file,
+            "accumulation": run.recipe.gradient_accumulation_steps,
+            "chunks": self.engine.chunks,
+            "steps_in_all": self.state.steps.count,
+            "steps": self.steps,
+            "ranks": ranks,
+            "modules": modules,
+            "parameters": self.names,
+            "sequences": [*self.state.task.sequences],
+            "whole_sequences": [*self.state.task.whole_sequences],
+            "at_first_position": [*self.state.task.at_first_position],
         }
 
     def _state(self, own: Mapping[str, Tensor], names: list[str]) -> Iterator[tuple[str, Tensor]]:

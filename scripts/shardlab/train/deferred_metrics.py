@@ -44,5 +44,4 @@ class DeferredMetrics:
         self.add(None)
 
     def clear_flags(self) -> None:
-        """Clear the requests, which were served."""
         self.flags = NO_FLAGS

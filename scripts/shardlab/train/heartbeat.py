@@ -31,7 +31,6 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> Self:
-        """Start."""
         if self._store is not None:
             self._thread.start()
         return self

@@ -83,7 +83,6 @@ class MetricsLog:
             self._say(_line(step, self._steps, loss, norm, seconds, used, _memory(self._devices), self._colour))
 
     def validation(self, step: Step, loss: float) -> None:
-        """Write and print the loss on the validation split."""
         self.write("validation", step=step.number, epoch=step.epoch, loss=loss)
         self._say(f"validation loss {loss:.6f} after epoch {step.epoch}")
 

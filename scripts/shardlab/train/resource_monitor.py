@@ -38,7 +38,6 @@ class Usage:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
-        """Start."""
         if self.seconds is not None:
             self._process.cpu_percent()  # the first call only starts the count
             self._thread.start()
@@ -47,7 +46,6 @@ class Usage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(timeout=FIRST)

@@ -15,7 +15,6 @@ class SampleAudit:
         self.samples = self.targets = 0
 
     def add(self, step: Step) -> None:
-        """Count a step."""
         self.samples += step.samples
         self.targets += step.targets
 

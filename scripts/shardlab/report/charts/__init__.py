@@ -70,5 +70,4 @@ def place_labels(marks: list[dict[str, Any]]) -> None:
 
 
 def load(name: str) -> Chart:
-    """Import the chart of that name."""
     return cast(Chart, import_module(f"shardlab.report.charts.{name}"))

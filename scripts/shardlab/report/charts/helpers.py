@@ -38,7 +38,6 @@ SECONDS = (
 
 
 def lines(table: pd.DataFrame, **channels: Any) -> alt.Chart:
-    """One line per strategy."""
     chart = alt.Chart(table, width=WIDTH, height=HEIGHT).mark_line(strokeWidth=2)
     return _by_family(table, chart, detail="strategy:N", **channels)
 

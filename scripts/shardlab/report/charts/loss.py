@@ -19,6 +19,5 @@ def table(run_data: RunData) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """One line per strategy."""
     y = alt.Y("loss:Q", title="loss", scale=alt.Scale(zero=False))
     return lines(table, x=alt.X("step:Q", title="step"), y=y)

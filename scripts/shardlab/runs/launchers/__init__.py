@@ -84,7 +84,6 @@ class JobLauncher(Launcher):
 
 
 def for_site(site: SiteRuntime) -> Launcher:
-    """Return the launcher of a site."""
     launcher: Launcher = import_module(f"shardlab.runs.launchers.{site.launcher}").Launcher(site)
     return launcher
 

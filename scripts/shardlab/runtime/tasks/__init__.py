@@ -47,7 +47,6 @@ class MicroBatch:
 
     @property
     def counted(self) -> Batch:
-        """Return the samples that count."""
         if self.count == self.rows:
             return self.batch
         return {name: rows[: self.count] for name, rows in self.batch.items()}
@@ -114,7 +113,6 @@ class Task(ABC):
         self.special_tokens = SPECIAL
 
     def samples(self, split: str) -> int:
-        """Return the number of samples in a split."""
         return len(next(iter(self.arrays(split).values())))
 
     @abstractmethod
@@ -165,7 +163,6 @@ class Task(ABC):
         return part
 
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
-        """Return the model's outputs for a batch."""
         positional, keywords = self.inputs(batch)
         outputs: Outputs = model(*positional, **keywords)
         return outputs

@@ -4,22 +4,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis import patterns
-from shardlab.diagnosis.of_factors import look_at_factors, name_factor
-from shardlab.diagnosis.of_optimizer import look_at_settings
-from shardlab.diagnosis.of_samples import look_at_samples
-from shardlab.diagnosis.pair import EPSILONS, FILES, LIMITS, Pair, Stage
-from shardlab.diagnosis.patterns import Read
-from shardlab.diagnosis.stages import has_update, updates
-
-if TYPE_CHECKING:
-    from shardlab.diagnosis.evidence import Evidence
-
+from traindiff import patterns
+from traindiff.evidence import Evidence
+from traindiff.factors import look_at_factors, name_factor
+from traindiff.optimizer_settings import look_at_settings
+from traindiff.pair import EPSILONS, FILES, LIMITS, Pair, Stage
+from traindiff.patterns import Read
+from traindiff.sample_weights import look_at_samples
 
 ISLAND = 1e-5
 """Largest part of a tensor in float64 that the rounding of float32 inside makes up."""
@@ -51,7 +46,7 @@ class Differing:
         return self.pair.limit(EPSILONS, file) * float(self.pair.reference.tensors(file)[name].double().norm())
 
 
-def look_at_tensors(pair: Pair, stage: Stage, found: "Evidence") -> None:
+def look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
     """Note what explains the difference of the tensors of a stage."""
     it = Differing(pair, stage, *_readers(pair, stage))
     found.note("names", "all" if len(it.names) == len(stage.rows) else "one" if len(it.names) == 1 else "some")
@@ -75,12 +70,12 @@ def look_at_tensors(pair: Pair, stage: Stage, found: "Evidence") -> None:
 
 def _readers(pair: Pair, stage: Stage) -> tuple[Read, Read]:
     if stage.kind == "update":
-        return updates(pair.actual, stage.step), updates(pair.reference, stage.step)
+        return pair.actual.updates(stage.step), pair.reference.updates(stage.step)
     file = "initial" if stage.kind == "initial weights" else f"step{stage.step}/{FILES.get(stage.kind, 'weights')}"
     return pair.gradients(pair.actual, file), pair.gradients(pair.reference, file)
 
 
-def _given_gradients(it: Differing, found: "Evidence") -> None:
+def _given_gradients(it: Differing, found: Evidence) -> None:
     """Note whether the tensors have gradients, and say which have one only in one of the trainings."""
     files = [capture.tensors(f"step{it.stage.step}/gradients") for capture in it.pair.captures]
     if it.stage.kind == "update":
@@ -96,11 +91,11 @@ def _given_gradients(it: Differing, found: "Evidence") -> None:
                 found.say(f"Without a gradient in `{capture.folder}`, where it counts as 0: {listed}.")
 
 
-def _missing(it: Differing, found: "Evidence") -> None:
+def _missing(it: Differing, found: Evidence) -> None:
     found.note("pattern", "missing")
     names = it.pair.reference.about.get("parameters", [])
-    if it.stage.kind == "optimizer state" and names and has_update(it.pair.actual, it.stage.step):
-        update = updates(it.pair.actual, it.stage.step)
+    if it.stage.kind == "optimizer state" and names and it.pair.actual.has_update(it.stage.step):
+        update = it.pair.actual.updates(it.stage.step)
         found.note("update", "none" if not any(bool(update(name).any()) for name in names) else "some")
     found.say("Some tensors are missing in one of the two trainings.")
 
@@ -110,7 +105,7 @@ def _is_same(value: Tensor, other: Tensor, fits: float) -> bool:
     return abs(fit.coefficients[0] - 1) < fits and fit.rest < fits
 
 
-def _factors(it: Differing, found: "Evidence") -> bool:
+def _factors(it: Differing, found: Evidence) -> bool:
     fits = {name: patterns.factor(it.actual(name), it.expected(name)) for name in it.names}
     if not all(fit.is_factor(it.pair.fits) for fit in fits.values()):
         found.exclude("a factor", _most(fits))
@@ -126,7 +121,7 @@ def _most(fits: dict[str, patterns.Fit]) -> float:
     return max(fit.left for fit in fits.values())
 
 
-def _rounded(it: Differing, found: "Evidence") -> bool:
+def _rounded(it: Differing, found: Evidence) -> bool:
     dtypes = {patterns.rounded_to(it.actual(name), it.expected(name)) for name in it.names}
     back = {patterns.rounded_to(it.expected(name), it.actual(name)) for name in it.names}
     if None in dtypes and None in back:
@@ -137,7 +132,7 @@ def _rounded(it: Differing, found: "Evidence") -> bool:
     return True
 
 
-def _another_step(it: Differing, found: "Evidence") -> bool:
+def _another_step(it: Differing, found: Evidence) -> bool:
     """Look for the tensors in other steps of the reference: those of an update's weights."""
     kind = "weights" if it.stage.kind == "update" else FILES.get(it.stage.kind)
     own, expected = (capture.tensors(f"step{it.stage.step}/{kind}") for capture in it.pair.captures)
@@ -160,7 +155,7 @@ def _apart(value: Tensor, other: Tensor) -> float:
     return float((value.double() - other.double()).norm() / (other.double().norm() or 1.0))
 
 
-def _float32(it: Differing, found: "Evidence") -> bool:
+def _float32(it: Differing, found: Evidence) -> bool:
     """Recognize the rounding of float32 in tensors of float64, to which nothing must be fitted."""
     if (
         it.stage.kind not in FILES
@@ -175,7 +170,7 @@ def _float32(it: Differing, found: "Evidence") -> bool:
     return True
 
 
-def _rounded_gradients(it: Differing, found: "Evidence") -> bool:
+def _rounded_gradients(it: Differing, found: Evidence) -> bool:
     """Look for gradients that only one training rounds, too little to be a difference of their own."""
     if it.stage.kind not in ("optimizer state", "update"):
         return False
@@ -195,18 +190,18 @@ def _rounded_gradients(it: Differing, found: "Evidence") -> bool:
     return True
 
 
-def _samples(it: Differing, found: "Evidence") -> bool:
+def _samples(it: Differing, found: Evidence) -> bool:
     return it.stage.kind == "gradient" and look_at_samples(it.pair, it.stage.step, it.names, found)
 
 
-def _stale(it: Differing, found: "Evidence") -> bool:
+def _stale(it: Differing, found: Evidence) -> bool:
     before = it.pair.reference.tensors(f"step{it.stage.step - 1}/gradients")
     if it.stage.kind != "gradient" or any(name not in before for name in it.names):
         return False
     return _holds(it, "the gradient of the previous step", "stale", before.__getitem__, it.names, found)
 
 
-def _decay(it: Differing, found: "Evidence") -> bool:
+def _decay(it: Differing, found: Evidence) -> bool:
     if it.stage.kind not in ("optimizer state", "update", "clipped gradient", "gradient"):
         return False
     weights = it.pair.reference.tensors(f"step{it.stage.step - 1}/weights" if it.stage.step else "initial")
@@ -221,7 +216,7 @@ def _decay(it: Differing, found: "Evidence") -> bool:
     return _holds(it, "the weights", "decay", lambda name: weights[name.split("//")[0]], names, found)
 
 
-def _holds(it: Differing, what: str, pattern: str, term: Read, names: list[str], found: "Evidence") -> bool:
+def _holds(it: Differing, what: str, pattern: str, term: Read, names: list[str], found: Evidence) -> bool:
     """Note a pattern if the difference is a multiple of something else, or exclude it."""
     if not names or not any(bool(term(name).any()) for name in names):
         return False
@@ -238,7 +233,7 @@ def _left(rest: float) -> str:
     return f"this leaves {rest:.1g} of it"
 
 
-def _state(it: Differing, found: "Evidence") -> bool:
+def _state(it: Differing, found: Evidence) -> bool:
     """Look for other coefficients of moments: the difference is a sum of the previous state and of the gradient."""
     if it.stage.kind != "optimizer state":
         return False
@@ -263,11 +258,11 @@ def _state(it: Differing, found: "Evidence") -> bool:
     return True
 
 
-def _settings(it: Differing, found: "Evidence") -> bool:
+def _settings(it: Differing, found: Evidence) -> bool:
     return it.stage.kind == "update" and look_at_settings(it.pair, it.stage.step, it.names, found)
 
 
-def _transposed(it: Differing, found: "Evidence") -> bool:
+def _transposed(it: Differing, found: Evidence) -> bool:
     for name in it.names:
         value, other = it.actual(name).double(), it.expected(name).double()
         limit = next(row.limit for row in it.stage.rows if row.name == name) * float(other.abs().max())
@@ -278,7 +273,7 @@ def _transposed(it: Differing, found: "Evidence") -> bool:
     return True
 
 
-def _rows(it: Differing, found: "Evidence") -> bool:
+def _rows(it: Differing, found: Evidence) -> bool:
     """Say what there is to say of the first tensor that differs, though nothing explains it."""
     name = it.names[0]
     row = next(row for row in it.stage.rows if row.name == name)
@@ -309,7 +304,7 @@ def _rows(it: Differing, found: "Evidence") -> bool:
     return True
 
 
-_LOOKS: tuple[Callable[[Differing, "Evidence"], bool], ...] = (
+_LOOKS: tuple[Callable[[Differing, Evidence], bool], ...] = (
     *(_factors, _another_step, _transposed, _rounded, _samples, _stale, _decay, _state, _settings),
     *(_rounded_gradients, _float32, _rows),
 )

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
-from shardlab.diagnosis import trainers
-from shardlab.diagnosis.page import diagnose
-from shardlab.errors import UserError
+from traindiff import command_line
+from traindiff.capture_files import InputError
+from traindiff.diagnosis import diagnose
 
 VOCABULARY, LENGTH, DIM, SAMPLES, STEPS = 24, 10, 16, 8, 3
 LENGTHS = (9, 3, 5, 6, 8, 4, 7, 4, 9, 8, 7, 6, 3, 4, 5, 4, 4, 8, 3, 9, 5, 5, 7, 6)
@@ -400,9 +400,9 @@ def structure(name):
 def compared(other, reference, *options):
     """The diagnosis of two dumps."""
     parser = argparse.ArgumentParser()
-    trainers.add_arguments(parser)
+    command_line.add_options(parser)
     args = parser.parse_args([*options], argparse.Namespace(other=other, reference=reference))
-    return diagnose(trainers.pair(args))
+    return diagnose(command_line.pair(args))
 
 
 def of_fault(folder, name, *options, dtype=torch.float64):
@@ -422,7 +422,7 @@ def judged(folder, faults):
     for name in faults:
         try:
             causes = [cause.cause for cause in of_fault(folder, name, *structure(name)).causes[:1]]
-        except UserError:  # dumps of other parameters
+        except InputError:  # dumps of other parameters
             causes = []
         right = bool({*causes} & {*faults[name][1]})
         found["right" if right else "wrong" if causes else "no known pattern"].append(name)

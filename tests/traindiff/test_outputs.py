@@ -1,18 +1,15 @@
 """Comparison of what ranks read and what their modules return: which places of one device's tensors they have."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from shardlab.diagnosis import evidence, outputs, page, patterns, stages
-from shardlab.diagnosis.capture_files import Capture, rank_file
-from shardlab.diagnosis.pair import Pair
-from shardlab.train.capture import _Recorder
-from shardlab.train.module_outputs import ModuleOutputs
+from traindiff import comparison, diagnosis, outputs, page, patterns
+from traindiff.capture_files import Capture, rank_file
+from traindiff.pair import Pair
 
 LENGTHS = {0: 8, 1: 3}
 """Sample: its length."""
@@ -132,47 +129,6 @@ def test_losses_of_samples_are_a_sum_over_the_ranks_of_a_sequence_or_a_mean(tmp_
     assert apart(tmp_path, ranks, {"cp": 2}, micro_batches(slice(None))) == EQUAL | {"up/0": factor == 3}
 
 
-class Model(nn.Module):
-    """Calls one module for tokens, another one twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.twice = nn.Linear(4, 4), nn.ReLU()
-
-    def forward(self, x):
-        return self.twice(self.twice(self.up(x.flatten(0, 1)).unflatten(0, x.shape[:2])) - 1)
-
-
-def watched(model, pieces=None, loss_chunks=1):
-    """Outputs of a model on one device, or in a pipeline of that many pieces."""
-    recipe = SimpleNamespace(compile=None, loss_chunks=loss_chunks)
-    run = SimpleNamespace(options=SimpleNamespace(single_process=None), recipe=recipe)
-    return ModuleOutputs(run, SimpleNamespace(chunks=pieces, parameter_count=1, parts=[model]))
-
-
-@pytest.mark.parametrize(("chunks", "before"), [(None, 0), (2, 0), (2, 1)])
-def test_outputs_of_modules_that_see_tokens_or_are_called_twice(chunks, before):
-    """``before``: passes that only infer shapes."""
-    model, x = Model(), torch.randn(4, 3, 4)
-    found = watched(model, chunks)
-    pieces = x.chunk(chunks or 1)
-    expected = torch.cat([model(piece) for piece in pieces])
-    found.clear()
-    for piece in [*pieces[:1] * before, *pieces]:
-        model(piece)
-    kept, order = found.take([4])
-    assert {*kept} == {"0/output/twice/0", "0/output//0"}
-    assert all(torch.equal(value, expected.detach()) for value in kept.values())
-    assert order == ["up", "twice", ""]
-
-
-def test_a_module_that_sees_one_chunk_of_the_positions_after_the_other_is_left_out():
-    model = Model()
-    found = watched(model, loss_chunks=2)
-    model(torch.randn(4, 3, 4))
-    assert {*found.take([4])[0]} == {"0/output//0"}
-
-
 def test_ranks_without_the_first_position_have_no_class_token(tmp_path):
     def micro_batches(first):
         values = torch.ones(1, 4).double() if first else torch.zeros(1, 4).double()
@@ -187,23 +143,13 @@ def test_ranks_without_the_first_position_have_no_class_token(tmp_path):
     assert apart(tmp_path, ranks, {"cp": 2}, micro_batches(True)) == EQUAL | {"batch labels": False}
 
 
-def test_a_parameter_of_a_pipeline_that_never_had_a_gradient_has_a_state_of_zeros():
-    parameter = nn.Parameter(torch.ones(2))
-    recorder = object.__new__(_Recorder)
-    recorder.native = SimpleNamespace(parameters=lambda: {"own": parameter}, whole=lambda name, value: value)
-    recorder.state = SimpleNamespace(run=SimpleNamespace(mesh=SimpleNamespace(pipelined=True)))
-    found = dict(recorder._state({}, ["own//exp_avg", "other//exp_avg"]))
-    assert torch.equal(found["own//exp_avg"], torch.zeros(2))
-    assert found["other//exp_avg"] is None
-
-
 def test_the_same_loss_that_is_not_finite_is_equal(tmp_path):
     captures = [Capture(tmp_path), Capture(tmp_path)]
     losses = [float("inf"), float("nan"), 1.0]
     for capture in captures:
         capture.about = {"dtype": "float64", "steps": [{"loss": loss} for loss in losses]}
     captures[0].about["steps"][2] = {"loss": float("nan")}
-    rows = [[*stages.STAGES["loss"](Pair(*captures), step)] for step in (0, 1, 2)]
+    rows = [[*comparison.STAGES["loss"](Pair(*captures), step)] for step in (0, 1, 2)]
     assert [row.differs for found in rows for row in found] == [False, False, True]
 
 
@@ -220,9 +166,9 @@ def test_normalized_rows_are_the_same_in_another_order_or_others():
 
 
 def test_ranks_with_the_same_values_that_are_not_finite_do_not_disagree():
-    assert evidence._near((float("inf"), float("nan")), [float("inf"), float("nan")])
-    assert not evidence._near((1.0, 1.0), [float("inf"), 1.0])
-    assert not evidence._near((1.0, float("nan")), [1.0, 1.0])
+    assert diagnosis._near((float("inf"), float("nan")), [float("inf"), float("nan")])
+    assert not diagnosis._near((1.0, 1.0), [float("inf"), 1.0])
+    assert not diagnosis._near((1.0, float("nan")), [1.0, 1.0])
 
 
 def found_in_outputs(tmp_path, outputs, expected):
@@ -235,7 +181,7 @@ def found_in_outputs(tmp_path, outputs, expected):
         ({"dp": n}, 0, [(samples[n], {"batch/targets": torch.ones(len(value), 9), "output/up/0": value})])
         for n, value in enumerate(outputs)
     ]
-    return page.diagnose(Pair(write(tmp_path / "other", ranks, {"dp": len(outputs)}), reference))
+    return diagnosis.diagnose(Pair(write(tmp_path / "other", ranks, {"dp": len(outputs)}), reference))
 
 
 BIAS = torch.tensor([0.5, -1.0, 2.0]).double()

@@ -1,40 +1,81 @@
-"""Comparison of two dumps of other trainers: the options, and what can be compared."""
+"""The command: its options, and what can be compared."""
 
 import argparse
 import re
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from shardlab.diagnosis import checkpoint_names
-from shardlab.diagnosis.capture_files import KINDS, NAME, Capture
-from shardlab.diagnosis.dumps import ENDING, Dump, Rules
-from shardlab.diagnosis.pair import COARSE, NUMBERS, Pair
-from shardlab.diagnosis.patterns import ranges
-from shardlab.errors import UserError, choices
+from traindiff.capture_files import KINDS, NAME, Capture, InputError
+from traindiff.diagnosis import diagnose
+from traindiff.page import markdown
+from traindiff.pair import COARSE, NUMBERS, Pair
+from traindiff.patterns import ranges
+from traindiff.read_dumps import ENDING, Dump, Rules, conversion
 
 MICRO_BATCHES = "micro-batches"
 LABELS = {"clipped": "clipped gradients", "optimizer": "optimizer states", "initial": "initial weights"}
 """Names of the kinds of files in sentences, where they differ from those of the files."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    own = parser.add_argument_group("with --reference")
+def main(words: list[str] | None = None) -> int:
+    """Compare the dumps that the command line names; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="traindiff",
+        description="Find where two trainings that should be equal differ first, how, and what usually causes that.",
+        epilog="Exit status: 0 if nothing differs, 1 if something does, 2 after an error.",
+    )
+    parser.add_argument("other", metavar="OTHER", type=Path, help="folder or file of the training in question")
+    parser.add_argument(
+        "reference", metavar="REFERENCE", type=Path, help="folder or file of the training that is right"
+    )
+    add_options(parser)
+    parser.add_argument("--output", type=Path, help="page to write (Markdown); without it, print the page")
+    return run(parser.parse_args(words))
+
+
+def add_options(parser: argparse._ActionsContainer) -> None:
+    """Add the options that say how dumps are read."""
     for name, shown, text in (
-        ("rename", "PATTERN=NAME", "turn names of --other into those of --reference (re.sub), in this order"),
+        ("rename", "PATTERN=NAME", "turn names of OTHER into those of REFERENCE (re.sub), in this order"),
         ("merge", "PATTERN=DIM", "join the files' parts of these tensors along a dimension, in the order of the ranks"),
         ("skip", "PATTERN", "leave these tensors out"),
-        ("ranks", "NAME=N", f"ranks of --other along an axis (dp=4, tp=2), or {MICRO_BATCHES}=8: names the factors"),
+        ("ranks", "NAME=N", f"ranks of OTHER along an axis (dp=4, tp=2), or {MICRO_BATCHES}=8: names the factors"),
     ):
-        own.add_argument(f"--{name}", action="append", default=[], metavar=shown, help=f"{text}; repeatable")
-    own.add_argument("--dtype", choices=[*NUMBERS], help="coarsest arithmetic, if files are in a finer dtype")
-    own.add_argument("--twin", type=Path, help="the reference again, from weights moved by one rounding")
+        parser.add_argument(f"--{name}", action="append", default=[], metavar=shown, help=f"{text}; repeatable")
+    parser.add_argument("--dtype", choices=[*NUMBERS], help="coarsest arithmetic, if files are in a finer dtype")
+    parser.add_argument("--twin", type=Path, help="the reference again, from weights moved by one rounding")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare two dumps, print the page or write it and print its first sentence; return the exit status."""
+    try:
+        found = diagnose(pair(args))
+        page = markdown(found, f"{args.other} against {args.reference}")
+        if args.output:
+            _write(args.output, page)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(found.sentence if args.output else page)
+    return int(found.first is not None)
+
+
+def _write(path: Path, page: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(page, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path} could not be written ({error.strerror}).") from None
 
 
 def pair(args: argparse.Namespace) -> Pair:
     """Return the dumps that the options name, with sentences about what is compared in ``about["notes"]``.
 
     Raises:
-        UserError: an option is wrong, a folder or file cannot be read, or the dumps have nothing in common.
+        InputError: an option is wrong, a folder or file cannot be read, or the dumps have nothing in common.
     """
     merge = [(pattern, _number("merge", pattern, dim)) for pattern, dim in _parts("merge", args.merge)]
     plain = Rules([], merge, [_expression("skip", pattern) for pattern in args.skip])
@@ -46,7 +87,7 @@ def pair(args: argparse.Namespace) -> Pair:
             pattern = rule if isinstance(rule, str) else rule[0]
             if pattern not in rules.matched:
                 where = args.other if option == "rename" else f"{args.other} and {args.reference}"
-                raise UserError(
+                raise InputError(
                     f"--{option} '{pattern}' matches no tensor of {where}; one of the names is {_some(actual)}."
                 )
     degrees = {name: _number("ranks", name, number) for name, number in _parts("ranks", args.ranks, is_pattern=False)}
@@ -67,7 +108,7 @@ def _parts(option: str, rules: list[str], is_pattern: bool = True) -> list[tuple
         pattern, equals, value = rule.rpartition("=")
         if not equals:
             example = {"rename": "'^module\\.='", "merge": "'.*up\\.weight=0'", "ranks": "dp=4"}[option]
-            raise UserError(f"--{option} {rule}: there is no '='; write it like this: --{option} {example}.")
+            raise InputError(f"--{option} {rule}: there is no '='; write it like this: --{option} {example}.")
         found.append((_expression(option, pattern) if is_pattern else pattern, value))
     return found
 
@@ -76,14 +117,14 @@ def _expression(option: str, pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise UserError(f"--{option} '{pattern}' is not a regular expression ({error}).") from None
+        raise InputError(f"--{option} '{pattern}' is not a regular expression ({error}).") from None
     return pattern
 
 
 def _number(option: str, name: str, value: str) -> int:
     if not value.isdigit() or (option == "ranks" and value == "0"):
         positive = "positive " if option == "ranks" else ""
-        raise UserError(f"--{option} '{name}={value}': {value or 'nothing'} is not a {positive}number.")
+        raise InputError(f"--{option} '{name}={value}': {value or 'nothing'} is not a {positive}number.")
     return int(value)
 
 
@@ -91,15 +132,15 @@ def _read(source: Path, rules: Rules) -> Capture:
     """Return a dump, or a capture of this project."""
     if (source / NAME).exists():
         if rules.rename:
-            raise UserError(f"{source} is a capture; --rename cannot change its names. Give it as --reference.")
+            raise InputError(f"{source} is a capture; --rename cannot change its names. Give it as REFERENCE.")
         return Capture(source)
     if not source.exists():
-        raise UserError(f"{source} does not exist.")
+        raise InputError(f"{source} does not exist.")
     files = [source] if source.is_file() else [path for path in source.rglob(f"*{ENDING}") if path.is_file()]
-    if (not files or (files == [source] and source.suffix != ENDING)) and (advice := checkpoint_names.advice(source)):
-        raise UserError(advice)
+    if (not files or (files == [source] and source.suffix != ENDING)) and (advice := conversion(source)):
+        raise InputError(advice)
     if not files:
-        raise UserError(f"{source} has no {ENDING} files; docs/diagnose.md shows how to write them.")
+        raise InputError(f"{source} has no {ENDING} files; traindiff.dump writes them.")
     return Dump(source, files, rules)
 
 
@@ -107,7 +148,7 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
     """Return what a reader has to know about what is compared.
 
     Raises:
-        UserError: nothing can be compared.
+        InputError: nothing can be compared.
     """
     captures = pair.captures
     notes = []
@@ -121,14 +162,14 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
         kind: [_dtypes(capture, kind) for capture in captures] for kind in (*KINDS, "initial")
     }
     if not any(all(each) for each in found.values()):
-        has = [choices(LABELS.get(kind, kind) for kind in found if found[kind][place]) for place in (0, 1)]
-        raise UserError(
+        has = [_listed(LABELS.get(kind, kind) for kind in found if found[kind][place]) for place in (0, 1)]
+        raise InputError(
             f"{captures[0].folder} has {has[0]}, {captures[1].folder} has {has[1]}; they have none of these in common."
         )
     for name, (own, others) in found.items():
         kind = LABELS.get(name, name)
         if own and others and own != others:
-            dtypes = f"{choices(own)} against {choices(others)}"
+            dtypes = f"{_listed(own)} against {_listed(others)}"
             notes.append(f"The {kind} are {dtypes}: the coarser dtype of a tensor sets its limit.")
         if bool(own) != bool(others):
             notes.append(f"Only `{captures[not own].folder}` has {kind}; they are not compared.")
@@ -150,3 +191,7 @@ def _dtypes(capture: Capture, kind: str) -> set[str]:
 
 def _some(capture: Capture) -> str:
     return next((name for each in getattr(capture, "files", {}).values() for name in each.names), "none")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

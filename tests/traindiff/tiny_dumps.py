@@ -1,4 +1,4 @@
-"""Dumps of two tensors, as other trainers write them for shardlab diagnose."""
+"""Dumps of two tensors, as other trainers write them for traindiff."""
 
 import torch
 from safetensors.torch import save_file

@@ -18,10 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis import checkpoint_names
-from shardlab.diagnosis.capture_files import KINDS, Capture, RankStep, Tensors, missing
-from shardlab.errors import UserError
-from shardlab.files import read_json
+from traindiff.capture_files import KINDS, Capture, InputError, RankStep, Tensors, missing, read_json
 
 ENDING = ".safetensors"
 WORDS = {
@@ -41,10 +38,28 @@ NO_STEP = re.compile(
 """Numbers of ranks, shards and dtypes."""
 STEP = re.compile(r"(?:step|(?<![a-z])iter(?:ation)?)[-_.=]?(\d+)")
 """Numbers of steps: global_step10 (DeepSpeed), epoch=0-step=1 (Lightning), iter_0000001 (Megatron)."""
-
-
 SHOWN = re.compile(r"step[-_.=]?(\d+)\.json")
 """Names of what a trainer wrote of a step."""
+HUGGING_FACE = re.compile(r"(?<![a-z])checkpoint-(\d+)(?!\d)")
+SAFETENSORS = "safetensors.torch.save_file"
+PREPARED = f"{{name: value.clone() for name, value in state.items()}}, 'weights-N.safetensors') ({SAFETENSORS})"
+FORMATS = (
+    ("*.nemo", "NeMo's archive", "unpack it (`tar -xf`) and convert the checkpoint in it"),
+    ("*.distcp", "a distributed checkpoint (torchtitan, NeMo, Megatron)",
+     "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER weights.pt`, then save_file("
+     f"{PREPARED}"),
+    ("*zero_pp_rank_*", "DeepSpeed's ZeRO checkpoint",
+     "`python zero_to_fp32.py . weights-N --safe_serialization` in its folder"),
+    ("mp_rank_*", "a checkpoint of Megatron or DeepSpeed",
+     "export it to safetensors: Megatron Bridge for Megatron; for DeepSpeed, take torch.load(FILE)['module'] and "
+     f"save_file({PREPARED}"),
+    ("*.ckpt", "Lightning's checkpoint",
+     f"take state = torch.load(FILE, weights_only=True)['state_dict'] and save_file({PREPARED}"),
+    ("pytorch_model*.bin", "Hugging Face's old format", "load the model and call save_pretrained()"),
+    ("*.pt", "a file of torch.save", f"take state = torch.load(FILE, weights_only=True) and save_file({PREPARED}"),
+    ("*.pth", "a file of torch.save", f"take state = torch.load(FILE, weights_only=True) and save_file({PREPARED}"),
+)  # fmt: skip
+"""File names of formats that are not safetensors, the more specific first."""
 
 
 @dataclass
@@ -52,7 +67,7 @@ class Rules:
     """How names and shards are brought into one form."""
 
     rename: list[tuple[str, str]] = field(default_factory=list)
-    """(regular expression, replacement), applied in order to the names of ``--other``."""
+    """(regular expression, replacement), applied in order to the names of the other training."""
     merge: list[tuple[str, int]] = field(default_factory=list)
     """(regular expression of a whole name, dimension along which the files' parts are joined)."""
     skip: list[str] = field(default_factory=list)
@@ -67,7 +82,7 @@ class Rules:
             try:
                 name, count = re.subn(pattern, new, name)
             except (re.error, IndexError) as error:
-                raise UserError(f"--rename '{pattern}={new}': {new} is not a replacement ({error}).") from None
+                raise InputError(f"--rename '{pattern}={new}': {new} is not a replacement ({error}).") from None
             self.matched |= {pattern} if count else set()
         return name
 
@@ -97,7 +112,7 @@ class Dump(Capture):
             name: Parts(self, name, sorted(paths, key=_natural), rules) for name, paths in sorted(groups.items())
         }
         if not any(each.names for each in self.files.values()):
-            raise UserError(f"the files of {folder} have no tensors; docs/diagnose.md shows how to write them.")
+            raise InputError(f"the files of {folder} have no tensors; traindiff.dump writes them.")
 
     @property
     def steps(self) -> list[int]:
@@ -142,7 +157,7 @@ class Parts(Tensors):
                     self.skipped += 1
                     continue
                 if any(other != former for _, other in self.places[name]):
-                    raise UserError(
+                    raise InputError(
                         f"{self.places[name][0][1]} and {former} of {dump.folder} both become {name}; write --rename "
                         "so that they differ."
                     )
@@ -182,7 +197,7 @@ class Parts(Tensors):
         """Return a tensor, joined.
 
         Raises:
-            UserError: it is missing, its parts do not fit together, or differ though no --merge names them.
+            InputError: it is missing, its parts do not fit together, or differ though no --merge names them.
         """
         if name not in self:
             raise missing(self.path, name)
@@ -195,11 +210,11 @@ class Parts(Tensors):
                 return torch.cat(values, dim)
             except (RuntimeError, IndexError):
                 shapes = " and ".join(str(tuple(value.shape)) for value in values[:2])
-                raise UserError(
+                raise InputError(
                     f"{name} cannot be joined along dimension {dim} (--merge): {shapes} in {paths}."
                 ) from None
         if any(each.shape != values[0].shape or not _same(each, values[0]) for each in values[1:]):
-            raise UserError(
+            raise InputError(
                 f"{name} differs between {paths}: if these are shards, join them with --merge "
                 f"'{re.escape(name)}=DIM'; if not, all ranks should have the same values, but do not."
             )
@@ -222,13 +237,22 @@ def _same(value: Tensor, other: Tensor) -> bool:
 
 def _file(path: Path) -> str:
     """Return which file of a capture a file is, by its path in the dump."""
-    names = [checkpoint_names.from_zero(part.lower()) for part in reversed(path.with_suffix("").parts)]
+    names = [_from_zero(part.lower()) for part in reversed(path.with_suffix("").parts)]
     nearer = list(takewhile(lambda name: "initial" not in name, names))
     if len(nearer) < len(names) and not _numbers(nearer) and _kinds(nearer)[:1] in ([], ["weights"]):
         return "initial"
     kinds, numbers = _kinds(names), _numbers(names)
     steps = [number for name in names for number in STEP.findall(name)]
     return f"step{int(([*steps, *numbers] or ['0'])[0])}/{kinds[0] if kinds else KINDS[0]}"
+
+
+def _from_zero(name: str) -> str:
+    """Return a path with its step counted from 0: `checkpoint-1` has the weights after step 0."""
+
+    def step(found: re.Match[str]) -> str:
+        return f"step-{int(found[1]) - 1}" if int(found[1]) else "initial"
+
+    return HUGGING_FACE.sub(step, name)
 
 
 def _kinds(names: list[str]) -> list[str]:
@@ -246,3 +270,12 @@ def _numbers(names: list[str]) -> list[str]:
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Order rank 2 before rank 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+
+
+def conversion(source: Path) -> str | None:
+    """Return how to convert a file or folder without safetensors; None: it is of no known format."""
+    for pattern, what, how in FORMATS:
+        found = [source] if source.is_file() and source.match(pattern) else source.rglob(pattern)
+        if (path := next(iter(found), None)) is not None:
+            return f"{path} is {what}, not safetensors; to compare it: {how}."
+    return None

@@ -1,47 +1,75 @@
-"""What the first stage that differs shows: facts, by which causes.yaml is searched, and sentences for people."""
+"""Where two trainings differ first, how, and what usually causes it."""
 
 import math
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
 
-from shardlab.diagnosis import patterns
-from shardlab.diagnosis.of_factors import name_factor
-from shardlab.diagnosis.of_outputs import look_at_outputs
-from shardlab.diagnosis.of_samples import look_at_samples
-from shardlab.diagnosis.of_tensors import look_at_tensors
-from shardlab.diagnosis.pair import FILES, Pair, Stage, owner
-from shardlab.diagnosis.plan import look_at_plan
-
-
-@dataclass
-class Evidence:
-    """Facts, each with one or more values, and sentences."""
-
-    facts: dict[str, set[str]] = field(default_factory=dict)
-    sentences: list[str] = field(default_factory=list)
-    table: list[str] = field(default_factory=list)
-    """Lines of a table of the samples' weights."""
-    excluded: list[str] = field(default_factory=list)
-    """What was tried and does not explain the difference."""
-
-    def note(self, fact: str, *values: str) -> None:
-        """Add values of a fact."""
-        self.facts.setdefault(fact, set()).update(values)
-
-    def say(self, sentence: str) -> None:
-        """Add a sentence."""
-        self.sentences.append(sentence)
-
-    def exclude(self, pattern: str, rest: float, of: str = "the difference") -> None:
-        """Add a pattern that leaves too much."""
-        left = f"leaves {rest:.0%} of {of}" if rest >= 0.005 else f"leaves {rest:.1g} of {of}"
-        self.excluded.append(f"{pattern} ({left})" if math.isfinite(rest) else pattern)
-
-    def __contains__(self, fact: str) -> bool:
-        """True if a fact is known."""
-        return fact in self.facts
+from traindiff import patterns
+from traindiff.capture_files import InputError
+from traindiff.comparison import stages
+from traindiff.evidence import Cause, Evidence, usual_causes
+from traindiff.factors import name_factor
+from traindiff.outputs import look_at_outputs
+from traindiff.pair import FILES, Pair, Stage, owner
+from traindiff.sample_weights import look_at_samples
+from traindiff.tensor_differences import look_at_tensors
 
 
-def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was compared, and what came out."""
+
+    pair: Pair
+    compared: list[Stage]
+    """Stages up to the last one of the step in which the first difference is."""
+    first: Stage | None = None
+    evidence: Evidence = field(default_factory=Evidence)
+    causes: list[Cause] = field(default_factory=list)
+
+    @property
+    def sentence(self) -> str:
+        """Its result."""
+        if self.first is None:
+            return f"Nothing differs in {_counted(self.pair.steps)}."
+        wrong, rows = self.first.wrong, self.first.rows
+        count = f"{len(wrong)} of {len(rows)}, first {wrong[0].name}" if len(rows) > 1 else wrong[0].name
+        usual = f"; usual cause: {self.causes[0].cause}" if self.causes else "; no known pattern"
+        return f"First difference: {_where(self.first)}, {self.first.kind} ({count}){usual}."
+
+
+def diagnose(pair: Pair) -> Diagnosis:
+    """Compare two captures, stage by stage, to the end of the first step that differs.
+
+    Raises:
+        InputError: they have nothing in common, or other parameters.
+    """
+    compared: list[Stage] = []
+    first = None
+    for stage in stages(pair):
+        if first is not None and stage.step != first.step:
+            break
+        compared.append(stage)
+        first = first or (stage if stage.wrong else None)
+    if not any(stage.rows for stage in compared):
+        raise InputError(f"{pair.actual.folder} and {pair.reference.folder} have no tensors of the same step and kind.")
+    if first is None:
+        return Diagnosis(pair, compared)
+    evidence = _gather(pair, first, compared[compared.index(first) + 1 :])
+    return Diagnosis(pair, compared, first, evidence, usual_causes(evidence))
+
+
+def _counted(steps: list[int]) -> str:
+    """Return steps as text."""
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {patterns.ranges(steps)}"
+
+
+def _where(stage: Stage) -> str:
+    """Return the step of a stage as text."""
+    return "after the last step" if stage.step < 0 else f"step {stage.step}"
+
+
+def _gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
     """Look at the first stage that differs; ``later``: the others of its step."""
     found = Evidence()
     about = pair.actual.about
@@ -66,15 +94,14 @@ def gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
     elif stage.kind in ("loss", "evaluation", "schedule"):
         for row in stage.wrong:
             found.note("name", row.name)
-            ratio = _ratio(row.note)
-            if ratio is not None:
-                name_factor(pair, ratio, found, f"`{row.name}`")
+            if row.ratio is not None:
+                name_factor(pair, row.ratio, found, f"`{row.name}`")
         if stage.kind == "loss":
             look_at_samples(pair, stage.step, [], found)
     else:
         found.note("name", *(row.name.split(" ")[0] for row in stage.wrong))
         _disagreements(pair, max(stage.step, 0), found)
-    look_at_plan(pair, stage, found)
+    _look_at_plan(pair, stage, found)
     return found
 
 
@@ -106,10 +133,7 @@ def _look_at_names(pair: Pair, stage: Stage, found: Evidence) -> None:
     order = ranks[0].order
     owners = {name: owner(name) for name in names}
     latest = max(names, key=lambda name: order.get(owners[name], -1))
-    kinds = {modules[module][0] for module in owners.values() if module in modules}
-    found.note("kinds", *(kinds if len(kinds) == 1 else set()))
     found.note("inside", *modules.get(owners[latest], []))
-    found.note("parameter", latest.rpartition(".")[2])
     right = [row.parameter for row in stage.rows if not row.differs]
     after = [name for name in right if order.get(owner(name), -1) > order.get(owners[latest], -1)]
     if stage.kind == "gradient" and after and len(names) > 1:
@@ -170,10 +194,47 @@ def _look_at_norm(pair: Pair, stage: Stage, found: Evidence) -> None:
     )
 
 
-def _ratio(note: str) -> float | None:
-    """Return the ratio of a row's two numbers."""
-    parts = note.split(", not ")
-    try:
-        return float(parts[0]) / float(parts[1])
-    except (ValueError, IndexError, ZeroDivisionError):
-        return None
+def _look_at_plan(pair: Pair, stage: Stage, found: Evidence) -> None:
+    """Name the entries of a tensor-parallel plan that concern the module that differs first."""
+    plan = pair.actual.about.get("plan")
+    if not plan or stage.kind not in ("output", "update", *FILES):
+        return
+    module, before = _modules(pair, stage)
+    if not module:
+        return
+    found.say(f"{_entry(plan, module)} in the plan of {plan['file']}.")
+    if before:
+        found.say(f"The module before it: {_entry(plan, before)}.")
+    if before and (_style(plan, before), _style(plan, module)) == ("column", "row"):
+        found.note("plan", "column to row")
+        found.say(
+            f"Between {before} and {module}, each rank has only a part of the features, so nothing there may mix or "
+            "reorder them (as a fused or gated layer, a softmax or a norm would)."
+        )
+
+
+def _modules(pair: Pair, stage: Stage) -> tuple[str, str]:
+    """Return the module that differs first, in the direction of computation, and the last equal one before it."""
+    if stage.kind == "output":
+        return stage.wrong[0].module, stage.before.module if stage.before else ""
+    ranks = pair.reference.ranks(stage.step)
+    order = ranks[0].order if ranks else {}
+    owners = [owner(row.parameter) for row in stage.wrong]
+    return max(owners, key=lambda module: order.get(module, -1)), ""
+
+
+def _pattern(plan: dict[str, Any], module: str) -> str | None:
+    """Return the first pattern of a plan that matches a module; a `*` matches within one part of a name."""
+    matching = (each for each in plan["styles"] if each.count(".") == module.count(".") and fnmatchcase(module, each))
+    return next(matching, None)
+
+
+def _style(plan: dict[str, Any], module: str) -> str | None:
+    return plan["styles"].get(_pattern(plan, module))
+
+
+def _entry(plan: dict[str, Any], module: str) -> str:
+    pattern, style, key = _pattern(plan, module), _style(plan, module), plan["key"]
+    if pattern is None:
+        return f"`{module}` is not split (no entry of `{key}:` matches it)"
+    return f"`{module}` is `{style}` (`{key}: {{{pattern}: {style}}}`)"

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
-from traindiff.dump import dump
 
 from helpers.common import ROOT
-from shardlab.cli import diagnose
+from traindiff import command_line
+from traindiff.dump import dump
 
 
 def run(folder, *trainers, ranks=1):
@@ -25,7 +25,7 @@ def run(folder, *trainers, ranks=1):
         port = free.getsockname()[1]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}/scripts", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    words = [sys.executable, f"{ROOT}/tests/helpers/foreign_trainers.py", str(folder), *trainers]
+    words = [sys.executable, f"{ROOT}/tests/traindiff/foreign_trainers.py", str(folder), *trainers]
     pipes = {"text": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     each = [
         subprocess.Popen(words, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **pipes)
@@ -42,13 +42,8 @@ def one_rank(tmp_path_factory):
     return folder
 
 
-def page(monkeypatch, capsys, reference, other):
-    monkeypatch.setattr(sys, "argv", ["diagnose.py", "--reference", str(reference), "--other", str(other)])
-    return diagnose.main(), capsys.readouterr().out
-
-
-def assert_equal(monkeypatch, capsys, reference, other, kinds):
-    status, text = page(monkeypatch, capsys, reference, other)
+def assert_equal(capsys, reference, other, kinds):
+    status, text = command_line.main([str(other), str(reference)]), capsys.readouterr().out
     assert (status, "**Nothing differs in steps 0-2.**" in text) == (0, True), text
     compared = {row.split("|")[2].strip() for row in text.splitlines() if re.match(r"\| \d \|", row)}
     assert kinds <= compared, text
@@ -65,13 +60,13 @@ KINDS = {"gradient", "clipped gradient", "optimizer state", "update"}
 
 @pytest.mark.long
 @pytest.mark.parametrize("trainer", ["transformers", "accelerate", "lightning"])
-def test_one_process_of_another_package(trainer, one_rank, monkeypatch, capsys):
-    assert_equal(monkeypatch, capsys, one_rank / "plain", one_rank / trainer, KINDS)
+def test_one_process_of_another_package(trainer, one_rank, capsys):
+    assert_equal(capsys, one_rank / "plain", one_rank / trainer, KINDS)
 
 
 @pytest.mark.long
-def test_one_process_of_deepspeed(one_rank, monkeypatch, capsys):
-    assert_equal(monkeypatch, capsys, one_rank / "plain32", one_rank / "zero2", KINDS - {"clipped gradient"})
+def test_one_process_of_deepspeed(one_rank, capsys):
+    assert_equal(capsys, one_rank / "plain32", one_rank / "zero2", KINDS - {"clipped gradient"})
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +91,9 @@ def two_ranks(tmp_path_factory):
         ("zero3", {"clipped gradient"}),
     ],
 )
-def test_two_ranks(trainer, missing, one_rank, two_ranks, monkeypatch, capsys):
+def test_two_ranks(trainer, missing, one_rank, two_ranks, capsys):
     reference = "plain32" if trainer in ("fsdp1", "zero2", "zero3") else "plain"
-    assert_equal(monkeypatch, capsys, one_rank / reference, two_ranks / trainer, KINDS - missing)
+    assert_equal(capsys, one_rank / reference, two_ranks / trainer, KINDS - missing)
 
 
 def test_samples_sum_to_the_gradient_and_change_nothing(tmp_path):

@@ -1,15 +1,13 @@
-"""shardlab diagnose on dumps of other trainers: names, shards, steps and dtypes."""
+"""traindiff on dumps of other trainers: names, shards, steps and dtypes."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tiny_dumps import DOWN, GRADIENTS, TENSORS, UP, dump, times
 
-from helpers.dumps import DOWN, GRADIENTS, TENSORS, UP, dump, times
-from shardlab.cli import diagnose
-from shardlab.diagnosis import dumps
+from traindiff import command_line, read_dumps
 
 
 def test_equal_dumps_have_status_0_and_different_ones_status_1(compare):
@@ -229,10 +227,9 @@ def test_a_twin_that_is_not_finite_excuses_nothing(compare, tmp_path, value):
     assert compare({"gradients": times(3)}, GRADIENTS, "--twin", twin)[0] == 1
 
 
-def test_the_step_in_the_name_of_a_single_file(compare, tmp_path, monkeypatch, capsys):
+def test_the_step_in_the_name_of_a_single_file(tmp_path, capsys):
     path = dump(tmp_path, {"gradients.step3": TENSORS}) / "gradients.step3.safetensors"
-    monkeypatch.setattr(sys, "argv", ["shardlab diagnose", "--other", str(path), "--reference", str(path)])
-    assert diagnose.main() == 0
+    assert command_line.main([str(path), str(path)]) == 0
     assert "Nothing differs in step 3." in capsys.readouterr().out
 
 
@@ -267,7 +264,7 @@ def test_the_step_in_the_name_of_a_single_file(compare, tmp_path, monkeypatch, c
     ],
 )
 def test_names_of_files(path, name):
-    assert dumps._file(Path(path)) == name
+    assert read_dumps._file(Path(path)) == name
 
 
 @pytest.mark.parametrize(
@@ -282,14 +279,13 @@ def test_names_of_files(path, name):
         ("checkpoint-1/pytorch_model.bin", "save_pretrained"),
     ],
 )
-def test_a_checkpoint_of_another_format_is_refused_with_how_to_convert_it(path, words, tmp_path, monkeypatch, capsys):
+def test_a_checkpoint_of_another_format_is_refused_with_how_to_convert_it(path, words, tmp_path, capsys):
     file = tmp_path / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b"PK")
     for source in (tmp_path, file):
         if source.is_dir() or "mp_rank" not in path:
-            monkeypatch.setattr(sys, "argv", ["diagnose.py", "--other", str(source), "--reference", str(source)])
-            assert diagnose.main() == 2
+            assert command_line.main([str(source), str(source)]) == 2
             error = capsys.readouterr().err
             assert words in error
             assert path.split("/")[0] in error

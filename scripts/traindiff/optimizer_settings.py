@@ -6,17 +6,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis.capture_files import Capture, Tensors
-from shardlab.diagnosis.pair import Pair
-from shardlab.diagnosis.stages import has_update, updates
-
-if TYPE_CHECKING:
-    from shardlab.diagnosis.evidence import Evidence
+from traindiff.capture_files import Capture, Tensors
+from traindiff.evidence import Evidence
+from traindiff.pair import Pair
 
 BETAS = ((0.9, 0.95, 0.8, 0.85, 0.5, 0.0), (0.999, 0.95, 0.98, 0.99, 0.9, 0.9999))
 EPSILONS = (1e-8, 1e-6, 1e-5, 1e-7, 1e-9, 1e-10, 1e-4, 1e-3)
@@ -50,10 +46,10 @@ class _Model:
     """Largest part of a tensor's update that it leaves."""
 
 
-def look_at_settings(pair: Pair, step: int, names: list[str], found: "Evidence") -> bool:
+def look_at_settings(pair: Pair, step: int, names: list[str], found: Evidence) -> bool:
     """Note if both updates are those of the same optimizer with other settings, and their difference, too."""
     files = _gradients(pair, step)
-    known = all(has_update(capture, step) for capture in pair.captures)
+    known = all(capture.has_update(step) for capture in pair.captures)
     names = [
         name for name in names if all(name in file and file[name].numel() >= LEAST for each in files for file in each)
     ]
@@ -125,7 +121,7 @@ def _sampled(value: Tensor) -> Tensor:
 
 
 def _read(capture: Capture, step: int, names: list[str], gradients: list[Tensors]) -> _Update:
-    before, update = capture.tensors(f"step{step - 1}/weights" if step else "initial"), updates(capture, step)
+    before, update = capture.tensors(f"step{step - 1}/weights" if step else "initial"), capture.updates(step)
 
     def together(read: Callable[[str], Tensor]) -> Tensor:
         return torch.cat([_sampled(read(name)) for name in names])

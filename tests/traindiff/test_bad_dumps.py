@@ -1,10 +1,9 @@
-"""shardlab diagnose on dumps that it cannot compare: one sentence each."""
+"""traindiff on dumps that it cannot compare: one sentence each."""
 
 import re
 
 import pytest
-
-from helpers.dumps import DOWN, GRADIENTS, TENSORS, UP, dump
+from tiny_dumps import DOWN, GRADIENTS, TENSORS, UP, dump
 
 LEFT_OUT = "write all tensors in each file of a kind, also of a twin, or leave them out (--skip)."
 
@@ -121,7 +120,7 @@ BAD = {
         {"gradients": {}},
         GRADIENTS,
         [],
-        "the files of other have no tensors; docs/diagnose.md shows how to write them.",
+        "the files of other have no tensors; traindiff.dump writes them.",
     ),
     "no files": ({}, GRADIENTS, [], "other does not exist."),
     "no replacement": (
@@ -155,7 +154,7 @@ def test_bad_input_is_one_sentence(compare, case):
 
 def test_damaged_files_and_empty_folders_are_one_sentence(compare, tmp_path):
     (tmp_path / "other").mkdir()
-    no_files = "error: other has no .safetensors files; docs/diagnose.md shows how to write them.\n"
+    no_files = "error: other has no .safetensors files; traindiff.dump writes them.\n"
     assert compare({}, GRADIENTS) == (2, no_files)
     (tmp_path / "other/gradients.safetensors").write_bytes(b"not a header")
     status, said = compare({}, GRADIENTS)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
 from traindiff.dump import dump
 
 STEPS, BATCH, WORDS, RATE, CLIP = 3, 8, 32, 0.01, 0.1

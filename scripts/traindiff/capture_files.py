@@ -13,7 +13,7 @@ Of another trainer only gradients, clipped, optimizer and weights are needed, ea
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +23,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shardlab.errors import UserError
-from shardlab.files import read_json
-
 NAME = "capture.json"
 SAMPLES = 64
 """Largest number of rows of a step's samples."""
@@ -33,17 +30,45 @@ INDEX = "//index"
 KINDS = ("gradients", "clipped", "optimizer", "weights")
 
 
+class InputError(Exception):
+    """A dump or an option that cannot be used; the message names it and what would work."""
+
+
+def read_json(path: Path, what: str, remedy: str) -> Any:
+    """Read a file of JSON.
+
+    Raises:
+        InputError: it is missing, cannot be read or is not JSON; the message ends with ``remedy``.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing ({what}); {remedy}.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({what}: {error.strerror}); {remedy}.") from None
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({what} is not JSON: {error}); {remedy}.") from None
+
+
 def rank_file(folder: Path, step: int, rank: int) -> Path:
     """Return the file of what a rank read and computed in a step; its notes are next to it, in JSON."""
     return folder / f"step{step}" / f"rank{rank}.safetensors"
 
 
-def missing(path: Path, name: str) -> UserError:
+def missing(path: Path, name: str) -> InputError:
     """Return the error for a tensor that a file, or a step of a dump, should have."""
-    return UserError(
+    return InputError(
         f"{path} is missing, or {name} in it; write all tensors in each file of a kind, also of a twin, or leave them "
         "out (--skip)."
     )
+
+
+def same_shape(name: str, *places: tuple[Tensor, Path]) -> None:
+    """Raise an InputError unless a tensor has one shape in two folders or files."""
+    shapes = [tuple(value.shape) for value, _ in places]
+    if shapes[0] != shapes[1]:
+        listed = " and ".join(f"{shape} in {path}" for shape, (_, path) in zip(shapes, places, strict=True))
+        raise InputError(f"{name} is {listed}; merge its shards (--merge), or compare trainings of the same model.")
 
 
 class Tensors:
@@ -76,7 +101,7 @@ class Tensors:
         """Return a tensor in its own dtype; of a complex one the real and the imaginary part, along a last dimension.
 
         Raises:
-            UserError: the file, or a tensor of that name in it, is missing.
+            InputError: the file, or a tensor of that name in it, is missing.
         """
         if name not in self:
             raise missing(self.path, name)
@@ -102,7 +127,7 @@ class Tensors:
         try:
             return safe_open(self.path, framework="pt")
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{self.path} is not a safetensors file ({error}); write it again.") from None
+            raise InputError(f"{self.path} is not a safetensors file ({error}); write it again.") from None
 
 
 class Capture:
@@ -127,6 +152,24 @@ class Capture:
         """Return what each rank read and computed in a step."""
         return [RankStep(self, step, rank, about) for rank, about in enumerate(self.about.get("ranks", []))]
 
+    def has_update(self, step: int) -> bool:
+        """Return whether the weights before and after a step are known."""
+        return bool(self._before(step)) and bool(self.tensors(f"step{step}/weights"))
+
+    def updates(self, step: int) -> Callable[[str], Tensor]:
+        """Return what a step added to a weight, by the weight's name."""
+        before, after = self._before(step), self.tensors(f"step{step}/weights")
+
+        def update(name: str) -> Tensor:
+            values = after[name], before[name]
+            same_shape(name, (values[0], after.path), (values[1], before.path))
+            return values[0].double() - values[1].double()
+
+        return update
+
+    def _before(self, step: int) -> Tensors:
+        return self.tensors(f"step{step - 1}/weights" if step else "initial")
+
     def samples(self, step: int) -> "Samples | None":
         """Return the gradients of the samples of a step, if they are known."""
         file = self.tensors(f"step{step}/samples")
@@ -145,7 +188,7 @@ class Samples:
     only a part of a sample's sequence.
 
     Raises:
-        UserError: the file does not have this form.
+        InputError: the file does not have this form.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -155,7 +198,7 @@ class Samples:
         self.ids, self.targets, self.parts = (self._listed(key) for key in ("ids", "targets", "parts"))
         wrong = [name for name in self.names if tensors.shape(name)[0] != self.rows]
         if wrong:
-            raise UserError(f"{tensors.path}: {wrong[0]} has not {self.rows} samples, as {self.names[0]} has.")
+            raise InputError(f"{tensors.path}: {wrong[0]} has not {self.rows} samples, as {self.names[0]} has.")
         self.taken = [*range(self.rows)]
         """The rows that are looked at."""
 
@@ -165,7 +208,7 @@ class Samples:
         except ValueError:
             found = None
         if not isinstance(found, list) or len(found) not in (0, self.rows):
-            raise UserError(f"{self.tensors.path}: its metadata `{key}` is not a list of {self.rows} values in JSON.")
+            raise InputError(f"{self.tensors.path}: its metadata `{key}` is not a list of {self.rows} values in JSON.")
         return found
 
     def with_gradient(self, names: list[str]) -> "Samples":

@@ -4,15 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis import outputs, patterns
-from shardlab.diagnosis.capture_files import Capture, Tensors
-from shardlab.diagnosis.pair import EPSILONS, FLOOR, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
-from shardlab.errors import UserError
+from traindiff import outputs, patterns
+from traindiff.capture_files import Capture, InputError, Tensors, same_shape
+from traindiff.pair import EPSILONS, FLOOR, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """Names of tensors that a forward pass of PyTorch's modules changes."""
@@ -49,25 +47,17 @@ def compare(
     apart: dict[str, tuple[float, float, float]] = {}
     for name in names:
         value, expected = actual(name).double(), reference(name).double()
-        _same_shape(name, (value, pair.actual.folder), (expected, pair.reference.folder))
+        same_shape(name, (value, pair.actual.folder), (expected, pair.reference.folder))
         of_twin = 0.0
         if twin and pair.twin:
             moved = twin(name).double()
-            _same_shape(name, (moved, pair.twin.folder), (expected, pair.reference.folder))
+            same_shape(name, (moved, pair.twin.folder), (expected, pair.reference.folder))
             of_twin = _finite(float(_largest(moved - expected)))
         apart[name] = float(_largest(value - expected)), float(_largest(expected)), of_twin
     scale = max((_finite(size) for _, size, _ in apart.values()), default=0.0)
     for name, (away, size, of_twin) in apart.items():
         unit = max(size, FLOOR * scale) or 1.0
         yield Row(name, away / unit, max(limit(name), MULTIPLE * of_twin / unit, slack(name) / unit))
-
-
-def _same_shape(name: str, *places: tuple[Tensor, Path]) -> None:
-    """Raise a UserError unless a tensor has one shape in two folders or files."""
-    shapes = [tuple(value.shape) for value, _ in places]
-    if shapes[0] != shapes[1]:
-        listed = " and ".join(f"{shape} in {path}" for shape, (_, path) in zip(shapes, places, strict=True))
-        raise UserError(f"{name} is {listed}; merge its shards (--merge), or compare trainings of the same model.")
 
 
 def _finite(value: float) -> float:
@@ -92,13 +82,14 @@ def _numbers(pair: Pair, step: int, *keys: str) -> Iterator[Row]:
             unit = abs(expected) or 1.0
             limit = max(pair.limit(SCALARS), MULTIPLE * abs((twin or expected) - expected) / unit)
             apart = 0.0 if patterns.is_same_number(value, expected) else abs(value - expected) / unit
-            yield Row(key, apart, limit, f"{value:.10g}, not {expected:.10g}")
+            ratio = value / expected if expected else None
+            yield Row(key, apart, limit, f"{value:.10g}, not {expected:.10g}", ratio=ratio)
 
 
 def _schedule(pair: Pair, step: int) -> Iterator[Row]:
-    counts = [capture.about.get("steps_in_all") for capture in (pair.actual, pair.reference)]
-    if step == 0 and None not in counts:
-        yield Row("steps", float(counts[0] != counts[1]), 0.5, f"{counts[0]}, not {counts[1]}")
+    own, other = (capture.about.get("steps_in_all") for capture in pair.captures)
+    if step == 0 and own and other:
+        yield Row("steps", float(own != other), 0.5, f"{own}, not {other}", ratio=own / other)
     yield from _numbers(pair, step, "samples", "targets", "learning_rate")
 
 
@@ -145,21 +136,8 @@ def _is_subset(*files: Tensors) -> bool:
     return bool(names & others) and (names <= others or others <= names)
 
 
-def updates(capture: Capture, step: int) -> Callable[[str], Tensor]:
-    """Return what a step added to a weight, by the weight's name."""
-    after = capture.tensors(f"step{step}/weights")
-    before = capture.tensors(f"step{step - 1}/weights" if step else "initial")
-
-    def update(name: str) -> Tensor:
-        values = after[name], before[name]
-        _same_shape(name, (values[0], after.path), (values[1], before.path))
-        return values[0].double() - values[1].double()
-
-    return update
-
-
 def _update(pair: Pair, step: int) -> Iterator[Row]:
-    if not all(has_update(capture, step) for capture in pair.captures):
+    if not all(capture.has_update(step) for capture in pair.captures):
         return
     name = f"step{step}/weights"
     _same_names(pair, name)
@@ -168,7 +146,7 @@ def _update(pair: Pair, step: int) -> Iterator[Row]:
     for row in compare(
         _parameters(pair, step),
         pair,
-        lambda capture: updates(capture, step),
+        lambda capture: capture.updates(step),
         lambda each: max(UPDATES, limits(each)),
         lambda each: 4 * epsilons(each) * float(_largest(after[each].double())),
     ):
@@ -190,7 +168,7 @@ def _sure(pair: Pair, step: int, row: Row) -> Row:
             return row  # they differ by more than rounding
         near = max(RELATIVE, limit / 2)
         unsure = (unsure if unsure is not None else own.ne(own)) | ((own - other).abs() > near * other.abs())
-    off = updates(pair.actual, step)(row.name) - updates(pair.reference, step)(row.name)
+    off = pair.actual.updates(step)(row.name) - pair.reference.updates(step)(row.name)
     if unsure is None or unsure.shape != off.shape or not math.isfinite(row.apart):
         return row
     return replace(row, apart=row.apart * float(_largest(off.masked_fill(unsure, 0.0)) / _largest(off)))
@@ -200,7 +178,7 @@ def _weights(pair: Pair, step: int) -> Iterator[Row]:
     """Compare weights of which no update is known."""
     name = f"step{step}/weights"
     if all(capture.tensors(name) for capture in pair.captures) and not all(
-        has_update(capture, step) for capture in pair.captures
+        capture.has_update(step) for capture in pair.captures
     ):
         _same_names(pair, name)
         yield from _whole(pair, name, _parameters(pair, step))
@@ -220,7 +198,7 @@ def _whole(pair: Pair, name: str, names: list[str]) -> Iterator[Row]:
 
 
 def _same_names(pair: Pair, file: str) -> None:
-    """Raise a UserError if a file of both does not have the same names."""
+    """Raise a InputError if a file of both does not have the same names."""
     found = [capture.tensors(file).names for capture in pair.captures]
     only = [[name for name in names if name not in others] for names, others in (found, found[::-1])]
     if only[0] or only[1]:
@@ -229,7 +207,7 @@ def _same_names(pair: Pair, file: str) -> None:
             for names, capture in zip(only, pair.captures, strict=True)
             if names
         )
-        raise UserError(
+        raise InputError(
             f"{file}: the names of tensors differ, {listed}; map them with --rename, or leave them out (--skip)."
         )
 
@@ -243,12 +221,6 @@ def _parameters(pair: Pair, step: int) -> list[str]:
         for name in weights.names
         if name.rpartition(".")[2] not in BUFFERS and not weights.dtype(name).startswith(("I", "U", "BOOL"))
     ]
-
-
-def has_update(capture: Capture, step: int) -> bool:
-    """Return whether the weights before and after a step are known."""
-    before = capture.tensors(f"step{step - 1}/weights" if step else "initial")
-    return bool(before) and bool(capture.tensors(f"step{step}/weights"))
 
 
 def _initial(pair: Pair, step: int) -> Iterator[Row]:

@@ -1,71 +1,10 @@
-"""The page of a diagnosis: where two trainings differ first, how, what usually causes it, if it is not rounding."""
+"""The page of a diagnosis, in Markdown."""
 
-from dataclasses import dataclass, field
-
-from shardlab.diagnosis import causes, patterns
-from shardlab.diagnosis.causes import Cause
-from shardlab.diagnosis.evidence import Evidence, gather
-from shardlab.diagnosis.pair import Pair, Stage
-from shardlab.diagnosis.stages import stages
-from shardlab.errors import UserError
+from traindiff.diagnosis import Diagnosis
+from traindiff.pair import Stage
 
 LISTED = 12
 """Most tensors that a page lists."""
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What was compared, and what came out."""
-
-    pair: Pair
-    steps: int
-    """Number of steps that both have."""
-    compared: list[Stage]
-    """Stages up to the last one of the step in which the first difference is."""
-    first: Stage | None = None
-    evidence: Evidence = field(default_factory=Evidence)
-    causes: list[Cause] = field(default_factory=list)
-
-    @property
-    def sentence(self) -> str:
-        """One sentence."""
-        if self.first is None:
-            return f"Nothing differs in {_counted(self.pair.steps)}."
-        wrong, rows = self.first.wrong, self.first.rows
-        count = f"{len(wrong)} of {len(rows)}, first {wrong[0].name}" if len(rows) > 1 else wrong[0].name
-        usual = f"; usual cause: {self.causes[0].cause}" if self.causes else "; no known pattern"
-        return f"First difference: {where(self.first)}, {self.first.kind} ({count}){usual}."
-
-
-def diagnose(pair: Pair) -> Diagnosis:
-    """Compare two captures, stage by stage, to the end of the first step that differs.
-
-    Raises:
-        UserError: they have nothing in common, or other parameters.
-    """
-    compared: list[Stage] = []
-    first = None
-    for stage in stages(pair):
-        if first is not None and stage.step != first.step:
-            break
-        compared.append(stage)
-        first = first or (stage if stage.wrong else None)
-    if not any(stage.rows for stage in compared):
-        raise UserError(f"{pair.actual.folder} and {pair.reference.folder} have no tensors of the same step and kind.")
-    if first is None:
-        return Diagnosis(pair, len(pair.steps), compared)
-    evidence = gather(pair, first, compared[compared.index(first) + 1 :])
-    return Diagnosis(pair, len(pair.steps), compared, first, evidence, causes.usual(evidence))
-
-
-def _counted(steps: list[int]) -> str:
-    """Return steps as text."""
-    return f"step {steps[0]}" if len(steps) == 1 else f"steps {patterns.ranges(steps)}"
-
-
-def where(stage: Stage) -> str:
-    """Return the step of a stage as text."""
-    return "after the last step" if stage.step < 0 else f"step {stage.step}"
 
 
 def markdown(found: Diagnosis, title: str) -> str:
@@ -83,11 +22,8 @@ def markdown(found: Diagnosis, title: str) -> str:
 def _conditions(found: Diagnosis) -> list[str]:
     about, twin = found.pair.actual.about, found.pair.twin
     parts = []
-    if "strategy" in about:
-        parts.append(
-            f"The first {found.steps} steps in {about['dtype']}, without dropout, from the run's own "
-            "settings, initial weights and batches."
-        )
+    if "conditions" in about:
+        parts.append(f"The first {len(found.pair.steps)} steps {about['conditions']}.")
     parts += about.get("notes", [])
     if twin:
         parts.append(

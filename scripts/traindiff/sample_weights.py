@@ -6,17 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis.capture_files import Samples
-from shardlab.diagnosis.of_factors import name_factor
-from shardlab.diagnosis.pair import Pair
-
-if TYPE_CHECKING:
-    from shardlab.diagnosis.evidence import Evidence
+from traindiff.capture_files import Samples
+from traindiff.evidence import Evidence
+from traindiff.factors import name_factor
+from traindiff.pair import Pair
 
 VALUES_PER_SAMPLE = 4
 """Fewest values of a gradient per sample: fewer are explained by any samples."""
@@ -83,7 +80,7 @@ class Partition:
         return found
 
 
-def look_at_samples(pair: Pair, step: int, wrong: list[str], found: "Evidence") -> bool:
+def look_at_samples(pair: Pair, step: int, wrong: list[str], found: Evidence) -> bool:
     """Explain the gradient of a step by weights of its samples; return whether that holds.
 
     ``wrong``: the parameters that differ. Weights of a loss explain all parameters; those that a reduction left out,
@@ -110,7 +107,7 @@ def look_at_samples(pair: Pair, step: int, wrong: list[str], found: "Evidence") 
     return False
 
 
-def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: "Evidence") -> Fit | None:
+def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: Evidence) -> Fit | None:
     """Return the weights that explain these parameters' gradients best, or None if nothing can be said."""
     rows = _matrix(samples, names)
     actual, expected = (_column(samples, names, pair, capture, step) for capture in pair.captures)
@@ -154,7 +151,7 @@ def _column(samples: Samples, names: list[str], pair: Pair, capture: object, ste
     return torch.cat([samples.kept(name, read(name)) for name in names])
 
 
-def _name(pair: Pair, step: int, samples: Samples, fit: Fit, found: "Evidence") -> None:
+def _name(pair: Pair, step: int, samples: Samples, fit: Fit, found: Evidence) -> None:
     """Note which weights these are."""
     found.note("pattern", "weights")
     found.say(f"Weights of the samples explain the gradient; they leave {fit.rest:.1g} of the difference.")
@@ -184,7 +181,7 @@ def _size(values: Iterable[float]) -> float:
     return max(abs(value) for value in values) or 1.0
 
 
-def _lost(partition: Partition, weights: list[float], near: float, found: "Evidence") -> bool:
+def _lost(partition: Partition, weights: list[float], near: float, found: Evidence) -> bool:
     """Blocks that do not count, while the others do alike."""
     means = partition.means(weights)
     lost = [block for block, value in means.items() if abs(value) <= near * _size(weights)]
@@ -218,7 +215,7 @@ def _mean_of_means(
     what: str,
     counts: list[int],
     near: float,
-    found: "Evidence",
+    found: Evidence,
 ) -> bool:
     """Blocks whose weight is one over their number of targets (or samples): their means are added."""
     sums, means = partition.sums(counts), partition.means(weights)
@@ -254,7 +251,7 @@ def _mean_of_means(
     return True
 
 
-def _times(samples: Samples, weights: list[float], near: float, found: "Evidence") -> bool:
+def _times(samples: Samples, weights: list[float], near: float, found: Evidence) -> bool:
     """Samples that count several times, or not at all, while most count once."""
     counts = samples.targets or [1] * len(weights)
     for once in sorted({value for value in weights if value > near * _size(weights)}):
@@ -272,7 +269,7 @@ def _times(samples: Samples, weights: list[float], near: float, found: "Evidence
     return False
 
 
-def _say_times(samples: Samples, times: list[int], how: str, found: "Evidence") -> None:
+def _say_times(samples: Samples, times: list[int], how: str, found: Evidence) -> None:
     for number in sorted({*times} - {1}):
         which = [row for row, each in enumerate(times) if each == number]
         found.note("weights", "doubled samples" if number else "dropped samples")
@@ -290,7 +287,7 @@ def _label(block: object) -> str:
     return "/".join(map(str, block)) if isinstance(block, tuple) else str(block)
 
 
-def _table(samples: Samples, weights: list[float], partition: Partition | None, found: "Evidence") -> None:
+def _table(samples: Samples, weights: list[float], partition: Partition | None, found: Evidence) -> None:
     """Show the weights of the samples, or of blocks where these are too many."""
     if len(weights) > LISTED and partition:
         found.table += [f"| {partition.kind} | weight |", "| --- | --- |"]
@@ -376,7 +373,7 @@ def _of_places(rank: list[int], micro: list[int], part: list[int]) -> Iterator[P
         yield Partition("rank's micro-batch", tuple(zip(rank, micro, part, strict=True)))
 
 
-def _compare_ids(pair: Pair, step: int, samples: Samples, found: "Evidence") -> None:
+def _compare_ids(pair: Pair, step: int, samples: Samples, found: Evidence) -> None:
     """Say which samples only one of the trainings reads, and which several ranks read, if both know theirs."""
     nested = [] if pair.actual.ranks(step) else pair.actual.shown(step).get("ids") or []
     read = Counter(each for rank in nested for ids in rank for each in (ids if isinstance(ids, list) else [ids]))
@@ -392,7 +389,7 @@ def _compare_ids(pair: Pair, step: int, samples: Samples, found: "Evidence") -> 
             found.say(f"{says}: {', '.join(map(str, off[:8]))}{', ...' * (len(off) > 8)}.")
 
 
-def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Fit, found: "Evidence") -> None:
+def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Fit, found: Evidence) -> None:
     """Say that a gradient is not that of these samples, and whether other steps' samples explain more of it."""
     found.note("weights", "outside")
     found.say(

@@ -1,14 +1,14 @@
-"""Causes that shardlab diagnose names for dumps of two trainings, or that it names none."""
+"""Causes that traindiff names for dumps of two trainings, or that it names none."""
 
 import json
 import re
 
 import pytest
 import torch
+from tiny_dumps import DOWN, GRADIENTS, TENSORS, UP, times
 from torch.optim import SGD, AdamW
 
-from helpers.dumps import DOWN, GRADIENTS, TENSORS, UP, times
-from shardlab.diagnosis import patterns
+from traindiff import patterns
 
 SHAPES = {"up.weight": (16, 8), "up.bias": (16,), "down.weight": (8, 16)}
 RANKS = ("--ranks", "dp=2", "--ranks", "micro-batches=4")

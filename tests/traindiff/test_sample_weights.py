@@ -1,14 +1,14 @@
 """Weights of samples explain the gradients of small trainings with the faults of real trainers; no cause is wrong."""
 
 import pytest
+import small_training
 import torch
 from safetensors.torch import save_file
+from small_training import HELD_BACK, MISSED, compared, of_fault, structure, training
+from tiny_dumps import dump
 
-from helpers import small_training
-from helpers.dumps import dump
-from helpers.small_training import HELD_BACK, MISSED, compared, of_fault, structure, training
-from shardlab.diagnosis.page import markdown
-from shardlab.errors import UserError
+from traindiff.capture_files import InputError
+from traindiff.page import markdown
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,7 +39,7 @@ def test_weights_of_samples_name_faults_of_real_trainers(folder, name, known):
 def test_no_cause_is_wrong_for_faults_that_none_was_written_for(folder, name, dtype):
     _, causes = HELD_BACK[name]
     if name == "untied":
-        with pytest.raises(UserError, match=r"names of tensors differ, 1 only in .* \(head.weight\)"):
+        with pytest.raises(InputError, match=r"names of tensors differ, 1 only in .* \(head.weight\)"):
             of_fault(folder, name, dtype=dtype)
         return
     found = of_fault(folder, name, *structure(name), dtype=dtype)
@@ -114,7 +114,7 @@ def test_samples_that_do_not_add_up_explain_nothing(tmp_path):
 
 @pytest.mark.parametrize("metadata", [{"ids": "[1, 2]"}, {"targets": "3"}, {"ids": "["}])
 def test_metadata_that_do_not_fit_are_an_error(tmp_path, metadata):
-    with pytest.raises(UserError, match=r"its metadata `(ids|targets)` is not a list of 8 values in JSON"):
+    with pytest.raises(InputError, match=r"its metadata `(ids|targets)` is not a list of 8 values in JSON"):
         page_of(tmp_path, *weighted([2, 0] * 4, **metadata))
 
 

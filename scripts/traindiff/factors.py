@@ -3,14 +3,10 @@
 import math
 from fractions import Fraction
 from itertools import combinations
-from typing import TYPE_CHECKING
 
-from shardlab.diagnosis import patterns
-from shardlab.diagnosis.pair import Pair, Stage
-from shardlab.diagnosis.stages import has_update, updates
-
-if TYPE_CHECKING:
-    from shardlab.diagnosis.evidence import Evidence
+from traindiff import patterns
+from traindiff.evidence import Evidence
+from traindiff.pair import Pair, Stage
 
 SMALLEST_SCALE = 2**8
 """From this power of two on a factor is a loss scale, unless it is one of the given numbers."""
@@ -20,7 +16,7 @@ WINDOW = 64
 """Most micro-batches of which a factor can be a part."""
 
 
-def look_at_factors(pair: Pair, stage: Stage, factors: dict[str, float], found: "Evidence", rest: float) -> None:
+def look_at_factors(pair: Pair, stage: Stage, factors: dict[str, float], found: Evidence, rest: float) -> None:
     """Say by which factor each tensor differs, if one fits it; ``rest``: the most that one leaves of a difference."""
     low, high = min(factors.values()), max(factors.values())
     times = (low + high) / 2
@@ -49,17 +45,17 @@ def _squares(first: list[float], second: list[float], near: float) -> bool:
     )
 
 
-def _of_updates(pair: Pair, stage: Stage, names: list[str], times: float, found: "Evidence") -> None:
+def _of_updates(pair: Pair, stage: Stage, names: list[str], times: float, found: Evidence) -> None:
     """Say by which factor the updates of the other steps differ, and whether the weights are an average, or the
     learning rates that the trainings say have this ratio.
     """
     rate, other = (capture.shown(stage.step).get("learning_rate") for capture in pair.captures)
     if isinstance(rate, float) and isinstance(other, float) and other and rate != other:
         found.note("rate", "explains" if abs(rate / other / times - 1) <= pair.near else "another")
-    steps = [step for step in pair.steps if all(has_update(capture, step) for capture in pair.captures)][:8]
+    steps = [step for step in pair.steps if all(capture.has_update(step) for capture in pair.captures)][:8]
     shown = []
     for step in steps:
-        fit = patterns.combination(names, updates(pair.actual, step), [updates(pair.reference, step)])
+        fit = patterns.combination(names, pair.actual.updates(step), [pair.reference.updates(step)])
         shown.append(f"step {step} {_number(fit.coefficients[0])}" + (f" (leaves {fit.rest:.0e})" * (fit.rest > 1e-3)))
     if len(shown) > 1:
         found.say(f"The updates' best factor: {', '.join(shown)}; after the first difference the weights differ, too.")
@@ -81,7 +77,7 @@ def _is_average(pair: Pair, step: int, names: list[str], part: float) -> bool:
     """Return whether an update moves the weights by a part of their distance from the reference's."""
     before, after = pair.actual.tensors(f"step{step - 1}/weights"), pair.reference.tensors(f"step{step}/weights")
     fit = patterns.combination(
-        names, updates(pair.actual, step), [lambda name: after[name].double() - before[name].double()]
+        names, pair.actual.updates(step), [lambda name: after[name].double() - before[name].double()]
     )
     return fit.rest < pair.fits and abs(fit.coefficients[0] - part) <= pair.fits * part
 
@@ -126,7 +122,7 @@ def _composed(pair: Pair) -> dict[str, tuple[float, str]]:
     return found
 
 
-def name_factor(pair: Pair, times: float, found: "Evidence", what: str) -> None:
+def name_factor(pair: Pair, times: float, found: Evidence, what: str) -> None:
     """Say what a factor can be."""
     named: list[tuple[str, str]] = []
     for meanings, near in ((candidates(pair), pair.near), (_composed(pair), min(pair.near, 1e-3))):
@@ -135,8 +131,6 @@ def name_factor(pair: Pair, times: float, found: "Evidence", what: str) -> None:
     if not named and 2 ** abs(scale) >= SMALLEST_SCALE and abs(times / 2.0**scale - 1) < 1e-3:
         named = [(f"2^{scale}, as of a loss scale", "loss scale")]
     found.note("factor", *(kind for _, kind in named) if named else ("unnamed",))
-    found.note("factor", "above 1" if times > 1 else "below 1")
-    found.note("by", *(name for name, _ in named))
     means = " or ".join(name for name, _ in named)
     found.say(f"{what} is {_number(times)} times the reference's." + (f" The factor is {means}." if means else ""))
 

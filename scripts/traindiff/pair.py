@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardlab.diagnosis.capture_files import KINDS, Capture
-from shardlab.diagnosis.patterns import ranges
-from shardlab.errors import UserError
+from traindiff.capture_files import KINDS, Capture, InputError
+from traindiff.patterns import ranges
 
 FLOOR = 1e-4
 """A tensor is compared relative to its largest value, or to this part of the largest of its kind."""
@@ -51,6 +50,8 @@ class Row:
     """The difference in words, where it is not a number."""
     where: Any = None
     """Where an output differs (see outputs.Where)."""
+    ratio: float | None = None
+    """Of two numbers."""
 
     @property
     def parameter(self) -> str:
@@ -106,14 +107,14 @@ class Pair:
         """Steps that both have.
 
         Raises:
-            UserError: there are none.
+            InputError: there are none.
         """
         steps, others = self.actual.steps, self.reference.steps
         if not steps and not others:
             return [0]  # both have only weights before the first step
         found = [step for step in others if step in steps]
         if not found:
-            raise UserError(
+            raise InputError(
                 f"{self.actual.folder} and {self.reference.folder} have no step in common: {_listed(steps)} and "
                 f"{_listed(others)}; both must number their steps alike."
             )

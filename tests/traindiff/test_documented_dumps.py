@@ -1,0 +1,71 @@
+"""The blocks of the README and of docs/diagnose.md are run: a plain PyTorch loop, the same under FSDP2, one with single
+samples.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers.common import ROOT
+from traindiff import command_line
+
+README = ROOT / "scripts/traindiff/README.md"
+RUN = """
+import sys, torch, torch.distributed as dist
+import train
+import reference
+model = torch.nn.Linear(2, 2)
+batches = [(torch.randn(3, 2), torch.tensor([0, 1, 0]))]
+reference.train(model, torch.optim.SGD(model.parameters()), batches, "dumps/samples")
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+import sharded
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory):
+    """A folder with the documents' files, of which those of plain PyTorch have run."""
+    folder = tmp_path_factory.mktemp("blocks")
+    for page in (README, ROOT / "docs/diagnose.md"):
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            (folder / re.match(r"# (\S+)", block)[1]).write_text(block)
+    text = (folder / "train.py").read_text().partition('\n\ntrain("')[0] + '\n\ntrain("dumps/sharded")\n'
+    text = text.replace("    optimizer =", "    torch.distributed.fsdp.fully_shard(model)\n    optimizer =")
+    (folder / "sharded.py").write_text(text)
+    shutil.copy(ROOT / "scripts/traindiff/dump.py", folder)
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    subprocess.run([sys.executable, "-c", RUN, folder / "store"], cwd=folder, check=True, env=environment)
+    return folder
+
+
+def compared(folder, monkeypatch, capsys, *words):
+    monkeypatch.chdir(folder)
+    return command_line.main([*words]), capsys.readouterr().out
+
+
+def test_the_page_of_the_readme_is_what_its_example_prints(blocks, monkeypatch, capsys):
+    status, page = compared(blocks, monkeypatch, capsys, "dumps/two", "dumps/one")
+    assert status == 1
+    shown = re.search(r"```markdown\n(.*?)```", README.read_text(), re.DOTALL)[1]
+    # How much rounding leaves differs between machines.
+    sentences = [line for line in shown.splitlines() if line and "at most 1e-07" not in line]
+    assert len(sentences) == 10
+    assert {*sentences} <= {*page.splitlines()}
+
+
+def test_fsdp2_on_one_rank_equals_the_plain_loop(blocks, monkeypatch, capsys):
+    status, page = compared(blocks, monkeypatch, capsys, "dumps/sharded", "dumps/one")
+    assert (status, "**Nothing differs in steps 0-3.**" in page) == (0, True), page
+
+
+def test_the_reference_writes_gradients_of_single_samples(blocks):
+    samples = load_file(blocks / "dumps/samples/samples-0.safetensors")
+    for name, value in load_file(blocks / "dumps/samples/gradients-0.safetensors").items():
+        torch.testing.assert_close(samples[name].sum(0), value.flatten())

@@ -1,0 +1,61 @@
+"""What a capture keeps of a step."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from shardlab.train.capture import _Recorder
+from shardlab.train.module_outputs import ModuleOutputs
+
+
+class Model(nn.Module):
+    """Calls one module for tokens, another one twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.twice = nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x):
+        return self.twice(self.twice(self.up(x.flatten(0, 1)).unflatten(0, x.shape[:2])) - 1)
+
+
+def watched(model, pieces=None, loss_chunks=1):
+    """Outputs of a model on one device, or in a pipeline of that many pieces."""
+    recipe = SimpleNamespace(compile=None, loss_chunks=loss_chunks)
+    run = SimpleNamespace(options=SimpleNamespace(single_process=None), recipe=recipe)
+    return ModuleOutputs(run, SimpleNamespace(chunks=pieces, parameter_count=1, parts=[model]))
+
+
+@pytest.mark.parametrize(("chunks", "before"), [(None, 0), (2, 0), (2, 1)])
+def test_outputs_of_modules_that_see_tokens_or_are_called_twice(chunks, before):
+    """``before``: passes that only infer shapes."""
+    model, x = Model(), torch.randn(4, 3, 4)
+    found = watched(model, chunks)
+    pieces = x.chunk(chunks or 1)
+    expected = torch.cat([model(piece) for piece in pieces])
+    found.clear()
+    for piece in [*pieces[:1] * before, *pieces]:
+        model(piece)
+    kept, order = found.take([4])
+    assert {*kept} == {"0/output/twice/0", "0/output//0"}
+    assert all(torch.equal(value, expected.detach()) for value in kept.values())
+    assert order == ["up", "twice", ""]
+
+
+def test_a_module_that_sees_one_chunk_of_the_positions_after_the_other_is_left_out():
+    model = Model()
+    found = watched(model, loss_chunks=2)
+    model(torch.randn(4, 3, 4))
+    assert {*found.take([4])[0]} == {"0/output//0"}
+
+
+def test_a_parameter_of_a_pipeline_that_never_had_a_gradient_has_a_state_of_zeros():
+    parameter = nn.Parameter(torch.ones(2))
+    recorder = object.__new__(_Recorder)
+    recorder.native = SimpleNamespace(parameters=lambda: {"own": parameter}, whole=lambda name, value: value)
+    recorder.state = SimpleNamespace(run=SimpleNamespace(mesh=SimpleNamespace(pipelined=True)))
+    found = dict(recorder._state({}, ["own//exp_avg", "other//exp_avg"]))
+    assert torch.equal(found["own//exp_avg"], torch.zeros(2))
+    assert found["other//exp_avg"] is None
