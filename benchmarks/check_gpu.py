@@ -108,7 +108,7 @@ def known() -> list[str]:
 def seen(kind: str) -> list[str]:
     """Return the name of each GPU, or one for all ranks that share a CPU."""
     count = torch.accelerator.device_count() if kind == "cuda" else 1
-    return [device.name(each) for each in device.of_process(kind, count)]
+    return [device.name(each) for each in device.devices_for_process(kind, count)]
 
 
 def enough(found: int, requested: int | None) -> int:

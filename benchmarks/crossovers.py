@@ -144,7 +144,7 @@ def expected(question: Question, tokens: int) -> dict[str, Any]:
 
 def bytes_of(run: Run) -> float:
     """Return what the first rank sends in a step, if tokens are spread evenly over experts."""
-    task = tasks.of_run(run, Path(), torch.device("cpu"))
+    task = tasks.task_for(run, Path(), torch.device("cpu"))
     task.pretend(encoders.blank(run.data, run.recipe.global_batch_size))
     cp = run.mesh.parts("sequence")
     split = SequenceSplit(cp, 0, head_tail=cp > 1 and run.options.splits_head_and_tail)

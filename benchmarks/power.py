@@ -186,7 +186,7 @@ def count_steps(run: Run, place: Path) -> int:
     from shardlab.data.order import BatchOrder
     from shardlab.runtime import tasks
 
-    samples = tasks.of_run(run, place / "data", torch.device("cpu")).samples("train")
+    samples = tasks.task_for(run, place / "data", torch.device("cpu")).samples("train")
     per_epoch = BatchOrder(samples, run.recipe.global_batch_size, run.seed).steps_per_epoch
     return min(run.recipe.epochs * per_epoch, run.recipe.max_steps or sys.maxsize)
 

@@ -33,15 +33,15 @@ def of_new_thread(work):
 
 def test_a_rank_has_the_device_of_its_number_and_too_few_are_one_sentence(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert device.of_rank("cuda") == SECOND
-    assert device.of_rank("cpu") == torch.device("cpu")
-    assert device.of_process("cuda", 2) == [FIRST, SECOND]
+    assert device.device_for_rank("cuda") == SECOND
+    assert device.device_for_rank("cpu") == torch.device("cpu")
+    assert device.devices_for_process("cuda", 2) == [FIRST, SECOND]
     monkeypatch.setattr(gpus, "listed", lambda: [])
     monkeypatch.setenv("LOCAL_RANK", "9")
     with pytest.raises(UserError, match=r"rank 9 of this node needs its own GPU, but PyTorch sees \d: "):
-        device.of_rank("cuda")
+        device.device_for_rank("cuda")
     with pytest.raises(UserError, match="drives 99 GPUs from one process, but PyTorch sees"):
-        device.of_process("cuda", 99)
+        device.devices_for_process("cuda", 99)
 
 
 def test_every_device_of_a_process_is_seeded():

@@ -187,7 +187,7 @@ FAULTS = [
     Fault(
         "a whole global batch on the first GPU",
         LOOP,
-        'on_cpu = tasks.of_run(run, task.folder, torch.device("cpu"))',
+        'on_cpu = tasks.task_for(run, task.folder, torch.device("cpu"))',
         "on_cpu = task",
         at("unit/test_device", "test_operations_are_counted_on_shapes_of_the_cpu"),
         error="Cannot access accelerator device",

@@ -321,7 +321,7 @@ FAULTS = [
     Fault(
         "experts excuse other losses",
         VERDICT,
-        "if not beyond or of_losses == UNEQUAL:",
+        "if not beyond or losses_verdict == UNEQUAL:",
         "if not beyond:",
         SENTENCE,
     ),

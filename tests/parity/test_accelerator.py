@@ -124,7 +124,7 @@ def test_a_plan_is_of_the_fullest_device_of_a_process(folders, case, tiny_data):
         assert planned["largest"][kind] == pytest.approx(measured["largest"][kind], abs=64)
     most = allocated if case.strategy == "dp" else measured["peak"]
     # Whether a thread has loaded the next step's batch when the step is counted depends on the machine.
-    task = tasks.of_run(case.run(), tiny_data / case.workload, torch.device("cpu"))
+    task = tasks.task_for(case.run(), tiny_data / case.workload, torch.device("cpu"))
     batch = task.micro_batch("train", np.arange(case.run().recipe.global_batch_size)).batch
     loaded = sum(value.nbytes for value in batch.values())
     assert 0.97 * (measured["peak"] - loaded) < planned["peak"] < 1.03 * most

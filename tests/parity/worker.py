@@ -73,7 +73,7 @@ def main(cases):
             observe = keep_first_gradients(output)
             with (
                 mock.patch.object(loop, "train_step", watched(loop.train_step, output)),
-                mock.patch.object(flops, "of_step", counted_once(flops.of_step)),
+                mock.patch.object(flops, "count_flops", counted_once(flops.count_flops)),
             ):
                 files = Path(case["data"]), Path(case["weights"]), output
                 # On a CPU samples of what is used would only take time from the others.
@@ -92,7 +92,7 @@ def main(cases):
 @contextmanager
 def peak_noted(run, output):
     """Write the most bytes that tensors take on this rank's device, unless that is a CPU."""
-    devices = [device.of_rank(run.site.device)]
+    devices = [device.device_for_rank(run.site.device)]
     device.forget_peak(devices)
     yield
     if run.site.device == "cuda":
@@ -103,14 +103,14 @@ COUNTED = {}
 """Operations of a step, by all that they depend on: counting them takes as long as a step of a tiny model."""
 
 
-def counted_once(of_step):
-    """``of_step`` that counts once for a model and a batch's shapes."""
+def counted_once(count_flops):
+    """``count_flops`` that counts once for a model and a batch's shapes."""
 
     def counting(run, task, micro):
         shapes = [(name, values.shape, values.dtype) for name, values in micro.batch.items()]
         key = run.model.model_dump_json() + run.task + repr(shapes)
         if key not in COUNTED:
-            COUNTED[key] = of_step(run, task, micro)
+            COUNTED[key] = count_flops(run, task, micro)
         return COUNTED[key]
 
     return counting
@@ -204,7 +204,7 @@ def unread(engine, step):
 def evaluate_and_weigh(run, data, weights, output):
     """Write the sharded evaluation's report, and the bytes of the weights that each rank held before it."""
     world = distributed.world(run)
-    task = tasks.of_run(run, data, world.device)
+    task = tasks.task_for(run, data, world.device)
     engine = parallel.build(run, task, world, weights)
     if run.engine == "deepspeed":
         parts = [getattr(parameter, "ds_tensor", parameter) for parameter in engine.plain.parameters()]

@@ -74,7 +74,7 @@ def looked_at(tmp_path, tiny_data):
         save_initial(run, tmp_path / "initial.safetensors")
         materialize(model, tmp_path / "initial.safetensors", torch.device("cpu"))
         task = tasks.load(run.task, tiny_data / foreign.DATA, getattr(torch, run.recipe.dtype), torch.device("cpu"))
-        return build(run), trial.look(run, task, model)
+        return build(run), trial.find_properties(run, task, model)
 
     return look
 
@@ -161,7 +161,7 @@ def test_a_look_leaves_no_trace(tmp_path, tiny_data):
     before = {name: value.clone() for name, value in models.state(model).items()}
     state = torch.random.get_rng_state()
     task = tasks.load(run.task, tiny_data / foreign.DATA, torch.float32, torch.device("cpu"))
-    assert trial.look(run, task, model) == {"unused": ["pooler.bias", "pooler.weight"]}
+    assert trial.find_properties(run, task, model) == {"unused": ["pooler.bias", "pooler.weight"]}
     assert all(value.equal(before[name]) for name, value in models.state(model).items())
     assert all(value.grad is None for value in model.parameters())
     assert torch.random.get_rng_state().equal(state)

@@ -112,10 +112,10 @@ def test_a_step_that_fp16_s_loss_scaler_left_out_is_counted_and_no_error(scaled)
         spoilt.metrics()
 
 
-@pytest.mark.parametrize("phrase", distributed.OF_ANOTHER)
+@pytest.mark.parametrize("phrase", distributed.PEER_FAILURES)
 def test_an_error_of_gloo_or_nccl_about_another_rank_is_known(phrase):
-    assert distributed.is_of_another(RuntimeError(f"... {phrase}: ..."))
-    assert not distributed.is_of_another(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert distributed.is_peer_failure(RuntimeError(f"... {phrase}: ..."))
+    assert not distributed.is_peer_failure(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
 def test_float32_is_float32():
@@ -138,9 +138,12 @@ def test_a_weight_that_is_gathered_waits_for_those_before():
 def test_operations_are_counted_on_shapes_of_the_cpu(tiny_data):
     """A whole global batch is not copied to the first rank's GPU."""
     run = tiny_run("mlp")
-    task = tasks.of_run(run, tiny_data / "mlp", torch.device("meta"))
+    task = tasks.task_for(run, tiny_data / "mlp", torch.device("meta"))
     steps = Steps(task, mock.Mock(), run.recipe, run.seed, World(0, 1, torch.device("meta")))
-    with mock.patch.object(loop.flops, "of_step", return_value=None) as counted, mock.patch.object(loop.device, "name"):
+    with (
+        mock.patch.object(loop.flops, "count_flops", return_value=None) as counted,
+        mock.patch.object(loop.device, "name"),
+    ):
         start = mock.Mock(step=0)
         loop.count_operations(SimpleNamespace(run=run, task=task, steps=steps, start=start, log=mock.Mock()))
     (_, _, micro), _ = counted.call_args

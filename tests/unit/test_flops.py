@@ -13,7 +13,7 @@ from shardlab.settings.devices import PEAKS, peak
 def counted(workload, tiny_data, samples=3):
     run = tiny_run(workload)
     task = tasks.load(run.task, tiny_data / workload, torch.float32, torch.device("cpu"))
-    return run, flops.of_step(run, task, task.micro_batch("train", np.arange(samples)))
+    return run, flops.count_flops(run, task, task.micro_batch("train", np.arange(samples)))
 
 
 def test_a_decoder_computes_what_the_formula_of_palm_says(tiny_data):

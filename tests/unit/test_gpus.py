@@ -103,4 +103,4 @@ def test_a_rank_says_why_its_gpu_is_missing(driver, monkeypatch):
     monkeypatch.setattr(device.torch.version, "cuda", CUDA)
     driver(TWO.replace("580.95.05", "535.104.05"))
     with pytest.raises(UserError, match=r"rank 0 .* PyTorch sees 0: the driver 535.104.05 is too old for"):
-        device.of_rank("cuda")
+        device.device_for_rank("cuda")

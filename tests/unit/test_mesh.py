@@ -30,7 +30,7 @@ def run_with(monkeypatch):
 
 
 def sent(run):
-    return expected_traffic.of_replicas(run, build(run).to("meta"), 1)
+    return expected_traffic.replica_traffic(run, build(run).to("meta"), 1)
 
 
 def held(run):

@@ -423,7 +423,7 @@ def test_traffic_is_the_mean_of_ranks_with_uneven_parts_of_a_batch(strategy, rec
     """Five samples on two groups of tensor-parallel ranks: each sends what its own part takes."""
     run = tiny_run("llama2", strategy, **recipe)
     (estimate,) = simulate([(run, None)])
-    task = tasks.of_run(run, Path(), torch.device("cpu"))
+    task = tasks.task_for(run, Path(), torch.device("cpu"))
     task.pretend(encoders.blank(run.data, run.recipe.global_batch_size))
     parts = order.parts(np.arange(run.recipe.global_batch_size), run.mesh.data_size)
     assert len({len(part) for part in parts}) == 2

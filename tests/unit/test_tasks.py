@@ -43,7 +43,7 @@ def test_in_chunks_the_loss_is_the_same_and_the_logits_are_never_whole(workload,
     whole, model = loaded(workload, tiny_data)
     run = tiny_run(workload, dtype="float64", loss_chunks=3)
     tasks.check_loss(run, model)
-    chunked = tasks.of_run(run, tiny_data / workload, CPU)
+    chunked = tasks.task_for(run, tiny_data / workload, CPU)
     expected, lengths, gradients = [], [], []
     for task in (whole, chunked):
         hook = model.output.register_forward_hook(lambda _module, _inputs, logits: lengths.append(logits.shape[1]))

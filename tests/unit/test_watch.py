@@ -14,7 +14,7 @@ from helpers.reports import STEP, finished
 from shardlab.cli import watch
 from shardlab.records.reports import Attempt
 from shardlab.runs.attempts import Attempts
-from shardlab.runs.run_status import look
+from shardlab.runs.run_status import status_of
 
 RUN = tiny_run("mlp", "ddp")
 BEGUN = {"kind": "attempt", "step": 0, "steps": 9}
@@ -43,27 +43,27 @@ def under_way(results, *whys, steps=3):
     ],
 )
 def test_a_run_that_is_not_trained_now(tmp_path, whys, state, why):
-    found = look(RUN, under_way(tmp_path, *whys), {})
+    found = status_of(RUN, under_way(tmp_path, *whys), {})
     assert (found.state, found.why, found.step, found.steps, found.seconds_left) == (state, why, 3, 9, None)
-    assert look(RUN, tmp_path / "ddp/mlp", {"ddp/mlp": "7"}).state == "queued"
+    assert status_of(RUN, tmp_path / "ddp/mlp", {"ddp/mlp": "7"}).state == "queued"
 
 
 def test_a_run_that_is_trained_now(tmp_path):
     folder = under_way(tmp_path, None)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = look(RUN, folder, {})
+        found = status_of(RUN, folder, {})
         assert (found.state, found.where, found.seconds_left, found.samples_per_second) == ("running", "here", 12, 2.5)
         under_way(tmp_path, "lost: killed", None)
-        assert look(RUN, folder, {}).state == "resumed"
+        assert status_of(RUN, folder, {}).state == "resumed"
 
 
 def test_runs_that_are_done_or_of_other_settings_or_not_begun(tmp_path):
     finished(tmp_path, RUN)
-    assert look(RUN, tmp_path / "ddp/mlp", {}).state == "done"
-    other = look(RUN.model_copy(update={"seed": 7}), tmp_path / "ddp/mlp", {})
+    assert status_of(RUN, tmp_path / "ddp/mlp", {}).state == "done"
+    other = status_of(RUN.model_copy(update={"seed": 7}), tmp_path / "ddp/mlp", {})
     assert (other.state, other.why) == ("stale", "another seed")
-    assert look(RUN, tmp_path / "single/mlp", {}).state == "waiting"
+    assert status_of(RUN, tmp_path / "single/mlp", {}).state == "waiting"
 
 
 def test_a_curve_and_a_clock():

@@ -14,7 +14,7 @@ import json
 from types import SimpleNamespace
 from shardlab import models
 from shardlab.errors import Unsupported
-from shardlab.measure.expected_traffic import of_replicas
+from shardlab.measure.expected_traffic import replica_traffic
 from shardlab.report import expected_memory, families
 from shardlab.settings import load, resolve
 import torch
@@ -26,7 +26,7 @@ for strategy, ranks in (("fsdp", 2), ("fsdp@spatial=2", 4)):
         "mesh": run.mesh.root,
         "data_size": run.mesh.data_size,
         "copies": run.mesh.copies,
-        "sent": of_replicas(run, models.build(run.model, run.task, torch.float32).to("meta"), 1),
+        "sent": replica_traffic(run, models.build(run.model, run.task, torch.float32).to("meta"), 1),
         "held": expected_memory.held(train),
         "family": families.family(train),
         "sources": run.sources,

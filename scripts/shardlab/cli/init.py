@@ -15,7 +15,7 @@ from shardlab.models import contents
 from shardlab.models.weights import materialize, save
 from shardlab.records.reports import InitialReport
 from shardlab.runtime import distributed, tasks, trial
-from shardlab.runtime.device import of_rank
+from shardlab.runtime.device import device_for_rank
 from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.types import Run, read_run
 from shardlab.train import evaluation
@@ -51,10 +51,10 @@ def main() -> None:
         return
     loss = None
     if not run.evaluated_sharded:
-        device = of_rank(run.site.device)
+        device = device_for_rank(run.site.device)
         task = tasks.load(run.task, args.data, dtype, device, loss_chunks=run.recipe.loss_chunks)
         materialize(model, args.output, device)
-        for sentence in contents.check_all(run, model, runs, trial.look(run, task, model)):
+        for sentence in contents.check_all(run, model, runs, trial.find_properties(run, task, model)):
             print(f"note: {sentence}")
         loss = evaluation.evaluate_model(run, task, model).loss
     report = InitialReport(

@@ -157,7 +157,7 @@ def visible(needed: int) -> tuple[list[str], list[str]]:
     if count < needed and wrong[1] is None:
         cause = gpus.why_missing(count, version.cuda, version.hip)
         wrong.append(f"PyTorch sees {count} GPUs and the run needs {needed}: {cause}")
-    names = [device.name(device.of_number(number)) for number in range(count)]
+    names = [device.name(device.accelerator(number)) for number in range(count)]
     return names, [*filter(None, wrong), *gpus.busy(listed)]
 
 

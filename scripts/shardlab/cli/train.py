@@ -64,7 +64,7 @@ def main() -> int:
     except Exception as error:
         traceback.print_exc()
         # The ranks that wait for a failed one have less to report than that one.
-        kind = "note" if distributed.is_of_another(error) else "error"
+        kind = "note" if distributed.is_peer_failure(error) else "error"
         rank = os.environ.get("RANK", "0")
         sys.exit(
             f"{kind}: rank {rank} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

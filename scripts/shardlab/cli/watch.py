@@ -19,7 +19,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.widgets import DataTable, Footer, Static
 
-from shardlab.runs.run_status import RunStatus, look, queue
+from shardlab.runs.run_status import RunStatus, queue, status_of
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
 
@@ -45,11 +45,11 @@ def main() -> None:
     args = parser.parse_args()
     planned, _ = resolve.matrix(args.config)
     if args.once or not sys.stdout.isatty():
-        looks = see(planned, args.results)
+        statuses = see(planned, args.results)
         table = Table(*COLUMNS, box=None, pad_edge=False)
-        for each in looks:
+        for each in statuses:
             table.add_row(*cells(each))
-        Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(table, counts(looks), sep="\n")
+        Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(table, counts(statuses), sep="\n")
         return
     Watch(planned, args.results, args.every).run()
 
@@ -57,7 +57,7 @@ def main() -> None:
 def see(planned: list[Run], results: Path) -> list[RunStatus]:
     """Return the current status of all runs."""
     queued = queue(results.resolve().parent)
-    return [look(run, results / run.strategy / run.workload, queued) for run in planned]
+    return [status_of(run, results / run.strategy / run.workload, queued) for run in planned]
 
 
 def cells(found: RunStatus) -> list[Text]:
@@ -90,10 +90,10 @@ def clock(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def counts(looks: list[RunStatus]) -> str:
+def counts(statuses: list[RunStatus]) -> str:
     """Format the number of runs in each state."""
-    found = Counter(each.state for each in looks)
-    return f"{len(looks)} run{'s' * (len(looks) != 1)}: " + ", ".join(
+    found = Counter(each.state for each in statuses)
+    return f"{len(statuses)} run{'s' * (len(statuses) != 1)}: " + ", ".join(
         f"{found[state]} {state}" for state in COLOURS if found[state]
     )
 
@@ -124,13 +124,13 @@ class Watch(App[None]):
 
     def refresh_table(self) -> None:
         """Update the table, keeping cursor and scroll position."""
-        looks = see(self.planned, self.results)
+        statuses = see(self.planned, self.results)
         table = self.query_one(DataTable)
-        for number, each in enumerate(looks):
+        for number, each in enumerate(statuses):
             row = cells(each)
             if number >= table.row_count:
                 table.add_row(*row, key=each.name)
                 continue
             for column, cell in enumerate(row):
                 table.update_cell_at((number, column), cell, update_width=True)  # type: ignore[arg-type]
-        self.query_one("#counts", Static).update(counts(looks))
+        self.query_one("#counts", Static).update(counts(statuses))

@@ -122,7 +122,7 @@ def checked_text(value: Any) -> str:
     return value
 
 
-def of_model(data: DataSet) -> Text:
+def model_encoder(data: DataSet) -> Text:
     """Return the encoder of the model whose folder a data set names.
 
     Raises:

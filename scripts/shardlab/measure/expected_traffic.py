@@ -3,8 +3,8 @@
 Formulas: DDP 2 (n - 1) / n P and FSDP 3 (n - 1) / n P as in Rajbhandari et al., 2020 (arXiv:1910.02054, section 7),
 adjusted for implementation details (padding, what is gathered once); tensor parallelism and sequence parallelism as in
 Korthikanti et al., 2022 (arXiv:2205.05198, section 4); a pipeline sends each boundary's state and its gradient; context
-parallelism: see ``_of_attention``, experts: see ``_exchanged``. All are bytes sent per rank, the mean over the ranks,
-with ring algorithms (see traffic.fraction_sent).
+parallelism: see ``_attention_traffic``, experts: see ``_exchanged``. All are bytes sent per rank, the mean over the
+ranks, with ring algorithms (see traffic.fraction_sent).
 """
 
 import math
@@ -44,10 +44,10 @@ def bytes_per_step(
         return None
     if not run.mesh:
         return 0.0
-    model = _on_shapes(run)
+    model = _meta_model(run)
     if run.zero_stage is not None:
         return _zero(run.zero_stage, run.world_size, model, recipe.gradient_accumulation_steps)
-    total = of_replicas(run, model, recipe.gradient_accumulation_steps)
+    total = replica_traffic(run, model, recipe.gradient_accumulation_steps)
     if run.mesh.axes("layers", "tensors", "sequence"):
         try:
             total += sum(_activations(run, task, model, micro) for micro in micro_batches)
@@ -61,7 +61,7 @@ def bytes_per_step(
     return total
 
 
-def _on_shapes(run: Run) -> nn.Module:
+def _meta_model(run: Run) -> nn.Module:
     """Return the model on the meta device, for a rank's part of the sequences."""
     model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype)).to("meta")
     first_part(run).assign(model)
@@ -98,7 +98,7 @@ def _zero(stage: int, ranks: int, model: nn.Module, gradient_accumulation_steps:
     return (2 * whole + trained) * gradient_accumulation_steps if stage == 3 else 2 * trained
 
 
-def of_replicas(run: Run, model: nn.Module, gradient_accumulation_steps: int) -> float:
+def replica_traffic(run: Run, model: nn.Module, gradient_accumulation_steps: int) -> float:
     """Return the bytes of gradients and weights, over the axes that split samples or states."""
     dims = run.mesh
     tp = dims.tensor_parts
@@ -175,7 +175,7 @@ def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> f
     boundaries = _run_pieces(run, task, model, batch, seen)
     for hook in hooks:
         hook.remove()
-    total = sum(_of_attention(run, *sizes) for sizes in attended)
+    total = sum(_attention_traffic(run, *sizes) for sizes in attended)
     loads = sum(routing.load.nbytes for style, _, _, routing in seen if style == "router")
     total += fraction_sent("all_reduce", run.mesh.parts("sequence")) * loads
     if run.mesh.tensor_parallel:
@@ -213,7 +213,7 @@ def _attend_to_shapes(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     return calls
 
 
-def _of_attention(run: Run, query: Tensor, key: Tensor) -> float:
+def _attention_traffic(run: Run, query: Tensor, key: Tensor) -> float:
     """Return what a rank sends for one attention, forward and backward; values have the size of the keys.
 
     Gathered keys and values: an all-gather, and a reduce-scatter of their gradients. Ulysses: queries, keys and values
@@ -266,7 +266,7 @@ def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen
 
 def boundary_states(run: Run, task: Task, batch: dict[str, Tensor]) -> list[tuple[Tensor, ...]]:
     """Return what each pipeline stage passes to the next for a batch on the meta device, as one rank holds it."""
-    model: Any = _on_shapes(run)
+    model: Any = _meta_model(run)
     seen: Seen = []
     for pattern, style in run.model.tensor.items():
         for module in matching(model, pattern):

@@ -43,7 +43,7 @@ class _Attention(TorchFunctionMode):
 
 
 @torch.no_grad()
-def of_step(run: Run, task: Task, micro: MicroBatch) -> Flops | None:
+def count_flops(run: Run, task: Task, micro: MicroBatch) -> Flops | None:
     """Count a step on this batch; None for a model whose forward pass reads values, which shapes do not have."""
     model = models.build(run.model, run.task, torch.float32).to("meta")
     batch = {name: values.to("meta") for name, values in micro.batch.items()}

@@ -68,19 +68,19 @@ class Meter:
             self.timeline.begin()
             yield
             self.timeline.end()
-            self.look(number)
+            self.assign_kinds(number)
         self.engine.idle_fraction()  # the steps before include setup: measure from here on
         if number + 1 < self.steps:
             forget_peak(self.world.devices)  # counting itself uses memory
 
-    def look(self, number: int) -> None:
+    def assign_kinds(self, number: int) -> None:
         """Assign the engine's tensors to kinds; call it also between backward and update, while there are gradients."""
         if number == self.counted:
             self.timeline.update()
             for kind, tensors in self.engine.tensors_by_kind().items():
                 self.memory.name(kind, tensors)
 
-    def drawn(self) -> dict[str, Any]:
+    def report_timeline(self) -> dict[str, Any]:
         """Return the timeline, under the names of records/timeline.py; a collective."""
         local = self.engine.compute_spans() if self.world.rank < RANKS_SHOWN else None
         computed = [spans for devices in self.world.gather(local) for spans in devices or []]

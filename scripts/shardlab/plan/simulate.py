@@ -23,7 +23,7 @@ from shardlab import models, parallel
 from shardlab.data import encoders
 from shardlab.errors import UserError
 from shardlab.measure import flops
-from shardlab.measure.expected_traffic import boundary_states, of_replicas
+from shardlab.measure.expected_traffic import boundary_states, replica_traffic
 from shardlab.measure.memory import Memory
 from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import Traffic, fraction_sent
@@ -147,7 +147,7 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         engine: Any = parallel.build(run, task, world, None)
         steps = Steps(task, engine, run.recipe, run.seed, world)
         step = steps[min(COUNTED, steps.count - 1)]
-        counted = flops.of_step(run, task, task.micro_batch("train", steps.order.batch(step.number)))
+        counted = flops.count_flops(run, task, task.micro_batch("train", steps.order.batch(step.number)))
         if run.mesh.pipelined:
             rows = step.micro_batches[0].rows // engine.chunks
             meta = {name: values[:rows].to("meta") for name, values in step.micro_batches[0].batch.items()}
@@ -174,7 +174,7 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         sent = [{"axis": a, "collective": name, "bytes": size} for (a, name), size in traffic.bytes.items()]
         if run.mesh.replicated and not run.mesh.sharded:
             model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
-            theory = of_replicas(run, model, run.recipe.gradient_accumulation_steps)
+            theory = replica_traffic(run, model, run.recipe.gradient_accumulation_steps)
             sent.append({"axis": run.mesh.replica_axes[0], "collective": "all_reduce", "bytes": theory})
             parameters = [local(each) for each in engine.parameters().values() if each.requires_grad]
             _hold_buckets(figures, run, sum(each.nbytes for each in parameters))
@@ -218,7 +218,7 @@ def _hold_buckets(figures: dict[str, Any], run: Run, trained: int) -> None:
 def _task(run: Run, data: Path | None, device: torch.device) -> Task:
     """Return the task over the prepared data, or over synthetic arrays if there is none."""
     folder = data or Path()
-    task = tasks.of_run(run, folder, device)
+    task = tasks.task_for(run, folder, device)
     if data is None:
         task.pretend(encoders.blank(run.data, (COUNTED + 1) * run.recipe.global_batch_size))
     return task

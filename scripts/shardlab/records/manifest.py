@@ -19,7 +19,7 @@ from shardlab.schema import Strict
 from shardlab.settings.run_identity import Identity
 
 NAME = "manifest.json"
-AGAIN = "remove the folder to use the previous checkpoint"
+REMEDY = "remove the folder to use the previous checkpoint"
 
 
 class File(Strict):
@@ -66,13 +66,13 @@ def read(folder: Path) -> Manifest:
     Raises:
         UserError: it is missing or damaged, or a file is missing or of another size.
     """
-    manifest = Manifest.read(folder / NAME, AGAIN)
+    manifest = Manifest.read(folder / NAME, REMEDY)
     for name, file in manifest.files.items():
         path = folder / name
         if not path.is_file():
-            raise UserError(f"{path} is missing from its checkpoint; {AGAIN}.")
+            raise UserError(f"{path} is missing from its checkpoint; {REMEDY}.")
         if (found := path.stat().st_size) != file.bytes:
-            raise UserError(f"{path} has {found} bytes, but its manifest says {file.bytes}; {AGAIN}.")
+            raise UserError(f"{path} has {found} bytes, but its manifest says {file.bytes}; {REMEDY}.")
     return manifest
 
 
@@ -82,9 +82,9 @@ def damage(folder: Path, manifest: Manifest, names: Iterable[str]) -> str | None
         try:
             found = sha256(folder / name)
         except OSError as error:
-            return f"{folder / name} cannot be read ({error.strerror}); {AGAIN}."
+            return f"{folder / name} cannot be read ({error.strerror}); {REMEDY}."
         if found != manifest.files[name].sha256:
-            return f"{folder / name} has changed since it was written (SHA-256 mismatch); {AGAIN}."
+            return f"{folder / name} has changed since it was written (SHA-256 mismatch); {REMEDY}."
     return None
 
 

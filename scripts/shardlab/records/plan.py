@@ -76,7 +76,7 @@ class Plan(Report):
     step_seconds: float | None = Field(description="Predicted step time.")
     missing: list[str] = Field(description="Missing keys of the site's `hardware` that are needed for the time.")
 
-    def is_of(self, run: Run) -> bool:
+    def belongs_to(self, run: Run) -> bool:
         """Return whether it is the plan of this run."""
         return self.run == run_identity.identity_of(run, "").run
 
@@ -94,7 +94,7 @@ def read(path: Path, run: Run) -> Plan:
     """
     again = remedy("make it", path, "-f")
     made = Plan.read(path, again)
-    if not made.is_of(run):
+    if not made.belongs_to(run):
         raise UserError(f"{path} is the plan of another run; {again}.")
     return made
 

@@ -36,13 +36,13 @@ def judge(table: pd.DataFrame, tolerance: float | None = None) -> pd.DataFrame:
         table["tolerance"] = table.tolerance.mask(table.tolerance.notna(), tolerance)
     judged = table.status.eq("done") & table.rel_diff.notna()
     table["equality"] = pd.array(
-        [_of(row) if is_judged else pd.NA for row, is_judged in zip(table.to_dict("records"), judged, strict=True)],
+        [_judge(row) if is_judged else pd.NA for row, is_judged in zip(table.to_dict("records"), judged, strict=True)],
         dtype="string",
     )
     return table
 
 
-def _of(row: dict[Any, Any]) -> str:
+def _judge(row: dict[Any, Any]) -> str:
     beyond = _weights_differ(row)
     if beyond and row["weights_tolerance"] == 0:
         return UNEQUAL
@@ -52,13 +52,13 @@ def _of(row: dict[Any, Any]) -> str:
         return SUSPICIOUS
     if _starts_differ(row):
         return UNEQUAL
-    of_losses = _of_final_losses(row)
-    if not beyond or of_losses == UNEQUAL:
-        return of_losses
+    losses_verdict = _judge_final_losses(row)
+    if not beyond or losses_verdict == UNEQUAL:
+        return losses_verdict
     return UNEQUAL if pd.isna(row["expert_choices"]) else ROUNDING
 
 
-def _of_final_losses(row: dict[Any, Any]) -> str:
+def _judge_final_losses(row: dict[Any, Any]) -> str:
     away = max(row[difference] for difference in DIFFERENCES if not pd.isna(row[difference]))
     apart = 0.0 if pd.isna(row["noise_floor"]) else row["noise_floor"]
     if away <= row["tolerance"]:
@@ -124,7 +124,7 @@ def _reason(row: dict[Any, Any]) -> str:
     exact = _weights_differ(row) and row["weights_tolerance"] == 0
     if not exact and _starts_differ(row):
         return _first(row)
-    if exact or (_weights_differ(row) and _of_final_losses(row) == EQUAL):
+    if exact or (_weights_differ(row) and _judge_final_losses(row) == EQUAL):
         return weights(row)
     return _end(row)
 
@@ -146,7 +146,7 @@ def _end(row: dict[Any, Any]) -> str:
     difference = max(DIFFERENCES, key=lambda column: -1.0 if pd.isna(row[column]) else row[column])
     name = "" if difference == "rel_diff" else "validation "
     twins = "" if pd.isna(row["noise_floor"]) else f", twins {row['noise_floor']:.1e}"
-    flips = "" if pd.isna(row["expert_flips"]) else f", {_of_choices(row)} flipped"
+    flips = "" if pd.isna(row["expert_flips"]) else f", {_flipped_choices(row)} flipped"
     return f"{name}{row[difference]:.1e}{twins}{flips}"
 
 
@@ -160,7 +160,8 @@ def flips(table: pd.DataFrame) -> str:
         row = rows.sort_values("expert_flips").to_dict("records")[-1]
         twins = "" if pd.isna(row["noise_floor_flips"]) else f"; twins: at most {row['noise_floor_flips']:,}"
         sentences.append(
-            f"{workload}: at most {_of_choices(row)} on the test split differ from single's ({row['strategy']}{twins})."
+            f"{workload}: at most {_flipped_choices(row)} on the test split differ from single's "
+            f"({row['strategy']}{twins})."
         )
     return " ".join(sentences)
 
@@ -181,5 +182,5 @@ def diagnosis(table: pd.DataFrame) -> str:
     return f"To see where and why, repeat the call with the target results/{found[0]}{other}." if found else ""
 
 
-def _of_choices(row: dict[Any, Any]) -> str:
+def _flipped_choices(row: dict[Any, Any]) -> str:
     return f"{row['expert_flips']:,} of {row['expert_choices']:,} expert choices"

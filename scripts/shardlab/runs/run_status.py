@@ -99,7 +99,7 @@ def next_action(run: Run, folder: Path) -> str:
     return f"from its first step:{reason} no checkpoint; {_last(folder)}{skipped}"
 
 
-def look(run: Run, folder: Path, queued: dict[str, str]) -> RunStatus:
+def status_of(run: Run, folder: Path, queued: dict[str, str]) -> RunStatus:
     """Return the current status of a run; ``queued``: see ``queue``."""
     found = RunStatus(f"{run.strategy}/{run.workload}", "waiting")
     tried = attempts.history(folder)

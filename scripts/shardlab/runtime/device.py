@@ -21,7 +21,7 @@ from shardlab.runs import gpus
 T = TypeVar("T")
 
 
-def of_rank(site_device: str) -> torch.device:
+def device_for_rank(site_device: str) -> torch.device:
     """Return this rank's device, or the only one; a site's ``cuda`` means the accelerator that PyTorch was built for.
 
     Raises:
@@ -32,10 +32,10 @@ def of_rank(site_device: str) -> torch.device:
     number, found = int(os.environ.get("LOCAL_RANK", 0)), torch.accelerator.device_count()
     if number >= found:
         raise UserError(f"rank {number} of this node needs its own GPU, but {_seen(found)}")
-    return of_number(number)
+    return accelerator(number)
 
 
-def of_process(site_device: str, count: int) -> list[torch.device]:
+def devices_for_process(site_device: str, count: int) -> list[torch.device]:
     """Return the devices of a strategy that drives ``count`` of them from one process; all CPUs are one device.
 
     Raises:
@@ -46,10 +46,10 @@ def of_process(site_device: str, count: int) -> list[torch.device]:
     found = torch.accelerator.device_count()
     if count > found:
         raise UserError(f"this strategy drives {count} GPUs from one process, but {_seen(found)}")
-    return [of_number(number) for number in range(count)]
+    return [accelerator(number) for number in range(count)]
 
 
-def of_number(number: int) -> torch.device:
+def accelerator(number: int) -> torch.device:
     """Return this node's accelerator with that number."""
     kind = torch.accelerator.current_accelerator()
     return torch.device(kind.type if kind else "cuda", number)

@@ -178,7 +178,7 @@ def start(device_name: str, timeout_seconds: int = 600) -> None:
     Raises:
         UserError: the site says cuda, but there are fewer GPUs than ranks on this node.
     """
-    own = device.of_rank(device_name)
+    own = device.device_for_rank(device_name)
     device.use(own)
     device.warn_if_shared(own)
     device.exact()
@@ -203,16 +203,16 @@ def limit_groups(timeout_seconds: int) -> None:
             group._get_backend(kind)._set_default_timeout(timedelta(seconds=timeout_seconds))
 
 
-OF_ANOTHER = (
+PEER_FAILURES = (
     *("Connection closed by peer", "Connection reset by peer"),  # gloo
     *("Connection closed by remote peer", "remote process exited", "ncclRemoteError", "communicator was aborted"),
 )
 """Error messages of gloo and NCCL on a rank whose neighbor ended."""
 
 
-def is_of_another(error: BaseException) -> bool:
+def is_peer_failure(error: BaseException) -> bool:
     """Return whether a rank's error only reports that another rank failed."""
-    return any(phrase.lower() in str(error).lower() for phrase in OF_ANOTHER)
+    return any(phrase.lower() in str(error).lower() for phrase in PEER_FAILURES)
 
 
 def text_of_mesh(mesh: DeviceMesh) -> str:
@@ -254,7 +254,9 @@ def world(run: Ranks, site_device: str | None = None) -> World:
     rank = dist.get_rank() if dist.is_initialized() else 0
     kind = site_device or run.site.device
     own, *others = (
-        [device.of_rank(kind)] if run.devices_per_rank == 1 else device.of_process(kind, run.devices_per_rank)
+        [device.device_for_rank(kind)]
+        if run.devices_per_rank == 1
+        else device.devices_for_process(kind, run.devices_per_rank)
     )
     if not dims or not dist.is_initialized():
         return World(rank, size, own, dims, others=tuple(others))

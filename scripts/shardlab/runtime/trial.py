@@ -20,7 +20,7 @@ PASSES, ROWS = 6, 2
 """Forward passes, and samples of each: not one, which batch norm does not take."""
 
 
-def look(run: Run, task: Task, model: nn.Module) -> dict[str, list[str]]:
+def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[str]]:
     """Return the properties (see models/contents.py) that a model with weights shows on the first training samples.
 
     Only graphs are looked at: there is no backward pass, and no gradient in memory. Buffers are restored.
@@ -46,7 +46,7 @@ def unused_without_weights(run: Run, task: Task) -> list[str]:
     Without weights the forward pass of a model that looks at values cannot run: none are returned.
 
     Raises:
-        UserError: see ``look``.
+        UserError: see ``find_properties``.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 

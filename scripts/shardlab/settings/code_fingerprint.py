@@ -30,18 +30,18 @@ DATA = ("data/", "settings/split_slices.py")
 """Code that determines the content of a prepared data set."""
 
 
-def of_model(name: str, *, transformers: bool) -> dict[str, str]:
+def model_sources(name: str, *, transformers: bool) -> dict[str, str]:
     """Return the digests of the files that initialize a model's weights and compute its outputs."""
     return _digests((f"models/{'_transformers' if transformers else name}.py", "models/__init__.py"), TRAINING)
 
 
-def of_data(reader: str, task: str) -> dict[str, str]:
+def data_sources(reader: str, task: str) -> dict[str, str]:
     """Return the digests of the files that read, encode and write a data set."""
     names = (reader, f"encoders/{task}", "encoders/__init__", "store")
     return _digests(tuple(f"data/{name}.py" for name in names), DATA)
 
 
-def of_run(run: Run) -> dict[str, str]:
+def training_sources(run: Run) -> dict[str, str]:
     """Return the digests of the files that train a run: the loop, its task and strategy, without its model."""
     uses = [run.engine_file]
     if run.engine == "torch":

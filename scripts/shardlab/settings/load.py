@@ -89,7 +89,9 @@ def config(values: dict[str, Any]) -> Config:
         strategy(name)
     site(config)
     for key in dict.fromkeys(key for table in sweep.checked(config) for key in table):
-        if variants.keys()[key].of_strategy and not any(variants.takes(strategy(n), key) for n in config.strategies):
+        if variants.keys()[key].varies_strategy and not any(
+            variants.takes(strategy(n), key) for n in config.strategies
+        ):
             raise UserError(
                 f"{sweep.WHERE}: {key} has no effect on {', '.join(config.strategies)}; add a strategy it changes, "
                 "or remove the key."
@@ -122,7 +124,7 @@ def variant_of_strategy(name: str) -> Strategy:
     Raises:
         UserError: it does not exist, or does not accept the value.
     """
-    base, values = variants.of_side(name, "strategy")
+    base, values = variants.parse_side(name, "strategy")
     found = strategy(base)
     for key in values:
         if not variants.takes(found, key):

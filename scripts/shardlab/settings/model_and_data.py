@@ -111,7 +111,7 @@ def data_of(workload: Workload, config: Config, size: Size, seed: int, varied: s
         tokenizer=tokenizer,
         model={key: args[key] for key in args if tokenizer and pretrained.OF_TOKENS.fullmatch(key)},
         hub=source.hub,
-        sources=code_fingerprint.of_data(source.reader, workload.task),
+        sources=code_fingerprint.data_sources(source.reader, workload.task),
     )
 
 
@@ -125,7 +125,7 @@ def model_of(workload: Workload, name: str, args: dict[str, Any], segments: int)
         tensor=dict(workload.tensor),
         experts=[*workload.experts],
         segments=segments,
-        sources=code_fingerprint.of_model(workload.model, transformers=is_pretrained),
+        sources=code_fingerprint.model_sources(workload.model, transformers=is_pretrained),
     )
     if not is_pretrained:
         return model

@@ -21,10 +21,10 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         UserError: settings do not fit together; the message names the key and what would work.
     """
     strategy = load.variant_of_strategy(strategy_name)
-    workload_base, values = variants.of_side(workload_name, "workload")
+    workload_base, values = variants.parse_side(workload_name, "workload")
     # The data keep the configuration's seed: variants differ in weights and order, but not in their test split.
     data_seed = config.seed
-    config = variants.of_config(config, variants.parse(strategy_name)[1] | values)
+    config = variants.override_config(config, variants.parse(strategy_name)[1] | values)
     workload = load.workload(workload_base)
     site = load.site(config).place()
     size = model_and_data.size_of(workload, config, workload_base)
@@ -72,7 +72,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         site=site,
         site_name=config.site,
     )
-    return found.model_copy(update={"sources": code_fingerprint.of_run(found)})
+    return found.model_copy(update={"sources": code_fingerprint.training_sources(found)})
 
 
 def ranks(config: Config) -> Ranks:
@@ -104,7 +104,7 @@ def initialization(single: Run) -> Run:
 
 def weights_of(workload_name: str) -> str:
     """Return the variant of a workload whose initial weights a variant starts from."""
-    base, values = variants.of_side(workload_name, "workload")
+    base, values = variants.parse_side(workload_name, "workload")
     return variants.named(base, {key: value for key, value in values.items() if key in variants.WEIGHTS})
 
 

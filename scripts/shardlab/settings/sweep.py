@@ -120,5 +120,5 @@ def points(config: Config) -> Iterator[tuple[Values, Values]]:
     for table in checked(config):
         for values in product(*table.values()):
             point = dict(zip(table, values, strict=True))
-            ours = {key: value for key, value in point.items() if variants.keys()[key].of_strategy}
+            ours = {key: value for key, value in point.items() if variants.keys()[key].varies_strategy}
             yield ours, {key: value for key, value in point.items() if key not in ours}

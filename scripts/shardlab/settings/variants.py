@@ -56,7 +56,7 @@ class Key(NamedTuple):
     """Type of the key, including the constraints on its values."""
 
     @property
-    def of_strategy(self) -> bool:
+    def varies_strategy(self) -> bool:
         """True if it varies a strategy, not a workload: runs with any value of it are compared with the same
         ``single``.
         """
@@ -186,7 +186,7 @@ def parse(name: str) -> tuple[str, Values]:
     return what, values
 
 
-def of_side(name: str, side: Literal["strategy", "workload"]) -> tuple[str, Values]:
+def parse_side(name: str, side: Literal["strategy", "workload"]) -> tuple[str, Values]:
     """Parse the name of a strategy or of a workload, as ``side`` says.
 
     Raises:
@@ -194,7 +194,7 @@ def of_side(name: str, side: Literal["strategy", "workload"]) -> tuple[str, Valu
     """
     what, values = parse(name)
     for key in values:
-        varied = "strategy" if keys()[key].of_strategy else "workload"
+        varied = "strategy" if keys()[key].varies_strategy else "workload"
         if varied != side:
             plural = {"strategy": "strategies", "workload": "workloads"}[varied]
             raise UserError(f"the name {name}: {key} varies {plural}; write it after the {varied}'s name.")
@@ -242,7 +242,7 @@ def over(values: Values, kind: Literal["recipe", "strategy"]) -> dict[str, Any]:
     return found
 
 
-def of_config(config: Config, values: Values) -> Config:
+def override_config(config: Config, values: Values) -> Config:
     """Return the configuration with the overrides of its keys and of the recipe."""
     plain = {name: value for name, value in values.items() if len(keys()[name].path) == 1}
     if "dtype" in values:

@@ -19,7 +19,7 @@ from shardlab.records import expert_choices
 from shardlab.records.reports import Evaluated
 from shardlab.runtime import distributed, tasks
 from shardlab.runtime.batches import micro_batches
-from shardlab.runtime.device import of_rank
+from shardlab.runtime.device import device_for_rank
 from shardlab.runtime.distributed import World
 from shardlab.runtime.engine import Engine
 from shardlab.runtime.module_state import kept
@@ -52,7 +52,7 @@ def evaluate(run: Run, data: Path, weights: Path) -> Evaluated:
 @torch.no_grad()
 def evaluate_whole(run: Run, data: Path, weights: Path) -> Evaluated:
     """Return loss per target and metric of ``weights`` over the whole test split, unpadded, on one device."""
-    device = of_rank(run.site.device)
+    device = device_for_rank(run.site.device)
     dtype = getattr(torch, run.recipe.dtype)
     task = tasks.load(run.task, data, dtype, device, loss_chunks=run.recipe.loss_chunks)
     model = models.build(run.model, run.task, dtype)
@@ -102,7 +102,7 @@ def _record_choices(model: nn.Module) -> Iterator[list[list[Tensor]]]:
 def evaluate_sharded(run: Run, data: Path, weights: Path) -> Evaluated:
     """Return the test loss per target under the run's own strategy; a collective, the same on every rank."""
     world = distributed.world(run)
-    task = tasks.of_run(run, data, world.device)
+    task = tasks.task_for(run, data, world.device)
     engine = parallel.build(run, task, world, weights)
     distributed.limit_groups(run.site.hang_seconds)
     return evaluate_engine(run, engine, task, world)

@@ -100,9 +100,9 @@ def train(
     measured = audit.check(state.task, state.world)
     measured |= {"weights": state.checkpointer.save("model.safetensors")}
     measured |= operations | collect_measurements(state, meter)
-    drawn = meter.drawn()  # a collective, like those above
+    timeline = meter.report_timeline()  # a collective, like those above
     if state.world.is_rank0:
-        write_reports(state, measured, drawn if meter.measures else None, origin)
+        write_reports(state, measured, timeline if meter.measures else None, origin)
     return True
 
 
@@ -117,7 +117,7 @@ def set_up(
     if run.recipe.deterministic:
         device.deterministic()
     world = distributed.world(run)
-    task = tasks.of_run(run, data, world.device)
+    task = tasks.task_for(run, data, world.device)
     digest = world.gather(initial_digest(weights) if world.is_rank0 else "")[0]
     start = initial_manifest(run, task, world, digest)
     resume = options.resume or latest_checkpoint(output, start, world, restart=options.restart)
@@ -184,8 +184,8 @@ def count_operations(state: TrainState) -> dict[str, Any]:
     run, task, steps, log = state.run, state.task, state.steps, state.log
     indices = steps.order.batch(min(state.start.step + WARMUP_STEPS, steps.count) - 1)
     # Only shapes are needed: don't copy a whole global batch to the device.
-    on_cpu = tasks.of_run(run, task.folder, torch.device("cpu"))
-    counted = flops.of_step(run, task, on_cpu.micro_batch("train", indices))
+    on_cpu = tasks.task_for(run, task.folder, torch.device("cpu"))
+    counted = flops.count_flops(run, task, on_cpu.micro_batch("train", indices))
     device_peak = peak(device.name(task.device), run.recipe.arithmetic)
     if counted:
         log.flops_per_sample = counted.step / len(indices)
@@ -236,7 +236,7 @@ def _observe_gradients(meter: Meter, task: Task, observe: Observer | None) -> Ob
     """Return the observer to call between the backward pass and the update."""
 
     def observed(number: int, engine: Engine) -> None:
-        meter.look(number)
+        meter.assign_kinds(number)
         if number == meter.counted:
             meter.expert_rows = task.expert_rows
         if observe:

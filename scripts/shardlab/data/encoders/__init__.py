@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import NDArray
 
 from shardlab.data.samples import Located, Samples
-from shardlab.data.text import Text, checked_text, of_model, trained
+from shardlab.data.text import Text, checked_text, model_encoder, trained
 from shardlab.errors import UserError
 from shardlab.settings import registry
 from shardlab.settings.types import DataSet
@@ -108,6 +108,6 @@ def _encoded(encoder: Any, samples: Located, text: Text | None, counts: Counter[
 
 def _text(data: DataSet, train: Located, expected: str) -> Text:
     if data.tokenizer:
-        return of_model(data)
+        return model_encoder(data)
     with _placed(train, expected):
         return trained(data, (checked_text(part) for sample in train for part in sample))

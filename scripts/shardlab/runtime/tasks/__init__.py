@@ -260,12 +260,12 @@ def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return losses.float().sum() if rounds else losses
 
 
-def for_sum(values: Tensor) -> Tensor:
+def upcast_for_sum(values: Tensor) -> Tensor:
     """Return the values in a type that is accurate enough for a sum: float32 or wider."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def of_run(run: Run, folder: Path, device: torch.device) -> Task:
+def task_for(run: Run, folder: Path, device: torch.device) -> Task:
     """Return a run's task over its prepared data set."""
     options = {"fixed_shapes": run.mesh.pipelined, "loss_chunks": run.recipe.loss_chunks}
     return load(run.task, folder, getattr(torch, run.recipe.dtype), device, **options)

@@ -33,7 +33,7 @@ class Task(tasks.Task):
         return (batch["labels"] != IGNORE).sum()
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return F.cross_entropy(tasks.for_sum(outputs), batch["labels"], reduction="sum", ignore_index=IGNORE)
+        return F.cross_entropy(tasks.upcast_for_sum(outputs), batch["labels"], reduction="sum", ignore_index=IGNORE)
 
     def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
         return float((outputs.argmax(-1) == batch["labels"]).sum())

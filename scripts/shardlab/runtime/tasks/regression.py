@@ -27,7 +27,7 @@ class Task(tasks.Task):
         return batch["y"].numel()
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return F.mse_loss(tasks.for_sum(outputs), tasks.for_sum(batch["y"]), reduction="sum")
+        return F.mse_loss(tasks.upcast_for_sum(outputs), tasks.upcast_for_sum(batch["y"]), reduction="sum")
 
     def metric(self, loss: float, score: float, samples: int) -> float:
         return loss
