@@ -44,7 +44,7 @@ rule all:
     default_target: True
     input:
         # Also the runs: a summary that was written while some were missing must not hide them.
-        every_run(),
+        FILES.every_run(),
         "results/summary.csv",
         "results/summary.md",
         "results/report.html",
@@ -53,8 +53,9 @@ rule all:
 
 
 onstart:
-    check_executor()
-    start_forkserver()
+    with call_start.as_workflow_error():
+        call_start.check_executor(workflow.executor_plugin.name, CONFIG, SITE)
+    call_start.start_forkserver(workflow.executor_plugin.name, SITE, Path.cwd())
 
 
 # Snakemake's timestamp files would be published with the exported models; without one it uses the folder's time.

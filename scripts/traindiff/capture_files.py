@@ -1,6 +1,6 @@
-"""A folder of captured steps, of this project (train/capture.py) or of another trainer.
+"""A folder of captured steps, as `shardlab capture` writes it; of another trainer, see read_dumps.py.
 
-    capture.json                     strategy, mesh, each rank's place, each step's loss, norm, learning rate
+    capture.json                     conditions, mesh, each rank's place, each step's loss, norm, learning rate
     initial.safetensors              whole weights before the first step
     stepN/samples.safetensors        gradients of each sample's part of the loss, see Samples
     stepN/gradients.safetensors      whole gradients before clipping; clipped: as the optimizer gets them
@@ -79,12 +79,10 @@ class Tensors:
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of its tensors."""
         return [] if self._file is None else [*self._file.keys()]
 
     @cached_property
     def metadata(self) -> dict[str, str]:
-        """The file's metadata."""
         return {} if self._file is None else self._file.metadata() or {}
 
     @cached_property
@@ -113,11 +111,9 @@ class Tensors:
         return tuple(self._file.get_slice(name).get_shape())
 
     def __contains__(self, name: str) -> bool:
-        """True if it has a tensor of that name."""
         return name in self.names
 
     def __bool__(self) -> bool:
-        """True if the file exists."""
         return self._file is not None
 
     @cached_property
@@ -141,7 +137,6 @@ class Capture:
 
     @property
     def steps(self) -> list[int]:
-        """Numbers of the steps that it has."""
         return sorted(int(path.name.removeprefix("step")) for path in self.folder.glob("step*") if path.is_dir())
 
     def tensors(self, name: str) -> Tensors:
@@ -222,7 +217,6 @@ class Samples:
         return found
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.taken)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -295,5 +289,4 @@ class RankStep:
                 yield int(micro), rest
 
     def get(self, micro_batch: int, kind: str, name: str) -> Tensor:
-        """Return a tensor."""
         return self.tensors[f"{micro_batch}/{kind}/{name}"]

@@ -68,7 +68,7 @@ def _write(path: Path, page: str) -> None:
         temporary.write_text(page, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        raise InputError(f"{path} could not be written ({error.strerror}).") from None
+        raise InputError(f"{path} could not be written ({error.strerror}); name another place (--output).") from None
 
 
 def pair(args: argparse.Namespace) -> Pair:
@@ -129,7 +129,7 @@ def _number(option: str, name: str, value: str) -> int:
 
 
 def _read(source: Path, rules: Rules) -> Capture:
-    """Return a dump, or a capture of this project."""
+    """Return a dump, or a capture with a capture.json."""
     if (source / NAME).exists():
         if rules.rename:
             raise InputError(f"{source} is a capture; --rename cannot change its names. Give it as REFERENCE.")

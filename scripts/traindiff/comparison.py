@@ -44,7 +44,7 @@ def compare(
     names = [*names]
     actual, reference = read(pair.actual), read(pair.reference)
     twin = read(pair.twin) if pair.twin else None
-    apart: dict[str, tuple[float, float, float]] = {}
+    differences: dict[str, tuple[float, float, float]] = {}
     for name in names:
         value, expected = actual(name).double(), reference(name).double()
         same_shape(name, (value, pair.actual.folder), (expected, pair.reference.folder))
@@ -53,11 +53,11 @@ def compare(
             moved = twin(name).double()
             same_shape(name, (moved, pair.twin.folder), (expected, pair.reference.folder))
             of_twin = _finite(float(_largest(moved - expected)))
-        apart[name] = float(_largest(value - expected)), float(_largest(expected)), of_twin
-    scale = max((_finite(size) for _, size, _ in apart.values()), default=0.0)
-    for name, (away, size, of_twin) in apart.items():
+        differences[name] = float(_largest(value - expected)), float(_largest(expected)), of_twin
+    scale = max((_finite(size) for _, size, _ in differences.values()), default=0.0)
+    for name, (difference, size, of_twin) in differences.items():
         unit = max(size, FLOOR * scale) or 1.0
-        yield Row(name, away / unit, max(limit(name), MULTIPLE * of_twin / unit, slack(name) / unit))
+        yield Row(name, difference / unit, max(limit(name), MULTIPLE * of_twin / unit, slack(name) / unit))
 
 
 def _finite(value: float) -> float:
@@ -81,9 +81,9 @@ def _numbers(pair: Pair, step: int, *keys: str) -> Iterator[Row]:
         if isinstance(value, int | float) and isinstance(expected, int | float):
             unit = abs(expected) or 1.0
             limit = max(pair.limit(SCALARS), MULTIPLE * abs((twin or expected) - expected) / unit)
-            apart = 0.0 if patterns.is_same_number(value, expected) else abs(value - expected) / unit
+            difference = 0.0 if patterns.is_same_number(value, expected) else abs(value - expected) / unit
             ratio = value / expected if expected else None
-            yield Row(key, apart, limit, f"{value:.10g}, not {expected:.10g}", ratio=ratio)
+            yield Row(key, difference, limit, f"{value:.10g}, not {expected:.10g}", ratio=ratio)
 
 
 def _schedule(pair: Pair, step: int) -> Iterator[Row]:
@@ -120,7 +120,8 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
         if all(pairs):
             missing = [each for each in pairs[1].names if each not in pairs[0]]
             missing = missing or [each for each in pairs[0].names if each not in pairs[1]]
-            if missing and kind == "optimizer":
+            is_of_others = {_parameter(each) for each in pairs[0].names}.isdisjoint(map(_parameter, pairs[1].names))
+            if missing and kind == "optimizer" and not is_of_others:
                 yield Row(missing[0], float("inf"), 1.0, "missing in one of the two")
             elif missing and not _is_subset(*pairs):
                 _same_names(pair, name)
@@ -128,6 +129,10 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
             yield from _whole(pair, name, names if kind == "optimizer" else [*dict.fromkeys([*names, *missing])])
 
     return rows
+
+
+def _parameter(name: str) -> str:
+    return name.split("//")[0]
 
 
 def _is_subset(*files: Tensors) -> bool:
@@ -169,9 +174,9 @@ def _sure(pair: Pair, step: int, row: Row) -> Row:
         near = max(RELATIVE, limit / 2)
         unsure = (unsure if unsure is not None else own.ne(own)) | ((own - other).abs() > near * other.abs())
     off = pair.actual.updates(step)(row.name) - pair.reference.updates(step)(row.name)
-    if unsure is None or unsure.shape != off.shape or not math.isfinite(row.apart):
+    if unsure is None or unsure.shape != off.shape or not math.isfinite(row.difference):
         return row
-    return replace(row, apart=row.apart * float(_largest(off.masked_fill(unsure, 0.0)) / _largest(off)))
+    return replace(row, difference=row.difference * float(_largest(off.masked_fill(unsure, 0.0)) / _largest(off)))
 
 
 def _weights(pair: Pair, step: int) -> Iterator[Row]:
@@ -198,8 +203,14 @@ def _whole(pair: Pair, name: str, names: list[str]) -> Iterator[Row]:
 
 
 def _same_names(pair: Pair, file: str) -> None:
-    """Raise a InputError if a file of both does not have the same names."""
+    """Raise an InputError if a file of both does not have the same names."""
     found = [capture.tensors(file).names for capture in pair.captures]
+    for capture, names, others in zip(pair.captures, found, found[::-1], strict=True):
+        if others and not names:
+            raise InputError(
+                f"{capture.folder} has no tensors in {file}: they did not exist yet, or are kept elsewhere (as by "
+                "DeepSpeed); scripts/traindiff/dump.py writes them at the right time and finds them there."
+            )
     only = [[name for name in names if name not in others] for names, others in (found, found[::-1])]
     if only[0] or only[1]:
         listed = " and ".join(

@@ -29,13 +29,14 @@ class Diagnosis:
 
     @property
     def sentence(self) -> str:
-        """Its result."""
         if self.first is None:
-            return f"Nothing differs in {_counted(self.pair.steps)}."
+            steps = self.pair.steps
+            return f"Nothing differs in step{'s' * (len(steps) > 1)} {patterns.ranges(steps)}."
         wrong, rows = self.first.wrong, self.first.rows
         count = f"{len(wrong)} of {len(rows)}, first {wrong[0].name}" if len(rows) > 1 else wrong[0].name
         usual = f"; usual cause: {self.causes[0].cause}" if self.causes else "; no known pattern"
-        return f"First difference: {_where(self.first)}, {self.first.kind} ({count}){usual}."
+        step = "after the last step" if self.first.step < 0 else f"step {self.first.step}"
+        return f"First difference: {step}, {self.first.kind} ({count}){usual}."
 
 
 def diagnose(pair: Pair) -> Diagnosis:
@@ -57,16 +58,6 @@ def diagnose(pair: Pair) -> Diagnosis:
         return Diagnosis(pair, compared)
     evidence = _gather(pair, first, compared[compared.index(first) + 1 :])
     return Diagnosis(pair, compared, first, evidence, usual_causes(evidence))
-
-
-def _counted(steps: list[int]) -> str:
-    """Return steps as text."""
-    return f"step {steps[0]}" if len(steps) == 1 else f"steps {patterns.ranges(steps)}"
-
-
-def _where(stage: Stage) -> str:
-    """Return the step of a stage as text."""
-    return "after the last step" if stage.step < 0 else f"step {stage.step}"
 
 
 def _gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:

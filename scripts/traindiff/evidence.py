@@ -24,17 +24,15 @@ class Evidence:
     """What was tried and does not explain the difference."""
 
     def note(self, fact: str, *values: str) -> None:
-        """Add values of a fact."""
         self.facts.setdefault(fact, set()).update(values)
 
     def say(self, sentence: str) -> None:
-        """Add a sentence."""
         self.sentences.append(sentence)
 
-    def exclude(self, pattern: str, rest: float, of: str = "the difference") -> None:
+    def exclude(self, pattern: str, residual: float, of: str = "the difference") -> None:
         """Add a pattern that leaves too much."""
-        left = f"leaves {rest:.0%} of {of}" if rest >= 0.005 else f"leaves {rest:.1g} of {of}"
-        self.excluded.append(f"{pattern} ({left})" if math.isfinite(rest) else pattern)
+        left = f"leaves {residual:.0%} of {of}" if residual >= 0.005 else f"leaves {residual:.1g} of {of}"
+        self.excluded.append(f"{pattern} ({left})" if math.isfinite(residual) else pattern)
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,6 @@ class Cause:
 
 @cache
 def causes() -> list[Cause]:
-    """Read causes.yaml."""
     return [Cause(**entry) for entry in yaml.safe_load(TABLE.read_text(encoding="utf-8"))]
 
 

@@ -16,11 +16,11 @@ WINDOW = 64
 """Most micro-batches of which a factor can be a part."""
 
 
-def look_at_factors(pair: Pair, stage: Stage, factors: dict[str, float], found: Evidence, rest: float) -> None:
-    """Say by which factor each tensor differs, if one fits it; ``rest``: the most that one leaves of a difference."""
+def look_at_factors(pair: Pair, stage: Stage, factors: dict[str, float], found: Evidence, residual: float) -> None:
+    """Say by which factor each tensor differs, if one fits it; ``residual``: the most that one leaves."""
     low, high = min(factors.values()), max(factors.values())
     times = (low + high) / 2
-    found.say(f"A factor explains each affected tensor: this leaves at most {rest:.1g} of the difference.")
+    found.say(f"A factor explains each affected tensor: this leaves at most {residual:.1g} of the difference.")
     if high - low <= min(pair.near * abs(times), pair.fits * abs(times - 1)):
         found.note("pattern", "factor")
         name_factor(pair, times, found, "Each affected tensor")
@@ -56,7 +56,9 @@ def _of_updates(pair: Pair, stage: Stage, names: list[str], times: float, found:
     shown = []
     for step in steps:
         fit = patterns.combination(names, pair.actual.updates(step), [pair.reference.updates(step)])
-        shown.append(f"step {step} {_number(fit.coefficients[0])}" + (f" (leaves {fit.rest:.0e})" * (fit.rest > 1e-3)))
+        shown.append(
+            f"step {step} {_number(fit.coefficients[0])}" + (f" (leaves {fit.residual:.0e})" * (fit.residual > 1e-3))
+        )
     if len(shown) > 1:
         found.say(f"The updates' best factor: {', '.join(shown)}; after the first difference the weights differ, too.")
     later = [step for step in steps if step > stage.step]
@@ -79,14 +81,20 @@ def _is_average(pair: Pair, step: int, names: list[str], part: float) -> bool:
     fit = patterns.combination(
         names, pair.actual.updates(step), [lambda name: after[name].double() - before[name].double()]
     )
-    return fit.rest < pair.fits and abs(fit.coefficients[0] - part) <= pair.fits * part
+    return fit.residual < pair.fits and abs(fit.coefficients[0] - part) <= pair.fits * part
 
 
-def candidates(pair: Pair) -> dict[str, tuple[float, str]]:
+def _plain(pair: Pair) -> dict[str, tuple[float, str]]:
     """Return what a factor can be: its name for people, its value, and its kind for causes."""
     found: dict[str, tuple[float, str]] = {}
     for name, (value, kind) in _given(pair).items():
         found |= {name: (value, kind), f"1 / {name}": (1 / value, f"1/{kind}")}
+    return found
+
+
+def _powers(pair: Pair) -> dict[str, tuple[float, str]]:
+    found: dict[str, tuple[float, str]] = {}
+    for name, (value, kind) in _given(pair).items():
         found |= {
             f"the square of {name}": (value**2, f"{kind}^2"),
             f"the square root of {name}": (value**0.5, f"root {kind}"),
@@ -125,7 +133,12 @@ def _composed(pair: Pair) -> dict[str, tuple[float, str]]:
 def name_factor(pair: Pair, times: float, found: Evidence, what: str) -> None:
     """Say what a factor can be."""
     named: list[tuple[str, str]] = []
-    for meanings, near in ((candidates(pair), pair.near), (_composed(pair), min(pair.near, 1e-3))):
+    # The simplest meaning first: 4 is the number of 4 micro-batches rather than the square of 2 ranks.
+    for meanings, near in (
+        (_plain(pair), pair.near),
+        (_powers(pair), pair.near),
+        (_composed(pair), min(pair.near, 1e-3)),
+    ):
         named = named or [(name, kind) for name, (value, kind) in meanings.items() if abs(times - value) < near * value]
     scale = round(math.log2(times)) if times > 0 else 0
     if not named and 2 ** abs(scale) >= SMALLEST_SCALE and abs(times / 2.0**scale - 1) < 1e-3:

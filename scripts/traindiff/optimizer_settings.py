@@ -4,7 +4,7 @@ decay follow from the fit.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -42,7 +42,7 @@ class _Model:
 
     settings: str
     predicted: Tensor
-    rest: float
+    residual: float
     """Largest part of a tensor's update that it leaves."""
 
 
@@ -61,50 +61,60 @@ def look_at_settings(pair: Pair, step: int, names: list[str], found: Evidence) -
     own, other = (_read(capture, step, names, each) for capture, each in zip(pair.captures, files, strict=True))
     models, others = _models(own, place), _models(other, place)
     best, usual = _best(models), _best(others)
-    rest = max(best.rest, usual.rest)
+    residual = max(best.residual, usual.residual)
     # Each must need its own settings.
     distinct = all(
-        model.rest > DISTINCT * least.rest
+        model.residual > DISTINCT * least.residual
         for each, least, name in ((models, best, usual.settings), (others, usual, best.settings))
         for model in each
         if model.settings == name
     )
-    if not rest < pair.fits or best.settings == usual.settings or not distinct:
+    if not residual < pair.fits or best.settings == usual.settings or not distinct:
         if _is_unclipped(pair, step, names, place):
             found.note("pattern", "unclipped")
             found.say("The update is that of the same optimizer with the gradients before clipping.")
             return True
-        found.exclude("other betas, eps or momentum", rest, "the update")
+        found.exclude("other betas, eps or momentum", residual, "the update")
         return False
     off = own.update - other.update
-    rest = float((off - (best.predicted - usual.predicted)).norm() / off.norm())
-    if not rest < max(pair.fits, 0.1):
-        found.exclude("other betas, eps or momentum", rest)
+    residual = float((off - (best.predicted - usual.predicted)).norm() / off.norm())
+    if not residual < max(pair.fits, 0.1):
+        found.exclude("other betas, eps or momentum", residual)
         return False
     found.note("pattern", "settings")
     found.say(
-        f"The update is that of {best.settings}; the reference's is that of {usual.settings} (this leaves {rest:.1g} "
-        "of the difference)."
+        f"The update is that of {best.settings}; the reference's is that of {usual.settings} "
+        f"(this leaves {residual:.1g} of the difference)."
     )
     return True
 
 
 def _is_unclipped(pair: Pair, step: int, names: list[str], place: Tensor) -> bool:
-    """Return whether gradients before clipping explain an update, and the reference's clipped ones its own: with the
-    same settings.
+    """Return whether gradients before clipping explain an update, but not the same ones clipped as in the reference,
+    whose clipped ones explain its own: with the same settings.
     """
-    raw = [pair.actual.tensors(f"step{n}/gradients") for n in range(step + 1)]
-    clipped = [pair.reference.tensors(f"step{n}/clipped") for n in range(step + 1)]
-    if not all(raw) or not all(clipped) or pair.actual.tensors(f"step{step}/clipped"):
-        return False
-    usual = _best(_models(_read(pair.reference, step, names, clipped), place))
-    before, after = (
-        next(
-            model for model in _models(_read(pair.actual, step, names, each), place) if model.settings == usual.settings
-        )
-        for each in (raw, clipped)
+    raw, whole, clipped = (
+        [capture.tensors(f"step{n}/{kind}") for n in range(step + 1)]
+        for capture, kind in ((pair.actual, "gradients"), (pair.reference, "gradients"), (pair.reference, "clipped"))
     )
-    return max(usual.rest, before.rest) < pair.fits < after.rest
+    if not all(raw) or not all(whole) or not all(clipped) or pair.actual.tensors(f"step{step}/clipped"):
+        return False
+    own, other, usually = (
+        _read(capture, step, names, each)
+        for capture, each in ((pair.actual, raw), (pair.reference, whole), (pair.reference, clipped))
+    )
+    parts = [
+        float(after.norm() / before.norm()) for after, before in zip(usually.gradients, other.gradients, strict=True)
+    ]
+    usual = _best(_models(usually, place))
+    before, after = (
+        next(model for model in _models(each, place) if model.settings == usual.settings)
+        for each in (
+            own,
+            replace(own, gradients=[part * each for part, each in zip(parts, own.gradients, strict=True)]),
+        )
+    )
+    return max(usual.residual, before.residual) < pair.fits < after.residual
 
 
 def _gradients(pair: Pair, step: int) -> list[list[Tensors]]:
@@ -147,14 +157,14 @@ def _models(given: _Update, place: Tensor) -> list[_Model]:
         rate = torch.where(both, (ud * ww - uw * dw) / det, ud / dd)
         decay = torch.where(both, (uw * dd - ud * dw) / det, 0.0)
         predicted = rate[place] * direction + decay[place] * weights
-        rest = (total(update - predicted, update - predicted) / uu).sqrt().max()
-        models.append(_Model(settings, predicted, float(rest) if bool(torch.isfinite(rest)) else math.inf))
+        residual = (total(update - predicted, update - predicted) / uu).sqrt().max()
+        models.append(_Model(settings, predicted, float(residual) if bool(torch.isfinite(residual)) else math.inf))
     return models
 
 
 def _best(models: list[_Model]) -> _Model:
-    least = min(model.rest for model in models)
-    return next(model for model in models if model.rest <= SAME * least)
+    least = min(model.residual for model in models)
+    return next(model for model in models if model.residual <= SAME * least)
 
 
 def _directions(step: int) -> Iterator[tuple[str, "_Adam | _Momentum"]]:

@@ -6,7 +6,6 @@ parallelism some of the features: which ones follows from its place and from the
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,22 +15,10 @@ from torch import Tensor
 from traindiff import patterns
 from traindiff.capture_files import RankStep
 from traindiff.evidence import Evidence
-from traindiff.pair import LIMITS, MULTIPLE, Pair, Row, Stage
+from traindiff.pair import LIMITS, MULTIPLE, Pair, Row, Stage, Where
 
 FILLS = {"targets": -100, "mask": 0}
 """Values after the end of a sample."""
-
-
-@dataclass
-class Where:
-    """Where a module's outputs differ: for each sample, position, feature and rank that was compared."""
-
-    samples: dict[int, bool] = field(default_factory=dict)
-    positions: dict[int, bool] = field(default_factory=dict)
-    features: dict[int, bool] = field(default_factory=dict)
-    ranks: dict[int, bool] = field(default_factory=dict)
-    values: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """(actual, reference) of each rank and micro-batch."""
 
 
 def rows(pair: Pair, step: int, kinds: tuple[str, ...]) -> Iterator[Row]:
@@ -45,7 +32,7 @@ def rows(pair: Pair, step: int, kinds: tuple[str, ...]) -> Iterator[Row]:
         for name in whole.names(kind):
             where = Where()
             places: list[tuple[RankStep, int, Any, Any]] = []
-            away = size = of_twin = 0.0
+            difference = size = of_twin = 0.0
             for rank in ranks:
                 for micro, each in rank.every(kind):
                     if each != name or not rank.samples(micro):
@@ -54,7 +41,7 @@ def rows(pair: Pair, step: int, kinds: tuple[str, ...]) -> Iterator[Row]:
                     if placed is None:
                         continue
                     value, expected, positions, features = placed
-                    away = _larger(away, distance(value, expected))
+                    difference = _larger(difference, distance(value, expected))
                     size = max(size, _most(expected[torch.isfinite(expected)].abs()))
                     if twin:
                         samples = rank.samples(micro)
@@ -65,7 +52,7 @@ def rows(pair: Pair, step: int, kinds: tuple[str, ...]) -> Iterator[Row]:
             if places:
                 unit = size or 1.0
                 shown = name if kind == "output" else f"{kind} {name}"
-                row = Row(shown, away / unit, max(pair.limit(LIMITS), MULTIPLE * of_twin / unit), "", where)
+                row = Row(shown, difference / unit, max(pair.limit(LIMITS), MULTIPLE * of_twin / unit), "", where)
                 if row.differs:
                     for place, (value, expected) in zip(places, where.values, strict=True):
                         _note(where, *place, distance(value, expected), row.limit * unit)
@@ -218,7 +205,7 @@ def _out_of_order(positions: Tensor) -> bool:
 
 
 def _pieces(length: int, *, ranks: int, rank: int, head_tail: bool) -> Tensor:
-    """Return the positions that a rank has (see models/_sequence.py, whose mistakes this must not repeat)."""
+    """Return the positions that a rank has (as Shardlab's models/_sequence.py, whose mistakes this must not repeat)."""
     numbers = [rank, 2 * ranks - 1 - rank] if head_tail else [rank]
     size = length // len(numbers)
     return torch.cat([torch.arange(number * size, (number + 1) * size) for number in numbers])
@@ -269,7 +256,7 @@ def _mark(found: dict[int, bool], names: list[int], wrong: Tensor) -> None:
 def look_at_outputs(pair: Pair, stage: Stage, found: Evidence) -> None:
     """Look at the first output, or part of the batch, that differs."""
     row = stage.wrong[0]
-    where: Where | None = row.where
+    where = row.where
     if where is None:
         found.note("name", row.name)
         found.say(f"{row.name}: {row.note}.")
@@ -280,17 +267,12 @@ def look_at_outputs(pair: Pair, stage: Stage, found: Evidence) -> None:
         found.note("inside", *pair.reference.about.get("modules", {}).get(module, []))
         found.note("output", "logits" if not module and index == "0" else index if not module else "module")
         found.note("index", index)
-        _last_equal(stage, found)
+        if stage.before:
+            found.say(f"The previous output, that of {stage.before.module or 'the model'}, is equal.")
     else:
         found.note("name", row.name.split(" ")[1])
     _places(pair, stage, where, found)
     _values(pair, stage, where, found)
-
-
-def _last_equal(stage: Stage, found: Evidence) -> None:
-    """Say which module is the last one before it."""
-    if stage.before:
-        found.say(f"The previous output, that of {stage.before.module or 'the model'}, is equal.")
 
 
 def _places(pair: Pair, stage: Stage, where: Where, found: Evidence) -> None:
@@ -383,11 +365,11 @@ def _values(pair: Pair, stage: Stage, where: Where, found: Evidence) -> None:
     elif stage.kind == "batch" and affine is not None:
         found.note("pattern", "scaled")
         found.say(f"The values are {affine[0]:.6g} times the reference's plus {affine[1]:.6g}.")
-    elif bias.rest < pair.fits:
+    elif bias.residual < pair.fits:
         found.note("pattern", "bias" if bias.coefficients[0] > 0 else "bias left out")
         found.say(
             f"In each row that differs, the difference is {bias.coefficients[0]:.4g} times {row.module}.bias (this "
-            f"leaves {bias.rest:.1g} of it)."
+            f"leaves {bias.residual:.1g} of it)."
         )
     elif stage.kind == "output" and _has_own_statistics(where.values, pair.limit(LIMITS)):
         found.note("pattern", "own statistics")
@@ -404,8 +386,8 @@ def _values(pair: Pair, stage: Stage, where: Where, found: Evidence) -> None:
     else:
         found.note("pattern", "none")
         found.exclude("a factor", fit.left)
-        if math.isfinite(bias.rest):
-            found.exclude(f"a multiple of {row.module}.bias", bias.rest)
+        if math.isfinite(bias.residual):
+            found.exclude(f"a multiple of {row.module}.bias", bias.residual)
         for pattern in ("each rank's own statistics", "zeros in other places", "rows in another order"):
             found.exclude(pattern, math.inf)
 
@@ -443,7 +425,7 @@ def _has_own_statistics(values: list[tuple[Tensor, Tensor]], near: float) -> boo
 def _affine(actual: Tensor, expected: Tensor, fits: float) -> tuple[float, float] | None:
     ones = torch.ones_like(expected)
     fit = patterns.combination(["it"], lambda _: actual - expected, [lambda _: expected, lambda _: ones])
-    return (1 + fit.coefficients[0], fit.coefficients[1]) if fit.rest < fits else None
+    return (1 + fit.coefficients[0], fit.coefficients[1]) if fit.residual < fits else None
 
 
 def _bias(pair: Pair, module: str, wrong: list[tuple[Tensor, Tensor]], limit: float) -> patterns.Fit:

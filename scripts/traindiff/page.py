@@ -8,7 +8,6 @@ LISTED = 12
 
 
 def markdown(found: Diagnosis, title: str) -> str:
-    """Return the page."""
     parts = [f"# {title}", "", f"**{found.sentence}**", "", *_conditions(found)]
     if found.first is not None:
         parts += ["## How it differs", "", *(f"- {sentence}" for sentence in found.evidence.sentences), ""]
@@ -36,7 +35,7 @@ def _conditions(found: Diagnosis) -> list[str]:
 def _tensors(stage: Stage) -> list[str]:
     lines = [f"| {stage.kind} | relative difference | tolerance | |", "| --- | --- | --- | --- |"]
     for row in stage.wrong[:LISTED]:
-        lines.append(f"| `{row.name}` | {row.apart:.1e} | {row.limit:.1e} | {row.note} |")
+        lines.append(f"| `{row.name}` | {row.difference:.1e} | {row.limit:.1e} | {row.note} |")
     if (more := len(stage.wrong) - LISTED) > 0:
         lines.append(f"| and {more} more | | | |")
     return lines
@@ -71,10 +70,12 @@ def _stages(found: Diagnosis) -> list[str]:
         assert row is not None
         verdict = f"**{len(stage.wrong)} differ**" if stage.wrong else "equal"
         step = "end" if stage.step < 0 else stage.step
-        lines.append(f"| {step} | {stage.kind} | {len(stage.rows)} | {row.apart:.1e} | {row.limit:.1e} | {verdict} |")
+        lines.append(
+            f"| {step} | {stage.kind} | {len(stage.rows)} | {row.difference:.1e} | {row.limit:.1e} | {verdict} |"
+        )
     return lines
 
 
 def _share(stage: Stage) -> float:
     """Return how much of its limit the worst row of a stage takes."""
-    return max((row.apart / row.limit for row in stage.rows), default=0.0)
+    return max((row.difference / row.limit for row in stage.rows), default=0.0)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ LIMITS = {"F64": 1e-9, "F32": 1e-3, "F16": 5e-2, "BF16": 5e-2}
 """Relative difference up to which tensors of a dtype are equal, unless the twins of `single` are farther apart."""
 SCALARS = {"F64": 1e-9, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
 FITS = {"F64": 1e-4, "F32": 2e-2, "F16": 2e-2, "BF16": 2e-2}
-"""Largest rest of a fit that holds, relative to the fitted values (in float64 rests are below 1e-9)."""
+"""Largest residual of a fit that holds, relative to the fitted values (in float64 residuals are below 1e-9)."""
 FACTORS = {"F64": 1e-3, "F32": 1e-3, "F16": 2e-2, "BF16": 2e-2}
 """How near to a number a factor must be to mean it, and the factors of several tensors to be the same."""
 EPSILONS = {"F64": 2.2e-16, "F32": 1.2e-7, "F16": 9.8e-4, "BF16": 7.8e-3}
@@ -36,37 +35,47 @@ FILES = {
 NUMBERS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
+@dataclass
+class Where:
+    """Where a module's outputs differ: for each sample, position, feature and rank that was compared."""
+
+    samples: dict[int, bool] = field(default_factory=dict)
+    positions: dict[int, bool] = field(default_factory=dict)
+    features: dict[int, bool] = field(default_factory=dict)
+    ranks: dict[int, bool] = field(default_factory=dict)
+    values: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """(actual, reference) of each rank and micro-batch."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One tensor or number of a stage."""
 
     name: str
     """Of a parameter, ``<parameter>//<key>`` of an optimizer's tensor, or ``<module>/<index>`` of an output."""
-    apart: float
+    difference: float
     """Largest difference relative to the reference's largest value; nan where one of them is not a number."""
     limit: float
     """Up to which it is rounding."""
     note: str = ""
     """The difference in words, where it is not a number."""
-    where: Any = None
-    """Where an output differs (see outputs.Where)."""
+    where: Where | None = None
+    """Of an output."""
     ratio: float | None = None
     """Of two numbers."""
 
     @property
     def parameter(self) -> str:
-        """Name of the parameter."""
         return self.name.split("//")[0]
 
     @property
     def module(self) -> str:
-        """Module that returns this output."""
         return self.name.rpartition("/")[0]
 
     @property
     def differs(self) -> bool:
         """True if it is more than rounding."""
-        return not self.apart <= self.limit
+        return not self.difference <= self.limit
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,11 @@ class Stage:
     @property
     def worst(self) -> Row | None:
         """The row that is farthest apart relative to its limit."""
-        return max(self.rows, key=lambda row: row.apart / row.limit if row.apart == row.apart else 1e300, default=None)
+        return max(
+            self.rows,
+            key=lambda row: row.difference / row.limit if row.difference == row.difference else 1e300,
+            default=None,
+        )
 
 
 @dataclass(frozen=True)
@@ -137,12 +150,11 @@ class Pair:
 
     @property
     def captures(self) -> tuple[Capture, Capture]:
-        """Both."""
         return self.actual, self.reference
 
     @cached_property
     def fits(self) -> float:
-        """Largest rest of a fit that holds."""
+        """Largest residual of a fit that holds."""
         return self.limit(FITS, *(f"step{step}/{kind}" for step in self.steps[:1] for kind in KINDS))
 
     @cached_property
@@ -164,7 +176,6 @@ def _coarsest(dtypes: dict[str, float], found: set[str]) -> float:
 
 
 def owner(parameter: str) -> str:
-    """Return the module that has a parameter."""
     return parameter.rpartition(".")[0]
 
 

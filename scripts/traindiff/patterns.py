@@ -25,18 +25,18 @@ class Fit:
     """Coefficients of a fit, and what they leave unexplained relative to the fitted values."""
 
     coefficients: list[float]
-    rest: float
+    residual: float
 
     @property
     def left(self) -> float:
         """What a single factor leaves of the difference, not of the tensor."""
         times = self.coefficients[0]
-        explained = (1 - 1 / times) * max(0.0, 1 - self.rest**2) ** 0.5 if times else 1.0
-        return self.rest / (math.hypot(explained, self.rest) or 1.0)
+        explained = (1 - 1 / times) * max(0.0, 1 - self.residual**2) ** 0.5 if times else 1.0
+        return self.residual / (math.hypot(explained, self.residual) or 1.0)
 
     def is_factor(self, limit: float) -> bool:
         """Return whether a single factor explains the difference: near 1 it explains the tensor in any case."""
-        return self.rest < limit * min(1.0, abs(self.coefficients[0] - 1))
+        return self.residual < limit * min(1.0, abs(self.coefficients[0] - 1))
 
 
 def factor(actual: Tensor, expected: Tensor) -> Fit:
@@ -50,7 +50,7 @@ def factor(actual: Tensor, expected: Tensor) -> Fit:
 
 
 def multiple(names: Iterable[str], off: Read, term: Read, noise: Callable[[str], float] = lambda name: 0.0) -> Fit:
-    """Return by how much of ``term`` tensors differ, the same for all of them; ``rest``: the largest of a tensor.
+    """Return by how much of ``term`` tensors differ, the same for all of them; ``residual``: the largest of a tensor.
 
     ``noise``: norm of a tensor's rounding. Tensors whose difference is not ten times that do not count.
     """
@@ -91,8 +91,8 @@ def combination(names: Iterable[str], actual: Read, terms: list[Read]) -> Fit:
         return Fit([float("nan")] * len(terms), float("inf"))
     scale = matrix.norm(dim=0).clamp(min=1e-300)
     solution = torch.linalg.lstsq(matrix / scale, value[:, None], driver="gelsd").solution[:, 0]
-    rest = float((value - matrix / scale @ solution).norm()) / (float(value.norm()) or 1.0)
-    return Fit((solution / scale).tolist(), rest)
+    residual = float((value - matrix / scale @ solution).norm()) / (float(value.norm()) or 1.0)
+    return Fit((solution / scale).tolist(), residual)
 
 
 def _column(names: list[str], read: Read, every: int) -> Tensor:

@@ -76,7 +76,6 @@ class Rules:
     """Expressions that matched a name of one of the dumps."""
 
     def name(self, name: str) -> str:
-        """Return the new name."""
         name = WRAPPERS.sub("", name)
         for pattern, new in self.rename:
             try:
@@ -91,7 +90,6 @@ class Rules:
         return next((dim for pattern, dim in self.merge if self._matches(pattern, name)), None)
 
     def skips(self, name: str) -> bool:
-        """Return whether a tensor is left out."""
         return any(self._matches(pattern, name) for pattern in self.skip)
 
     def _matches(self, pattern: str, name: str) -> bool:
@@ -116,11 +114,9 @@ class Dump(Capture):
 
     @property
     def steps(self) -> list[int]:
-        """Numbers of its steps."""
         return sorted({int(name.partition("/")[0].removeprefix("step")) for name in self.files if "/" in name})
 
     def tensors(self, name: str) -> Tensors:
-        """Return the tensors of a step and kind."""
         return self.files.get(name) or super().tensors(name)
 
     def ranks(self, step: int) -> list[RankStep]:
@@ -171,7 +167,6 @@ class Parts(Tensors):
 
     @cached_property
     def names(self) -> list[str]:
-        """Names after renaming."""
         return [*self.places]
 
     @cached_property
@@ -185,7 +180,6 @@ class Parts(Tensors):
         return file.shape(former)
 
     def __bool__(self) -> bool:
-        """True: it has files."""
         return True
 
     def dtype(self, name: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import Samples
+from traindiff.capture_files import Capture, Samples
 from traindiff.evidence import Evidence
 from traindiff.factors import name_factor
 from traindiff.pair import Pair
@@ -27,19 +27,25 @@ MORE = 4
 """How often a sample is looked for."""
 _OF_A_RANK = "rank's "
 _PLURALS = {
-    **{"rank": "ranks", "micro-batch": "micro-batches", "rank's micro-batch": "micro-batches"},
-    **{"part": "sequence parts", "block": "blocks of samples", "sample": "samples"},
+    "rank": "ranks",
+    "micro-batch": "micro-batches",
+    "rank's micro-batch": "micro-batches",
+    "part": "sequence parts",
+    "block": "blocks of samples",
+    "sample": "samples",
 }
+NO_RANK = -1
+"""Rank and micro-batch of a sample that the other training does not read."""
 MODEL_AXES = {"tp", "pp", "cp", "ep", "sp", "mp"}
 """Axes whose ranks read the same samples."""
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Weights of samples, or of blocks of them."""
+class Weights:
+    """What least squares give."""
 
     weights: list[float]
-    rest: float
+    residual: float
     """Part of the difference from the reference that they leave."""
     outside: float
     """Part of the gradient that they leave."""
@@ -58,15 +64,12 @@ class Partition:
 
     @property
     def blocks(self) -> list[object]:
-        """The blocks in their order."""
         return [*dict.fromkeys(self.labels)]
 
     def means(self, values: Sequence[float]) -> dict[object, float]:
-        """Return the mean of each block's values."""
         return {block: sum(own) / len(own) for block, own in self._groups(values).items()}
 
     def sums(self, values: Sequence[float]) -> dict[object, float]:
-        """Return the sum of each block's values."""
         return {block: sum(own) for block, own in self._groups(values).items()}
 
     def is_constant(self, values: Sequence[float], near: float) -> bool:
@@ -96,18 +99,18 @@ def look_at_samples(pair: Pair, step: int, wrong: list[str], found: Evidence) ->
     fits = []
     for names in (every, [name for name in every if name in wrong]):
         if names and (fit := _fit(pair, step, names, samples, found)):
-            if fit.rest < pair.fits:
+            if fit.residual < pair.fits:
                 _name(pair, step, samples, fit, found)
                 return True
             fits.append(fit)
     if fits:
-        found.exclude("other weights of the samples", fits[0].rest)
+        found.exclude("other weights of the samples", fits[0].residual)
         if fits[0].outside > OUTSIDE:
             _outside(pair, step, samples, every, fits[0], found)
     return False
 
 
-def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: Evidence) -> Fit | None:
+def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: Evidence) -> Weights | None:
     """Return the weights that explain these parameters' gradients best, or None if nothing can be said."""
     rows = _matrix(samples, names)
     actual, expected = (_column(samples, names, pair, capture, step) for capture in pair.captures)
@@ -116,28 +119,28 @@ def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: Evide
     ):
         return None
     total = rows.sum(0)
-    apart = float((total - expected).norm() / (expected.norm() or 1.0))
-    if apart > pair.fits:
+    difference = float((total - expected).norm() / (expected.norm() or 1.0))
+    if difference > pair.fits:
         found.say(
-            f"The gradients of the samples add up to the reference's only up to {apart:.1g}: its samples are not "
+            f"The gradients of the samples add up to the reference's only up to {difference:.1g}: its samples are not "
             "independent (batch norm, an auxiliary loss), or the file is of another step."
         )
         return None
     return _solve(rows, actual, total, pair.limit(SINGULAR, f"step{step}/gradients"))
 
 
-def _solve(rows: Tensor, actual: Tensor, total: Tensor, singular: float) -> Fit:
+def _solve(rows: Tensor, actual: Tensor, total: Tensor, singular: float) -> Weights:
     off = actual - total
     scale = rows.norm(dim=1).clamp(min=1e-300)
     # The weights of what differs, which may be small beside the gradient.
     left, values, right = torch.linalg.svd((rows / scale[:, None]).T, full_matrices=False)
     kept = values > singular * values[0]
     more = (right[kept].T @ ((left[:, kept].T @ off) / values[kept])) / scale
-    rest = float((off - rows.T @ more).norm())
-    return Fit(
+    residual = float((off - rows.T @ more).norm())
+    return Weights(
         (1 + more).tolist(),
-        rest / (float(off.norm()) or 1.0),
-        rest / (float(actual.norm()) or 1.0),
+        residual / (float(off.norm()) or 1.0),
+        residual / (float(actual.norm()) or 1.0),
         bool(kept.all()),
     )
 
@@ -146,15 +149,15 @@ def _matrix(samples: Samples, names: list[str]) -> Tensor:
     return torch.cat([samples[name] for name in names], 1)
 
 
-def _column(samples: Samples, names: list[str], pair: Pair, capture: object, step: int) -> Tensor:
-    read = pair.gradients(capture, f"step{step}/gradients")  # type: ignore[arg-type]
+def _column(samples: Samples, names: list[str], pair: Pair, capture: Capture, step: int) -> Tensor:
+    read = pair.gradients(capture, f"step{step}/gradients")
     return torch.cat([samples.kept(name, read(name)) for name in names])
 
 
-def _name(pair: Pair, step: int, samples: Samples, fit: Fit, found: Evidence) -> None:
+def _name(pair: Pair, step: int, samples: Samples, fit: Weights, found: Evidence) -> None:
     """Note which weights these are."""
     found.note("pattern", "weights")
-    found.say(f"Weights of the samples explain the gradient; they leave {fit.rest:.1g} of the difference.")
+    found.say(f"Weights of the samples explain the gradient; they leave {fit.residual:.1g} of the difference.")
     if not fit.distinct:
         found.say("The gradients of some samples cannot be told apart: other weights may explain it as well.")
     weights, near = fit.weights, pair.near
@@ -284,7 +287,9 @@ def _shown(weight: float) -> str:
 
 
 def _label(block: object) -> str:
-    return "/".join(map(str, block)) if isinstance(block, tuple) else str(block)
+    if isinstance(block, tuple):
+        return "/".join(map(_label, block))
+    return "none" if block == NO_RANK else str(block)
 
 
 def _table(samples: Samples, weights: list[float], partition: Partition | None, found: Evidence) -> None:
@@ -314,10 +319,13 @@ def _table(samples: Samples, weights: list[float], partition: Partition | None, 
 
 def _partitions(pair: Pair, step: int, samples: Samples) -> Iterator[Partition]:
     """Yield divisions of the rows: as the other training says, as --ranks say, or in blocks of any size."""
-    own = _places(pair, step)
-    if own and samples.ids:
-        rank, micro = ([own.get(each, (-1, -1))[place] for each in samples.ids] for place in (0, 1))
-        yield from _of_places(rank, micro, samples.parts)
+    reads = _reads(pair, step)
+    own = {sample: (rank, micro) for sample, rank, micro in reads}
+    if own.keys() & {*samples.ids}:
+        # A sample that no rank reads is dropped, unless others are read in its place: then blocks of samples are lost.
+        if own.keys() >= {*samples.ids} or len(reads) > len(own):
+            rank, micro = ([own.get(each, (NO_RANK, NO_RANK))[place] for each in samples.ids] for place in (0, 1))
+            yield from _of_places(rank, micro, samples.parts)
         return
     for whole in _partitions_of_rows(pair, samples.rows):
         yield Partition(whole.kind, tuple(whole.labels[row] for row in samples.taken))
@@ -336,21 +344,21 @@ def _partitions_of_rows(pair: Pair, rows: int) -> Iterator[Partition]:
             yield Partition("block", tuple(row * number * times // rows % number for row in range(rows)))
 
 
-def _places(pair: Pair, step: int) -> dict[object, tuple[int, int]]:
-    """Return the data-parallel rank and the micro-batch of each sample of the other training, if they are known."""
-    ranks = pair.actual.ranks(step)
-    if ranks:
-        return {
-            sample: (rank.about["data_rank"], micro)
-            for rank in ranks
-            for micro in range(len(rank.notes["indices"]))
-            for sample in rank.samples(micro)
-        }
-    found: dict[object, tuple[int, int]] = {}
-    for rank, micros in enumerate(pair.actual.shown(step).get("ids") or []):
-        for micro, ids in enumerate(micros if micros and isinstance(micros[0], list) else [micros]):
-            found |= dict.fromkeys(ids, (rank, micro))
-    return found
+def _reads(pair: Pair, step: int) -> list[tuple[object, int, int]]:
+    """Return (sample, data-parallel rank, micro-batch) of what the other training reads, if that is known."""
+    found = [
+        (sample, rank.about["data_rank"], micro)
+        for rank in pair.actual.ranks(step)
+        for micro in range(len(rank.notes["indices"]))
+        for sample in rank.samples(micro)
+    ]
+    found += [
+        (sample, rank, micro)
+        for rank, micros in enumerate(pair.actual.shown(step).get("ids") or [])
+        for micro, ids in enumerate(micros if micros and isinstance(micros[0], list) else [micros])
+        for sample in ids
+    ]
+    return [*dict.fromkeys(found)]  # ranks that share samples have the same data_rank
 
 
 def _dealt(rows: int, ranks: int, micros: int) -> Iterator[tuple[list[int], list[int]]]:
@@ -389,7 +397,7 @@ def _compare_ids(pair: Pair, step: int, samples: Samples, found: Evidence) -> No
             found.say(f"{says}: {', '.join(map(str, off[:8]))}{', ...' * (len(off) > 8)}.")
 
 
-def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Fit, found: Evidence) -> None:
+def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Weights, found: Evidence) -> None:
     """Say that a gradient is not that of these samples, and whether other steps' samples explain more of it."""
     found.note("weights", "outside")
     found.say(
@@ -397,22 +405,17 @@ def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Fit
         "these samples and targets, or not from this forward pass."
     )
     actual = _column(samples, names, pair, pair.actual, step)
-    rest = {}
+    residual = {}
     for other in pair.reference.steps:
         more = pair.reference.samples(other) if other != step else None
         if more and {*names} <= {*more.names} and len(more) * VALUES_PER_SAMPLE < len(actual):
-            rows = _matrix(more, names)
-            own = torch.cat(
-                [more.kept(name, pair.gradients(pair.actual, f"step{step}/gradients")(name)) for name in names]
-            )
-            rest[other] = _solve(rows, own, 0 * own, pair.limit(SINGULAR, f"step{step}/gradients")).outside
-    if (
-        rest
-        and (nearest := min(rest, key=lambda other: rest[other])) is not None
-        and rest[nearest] < OUTSIDE * fit.outside
-    ):
+            own = _column(more, names, pair, pair.actual, step)
+            singular = pair.limit(SINGULAR, f"step{step}/gradients")
+            residual[other] = _solve(_matrix(more, names), own, 0 * own, singular).outside
+    nearest = min(residual, key=residual.__getitem__, default=None)
+    if nearest is not None and residual[nearest] < OUTSIDE * fit.outside:
         found.note("samples read", "of another step")
-        found.say(f"The samples of step {nearest} leave only {rest[nearest]:.0%}, with the weights of that step.")
+        found.say(f"The samples of step {nearest} leave only {residual[nearest]:.0%}, with the weights of that step.")
     if touched := _touched(names, pair, step):
         found.note("samples read", "others")
         name, here, there = touched

@@ -31,11 +31,9 @@ class Differing:
 
     @cached_property
     def names(self) -> list[str]:
-        """Their names."""
         return [row.name for row in self.stage.wrong]
 
     def off(self, name: str) -> Tensor:
-        """Return the difference."""
         return self.actual(name).double() - self.expected(name).double()
 
     def noise(self, name: str) -> float:
@@ -53,7 +51,7 @@ def look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
     _given_gradients(it, found)
     if any(row.note for row in stage.wrong):
         _missing(it, found)
-    elif any(not math.isfinite(row.apart) for row in stage.wrong):
+    elif any(not math.isfinite(row.difference) for row in stage.wrong):
         found.note("pattern", "nan")
         found.say(patterns.not_finite(it.names, it.actual, it.expected))
     elif not any(bool(it.actual(name).any()) for name in it.names):
@@ -102,7 +100,7 @@ def _missing(it: Differing, found: Evidence) -> None:
 
 def _is_same(value: Tensor, other: Tensor, fits: float) -> bool:
     fit = patterns.factor(value, other)
-    return abs(fit.coefficients[0] - 1) < fits and fit.rest < fits
+    return abs(fit.coefficients[0] - 1) < fits and fit.residual < fits
 
 
 def _factors(it: Differing, found: Evidence) -> bool:
@@ -140,15 +138,18 @@ def _another_step(it: Differing, found: Evidence) -> bool:
         file = it.pair.reference.tensors(f"step{other}/{kind}")
         if not all(name in each for name in it.names for each in (file, own, expected)):
             continue
-        apart = {name: _apart(own[name], file[name]) / (_apart(own[name], expected[name]) or 1.0) for name in it.names}
-        if max(apart.values()) < it.pair.fits:
+        differences = {
+            name: _relative_difference(own[name], file[name]) / (_relative_difference(own[name], expected[name]) or 1.0)
+            for name in it.names
+        }
+        if max(differences.values()) < it.pair.fits:
             found.note("pattern", "another step")
-            found.say(f"The {kind} are those of the reference's step {other} ({_left(max(apart.values()))}).")
+            found.say(f"The {kind} are those of the reference's step {other} ({_left(max(differences.values()))}).")
             return True
     return False
 
 
-def _apart(value: Tensor, other: Tensor) -> float:
+def _relative_difference(value: Tensor, other: Tensor) -> float:
     """Return how far tensors are apart, relative to the second one."""
     if value.shape != other.shape:
         return math.inf
@@ -162,11 +163,11 @@ def _float32(it: Differing, found: Evidence) -> bool:
         or it.pair.limit(LIMITS, f"step{it.stage.step}/{FILES[it.stage.kind]}") > LIMITS["F64"]
     ):
         return False
-    apart = max(_apart(it.actual(name), it.expected(name)) for name in it.names)
-    if apart > ISLAND:
+    difference = max(_relative_difference(it.actual(name), it.expected(name)) for name in it.names)
+    if difference > ISLAND:
         return False
     found.note("pattern", "float32")
-    found.say(f"The difference is {apart:.1g} of a tensor, as the rounding of float32 somewhere inside makes it.")
+    found.say(f"The difference is {difference:.1g} of a tensor, as the rounding of float32 somewhere inside makes it.")
     return True
 
 
@@ -182,10 +183,10 @@ def _rounded_gradients(it: Differing, found: Evidence) -> bool:
     if None in dtypes:
         return False
     found.note("pattern", "rounded")
-    apart = max(_apart(files[0][name], files[1][name]) for name in names)
+    difference = max(_relative_difference(files[0][name], files[1][name]) for name in names)
     found.say(
         f"The gradients of these parameters are the reference's, rounded to {' or '.join(sorted(map(str, dtypes)))}: "
-        f"they are {apart:.1g} of a tensor apart."
+        f"they are {difference:.1g} of a tensor apart."
     )
     return True
 
@@ -221,16 +222,16 @@ def _holds(it: Differing, what: str, pattern: str, term: Read, names: list[str],
     if not names or not any(bool(term(name).any()) for name in names):
         return False
     fit = patterns.multiple(names, it.off, term, it.noise)
-    if not fit.rest < it.pair.fits:
-        found.exclude(f"a multiple of {what}", fit.rest)
+    if not fit.residual < it.pair.fits:
+        found.exclude(f"a multiple of {what}", fit.residual)
         return False
     found.note("pattern", pattern)
-    found.say(f"The difference is {fit.coefficients[0]:.4g} times {what} ({_left(fit.rest)}).")
+    found.say(f"The difference is {fit.coefficients[0]:.4g} times {what} ({_left(fit.residual)}).")
     return True
 
 
-def _left(rest: float) -> str:
-    return f"this leaves {rest:.1g} of it"
+def _left(residual: float) -> str:
+    return f"this leaves {residual:.1g} of it"
 
 
 def _state(it: Differing, found: Evidence) -> bool:
@@ -240,7 +241,7 @@ def _state(it: Differing, found: Evidence) -> bool:
     step, reference = it.stage.step, it.pair.reference
     before = reference.tensors(f"step{step - 1}/optimizer")
     gradients = reference.tensors(f"step{step}/clipped") or reference.tensors(f"step{step}/gradients")
-    rests = []
+    residuals = []
     for key in {name.rpartition("//")[2] for name in it.names}:
         names = [name for name in it.names if name.endswith(f"//{key}") and name.split("//")[0] in gradients]
         power = 2 if key.endswith("_sq") else 1
@@ -249,12 +250,12 @@ def _state(it: Differing, found: Evidence) -> bool:
             return gradients[name.split("//")[0]].double() ** power
 
         terms: list[Read] = [gradient, *([before.__getitem__] if all(name in before for name in names) else [])]
-        rests.append(patterns.combination(names, it.off, terms).rest if names else math.inf)
-    if not max(rests) < it.pair.fits:
-        found.exclude("other coefficients of the optimizer's moments", max(rests))
+        residuals.append(patterns.combination(names, it.off, terms).residual if names else math.inf)
+    if not max(residuals) < it.pair.fits:
+        found.exclude("other coefficients of the optimizer's moments", max(residuals))
         return False
     found.note("pattern", "moments")
-    found.say(f"The state has its moments with other coefficients ({_left(max(rests))}).")
+    found.say(f"The state has its moments with other coefficients ({_left(max(residuals))}).")
     return True
 
 
@@ -305,7 +306,17 @@ def _rows(it: Differing, found: Evidence) -> bool:
 
 
 _LOOKS: tuple[Callable[[Differing, Evidence], bool], ...] = (
-    *(_factors, _another_step, _transposed, _rounded, _samples, _stale, _decay, _state, _settings),
-    *(_rounded_gradients, _float32, _rows),
+    _factors,
+    _another_step,
+    _transposed,
+    _rounded,
+    _samples,
+    _stale,
+    _decay,
+    _state,
+    _settings,
+    _rounded_gradients,
+    _float32,
+    _rows,
 )
 """In this order; the first that explains the difference ends the search."""

@@ -56,7 +56,7 @@ def tensors(samples, length, keep=slice(None), wrong=None):
     return {"batch/targets": targets(samples, length)[:, keep], "output/up/0": output}
 
 
-def apart(tmp_path, ranks, mesh, single=None):
+def differing(tmp_path, ranks, mesh, single=None):
     """Names of the rows that differ."""
     single = single or [([0, 1], tensors([0, 1], 8))]
     reference = write(tmp_path / "single", [({}, 0, single)], {})
@@ -75,7 +75,7 @@ def test_parts_of_sequences_that_a_data_parallel_rank_pads_to_a_shorter_length(t
         return {"dp": dp, "cp": cp}, cp, [(samples, tensors(samples, length, keep, wrong if dp and cp else None))]
 
     ranks = [of_rank(dp, cp) for dp in (0, 1) for cp in (0, 1)]
-    assert apart(tmp_path, ranks, {"dp": 2, "cp": 2}) == EQUAL | {"up/0": wrong is not None}
+    assert differing(tmp_path, ranks, {"dp": 2, "cp": 2}) == EQUAL | {"up/0": wrong is not None}
 
 
 def test_sequence_parallelism_of_sequences_that_a_data_parallel_rank_pads_to_a_shorter_length(tmp_path):
@@ -86,29 +86,29 @@ def test_sequence_parallelism_of_sequences_that_a_data_parallel_rank_pads_to_a_s
         return {"dp": dp, "tp": tp}, 0, [([dp], tensors([dp], length, keep) | batch)]
 
     ranks = [of_rank(dp, tp) for dp in (0, 1) for tp in (0, 1)]
-    assert apart(tmp_path, ranks, {"dp": 2, "tp": 2}) == EQUAL
+    assert differing(tmp_path, ranks, {"dp": 2, "tp": 2}) == EQUAL
 
 
 def test_micro_batches_that_one_device_pads_to_other_lengths(tmp_path):
     single = [([1], tensors([1], 3)), ([0], tensors([0], 8))]
-    assert apart(tmp_path, [({}, 0, [([0, 1], tensors([0, 1], 8))])], {}, single) == EQUAL
+    assert differing(tmp_path, [({}, 0, [([0, 1], tensors([0, 1], 8))])], {}, single) == EQUAL
 
 
 def test_the_smaller_micro_batch_of_one_device_counts(tmp_path):
     single = [([0, 0], tensors([0, 0], 8)), ([1], tensors([1], 3))]
     ranks = [({}, 0, [([1], tensors([1], 3, wrong=7.0))])]
-    assert apart(tmp_path, ranks, {}, single) == EQUAL | {"up/0": True}
+    assert differing(tmp_path, ranks, {}, single) == EQUAL | {"up/0": True}
 
 
 def test_a_module_that_returned_something_else_for_a_micro_batch_of_one_device(tmp_path):
     single = [([0], tensors([0], 8)), ([1], {"batch/targets": targets([1], 3)})]
-    assert apart(tmp_path, [({}, 0, [([1], tensors([1], 3))])], {}, single) == {"batch targets": False}
+    assert differing(tmp_path, [({}, 0, [([1], tensors([1], 3))])], {}, single) == {"batch targets": False}
 
 
 def test_the_same_infinity_is_equal(tmp_path):
     masked = tensors([0, 1], 8, wrong=float("-inf"))
     ranks = [({}, 0, [([0, 1], masked)])]
-    assert apart(tmp_path, ranks, {}, [([0, 1], masked)]) == EQUAL
+    assert differing(tmp_path, ranks, {}, [([0, 1], masked)]) == EQUAL
 
 
 def test_targets_in_chunks_of_other_sizes_are_not_compared(tmp_path):
@@ -116,7 +116,7 @@ def test_targets_in_chunks_of_other_sizes_are_not_compared(tmp_path):
         return [([0], {"batch/targets": targets([0], 8)[:, keep], "input/targets": torch.ones(1, 2, size)})]
 
     ranks = [({"cp": cp}, cp, micro_batches(slice(4 * cp, 4 * cp + 4), 2)) for cp in (0, 1)]
-    assert apart(tmp_path, ranks, {"cp": 2}, micro_batches(slice(None), 4)) == {"batch targets": False}
+    assert differing(tmp_path, ranks, {"cp": 2}, micro_batches(slice(None), 4)) == {"batch targets": False}
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3])
@@ -126,7 +126,7 @@ def test_losses_of_samples_are_a_sum_over_the_ranks_of_a_sequence_or_a_mean(tmp_
         return [([0], {"batch/targets": own, "output/up/0": factor * own.double().sum(1)})]
 
     ranks = [({"cp": cp}, cp, micro_batches(slice(4 * cp, 4 * cp + 4), factor)) for cp in (0, 1)]
-    assert apart(tmp_path, ranks, {"cp": 2}, micro_batches(slice(None))) == EQUAL | {"up/0": factor == 3}
+    assert differing(tmp_path, ranks, {"cp": 2}, micro_batches(slice(None))) == EQUAL | {"up/0": factor == 3}
 
 
 def test_ranks_without_the_first_position_have_no_class_token(tmp_path):
@@ -140,7 +140,7 @@ def test_ranks_without_the_first_position_have_no_class_token(tmp_path):
         (*rank[:2], [(s, found | {"batch/targets": targets([0], 8).chunk(2, 1)[rank[1]]}) for s, found in rank[2]])
         for rank in ranks
     ]
-    assert apart(tmp_path, ranks, {"cp": 2}, micro_batches(True)) == EQUAL | {"batch labels": False}
+    assert differing(tmp_path, ranks, {"cp": 2}, micro_batches(True)) == EQUAL | {"batch labels": False}
 
 
 def test_the_same_loss_that_is_not_finite_is_equal(tmp_path):

@@ -34,6 +34,39 @@ def test_micro_batches_are_a_factor(compare):
     assert "1. **micro-batches summed instead of averaged**" in page
 
 
+def test_a_factor_is_a_number_rather_than_the_square_of_another(compare):
+    """Two ranks with four micro-batches each."""
+    _, page = compare({"grads": times(4)}, {"grads": TENSORS}, "--ranks", "micro-batches=4", "--ranks", "dp=2")
+    assert "The factor is the number of micro-batches." in page
+    assert "usual cause: micro-batches summed instead of averaged.**" in page
+    assert (
+        "the square of the number of ranks along dp"
+        in compare({"grads": times(16)}, {"grads": TENSORS}, "--ranks", "dp=4")[1]
+    )
+
+
+def test_optimizer_states_of_other_parameters_are_an_error(compare, capsys):
+    states = [{f"{prefix}up.weight//exp_avg": UP} for prefix in ("model.", "")]
+    assert compare({"optimizer-0": states[0]}, {"optimizer-0": states[1]})[0] == 2
+
+
+def test_a_file_without_tensors_is_an_error_that_says_so(compare):
+    status, error = compare({"weights-0": TENSORS, "gradients-0": {}}, {"weights-0": TENSORS, "gradients-0": TENSORS})
+    assert status == 2
+    assert "other has no tensors in step0/gradients" in error
+
+
+@pytest.mark.parametrize(
+    "other", [{"up.weight//exp_avg": UP}, {"up.weight//exp_avg": UP, "down.weight//exp_avg": 2 * DOWN}]
+)
+def test_states_without_gradients_say_nothing_of_the_settings(compare, other):
+    """A frozen parameter, or a gradient that is scaled, changes them as well."""
+    states = {"up.weight//exp_avg": UP, "down.weight//exp_avg": DOWN}
+    status, page = compare({"optimizer-0": other}, {"optimizer-0": states})
+    assert status == 1
+    assert "optimizer settings" not in page
+
+
 def test_what_the_trainer_wrote_of_its_ranks_and_micro_batches_names_factors(compare, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/step-0.json").write_text('{"world_size": 2, "micro_batches": 8}')

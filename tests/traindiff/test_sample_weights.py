@@ -8,6 +8,8 @@ from small_training import HELD_BACK, MISSED, compared, of_fault, structure, tra
 from tiny_dumps import dump
 
 from traindiff.capture_files import InputError
+from traindiff.evidence import Evidence
+from traindiff.optimizer_settings import look_at_settings
 from traindiff.page import markdown
 
 
@@ -89,6 +91,37 @@ def test_ids_say_which_samples_each_rank_reads(tmp_path, kept):
     assert "| 11 | 1 | 0 |" in page
 
 
+@pytest.mark.parametrize(
+    ("weights", "shown", "cause", "says"),
+    [
+        (
+            [1] * 7 + [0],
+            "[[10, 11, 12, 13], [14, 15, 16]]",
+            "samples count differently",
+            "17 (the step's last) counts 0 times",
+        ),
+        ([2] * 4 + [0] * 4, "[[10, 11, 12, 13], [10, 11, 12, 13]]", "not reduced", "| 17 | none | 0 |"),
+        ([8 / 7 * 3 / 4] * 4 + [8 / 7] * 3 + [0], "[[10, 11, 12, 13], [14, 15, 16]]", None, "read in this step: 17."),
+    ],
+)
+def test_a_sample_that_no_rank_reads_belongs_to_none(tmp_path, weights, shown, cause, says):
+    files = weighted(weights, ids="[10, 11, 12, 13, 14, 15, 16, 17]")
+    page = page_of(tmp_path, *files, "--ranks", "dp=2", shown=f'{{"ids": {shown}, "world_size": 2}}')
+    assert (f"usual cause: {cause}.**" if cause else "no known pattern.**") in page
+    assert says in page
+
+
+def test_ids_of_another_kind_leave_the_blocks_to_ranks(tmp_path):
+    page = page_of(
+        tmp_path,
+        *weighted([2] * 4 + [0] * 4, ids=str([*"abcdefgh"]).replace("'", '"')),
+        "--ranks",
+        "dp=2",
+        shown='{"ids": [[1, 2, 3, 4]]}',
+    )
+    assert "Of 2 ranks, only 0 counts, with a weight of 2." in page
+
+
 def test_samples_that_cannot_be_told_apart_are_named(tmp_path):
     own, _, reference, metadata = weighted([1] * 8)
     own[5] = own[4]
@@ -126,6 +159,22 @@ def test_missing_clipping_shows_in_the_updates(folder):
     assert found.causes[0].cause == "no clipping", markdown(found, "")
     other = training({}).run(folder / "clipped too", with_clipped=False)
     assert compared(other, folder / "clipped").first is None
+
+
+def test_rounding_of_small_gradients_is_not_missing_clipping(folder):
+    """Adam's first update has their signs, and is the same for clipped ones."""
+
+    def gradient(self, step):
+        self.backward(self.rows(step), self.count(self.rows(step)))
+        torch.manual_seed(step)
+        for each in self.model.parameters():
+            each.grad += 0.01 * each.grad.abs().max() * torch.randn_like(each.grad)
+
+    other = training({"gradient": gradient}).run(folder / "noise", with_clipped=False)
+    reference = training({}).run(folder / "without noise")
+    found = Evidence()
+    look_at_settings(compared(other, reference, "--dtype", "bfloat16").pair, 0, ["up.weight"], found)
+    assert "pattern" not in found.facts
 
 
 def test_adam_without_bias_correction_is_named(folder):

@@ -11,7 +11,7 @@ from snakemake import cli
 
 from shardlab.errors import PROFILE, remedy
 from shardlab.files import ROOT
-from shardlab.runs import call
+from shardlab.workflow import call_checks
 
 TEXTS = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "config/README.md", "results/README.md")
 COMMENTS = ("config/**/*.yaml", "workflow/profiles/*/*.yaml")
@@ -115,4 +115,4 @@ def test_a_remedy_is_a_whole_call(monkeypatch, profile):
     ],
 )
 def test_the_profile_of_a_call(arguments, expected):
-    assert call.profile(arguments) == expected
+    assert call_checks.profile(arguments) == expected

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "records": {"ground", "settings"},
     "report": {"ground", "settings", "records"},
     "runs": {"ground", "patches", "settings", "data", "records", "report"},
+    "workflow": {"ground", "patches", "settings", "records", "runs"},
     "docs_generator": {"ground", "settings"},
     "models": {"ground", "patches", "settings"},
     "runtime": {"ground", "patches", "settings", "data", "models", "runs"},
@@ -32,7 +33,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 """Room: the rooms below it. Ground is what lies in no room: errors, files, schema."""
-NO_TORCH = ("ground", "patches", "settings", "data", "records", "report", "runs", "docs_generator")
+NO_TORCH = ("ground", "patches", "settings", "data", "records", "report", "runs", "workflow", "docs_generator")
 
 
 def room(path):

@@ -12,9 +12,10 @@ from helpers.common import ROOT, tiny_run
 from shardlab.errors import UserError, remedy
 from shardlab.files import write_json
 from shardlab.models import export
-from shardlab.runs import call, snakemake_lock
+from shardlab.runs import snakemake_lock
 from shardlab.settings import pretrained
 from shardlab.settings.types import read_run, sealed
+from shardlab.workflow import call_checks
 
 ANOTHER_DRIVER = """
 import sys
@@ -67,14 +68,14 @@ def test_a_configuration_file_that_snakemake_would_misread(tmp_path, content, wo
     path = tmp_path / "config.yaml"
     path.write_bytes(content)
     with pytest.raises(UserError) as raised:
-        call.check_configuration([path])
+        call_checks.check_configuration([path])
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_a_configuration_file_that_is_not_there_or_json_is_snakemake_s_to_read(tmp_path):
     (tmp_path / "config.json").write_text('{\n\t"seed": 1\n}')
-    call.check_configuration([tmp_path / "config.json", tmp_path / "none.yaml"])
+    call_checks.check_configuration([tmp_path / "config.json", tmp_path / "none.yaml"])
 
 
 @pytest.mark.parametrize(("key", "value"), [("seed", 2), ("seal", "0"), ("nodes", 3)])
@@ -105,25 +106,25 @@ def test_a_folder_that_is_not_writable(tmp_path, monkeypatch, closed):
     # Root can write anywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / closed)
     with pytest.raises(UserError, match=f"you cannot write into {tmp_path / closed}; work in your own copy"):
-        call.check_folder(tmp_path)
+        call_checks.check_folder(tmp_path)
 
 
 def test_results_that_are_a_dangling_link_or_a_file(tmp_path):
     (tmp_path / "results").symlink_to("elsewhere")
     with pytest.raises(UserError, match="results is a link to elsewhere, which does not exist"):
-        call.check_folder(tmp_path)
+        call_checks.check_folder(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    call.check_folder(tmp_path)
+    call_checks.check_folder(tmp_path)
     (tmp_path / "results").unlink()
     (tmp_path / "results").touch()
     with pytest.raises(UserError, match="results is not a folder"):
-        call.check_folder(tmp_path)
+        call_checks.check_folder(tmp_path)
 
 
 def test_the_runs_that_a_call_names():
     words = ["--profile", "x", "results/ddp/mlp.done", "results/single/mnist@learning_rate=0.1/test.json", "all"]
     words += ["results/init/mlp.safetensors", "results/charts/loss.svg", "results/export/fsdp/llama2", "--report"]
-    assert list(call.targets([*words, "results/a/b.zip"])) == [
+    assert list(call_checks.targets([*words, "results/a/b.zip"])) == [
         ("ddp", "mlp", False),
         ("single", "mnist@learning_rate=0.1", False),
         ("fsdp", "llama2", True),
@@ -143,13 +144,13 @@ def test_the_runs_that_a_call_names():
 )
 def test_a_target_that_is_nearly_one(target, meant):
     with pytest.raises(UserError) as raised:
-        list(call.targets(["-n", target]))
+        list(call_checks.targets(["-n", target]))
     assert str(raised.value) == f"no rule makes {target}; did you mean results/ddp/mlp{meant}?"
 
 
 def test_an_option_after_the_dashes_that_end_the_options():
     with pytest.raises(UserError, match="-f comes after --, which ends the options; write it before --"):
-        list(call.targets(["--config", "seed=2", "--", "-f", "all"]))
+        list(call_checks.targets(["--config", "seed=2", "--", "-f", "all"]))
 
 
 def test_the_models_that_can_be_exported_are_those_with_names_and_a_configuration():

@@ -220,7 +220,7 @@ def test_the_driver_is_killed(tree):
 def test_the_fork_server_is_killed(tree):
     """Alone: running jobs finish, later ones are new processes. With all its forks: they start again."""
     call = [*MODULE]
-    call += ["--config", "recipe={epochs: 1000, max_steps: 3000, checkpoint_interval_steps: 20}"]
+    call += ["--config", "recipe={epochs: 1000, max_steps: 1500, checkpoint_interval_steps: 20}"]
     made = ["--", "results/single/mlp.done", "results/single/mlp/test.json"]
     folder = tree.path / "results/single/mlp"
     seen = []

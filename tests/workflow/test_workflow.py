@@ -50,7 +50,6 @@ def test_each_run_is_evaluated_by_its_own_weights(tree):
 
 
 def test_each_run_s_weights_are_compared_with_those_of_its_workload_s_single(tree):
-    """Not in a sweep, and not without `single`."""
     config = ["--config", "workloads=[mlp,mnist]", "strategies=[single,ddp,fsdp]"]
     said = tree.run("snakemake", "-n", "-p", *config, "--", "all").stdout
     words = r"--weights results/(\S+)/model.safetensors --single results/single/(\S+)/model.safetensors --initial "
@@ -59,10 +58,6 @@ def test_each_run_s_weights_are_compared_with_those_of_its_workload_s_single(tre
     )
     runs = [f"{strategy}/{workload}" for strategy in ("ddp", "fsdp") for workload in ("mlp", "mnist")]
     assert sorted(lines) == [(run, run, *[run.partition("/")[2]] * 2) for run in runs]
-    for other in (["strategies=[ddp,fsdp]"], ["strategies=[single,ddp]", "sweep={seed: [1, 2]}"]):
-        assert (
-            "shardlab launch compare" not in tree.run("snakemake", "-n", "-p", "--config", *other, "--", "all").stdout
-        )
 
 
 def test_every_value_in_the_lines_of_rules_is_quoted():
@@ -101,13 +96,8 @@ def test_a_graph_is_drawn(tree):
 MISTAKES = [
     (["--config", "worklods=[mlp]", "--", "all"], "unknown key `worklods`; did you mean `workloads`?"),
     (["results/fsdpp/mlp.done"], "there is no strategy 'fsdpp'; did you mean fsdp?"),
-    (["results/ddp/mlp/tset.json"], "no rule makes results/ddp/mlp/tset.json; did you mean results/ddp/mlp/test."),
-    (
-        ["results/export/ddp/mlp"],
-        "model mlp has no counterpart in transformers; models that have one: llama, moe, vit",
-    ),
 ]
-"""Arguments of a call, and words of the sentence that ends it: of each place that finds mistakes."""
+"""Arguments of a call, and words of the sentence that ends it; tests/unit/test_call_runs.py has the others."""
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ rule collectives:
     conda:
         environment("train")
     resources:
-        **configured_resources("collectives"),
+        **REQUESTS.of_the_configuration("collectives"),
     params:
         image=IN_IMAGE,
     message:

@@ -15,7 +15,7 @@ rule download:
     conda:
         environment("workflow")
     params:
-        data=lambda wildcards: download_of(wildcards).model_dump_json(),
+        data=lambda wildcards: CALL.download_of(wildcards.dataset).model_dump_json(),
         folder=subpath(output[0], parent=True),
     message:
         "Downloading data set {wildcards.dataset}"
@@ -32,9 +32,7 @@ rule download_model:
     conda:
         environment("workflow")
     params:
-        model=lambda wildcards: model_of(wildcards)
-        .model_copy(update={"args": {}, "sources": {}})
-        .model_dump_json(),
+        model=lambda wildcards: CALL.model(wildcards.model).model_dump_json(),
         folder=subpath(output[0], parent=True),
     message:
         "Downloading model {wildcards.model}"
@@ -45,10 +43,7 @@ rule download_model:
 
 rule prepare:
     input:
-        lambda wildcards: (
-            ["data/raw/{dataset}/download.json"] if data_of(wildcards).hub else []
-        ),
-        lambda wildcards: model_files(data_of(wildcards).tokenizer, ["tokenizer.json"]),
+        FILES.downloads_of_data_set,
     output:
         manifest="data/prepared/{dataset}/dataset.json",
         splits=expand(
@@ -60,7 +55,7 @@ rule prepare:
     conda:
         environment("workflow")
     params:
-        data=lambda wildcards: data_of(wildcards).model_dump_json(),
+        data=lambda wildcards: CALL.data_set(wildcards.dataset).model_dump_json(),
         folder=subpath(output.manifest, parent=True),
     message:
         "Preparing data set {wildcards.dataset}"

@@ -4,8 +4,8 @@
 rule capture:
     input:
         settings="results/{strategy}/{workload}/run.json",
-        data=prepared,
-        weights=initial("results/init/{}.safetensors"),
+        data=FILES.prepared,
+        weights=FILES.initial_weights,
         image=IMAGE,
     output:
         temp(directory("results/diagnosis/{strategy}/{workload}.capture")),
@@ -13,9 +13,9 @@ rule capture:
         "results/logs/diagnosis/{strategy}/{workload}.capture.log",
     conda:
         environment("train")
-    threads: job_threads("capture")
+    threads: REQUESTS.threads("capture")
     resources:
-        **job_resources("capture", runtime=30, job="train"),
+        **REQUESTS.of_a_run("capture", runtime=30, like="train"),
     params:
         image=IN_IMAGE,
     message:
@@ -30,8 +30,8 @@ rule diagnose:
     input:
         settings="results/single/{workload}/run.json",
         like="results/{strategy}/{workload}/run.json",
-        data=prepared,
-        weights=initial("results/init/{}.safetensors"),
+        data=FILES.prepared,
+        weights=FILES.initial_weights,
         capture="results/diagnosis/{strategy}/{workload}.capture",
         image=IMAGE,
     output:
@@ -41,7 +41,7 @@ rule diagnose:
     conda:
         environment("train")
     resources:
-        **job_resources("diagnose", runtime=30, job="evaluate"),
+        **REQUESTS.of_a_run("diagnose", runtime=30, like="evaluate"),
     params:
         image=IN_IMAGE,
     message:

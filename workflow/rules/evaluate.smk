@@ -5,9 +5,9 @@
 rule evaluate:
     input:
         settings="results/{strategy}/{workload}/run.json",
-        data=prepared,
+        data=FILES.prepared,
         done="results/{strategy}/{workload}.done",
-        initial=initial("results/init/{}.json"),
+        initial=FILES.initial_report,
         image=IMAGE,
     output:
         "results/{strategy}/{workload}/test.json",
@@ -15,9 +15,9 @@ rule evaluate:
         "results/{strategy}/{workload}/logs/evaluate.log",
     conda:
         environment("train")
-    threads: job_threads("evaluate")
+    threads: REQUESTS.threads("evaluate")
     resources:
-        **job_resources("evaluate", runtime=30),
+        **REQUESTS.of_a_run("evaluate", runtime=30),
     params:
         image=IN_IMAGE,
     message:
@@ -36,7 +36,7 @@ rule compare:
         settings="results/{strategy}/{workload}/run.json",
         done="results/{strategy}/{workload}.done",
         single="results/single/{workload}.done",
-        initial=initial("results/init/{}.safetensors"),
+        initial=FILES.initial_weights,
         image=IMAGE,
     output:
         "results/{strategy}/{workload}/weights.json",
@@ -45,7 +45,7 @@ rule compare:
     conda:
         environment("train")
     resources:
-        **job_resources("compare", runtime=30, job="evaluate"),
+        **REQUESTS.of_a_run("compare", runtime=30, like="evaluate"),
     params:
         image=IN_IMAGE,
     message:

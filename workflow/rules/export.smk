@@ -2,7 +2,7 @@
 rule export:
     input:
         settings="results/{strategy}/{workload}/run.json",
-        data=prepared,
+        data=FILES.prepared,
         done="results/{strategy}/{workload}.done",
         test="results/{strategy}/{workload}/test.json",
         image=IMAGE,
@@ -13,7 +13,7 @@ rule export:
     conda:
         environment("train")
     resources:
-        **job_resources("init", runtime=30, job="evaluate"),
+        **REQUESTS.of_a_run("init", runtime=30, like="evaluate"),
     params:
         image=IN_IMAGE,
         weights=lambda wildcards, input: str(

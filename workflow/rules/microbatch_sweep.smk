@@ -1,7 +1,7 @@
 # Step time of a pipeline over the number of micro-batches, and its bubble beside the theory.
 rule microbatch_sweep:
     input:
-        data=prepared,
+        data=FILES.prepared,
         weights="results/init/{workload}.safetensors",
         image=IMAGE,
     output:
@@ -17,7 +17,7 @@ rule microbatch_sweep:
     conda:
         environment("train")
     resources:
-        **configured_resources("microbatch_sweep"),
+        **REQUESTS.of_the_configuration("microbatch_sweep"),
     params:
         config=CONFIG_JSON,
         image=IN_IMAGE,

@@ -4,8 +4,8 @@
 rule plan:
     input:
         settings=ancient("results/site.json"),
-        data=[file for name in DATA_SETS for file in prepared_files(name)],
-        models=[file for folder in MODEL_FOLDERS for file in model_files(folder)],
+        data=FILES.every_data_set(),
+        models=FILES.every_model(),
         image=IMAGE,
     output:
         table="results/plan.md",
@@ -15,7 +15,7 @@ rule plan:
     conda:
         environment("train")
     resources:
-        **slurm.resources(SITE, "plan", 1, 1, runtime=60),
+        **REQUESTS.of_one_device("plan", runtime=60),
     params:
         config=CONFIG_JSON,
         image=IN_IMAGE,
@@ -30,8 +30,8 @@ rule plan:
 rule plan_run:
     input:
         settings=ancient("results/site.json"),
-        data=prepared,
-        models=lambda wildcards: model_files(run_of(wildcards).model.folder),
+        data=FILES.prepared,
+        models=FILES.model,
         image=IMAGE,
     output:
         "results/{strategy}/{workload}/plan.json",
@@ -40,11 +40,11 @@ rule plan_run:
     conda:
         environment("train")
     resources:
-        **slurm.resources(SITE, "plan", 1, 1, runtime=60),
+        **REQUESTS.of_one_device("plan", runtime=60),
     params:
         # Triggers planning again; other figures of the site's hardware do not.
-        identity=identity_of,
-        config=lambda wildcards, input: ONE_JSON,
+        identity=CALL.identity_of,
+        config=lambda wildcards, input: CONFIG.of_one.model_dump_json(),
         image=IN_IMAGE,
     message:
         "Planning {wildcards.workload} under {wildcards.strategy}"

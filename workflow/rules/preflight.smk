@@ -16,7 +16,7 @@ rule resolve_site:
     conda:
         environment("workflow")
     params:
-        run=lambda wildcards: settings_json(site_ranks()),
+        run=lambda wildcards: settings_json(CALL.ranks()),
     message:
         f"Resolving site {CONFIG.site}"
     shell:
@@ -54,7 +54,7 @@ rule preflight_nodes:
     conda:
         environment("train")
     resources:
-        **configured_resources("preflight"),
+        **REQUESTS.of_the_configuration("preflight"),
     params:
         image=IN_IMAGE,
     message:
@@ -78,7 +78,7 @@ rule preflight_ranks:
     conda:
         environment("train")
     resources:
-        **configured_resources("preflight"),
+        **REQUESTS.of_the_configuration("preflight"),
     params:
         image=IN_IMAGE,
     message:

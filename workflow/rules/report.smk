@@ -9,7 +9,7 @@ localrules:
 
 rule summarize:
     input:
-        every_result(),
+        FILES.every_result(),
         "results/plan.md",
     output:
         csv=report(
@@ -36,7 +36,7 @@ rule summarize:
 # It also draws what was measured in addition to the runs, where that exists (collectives, micro-batches).
 rule report:
     input:
-        every_result(),
+        FILES.every_result(),
         "results/summary.csv",
     output:
         html=report(
@@ -68,7 +68,7 @@ rule report:
 # Workflow Run RO-Crate for archiving or publishing: settings, code, fingerprints, results.
 rule crate:
     input:
-        every_result(),
+        FILES.every_result(),
         "results/summary.csv",
         "results/summary.md",
         "results/report.html",

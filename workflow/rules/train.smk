@@ -9,9 +9,9 @@ localrules:
 rule resolve:
     input:
         # A failed download must not leave settings that differ from those of finished runs.
-        ancient(downloads),
+        ancient(FILES.downloads),
         # A new plan alone trains nothing again.
-        plan=ancient(plan_needed),
+        plan=ancient(FILES.needed_plan),
     output:
         "results/{strategy}/{workload}/run.json",
     log:
@@ -20,10 +20,10 @@ rule resolve:
         environment("workflow")
     params:
         # Triggers resolving again; all of run.json would take many lines in Snakemake's reasons.
-        identity=identity_of,
+        identity=CALL.identity_of,
         # As functions of the input these do not trigger resolving again.
-        run=lambda wildcards, input: settings_json(frozen(wildcards, input)[0]),
-        note=lambda wildcards, input: frozen(wildcards, input)[1],
+        run=lambda wildcards, input: settings_json(CALL.planned(wildcards, input)[0]),
+        note=lambda wildcards, input: CALL.planned(wildcards, input)[1],
     message:
         "Resolving {wildcards.strategy} x {wildcards.workload}"
     shell:
@@ -33,7 +33,7 @@ rule resolve:
 # The settings of the job that draws the initial weights: no strategy, one device.
 rule resolve_init:
     input:
-        ancient(downloads),
+        ancient(FILES.downloads),
     output:
         "results/init/{workload}/run.json",
     log:
@@ -41,8 +41,8 @@ rule resolve_init:
     conda:
         environment("workflow")
     params:
-        identity=identity_of,
-        run=lambda wildcards, input: settings_json(run_of(wildcards)),
+        identity=CALL.identity_of,
+        run=lambda wildcards, input: settings_json(CALL.run_of(wildcards)),
     message:
         "Resolving the initial weights of {wildcards.workload}"
     shell:
@@ -53,11 +53,8 @@ rule resolve_init:
 rule init:
     input:
         settings="results/init/{workload}/run.json",
-        data=prepared,
-        model=lambda wildcards: model_files(
-            run_of(wildcards).model.folder,
-            ["*.safetensors*"] if run_of(wildcards).model.pretrained else [],
-        ),
+        data=FILES.prepared,
+        model=FILES.model_with_weights,
         image=IMAGE,
     output:
         weights="results/init/{workload}.safetensors",
@@ -67,11 +64,11 @@ rule init:
     conda:
         environment("train")
     resources:
-        **job_resources("init", runtime=30),
+        **REQUESTS.of_a_run("init", runtime=30),
     params:
         image=IN_IMAGE,
         # As a function of the input it does not draw the weights again when the strategies change.
-        strategies=lambda wildcards, input: strategies_of(wildcards.workload),
+        strategies=lambda wildcards, input: CALL.strategies_of(wildcards.workload),
     message:
         "Drawing and evaluating the initial weights of {wildcards.workload}"
     shell:
@@ -83,8 +80,8 @@ rule init:
 rule train:
     input:
         settings="results/{strategy}/{workload}/run.json",
-        data=prepared,
-        weights=initial("results/init/{}.safetensors"),
+        data=FILES.prepared,
+        weights=FILES.initial_weights,
         image=IMAGE,
     output:
         # Weights, checkpoints and reports are not outputs: Snakemake would delete them.
@@ -93,9 +90,9 @@ rule train:
         "results/{strategy}/{workload}/logs/train.log",
     conda:
         environment("train")
-    threads: job_threads("train")
+    threads: REQUESTS.threads("train")
     resources:
-        **job_resources("train"),
+        **REQUESTS.of_a_run("train"),
     params:
         image=IN_IMAGE,
         # As a function of the input it does not trigger retraining.
@@ -112,8 +109,8 @@ rule train:
 rule noise_floor:
     input:
         settings="results/single/{workload}/run.json",
-        data=prepared,
-        weights=initial("results/init/{}.safetensors"),
+        data=FILES.prepared,
+        weights=FILES.initial_weights,
         single="results/single/{workload}.done",
         image=IMAGE,
     output:
@@ -123,7 +120,7 @@ rule noise_floor:
     conda:
         environment("train")
     resources:
-        **job_resources("noise_floor"),
+        **REQUESTS.of_a_run("noise_floor"),
     params:
         image=IN_IMAGE,
         draws=CONFIG.noise_floor_runs,

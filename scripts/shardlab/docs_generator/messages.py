@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shardlab.files import ROOT
 
-RAISED = ("UserError", "Unsupported", "Stopped", "WorkflowError", "ValueError")
+RAISED = ("UserError", "InputError", "Unsupported", "Stopped", "WorkflowError", "ValueError")
 """Exceptions that end a program with a message. ValueError: only in settings, where pydantic turns it into one."""
 SHORTEST = 12
 """Minimum letters of a message's own text: shorter ones only pass on another message."""
@@ -32,7 +32,8 @@ def messages() -> list[Message]:
     found = set()
     for path in sorted((ROOT / "scripts").rglob("*.py")):
         inside = path.relative_to(ROOT / "scripts").parts
-        room = inside[1] if inside[0] == "shardlab" and len(inside) > 2 else path.name
+        folders = [each for each in inside[:-1] if each != "shardlab"]
+        room = folders[0] if folders else path.name
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RAISED and node.args:
                 if node.func.id == "ValueError" and room != "settings":

@@ -1,0 +1,140 @@
+"""The runs of a call of Snakemake, each resolved once, and what the rules pass to their jobs about them."""
+
+from collections.abc import Container
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shardlab.errors import UserError
+from shardlab.records import plan
+from shardlab.runs import snakemake_lock
+from shardlab.settings import contents, load, model_and_data, pretrained, resolve, run_identity
+from shardlab.settings.types import DataSet, Model, Ranks, Run
+from shardlab.workflow import call_checks
+from shardlab.workflow.call_start import as_workflow_error
+
+INIT = "init"
+"""In the place of a strategy: the job that draws a workload's initial weights, as in results/init."""
+Name = tuple[str, str]
+"""Strategy or INIT, workload."""
+
+
+def name_of(wildcards: Any) -> Name:
+    """Return the name of the run that a job belongs to; without the wildcard ``strategy`` it draws initial weights."""
+    return getattr(wildcards, "strategy", INIT), wildcards.workload
+
+
+class CallRuns:
+    """The configuration of a call, and its runs.
+
+    Every mistake in the configuration or the targets is found here, before any job starts: an error in an input
+    function would show a traceback.
+    """
+
+    def __init__(self, values: dict[str, Any], arguments: list[str], overwritten: Container[str] = ()) -> None:
+        """Read the configuration's ``values`` and the call's ``arguments``; --config has ``overwritten`` these keys.
+
+        Raises:
+            UserError: a mistake in them.
+        """
+        self.config = load.config(values)
+        self.site = load.site(self.config)
+        # A job reads the configuration again for its own run alone: one of a sweep of thousands must not wait for all.
+        self.runs = [] if snakemake_lock.of_one_run(arguments) else resolve.matrix(self.config)[0]
+        self._resolved: dict[Name, Run] = {(run.strategy, run.workload): run for run in self.runs}
+        self._identities: dict[Name, str] = {}
+        self.requested = dict(self._resolved)
+        """Runs of the configuration, and those that the targets name."""
+        named: dict[Name, Run] = {}
+        for target in call_checks.targets(arguments):
+            name = target.strategy, target.workload
+            run = self.run(name)
+            model_and_data.check_shared(self.config, run)
+            if target.exported:
+                pretrained.check_export(run.model)
+            else:
+                named[name] = run
+        self.requested |= named
+        self._trained = list((named if named and "all" not in arguments else self.requested).values())
+        # A call of another Snakemake for one job has the other's configuration, but not its targets.
+        if not self._trained and "strategies" in overwritten:
+            self._trained = resolve.matrix(self.config)[0]
+
+    def run(self, name: Name) -> Run:
+        """Return the settings of a run."""
+        if name not in self._resolved:
+            strategy, workload = name
+            self._resolved[name] = (
+                resolve.initialization(self.run(("single", workload)))
+                if strategy == INIT
+                else resolve.run(self.config, strategy, workload)
+            )
+        return self._resolved[name]
+
+    def run_of(self, wildcards: Any) -> Run:
+        """Return the settings of the run that a job belongs to."""
+        return self.run(name_of(wildcards))
+
+    def ranks(self) -> Ranks:
+        """Return the settings of the ranks that this call has, whatever they do.
+
+        Raises:
+            WorkflowError: the site does not have as many.
+        """
+        with as_workflow_error():
+            return resolve.ranks(self.config)
+
+    def identity_of(self, wildcards: Any) -> str:
+        """Return the digest of the settings and sources of the run that a job belongs to."""
+        name = name_of(wildcards)
+        if name not in self._identities:
+            self._identities[name] = run_identity.identity_of(self.run(name), "").run
+        return self._identities[name]
+
+    @cached_property
+    def _strategies(self) -> dict[str, str]:
+        runs: dict[str, list[Run]] = {}
+        for run in self._trained:
+            runs.setdefault(resolve.weights_of(run.workload), []).append(run)
+        return {workload: contents.reduced(each) for workload, each in runs.items()}
+
+    def strategies_of(self, workload: str) -> str:
+        """Return what the job that draws initial weights needs to know of the strategies that train them, as JSON."""
+        return self._strategies.get(workload, contents.reduced([]))
+
+    def planned(self, wildcards: Any, input: Any) -> tuple[Run, str]:
+        """Return the settings of a run for run.json, and an error, a warning or a note for its log, or "".
+
+        Its plan is the job's input, or else one that an earlier call made, if there is any.
+        """
+        run = self.run_of(wildcards)
+        refuse = self.config.on_memory_overflow == "refuse"
+        try:
+            made = self._plan(run, Path(input.plan[0]) if input.plan else None)
+            return plan.freeze(run, made, self.site.hardware, refuse=refuse)
+        except UserError as error:  # it ends the job
+            return run, f"error: {error}"
+
+    @staticmethod
+    def _plan(run: Run, path: Path | None) -> plan.Plan | None:
+        if path is None:
+            return plan.find(run, *plan.places(Path("results"), run))
+        path.stat()  # Snakemake calls this again when the file exists
+        return plan.read(path, run)
+
+    def data_set(self, name: str) -> DataSet:
+        """Return the settings of a data set."""
+        return model_and_data.data_set(self.config, name)
+
+    def download_of(self, name: str) -> DataSet:
+        """Return the settings of a data set that affect its download."""
+        kept = {"seed": 0, "options": {}, "tokenizer": None, "model": {}, "sources": {}}
+        return self.data_set(name).model_copy(update=kept)
+
+    def model(self, name: str) -> Model:
+        """Return the settings that affect the download of a transformers model; with weights if a run needs them."""
+        folder = f"data/models/{name}"
+        model = model_and_data.model(self.config, folder)
+        runs = [run for run in self.requested.values() if run.model.folder == folder]
+        starts = any(run.model.pretrained for run in runs) if runs else model.pretrained
+        return model.model_copy(update={"pretrained": starts, "args": {}, "sources": {}})

@@ -1,0 +1,90 @@
+"""The start of a call of Snakemake: checks, patches, and what a killed call left."""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from shardlab.errors import PROFILE, UserError
+from shardlab.patches import snakemake_dag, snakemake_logging, snakemake_scheduler
+from shardlab.runs import commands, forkserver, signals, slurm, slurm_reattach, snakemake_lock
+from shardlab.settings.config import Config
+from shardlab.settings.sites import Site
+from shardlab.settings.types import Run
+from shardlab.workflow import call_checks
+
+
+@contextmanager
+def as_workflow_error() -> Iterator[None]:
+    """Turn a UserError into Snakemake's own error, which ends the call with its sentence; others show a traceback."""
+    try:
+        yield
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
+
+
+def begin(arguments: list[str], folder: Path) -> None:
+    """Prepare this process for the call with these ``arguments``, before Snakemake reads the configuration.
+
+    Raises:
+        UserError: the call cannot write into the ``folder``.
+    """
+    snakemake_logging.respect_no_color()
+    # Jobs end with this process.
+    signals.announce_driver()
+    # Jobs inherit it, for the calls that their error messages name.
+    if profile := call_checks.profile(arguments):
+        os.environ.setdefault(PROFILE, profile)
+    call_checks.check_folder(folder)
+    # Also in a dry run.
+    snakemake_dag.ancient_inputs_decide_nothing()
+
+
+def take_over(arguments: list[str], folder: Path) -> None:
+    """Let a call that runs jobs go on where a killed one in the ``folder`` ended, without --unlock.
+
+    Raises:
+        UserError: the file system has no locks.
+    """
+    if not snakemake_lock.runs_jobs(arguments):
+        return
+    snakemake_lock.clear_stale_locks(folder)
+    slurm_reattach.install(folder)
+    snakemake_scheduler.install()
+    if sys.stderr.isatty():
+        from shardlab.runs import progress
+
+        progress.install(folder)
+
+
+def note_done(arguments: list[str], folder: Path, runs: Iterable[Run]) -> None:
+    """Record which runs are done as this call begins, if it runs jobs; see ``snakemake_lock.note_done``."""
+    if snakemake_lock.runs_jobs(arguments):
+        snakemake_lock.note_done(folder, runs)
+
+
+def check_executor(executor: str, config: Config, site: Site) -> None:
+    """Check before the first job that Slurm jobs can start, if this call submits any.
+
+    Raises:
+        UserError: they cannot.
+    """
+    if executor != "slurm":
+        return
+    if problem := slurm.path_obstacle(sys.executable):
+        raise UserError(f"{problem}.")
+    if site.slurm is None:
+        raise UserError(
+            f"site {config.site} has no `slurm:` section, and this call submits to Slurm; choose your cluster with "
+            "--config site=NAME (a file in config/sites), or run --profile workflow/profiles/local."
+        )
+
+
+def start_forkserver(executor: str, site: Site, folder: Path) -> None:
+    """Start a fork server before the first job if jobs run on this machine's CPU, so that imports happen once."""
+    runtime = site.place()
+    if executor == "local" and runtime.device == "cpu" and not site.container.enabled:
+        forkserver.start(folder, commands.environment(runtime), runtime.environment_clear)

@@ -1,0 +1,109 @@
+"""Files that rules read, by run."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from shardlab.settings import resolve
+from shardlab.settings.sites import Container
+from shardlab.workflow.call_runs import CallRuns
+
+
+def image_of(container: Container) -> list[str]:
+    """Return the report of the runs' image; empty for a site without one."""
+    if not container.enabled:
+        return []
+    return ["containers/named.image.json" if container.image else "containers/train.image.json"]
+
+
+def prepared_files(data_set: str) -> list[str]:
+    """Return the files of a prepared data set: its manifest, which is written last, and the samples."""
+    names = ("dataset.json", "train.safetensors", "validation.safetensors", "test.safetensors")
+    return [f"data/prepared/{data_set}/{name}" for name in names]
+
+
+def model_files(folder: str | None, reads: Iterable[str] = ()) -> list[str]:
+    """Return the file that marks a transformers model's folder as complete; empty for the project's own models.
+
+    A folder of the user's is not marked: those of its files that a job ``reads``, as patterns, are inputs, too.
+    """
+    if folder is None:
+        return []
+    if Path(folder).parent == Path("data/models"):
+        return [f"{folder}/download.json"]
+    return [
+        f"{folder}/{name}"
+        for pattern in ("config.json", *reads)
+        for name in sorted(path.name for path in Path(folder).glob(pattern))
+    ]
+
+
+class RuleFiles:
+    """Files that rules read, of a call's runs; with ``wildcards``, of the job's run."""
+
+    def __init__(self, call: CallRuns) -> None:
+        self.call = call
+
+    def every_run(self) -> list[str]:
+        """Return the files that mark all runs as trained and evaluated."""
+        folders = [f"results/{run.strategy}/{run.workload}" for run in self.call.runs]
+        return [*(f"{folder}.done" for folder in folders), *(f"{folder}/test.json" for folder in folders)]
+
+    def every_result(self) -> list[str]:
+        """Return what the table and the report are made from: all runs, their noise floors, differences and plans."""
+        config, runs = self.call.config, self.call.runs
+        floors = [f"results/noise_floor/{workload}.json" for workload in resolve.twinned(config, runs)]
+        compared = [f"results/{run.strategy}/{run.workload}/weights.json" for run in resolve.compared(config, runs)]
+        return [*self.every_run(), *floors, *compared, "results/plans"]
+
+    def every_data_set(self) -> list[str]:
+        """Return the files of the prepared data sets of all runs."""
+        names = sorted({run.data.name for run in self.call.runs})
+        return [file for name in names for file in prepared_files(name)]
+
+    def every_model(self) -> list[str]:
+        """Return the files of the transformers models of all runs."""
+        folders = sorted({run.model.folder for run in self.call.runs if run.model.folder})
+        return [file for folder in folders for file in model_files(folder)]
+
+    def prepared(self, wildcards: Any) -> list[str]:
+        """Return the files of a run's prepared data set."""
+        return prepared_files(self.call.run_of(wildcards).data.name)
+
+    def model(self, wildcards: Any) -> list[str]:
+        """Return the files that describe a run's transformers model."""
+        return model_files(self.call.run_of(wildcards).model.folder)
+
+    def model_with_weights(self, wildcards: Any) -> list[str]:
+        """Return the same, and its weights if the run starts from them."""
+        model = self.call.run_of(wildcards).model
+        return model_files(model.folder, ["*.safetensors*"] if model.pretrained else [])
+
+    def downloads(self, wildcards: Any) -> list[str]:
+        """Return the downloads that a run needs."""
+        data = self.call.run_of(wildcards).data
+        downloaded = [f"data/raw/{data.name}/download.json"] if data.hub else []
+        return downloaded + self.model(wildcards)
+
+    def downloads_of_data_set(self, wildcards: Any) -> list[str]:
+        """Return the download and the tokenizer that a data set is prepared from."""
+        data = self.call.data_set(wildcards.dataset)
+        downloaded = [f"data/raw/{data.name}/download.json"] if data.hub else []
+        return downloaded + model_files(data.tokenizer, ["tokenizer.json"])
+
+    def needed_plan(self, wildcards: Any) -> list[str]:
+        """Return the plan of a run whose recomputation depends on it; empty for other runs."""
+        run = self.call.run_of(wildcards)
+        if run.recipe.activation_checkpointing != "auto":
+            return []
+        return [f"results/{run.strategy}/{run.workload}/plan.json"]
+
+    @staticmethod
+    def initial_weights(wildcards: Any) -> str:
+        """Return the file of a run's initial weights, which variants of a workload share."""
+        return f"results/init/{resolve.weights_of(wildcards.workload)}.safetensors"
+
+    @staticmethod
+    def initial_report(wildcards: Any) -> str:
+        """Return the report of these weights."""
+        return f"results/init/{resolve.weights_of(wildcards.workload)}.json"

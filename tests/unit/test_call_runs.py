@@ -1,0 +1,130 @@
+"""What the rules know of a call: its runs, the files that they read, what their jobs request."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from snakemake.exceptions import WorkflowError
+
+from shardlab.errors import UserError
+from shardlab.workflow import rule_files
+from shardlab.workflow.call_runs import CallRuns
+from shardlab.workflow.job_requests import JobRequests
+
+TWO = {"workloads": ["mlp", "mnist"], "strategies": ["single", "ddp", "fsdp"]}
+ONE_JOB = ["--target-jobs", "train:strategy=ddp,workload=mlp", "--mode", "remote"]
+
+
+def call(values=TWO, *arguments, overwritten=()):
+    return CallRuns(dict(values), [*arguments], overwritten)
+
+
+def wildcards(**values):
+    return SimpleNamespace(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "target", "words"),
+    [
+        ({"worklods": ["mlp"]}, "all", "unknown key `worklods`; did you mean `workloads`?"),
+        ({"strategies": ["fsdp", "ddpp"]}, "all", "there is no strategy 'ddpp'; did you mean ddp?"),
+        ({"nodes": 2}, "all", "can have at most 1; set nodes to at most 1"),
+        ({}, "results/fsdp/lama2.done", "there is no workload 'lama2'; did you mean llama2?"),
+        ({}, "results/pp_zbv/mlp.done", "mlp can be split into 2 segments, and pp_zbv needs 4"),
+        ({}, "results/ddp/my-mlp.done", "there is no workload 'my-mlp'"),
+        ({}, "results/ddp/mlp/tset.json", "no rule makes results/ddp/mlp/tset.json; did you mean results/ddp/mlp/test"),
+        ({}, "results/export/ddp/mlp", "model mlp has no counterpart in transformers; models that have one: llama,"),
+    ],
+)
+def test_a_mistake_is_found_before_any_job(values, target, words):
+    with pytest.raises(UserError) as error:
+        call(values, target)
+    assert words in str(error.value)
+
+
+def test_ranks_that_the_site_does_not_have_end_the_call_with_a_sentence():
+    with pytest.raises(WorkflowError, match="set nodes to at most 1"):
+        call(TWO | {"nodes": 2, "strategies": ["single"]}).ranks()
+
+
+def test_a_target_adds_its_run_and_an_export_none():
+    ours = call(TWO, "results/zero1/xsum.done", "results/export/ddp/llama2")
+    assert len(ours.runs) == 6
+    assert ours.requested.keys() - {(run.strategy, run.workload) for run in ours.runs} == {("zero1", "xsum")}
+
+
+def test_the_job_of_one_run_resolves_that_alone():
+    job = call(TWO, *ONE_JOB)
+    assert (job.runs, job.requested) == ([], {})
+    assert job.run_of(wildcards(strategy="ddp", workload="mlp")).strategy == "ddp"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "overwritten", "strategies"),
+    [
+        (["all"], (), {"single", "ddp", "fsdp"}),
+        (["results/fsdp/mlp.done"], (), {"fsdp"}),
+        (["results/fsdp/mlp.done", "all"], (), {"single", "ddp", "fsdp"}),
+        (ONE_JOB, (), set()),
+        (ONE_JOB, ("strategies",), {"single", "ddp", "fsdp"}),
+    ],
+)
+def test_initial_weights_know_the_strategies_that_the_call_trains_from_them(arguments, overwritten, strategies):
+    ours = call(TWO, *arguments, overwritten=overwritten)
+    assert json.loads(ours.strategies_of("mlp")).keys() == strategies
+
+
+def test_a_model_is_downloaded_with_weights_if_a_run_starts_from_them(tmp_path, monkeypatch):
+    ours = call({"workloads": ["t5"], "strategies": ["single"], "data": "hub"})
+    (run,) = ours.runs
+    name = run.model.folder.rpartition("/")[2]
+    assert ours.model(name).pretrained == run.model.pretrained
+    for pretrained in (True, False):
+        changed = run.model_copy(update={"model": run.model.model_copy(update={"pretrained": pretrained})})
+        ours.requested = {(run.strategy, run.workload): changed}
+        assert ours.model(name).pretrained is pretrained
+
+
+def test_initial_weights_are_drawn_again_for_their_own_settings_alone():
+    ours = call()
+    initial = ours.run_of(wildcards(workload="mlp"))
+    assert not [path for path in initial.sources if "/parallel/" in path]
+    assert initial.sources.items() < ours.run(("single", "mlp")).sources.items()
+    single = ours.identity_of(wildcards(strategy="single", workload="mlp"))
+    assert ours.identity_of(wildcards(workload="mlp")) != single
+
+
+def test_weights_are_compared_where_there_is_a_single_and_no_sweep():
+    def results(values):
+        return [path for path in rule_files.RuleFiles(call(values)).every_result() if path.endswith("weights.json")]
+
+    runs = [f"{strategy}/{workload}" for strategy in ("ddp", "fsdp") for workload in ("mlp", "mnist")]
+    assert results(TWO) == [f"results/{run}/weights.json" for run in runs]
+    assert results(TWO | {"strategies": ["ddp", "fsdp"]}) == []
+    assert results(TWO | {"sweep": {"seed": [1, 2]}}) == []
+
+
+def test_a_plan_is_an_input_where_recomputation_depends_on_it():
+    job = wildcards(strategy="fsdp", workload="mlp")
+    auto = TWO | {"recipe": {"activation_checkpointing": "auto"}}
+    assert rule_files.RuleFiles(call()).needed_plan(job) == []
+    assert rule_files.RuleFiles(call(auto)).needed_plan(job) == ["results/fsdp/mlp/plan.json"]
+
+
+def test_files_of_a_user_s_model_are_inputs_and_a_downloaded_one_has_a_mark(tmp_path):
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "README.md"):
+        (tmp_path / name).touch()
+    assert rule_files.model_files(None) == []
+    assert rule_files.model_files("data/models/t5") == ["data/models/t5/download.json"]
+    read = rule_files.model_files(str(tmp_path), ["*.safetensors*"])
+    assert read == [f"{tmp_path}/config.json", f"{tmp_path}/model.safetensors"]
+
+
+def test_only_what_depends_on_the_size_of_a_run_is_a_function():
+    site = {"site": "perlmutter", "site_settings": {"slurm": {"account": "mine"}}}
+    requests = JobRequests(call(TWO | site | {"nodes": 2, "ranks_per_node": 4}))
+    train, init = requests.of_a_run("train"), requests.of_a_run("init", runtime=30)
+    assert train["slurm_account"] == "mine"
+    job = wildcards(strategy="ddp", workload="mlp")
+    assert (train["nodes"](job), init["nodes"](job)) == (2, 1)
+    assert requests.threads("train")(job) > requests.threads("init")(job) == 1
