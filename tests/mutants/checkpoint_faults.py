@@ -15,13 +15,19 @@ ROOM = at("unit/test_attempt_history", "test_the_room_that_a_run_needs")
 FAULTS = [
     # What a training resumes with.
     Fault("no best weights after a resume", RESUMING, "link(folder / BEST, output / BEST)", "pass", RESUMED),
-    Fault("no best loss after a resume", RESUMING, '"best": found.best', '"best": start.best', RESUMED),
-    Fault("no skipped steps after a resume", RESUMING, '"skipped": found.skipped', '"skipped": start.skipped', RESUMED),
+    Fault("no best loss after a resume", RESUMING, '"best": checkpoint.best', '"best": start.best', RESUMED),
+    Fault(
+        "no skipped steps after a resume",
+        RESUMING,
+        '"skipped": checkpoint.skipped',
+        '"skipped": start.skipped',
+        RESUMED,
+    ),
     Fault("a checkpoint without the best weights", CHECKPOINT, "link(self.output / BEST, new / BEST)", "pass", RESUMED),
     Fault(
         "a training goes on beyond its end",
         RESUMING,
-        "if found.step > steps.count:",
+        "if checkpoint.step > steps.count:",
         "if False:",
         at(CHECKPOINTS, "test_a_training_does_not_go_on_beyond_its_end"),
     ),
@@ -136,7 +142,7 @@ FAULTS = [
     Fault(
         "a checkpoint with its manifest and without its name stays",
         MANIFEST,
-        "if path.is_dir() and path not in whole:",
+        "if path.is_dir() and path not in complete:",
         "if path.is_dir() and not (path / NAME).is_file():",
         at(CHECKPOINTS, "test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one"),
     ),
@@ -158,8 +164,8 @@ FAULTS = [
     Fault(
         "best weights of steps that were lost",
         RESUMING,
-        "        (output / BEST).unlink(missing_ok=True)\n        if BEST in found.files:",
-        "        if BEST in found.files and not (output / BEST).exists():",
+        "        (output / BEST).unlink(missing_ok=True)\n        if BEST in checkpoint.files:",
+        "        if BEST in checkpoint.files and not (output / BEST).exists():",
         RESUMED,
     ),
     Fault(

@@ -57,8 +57,8 @@ FAULTS = [
     Fault(
         "the monitor's thread asks for device 0",
         DEVICE,
-        "free, whole = torch.accelerator.get_memory_info(device)",
-        "free, whole = torch.accelerator.get_memory_info()",
+        "free, total = torch.accelerator.get_memory_info(device)",
+        "free, total = torch.accelerator.get_memory_info()",
         SIMULATED,
         error=REFUSED,
     ),

@@ -257,8 +257,8 @@ FAULTS = [
     Fault(
         "the plan of any run of the strategy is taken",
         PLAN,
-        "if not made.belongs_to(run):",
-        "if made.strategy != run.strategy:",
+        "if not plan.belongs_to(run):",
+        "if plan.strategy != run.strategy:",
         at("unit/test_plan", "test_auto_is_the_least_that_fits_and_run_json_records_it"),
     ),
     Fault(

@@ -158,14 +158,14 @@ FAULTS = [
     Fault(
         "the content of a checkpoint's files is not looked at",
         f"{S}records/manifest.py",
-        "if found != manifest.files[name].sha256:",
+        "if digest != manifest.files[name].sha256:",
         "if False:",
         at("unit/test_checkpoints", "test_no_damage_to_a_file_goes_unseen"),
     ),
     Fault(
         "a checkpoint of another configuration is taken",
         RESUMING,
-        "if key is None and found.identity.numbers == start.identity.numbers:",
+        "if key is None and checkpoint.identity.numbers == start.identity.numbers:",
         "if key is None:",
         at("unit/test_checkpoints", "test_another_configuration_is_refused_with_its_key_or_begins_afresh"),
     ),
@@ -307,8 +307,8 @@ FAULTS = [
     Fault(
         "whatever differs is rounding",
         VERDICT,
-        "if away <= MULTIPLE * apart:",
-        "if away <= MULTIPLE * apart or apart > 0:",
+        "if difference <= MULTIPLE * noise:",
+        "if difference <= MULTIPLE * noise or noise > 0:",
         SENTENCE,
     ),
     Fault(
@@ -343,15 +343,15 @@ FAULTS = [
     Fault(
         "what is at the tolerance is beyond it",
         VERDICT,
-        'if away <= row["tolerance"]:',
-        'if away < row["tolerance"]:',
+        'if difference <= row["tolerance"]:',
+        'if difference < row["tolerance"]:',
         EDGES,
     ),
     Fault(
         "twins at the tolerance are beyond it",
         VERDICT,
-        'if apart <= row["tolerance"] else',
-        'if apart < row["tolerance"] else',
+        'if noise <= row["tolerance"] else',
+        'if noise < row["tolerance"] else',
         EDGES,
     ),
     Fault(

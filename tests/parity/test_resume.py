@@ -150,11 +150,11 @@ def test_a_checkpoint_of_something_else_is_refused(folder, tiny_data, tmp_path):
         loop.train(run, tiny_data / workload, initial, tmp_path / "out", {}, loop.TrainOptions(resume=checkpoint))
 
     of_vit = newest(folder / "hsdp-half-vit-float64")
-    with pytest.raises(UserError, match=r"another workload: vit, and this run has mnist"):
+    with pytest.raises(UserError, match=r"a different workload: vit, and this run has mnist"):
         resume("mnist", of_vit, dtype="float64")
-    with pytest.raises(UserError, match=r"another recipe.optimizer.name: adam, and this run has adadelta"):
+    with pytest.raises(UserError, match=r"a different recipe.optimizer.name: adam, and this run has adadelta"):
         resume("vit", of_vit, dtype="float64", optimizer={"name": "adadelta"})
-    with pytest.raises(UserError, match=r"another recipe.global_batch_size: 5, and this run has 4"):
+    with pytest.raises(UserError, match=r"a different recipe.global_batch_size: 5, and this run has 4"):
         resume("vit", of_vit, dtype="float64", global_batch_size=4)
     damaged = shutil.copytree(of_vit, tmp_path / "damaged")
     next((damaged / "shards").iterdir()).unlink()

@@ -214,13 +214,13 @@ def test_why_an_attempt_ended(project, status, text, sentence):
 
 @pytest.mark.parametrize(
     ("stop_signal", "why"),
-    [("SIGINT", "it was interrupted by the user"), ("SIGTERM", "its job was cancelled or preempted")],
+    [("SIGINT", "interrupted by the user"), ("SIGTERM", "its job was cancelled or preempted")],
 )
 def test_why_a_training_was_told_to_stop(project, monkeypatch, stop_signal, why):
     project.call(force=True)
     monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=lambda *_: 3, stop_signal=stop_signal))
     with pytest.raises(
-        job.Stopped, match=rf"was told to stop \({stop_signal}\): {why}\. Steps saved: 0; the same command"
+        job.Stopped, match=rf"stopped on request \({stop_signal}\): {why}\. Steps saved: 0; the same command"
     ):
         project.train()
 
@@ -242,7 +242,7 @@ def test_an_error_of_a_rank_is_the_reason_whatever_was_requested_before(project,
         return 1
 
     monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=stops, stop_signal=""))
-    with pytest.raises(job.Stopped, match=r"told to stop \(SIGINT\)"):
+    with pytest.raises(job.Stopped, match=r"stopped on request \(SIGINT\)"):
         project.train()
     monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=fails, stop_signal=stop_signal))
     with pytest.raises(UserError, match=r"^rank 1 failed: ValueError: Expected more") as raised:

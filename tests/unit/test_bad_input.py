@@ -170,7 +170,7 @@ def test_a_data_set_of_two_workloads(config):
     (config / "workloads/mlp2.yaml").write_text(text.replace("rows: 1024", "rows: 9"))
     configured = load.config({"workloads": ["mlp"]})
     said = sentence(model_and_data.check_shared, configured, resolve.run(configured, "single", "mlp2"))
-    assert "mlp2.yaml: another workload also prepares a data set pairs, with another options.rows" in said
+    assert "mlp2.yaml: another workload also prepares a data set pairs, with a different options.rows" in said
 
 
 @pytest.mark.parametrize(("text", "word"), [("[1]", "list"), ('"x"', "str")])

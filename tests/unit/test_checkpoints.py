@@ -181,7 +181,7 @@ def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained,
     run, data, initial, whole = trained
     shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
     other = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": 5})})
-    with pytest.raises(UserError, match=r"was written with another recipe.max_steps; change it back .* restart=true"):
+    with pytest.raises(UserError, match=r"with a different recipe.max_steps; change it back .* restart=true"):
         loop.train(other, data, initial, tmp_path, {})
     assert len(manifest.saved(tmp_path)) == 3, "nothing was lost"
     assert loop.train(other, data, initial, tmp_path, {}, loop.TrainOptions(restart=True))

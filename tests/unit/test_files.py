@@ -167,7 +167,7 @@ def test_missing_or_damaged_data_set(prepared, damage, words):
 
 def test_data_set_prepared_with_other_settings(prepared):
     data = tiny_run("mlp").data
-    with pytest.raises(UserError, match="prepared with another seed"):
+    with pytest.raises(UserError, match="prepared with a different seed"):
         store.verify(prepared, data.model_copy(update={"seed": 2}))
 
 

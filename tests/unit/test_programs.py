@@ -222,7 +222,7 @@ def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_pat
     process.terminate()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "ddp x mlp was told to stop (SIGTERM)" in output
+    assert "ddp x mlp stopped on request (SIGTERM)" in output
     ranks = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("here")]
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
     assert not Path(f"{folder}.done").exists()
@@ -251,7 +251,7 @@ def test_a_single_process_that_does_not_stop_in_time_is_killed(launch, tmp_path)
     process.terminate()
     output, _ = process.communicate(timeout=20)
     assert 2 < time.monotonic() - told < 6
-    assert "single x mlp was told to stop (SIGTERM)" in output
+    assert "single x mlp stopped on request (SIGTERM)" in output
     states = [Path(f"/proc/{line.split()[1]}/stat") for line in log.read_text().splitlines()]
     assert not [path for path in states if path.exists() and ") Z " not in path.read_text()]
 

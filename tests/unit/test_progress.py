@@ -17,7 +17,7 @@ def event(kind, message="", level=logging.INFO, **more):
 @pytest.mark.parametrize("first", ["job", "snakemake"])
 def test_ctrl_c_is_answered_once_whoever_hears_of_it_first(first, tmp_path):
     log = tmp_path / "train.log"
-    log.write_text("error: single x mlp was told to stop (SIGINT): steps saved: 7.\n")
+    log.write_text("error: single x mlp stopped on request (SIGINT): steps saved: 7.\n")
     said = io.StringIO()
     shown = Lines(Console(file=said, width=200), {}, logging.StreamHandler(io.StringIO()))
     events = {

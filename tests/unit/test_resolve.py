@@ -155,7 +155,7 @@ def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
         lambda name: vit.model_copy(update={"sizes": {"small": size}}) if name == "vit" else good(name),
     )
     with pytest.raises(
-        UserError, match=r"vit.yaml: another workload also prepares a data set digits, with another options.rows"
+        UserError, match=r"vit.yaml: another workload also prepares a data set digits, with a different options.rows"
     ):
         resolve.matrix(load.config({}))
 

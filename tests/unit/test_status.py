@@ -30,7 +30,7 @@ def test_what_is_there_of_a_run(tiny_data, tmp_path):
     (folder / "train.json").unlink()
     assert said() == "resumable after step 4; never begun"
     other = run.model_copy(update={"seed": 7})
-    assert said(other) == "checkpoint of another seed: change it back, or train with --config restart=true"
+    assert said(other) == "checkpoint with a different seed: change it back, or train with --config restart=true"
     (manifest.place(folder, 4) / "manifest.json").write_text("{}")
     assert said().startswith("resumable after step 2; never begun (")
     assert "step-00000004/manifest.json" in said()

@@ -62,7 +62,7 @@ def test_runs_that_are_done_or_of_other_settings_or_not_begun(tmp_path):
     finished(tmp_path, RUN)
     assert status_of(RUN, tmp_path / "ddp/mlp", {}).state == "done"
     other = status_of(RUN.model_copy(update={"seed": 7}), tmp_path / "ddp/mlp", {})
-    assert (other.state, other.why) == ("stale", "another seed")
+    assert (other.state, other.why) == ("stale", "a different seed")
     assert status_of(RUN, tmp_path / "single/mlp", {}).state == "waiting"
 
 

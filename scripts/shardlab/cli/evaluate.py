@@ -34,11 +34,11 @@ def main() -> None:
         initial = InitialReport.read(args.initial, remedy("recreate it", args.initial, "-f"))
     distributed.start(run.site.device, run.site.hang_seconds)
     digest = weights_digest(args.weights, initial) if distributed.is_main() else ""
-    found = evaluate(run, args.data, args.weights)
+    result = evaluate(run, args.data, args.weights)
     code_fingerprint.check_imported(run.sources, run.model.sources)
     if distributed.is_main():
         report = TestReport(
-            **found.model_dump(),
+            **result.model_dump(),
             untrained_loss=initial and initial.loss,
             identity=run_identity.identity_of(run, fingerprint),
             weights=digest,

@@ -64,9 +64,14 @@ def main() -> None:
             f"the image {image} does not exist; set container.image in the site's file to an existing one, or "
             "to null, and the workflow builds one."
         )
-    found = labels(command, image)
+    image_labels = labels(command, image)
     report = ImageReport(
-        path=image, sha256=sha256(image), bytes=image.stat().st_size, labels=found, **facts, **pytorch(found)
+        path=image,
+        sha256=sha256(image),
+        bytes=image.stat().st_size,
+        labels=image_labels,
+        **facts,
+        **pytorch(image_labels),
     )
     write_json(args.output, report.model_dump(mode="json"))
     print(f"{image}: {image.stat().st_size / 1e6:.0f} MB, sha256 {report.sha256}")
@@ -158,11 +163,11 @@ def labels(command: str, image: Path) -> dict[str, str]:
     inspect = subprocess.run([command, "inspect", "--json", str(image)], capture_output=True, text=True)
     if inspect.returncode:
         raise UserError(f"{command} cannot read {image}: {inspect.stderr.strip()}; is it an Apptainer image?")
-    found = json.loads(inspect.stdout)["data"]["attributes"].get("labels") or {}
-    return {name: value for name, value in found.items() if ".deffile." not in name}
+    image_labels = json.loads(inspect.stdout)["data"]["attributes"].get("labels") or {}
+    return {name: value for name, value in image_labels.items() if ".deffile." not in name}
 
 
 def pytorch(labelled: dict[str, str]) -> dict[str, str | int | None]:
     """Return the report's fields about an image's PyTorch, from its labels; None for missing labels."""
-    found: dict[str, str | None] = {name: labelled.get(f"shardlab.{name}") for name in ("torch", "cuda", "rocm")}
-    return found | {"driver": driver_needed(found["cuda"])}
+    versions: dict[str, str | None] = {name: labelled.get(f"shardlab.{name}") for name in ("torch", "cuda", "rocm")}
+    return versions | {"driver": driver_needed(versions["cuda"])}

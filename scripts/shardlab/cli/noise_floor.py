@@ -54,11 +54,11 @@ def twin(run: Run, data: Path, initial: Path, single: Path, number: int) -> Twin
         move(run, initial, number, folder / "initial.safetensors")
         train(run, data, folder / "initial.safetensors", folder, {})
         report = TrainReport.read(folder / "train.json", "train again")
-        found = evaluate(run, data, folder / "model.safetensors")
+        result = evaluate(run, data, folder / "model.safetensors")
         differences = weights_difference(folder / "model.safetensors", single)
     return Twin(
         validation_loss=report.validation_loss,
-        test_loss=found.loss,
-        expert_choices=found.expert_choices,
+        test_loss=result.loss,
+        expert_choices=result.expert_choices,
         weights=differences,
     )

@@ -52,8 +52,8 @@ def main() -> int:
         return 0
     if args.what == "ranks":
         return ranks(run, args.output)
-    found = login(run, load.site(args.config)) if args.what == "login" else nodes(run)
-    return report(found, args.output) if found else 0
+    findings = login(run, load.site(args.config)) if args.what == "login" else nodes(run)
+    return report(findings, args.output) if findings else 0
 
 
 def report(found: Findings, output: Path) -> int:
@@ -129,15 +129,15 @@ def one_node(run: Ranks) -> Findings:
             problems.append(
                 f"{name}: Python has no {package}; rebuild the image, or install envs/train.txt where there is none"
             )
-    found: list[str] = []
+    gpu_names: list[str] = []
     if "torch" in versions and run.site.device == "cuda":
-        found, wrong = visible(run.devices_per_node)
+        gpu_names, wrong = visible(run.devices_per_node)
         problems += [f"{name}: {problem}" for problem in wrong]
     return {
         "host": name,
         "python": platform.python_version(),
         "versions": versions,
-        "gpus": found,
+        "gpus": gpu_names,
         "driver": next((gpu.driver for gpu in gpus.listed()), None),
         "slurm_gpus": os.environ.get("SLURM_GPUS_ON_NODE"),
         "cores": len(os.sched_getaffinity(0)),

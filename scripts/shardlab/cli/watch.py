@@ -25,8 +25,14 @@ from shardlab.settings.types import Run
 
 COLUMNS = ("run", "state", "step", "loss", "curve", "samples/s", "left", "where")
 COLOURS = {
-    **{"running": "cyan", "resumed": "cyan", "done": "green", "failed": "red", "stale": "yellow", "stopped": "yellow"},
-    **{"queued": "blue", "waiting": "bright_black"},
+    "running": "cyan",
+    "resumed": "cyan",
+    "done": "green",
+    "failed": "red",
+    "stale": "yellow",
+    "stopped": "yellow",
+    "queued": "blue",
+    "waiting": "bright_black",
 }
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 10
@@ -92,9 +98,9 @@ def clock(seconds: float | None) -> str:
 
 def counts(statuses: list[RunStatus]) -> str:
     """Format the number of runs in each state."""
-    found = Counter(each.state for each in statuses)
+    numbers = Counter(each.state for each in statuses)
     return f"{len(statuses)} run{'s' * (len(statuses) != 1)}: " + ", ".join(
-        f"{found[state]} {state}" for state in COLOURS if found[state]
+        f"{numbers[state]} {state}" for state in COLOURS if numbers[state]
     )
 
 

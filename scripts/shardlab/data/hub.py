@@ -44,8 +44,8 @@ def read(data: DataSet, raw: Path) -> dict[str, "Rows"]:
     manifest = read_json(raw / MANIFEST, f"data set {data.name}", again)
     if "reading" not in manifest:
         raise UserError(f"{raw} was downloaded by an earlier version; remove it and {again}.")
-    wanted = hub.model_dump(mode="json", exclude={"fingerprint", "rows", "holdout"})
-    if wanted != {key: manifest["hub"].get(key) for key in wanted}:
+    settings = hub.model_dump(mode="json", exclude={"fingerprint", "rows", "holdout"})
+    if settings != {key: manifest["hub"].get(key) for key in settings}:
         raise UserError(f"{raw} was downloaded with other settings than data set {data.name} has now; {again}.")
     for name, digest in manifest["files"].items():
         path = raw / FILES / name
@@ -91,10 +91,10 @@ def samples(data: DataSet, reading: dict[str, Any], folder: Path) -> dict[str, "
             )
     drawn = _drawn(data, ranges["train"])
     limits = {str(name): limit for name, limit in hub.rows.items()}
-    found = {name: Rows(splits[each.split], ranges[name], limits.get(name)) for name, each in slices.items()}
-    train = found["train"]
+    rows = {name: Rows(splits[each.split], ranges[name], limits.get(name)) for name, each in slices.items()}
+    train = rows["train"]
     train.left_out = frozenset[int]().union(*drawn.values())
-    return found | {name: Rows(train.split, train.rows, limits.get(name), kept) for name, kept in drawn.items()}
+    return rows | {name: Rows(train.split, train.rows, limits.get(name), kept) for name, kept in drawn.items()}
 
 
 def _drawn(data: DataSet, train: range) -> dict[str, frozenset[int]]:

@@ -104,7 +104,7 @@ def verify(folder: Path, data: DataSet) -> str:
     if manifest["data"] != data.model_dump(mode="json"):
         key = difference(data.model_dump(mode="json"), manifest["data"])
         raise UserError(
-            f"{folder} was prepared with another {key} than this run needs; call snakemake for the run, which "
+            f"{folder} was prepared with a different {key} than this run needs; call snakemake for the run, which "
             "prepares what it needs, or resolve its run.json again."
         )
     for name, digest in manifest["files"].items():

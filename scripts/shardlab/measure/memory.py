@@ -63,9 +63,9 @@ class Memory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any("DTensor" in kind.__name__ for kind in types):
             return NotImplemented  # it is dispatched again as its component operators
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if self.fake:
-            made = workspaces.kept(func, args, made)
+            result = workspaces.kept(func, args, result)
         name = func.overloadpacket.__name__
         if kernel := ATTENTION.match(name):
             self.attention = kernel[1] or "math"
@@ -73,9 +73,9 @@ class Memory(TorchDispatchMode):
             kind = "gathered"
         else:
             kind = "activations" if torch.is_grad_enabled() else "other"  # backward passes run with gradients disabled
-        for tensor in _flat(made):
+        for tensor in _flat(result):
             self._see(tensor, kind)
-        return made
+        return result
 
     def name(self, kind: str, tensors: Iterable[Tensor]) -> None:
         """Assign tensors to a kind; one that no operator inside created existed before (buckets of C++ code)."""

@@ -114,10 +114,10 @@ class Traffic(TorchDispatchMode):
                 f"the operator {name} communicates, but its number of bytes is unknown; add it to OPERATORS, or "
                 "if it sends nothing to SENDS_NOTHING, in scripts/shardlab/measure/traffic.py."
             )
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if name in OPERATORS:
             self._count(name, args, began)
-        return made
+        return result
 
     def report(self, world: World) -> list[dict[str, Any]]:
         """Return the bytes sent per rank, by mesh axis and collective: the mean over the ranks; a collective."""

@@ -80,23 +80,23 @@ def check_all(run: Run, model: nn.Module, runs: list[Run], seen: Mapping[str, li
         UserError: a run does not take it; names those that do.
     """
     check(run, model)
-    found = {each.strategy: inspect(each, model) | dict(seen) for each in runs}
-    refused = {each.strategy: refusal(each, found[each.strategy]) for each in runs}
+    properties = {each.strategy: inspect(each, model) | dict(seen) for each in runs}
+    refused = {each.strategy: refusal(each, properties[each.strategy]) for each in runs}
     if sentence := next(filter(None, refused.values()), None):
         names = [name for name, why in refused.items() if why]
         taken = [name for name, why in refused.items() if not why]
-        rest = f" These strategies take the model: {', '.join(taken)}." if taken else ""
-        raise UserError(f"{', '.join(names)} x {run.workload}: {sentence}{rest}")
+        alternatives = f" These strategies take the model: {', '.join(taken)}." if taken else ""
+        raise UserError(f"{', '.join(names)} x {run.workload}: {sentence}{alternatives}")
     sentences: dict[str, list[str]] = defaultdict(list)
     for each in runs:
-        for note in notes(each, found[each.strategy]):
+        for note in notes(each, properties[each.strategy]):
             sentences[note].append(each.strategy)
     return [f"{', '.join(names)}: {note}" for note, names in sentences.items()]
 
 
-def refusal(run: Run, found: Mapping[str, list[str]]) -> str | None:
+def refusal(run: Run, properties: Mapping[str, list[str]]) -> str | None:
     """Return a sentence on why a strategy does not take a model with these properties (property: names)."""
-    for key, names in found.items():
+    for key, names in properties.items():
         for technique in techniques(run):
             remedy = RULES[key].refused.get(technique)
             if remedy and not (KEY in remedy and getattr(run.options, KEY) and run.engine == "torch"):
@@ -104,9 +104,9 @@ def refusal(run: Run, found: Mapping[str, list[str]]) -> str | None:
     return None
 
 
-def notes(run: Run, found: Mapping[str, list[str]]) -> Iterator[str]:
+def notes(run: Run, properties: Mapping[str, list[str]]) -> Iterator[str]:
     """Yield a sentence for each property with which a strategy trains, but not the same model as one device."""
-    for key, names in found.items():
+    for key, names in properties.items():
         for technique in techniques(run):
             remedy = RULES[key].noted.get(technique)
             if remedy == OWN_SAMPLES and run.recipe.sync_batch_norm and technique != "dp":
@@ -131,7 +131,7 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
     dtype = getattr(torch, run.recipe.dtype)
     made = [name for name, buffer in saved_buffers(model).items() if buffer.is_meta]
     drawn_by_module = hasattr(model, "initialize") and not run.model.folder
-    found = {
+    properties = {
         "tied": [name for names in ties for name in names],
         "tied_split": _in_split_layers(run, model, ties),
         "tied_stages": _across_stages(run, model, ties),
@@ -147,7 +147,7 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
         "sparse": [name for name, module in model.named_modules() if getattr(module, "sparse", None) is True],
         "mixes": [name for name, module in model.named_modules() if is_batch_norm(module)],
     }
-    return {key: names for key, names in found.items() if names}
+    return {key: names for key, names in properties.items() if names}
 
 
 def tied(model: nn.Module) -> list[list[str]]:

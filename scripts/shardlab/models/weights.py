@@ -126,10 +126,10 @@ def allocate(model: nn.Module, device: torch.device, buffers: torch.device | Non
 
 
 def names(named: Iterable[tuple[str, Tensor]]) -> list[list[str]]:
-    found: dict[int, list[str]] = defaultdict(list)
+    names_by_id: dict[int, list[str]] = defaultdict(list)
     for name, value in named:
-        found[id(value)].append(name)
-    return [*found.values()]
+        names_by_id[id(value)].append(name)
+    return [*names_by_id.values()]
 
 
 def assign(target: Tensor, whole: Tensor) -> None:

@@ -69,8 +69,8 @@ def _difference(value: Tensor, reference: Tensor) -> float:
             same = (own == other) | (own.isnan() & other.isnan())
             squares = _square((own - other).masked_fill(same, 0)), _square(other.masked_fill(~other.isfinite(), 0))
         difference, size = difference + squares[0], size + squares[1]
-    found = math.sqrt(difference) / (math.sqrt(size) or 1.0)
-    return found if math.isfinite(found) else sys.float_info.max
+    relative = math.sqrt(difference) / (math.sqrt(size) or 1.0)
+    return relative if math.isfinite(relative) else sys.float_info.max
 
 
 def _square(values: Tensor) -> float:

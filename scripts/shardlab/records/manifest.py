@@ -51,8 +51,8 @@ def place(output: Path, step: int) -> Path:
 def saved(output: Path) -> list[Path]:
     """Return the folders of a run's checkpoints that have a manifest, newest first."""
     folders = (output / "checkpoints").glob("step-*")
-    whole = [path for path in folders if re.fullmatch(r"step-\d+", path.name) and (path / NAME).is_file()]
-    return sorted(whole, key=step_of, reverse=True)
+    complete = [path for path in folders if re.fullmatch(r"step-\d+", path.name) and (path / NAME).is_file()]
+    return sorted(complete, key=step_of, reverse=True)
 
 
 def step_of(folder: Path) -> int:
@@ -71,8 +71,8 @@ def read(folder: Path) -> Manifest:
         path = folder / name
         if not path.is_file():
             raise UserError(f"{path} is missing from its checkpoint; {REMEDY}.")
-        if (found := path.stat().st_size) != file.bytes:
-            raise UserError(f"{path} has {found} bytes, but its manifest says {file.bytes}; {REMEDY}.")
+        if (size := path.stat().st_size) != file.bytes:
+            raise UserError(f"{path} has {size} bytes, but its manifest says {file.bytes}; {REMEDY}.")
     return manifest
 
 
@@ -80,10 +80,10 @@ def damage(folder: Path, manifest: Manifest, names: Iterable[str]) -> str | None
     """Return an error message if some of a checkpoint's files are damaged; None if they are not."""
     for name in names:
         try:
-            found = sha256(folder / name)
+            digest = sha256(folder / name)
         except OSError as error:
             return f"{folder / name} cannot be read ({error.strerror}); {REMEDY}."
-        if found != manifest.files[name].sha256:
+        if digest != manifest.files[name].sha256:
             return f"{folder / name} has changed since it was written (SHA-256 mismatch); {REMEDY}."
     return None
 
@@ -114,9 +114,9 @@ def sweep(output: Path) -> None:
 
 def _remove_incomplete(output: Path) -> None:
     """Remove folders that are not checkpoints, also one that has its manifest but not its name."""
-    whole = saved(output)
+    complete = saved(output)
     for path in (output / "checkpoints").glob("*"):
-        if path.is_dir() and path not in whole:
+        if path.is_dir() and path not in complete:
             remove(path)
 
 

@@ -93,10 +93,10 @@ def read(path: Path, run: Run) -> Plan:
         UserError: it is missing or damaged, or the plan of another run.
     """
     again = remedy("make it", path, "-f")
-    made = Plan.read(path, again)
-    if not made.belongs_to(run):
+    plan = Plan.read(path, again)
+    if not plan.belongs_to(run):
         raise UserError(f"{path} is the plan of another run; {again}.")
-    return made
+    return plan
 
 
 def find(run: Run, *paths: Path) -> Plan | None:

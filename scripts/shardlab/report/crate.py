@@ -31,14 +31,15 @@ TERMS = {
 LICENCE = "https://spdx.org/licenses/Apache-2.0"
 JSON = "application/json"
 FORMATS = {
-    **{".json": JSON, ".jsonl": "application/jsonl", ".yaml": "application/yaml", ".csv": "text/csv"},
-    **{
-        ".md": "text/markdown",
-        ".html": "text/html",
-        ".py": "text/x-python",
-        ".js": "text/javascript",
-        ".css": "text/css",
-    },
+    ".json": JSON,
+    ".jsonl": "application/jsonl",
+    ".yaml": "application/yaml",
+    ".csv": "text/csv",
+    ".md": "text/markdown",
+    ".html": "text/html",
+    ".py": "text/x-python",
+    ".js": "text/javascript",
+    ".css": "text/css",
 }
 """Media types; other files: plain text."""
 OF_ALL = ("summary.csv", "summary.md", "report.html")

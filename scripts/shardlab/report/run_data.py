@@ -69,8 +69,8 @@ class RunData:
 
     def study(self, pattern: str) -> pd.DataFrame:
         """Return the tables of a study that was made in addition to the runs; empty without one."""
-        found = [pd.read_csv(path) for path in sorted(self.results.glob(pattern))]
-        return pd.concat(found) if found else pd.DataFrame()
+        tables = [pd.read_csv(path) for path in sorted(self.results.glob(pattern))]
+        return pd.concat(tables) if tables else pd.DataFrame()
 
     @cached_property
     def families(self) -> dict[str, str]:

@@ -22,7 +22,7 @@ class Job:
 def jobs(project: Path) -> list[Job]:
     """Return the jobs of a project's folder, by start; unreadable metadata is skipped."""
     folder = project / ".snakemake/metadata"
-    found: dict[tuple[str, float], Job] = {}
+    jobs: dict[tuple[str, float], Job] = {}
     for path in sorted(folder.glob("*")) if folder.is_dir() else []:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
@@ -30,8 +30,8 @@ def jobs(project: Path) -> list[Job]:
             job = Job(str(record["rule"]), output, float(record["starttime"]), float(record["endtime"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        found.setdefault((job.rule, job.start), job)
-    return sorted(found.values(), key=lambda job: job.start)
+        jobs.setdefault((job.rule, job.start), job)
+    return sorted(jobs.values(), key=lambda job: job.start)
 
 
 def seconds_by_rule(project: Path) -> dict[str, float]:

@@ -29,16 +29,16 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
     keys = sorted(set(named.columns) - {"strategy", "workload", SEED})
     group = ["strategy", "workload", *keys]
     figures = runs[[*MEASURED]].astype("Float64").where(runs.status == "done")
-    whole = pd.concat([named[group], figures], axis=1)
-    grouped = whole.groupby(group, sort=False)
-    found = grouped.size().rename("runs").to_frame()
-    found["done"] = grouped.validation_loss.count()
+    measured = pd.concat([named[group], figures], axis=1)
+    grouped = measured.groupby(group, sort=False)
+    variant_rows = grouped.size().rename("runs").to_frame()
+    variant_rows["done"] = grouped.validation_loss.count()
     for column, name in MEASURED.items():
-        found[f"{name}_mean"] = grouped[column].mean()
-        found[f"{name}_std"] = grouped[column].std()
-    found = found.reset_index()
-    least = found.groupby(["strategy", "workload"]).validation_mean.transform("min")
-    return found.assign(best=(found.validation_mean == least).fillna(False).astype(bool))
+        variant_rows[f"{name}_mean"] = grouped[column].mean()
+        variant_rows[f"{name}_std"] = grouped[column].std()
+    variant_rows = variant_rows.reset_index()
+    least = variant_rows.groupby(["strategy", "workload"]).validation_mean.transform("min")
+    return variant_rows.assign(best=(variant_rows.validation_mean == least).fillna(False).astype(bool))
 
 
 def _values(strategy: str, workload: str) -> dict[str, str]:
@@ -48,20 +48,20 @@ def _values(strategy: str, workload: str) -> dict[str, str]:
     return {"strategy": base_strategy, "workload": base_workload, **values}
 
 
-def keys(found: pd.DataFrame) -> list[str]:
+def keys(variant_rows: pd.DataFrame) -> list[str]:
     """Return the columns that define a variant."""
-    return list(found.columns[2 : list(found.columns).index("runs")])
+    return list(variant_rows.columns[2 : list(variant_rows.columns).index("runs")])
 
 
-def sentences(found: pd.DataFrame) -> list[str]:
+def sentences(variant_rows: pd.DataFrame) -> list[str]:
     """Describe the best variant of each strategy and workload, and its uncertainty."""
-    said = []
-    for row in found[found.best].to_dict("records"):
-        values = ", ".join(f"{key} {row[key]}" for key in keys(found) if row[key] != "") or "its only variant"
+    texts = []
+    for row in variant_rows[variant_rows.best].to_dict("records"):
+        values = ", ".join(f"{key} {row[key]}" for key in keys(variant_rows) if row[key] != "") or "its only variant"
         spread = "" if pd.isna(row["validation_std"]) else f" ± {row['validation_std']:.2g}"
         seeds = f"{row['done']} run" + "s" * (row["done"] > 1)
-        said.append(
+        texts.append(
             f"`{row['strategy']}` x `{row['workload']}`: the lowest validation loss is {row['validation_mean']:.6g}"
             f"{spread} ({seeds}) with {values}."
         )
-    return said
+    return texts

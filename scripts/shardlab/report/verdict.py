@@ -59,12 +59,12 @@ def _judge(row: dict[Any, Any]) -> str:
 
 
 def _judge_final_losses(row: dict[Any, Any]) -> str:
-    away = max(row[difference] for difference in DIFFERENCES if not pd.isna(row[difference]))
-    apart = 0.0 if pd.isna(row["noise_floor"]) else row["noise_floor"]
-    if away <= row["tolerance"]:
+    difference = max(row[column] for column in DIFFERENCES if not pd.isna(row[column]))
+    noise = 0.0 if pd.isna(row["noise_floor"]) else row["noise_floor"]
+    if difference <= row["tolerance"]:
         return EQUAL
-    if away <= MULTIPLE * apart:
-        return EQUAL if apart <= row["tolerance"] else ROUNDING
+    if difference <= MULTIPLE * noise:
+        return EQUAL if noise <= row["tolerance"] else ROUNDING
     return UNEQUAL
 
 
@@ -177,9 +177,9 @@ def pages(table: pd.DataFrame) -> dict[str, str]:
 
 def diagnosis(table: pd.DataFrame) -> str:
     """Return a sentence with a target that diagnoses what is not equal; empty if everything is."""
-    found = [*pages(table).values()]
-    other = " (or another run's)" if len(found) > 1 else ""
-    return f"To see where and why, repeat the call with the target results/{found[0]}{other}." if found else ""
+    targets = [*pages(table).values()]
+    other = " (or another run's)" if len(targets) > 1 else ""
+    return f"To see where and why, repeat the call with the target results/{targets[0]}{other}." if targets else ""
 
 
 def _flipped_choices(row: dict[Any, Any]) -> str:

@@ -192,8 +192,8 @@ class AttemptLog:
     def error(self, attempt: Attempt) -> str | None:
         """Return the sentence with which one of an attempt's ranks ended, if one did."""
         log = self.log(attempt)
-        found = IN_LOG.search(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
-        return found[1] if found else None
+        match = IN_LOG.search(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
+        return match[1] if match else None
 
     def sentence(self, attempt: Attempt, status: int) -> str:
         """Return the one-line reason why an attempt failed, from the output of its ranks."""

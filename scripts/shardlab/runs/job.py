@@ -74,7 +74,7 @@ def main(description: str | None) -> int:
 
 
 STOPPED_BY = {
-    "SIGINT": "it was interrupted by the user",
+    "SIGINT": "interrupted by the user",
     "SIGHUP": "its terminal was closed",
     "SIGUSR1": "its job is near its time limit",
     slurm.TIME_LIMIT: "its job is near its time limit",
@@ -140,7 +140,7 @@ def train(
         raise UserError(attempt.why.removeprefix("error: "))
     why = STOPPED_BY.get(stop_signal, "its job was cancelled or preempted")
     raise Stopped(
-        f"{name} was told to stop ({stop_signal}): {why}. Steps saved: {attempt.saved or 0}; "
+        f"{name} stopped on request ({stop_signal}): {why}. Steps saved: {attempt.saved or 0}; "
         "the same command resumes there.",
         stop_signal,
     )

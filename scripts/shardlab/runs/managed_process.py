@@ -54,7 +54,7 @@ class Child:
             self.ended = True
             self.forget()
         if log is None and self.stop_signal:
-            raise UserError(f"{self.what} was told to stop ({self.stop_signal}); run the same command again.")
+            raise UserError(f"{self.what} stopped on request ({self.stop_signal}); run the same command again.")
         if log is None and status:
             print(f"error: {self.what} ended with status {status}; see the error above.", file=sys.stderr)
         return status

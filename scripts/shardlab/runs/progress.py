@@ -111,7 +111,7 @@ class Lines(logging.Handler):
 
     def _job_error(self, record: logging.LogRecord) -> None:
         sentence = failed(record)
-        if "was told to stop (SIGINT)" in sentence:
+        if "stopped on request (SIGINT)" in sentence:
             self._stopped()
         else:
             self.console.print(Text(sentence, "red"))
@@ -125,13 +125,13 @@ def finished(wildcards: dict[str, str], results: Path = Path("results")) -> str:
         loss = read_json(folder / "test.json", "report", "")["loss"]
         seconds = read_json(folder / "train.json", "report", "")["wall_seconds"]
         single = results / "single" / wildcards["workload"] / "test.json"
-        apart = ""
+        difference = ""
         if wildcards["strategy"] != "single" and single.exists():
             reference = read_json(single, "report", "")["loss"]
-            apart = f" ({abs(loss - reference) / reference:.0e})"
+            difference = f" ({abs(loss - reference) / reference:.0e})"
     except (UserError, KeyError, TypeError, ZeroDivisionError):
         return f"{text:<28} done"
-    return f"{text:<28} loss {loss:.6f}{apart:<9} {seconds:8.1f} s"
+    return f"{text:<28} loss {loss:.6f}{difference:<9} {seconds:8.1f} s"
 
 
 def failed(record: logging.LogRecord) -> str:
@@ -140,8 +140,8 @@ def failed(record: logging.LogRecord) -> str:
     named = RUN.match(str(next(iter(getattr(record, "output", []) or []), "")))
     what = f"{getattr(record, 'rule_name', 'job')}" + (f" of {named[1]} x {named[2]}" if named else "")
     for path in logs:
-        if path.is_file() and (found := IN_LOG.findall(path.read_text(encoding="utf-8", errors="replace"))):
-            return f"{what}: {found[-1]} ({path})"
+        if path.is_file() and (errors := IN_LOG.findall(path.read_text(encoding="utf-8", errors="replace"))):
+            return f"{what}: {errors[-1]} ({path})"
     return f"{what} failed" + (f"; see {logs[0]}" if logs else "")
 
 

@@ -83,7 +83,7 @@ def next_action(run: Run, folder: Path) -> str:
         if attempts.requested(folder, identity_of(run, "")):
             return "finished, and retraining was requested: the next call trains from scratch"
         return "finished, but not recorded by Snakemake: the next call uses it as it is"
-    reason = f" of another {other};" if other else ""
+    reason = f" a different {other};" if other else ""
     skipped = f" ({changed})" if changed else ""
     for place in manifest.saved(folder):
         try:
@@ -92,7 +92,7 @@ def next_action(run: Run, folder: Path) -> str:
             skipped += f" ({error})"
             continue
         if key := difference(run.model_dump(mode="json"), found.settings):
-            return f"checkpoint of another {key}: change it back, or train with --config restart=true{skipped}"
+            return f"checkpoint with a different {key}: change it back, or train with --config restart=true{skipped}"
         return f"resumable after step {found.step}; {_last(folder)}{skipped}"
     if not folder.exists():
         return "not begun"
@@ -101,27 +101,27 @@ def next_action(run: Run, folder: Path) -> str:
 
 def status_of(run: Run, folder: Path, queued: dict[str, str]) -> RunStatus:
     """Return the current status of a run; ``queued``: see ``queue``."""
-    found = RunStatus(f"{run.strategy}/{run.workload}", "waiting")
-    tried = attempts.history(folder)
-    _fill(found, metrics.read(folder / metrics.NAME))
-    if tried:
-        found.where, found.why = _place(tried[-1]), tried[-1].why
-    if alive(folder) and tried:
-        found.state, found.why = "resumed" if len(tried) > 1 else "running", ""
-        return found
-    found.seconds_left = None
+    status = RunStatus(f"{run.strategy}/{run.workload}", "waiting")
+    history = attempts.history(folder)
+    _fill(status, metrics.read(folder / metrics.NAME))
+    if history:
+        status.where, status.why = _place(history[-1]), history[-1].why
+    if alive(folder) and history:
+        status.state, status.why = "resumed" if len(history) > 1 else "running", ""
+        return status
+    status.seconds_left = None
     other = trained(run, folder)
-    if found.name in queued:
-        found.state, found.where, found.why = "queued", f"job {queued[found.name]}", ""
+    if status.name in queued:
+        status.state, status.where, status.why = "queued", f"job {queued[status.name]}", ""
     elif other == "":
-        found.state, found.why = "done", ""
+        status.state, status.why = "done", ""
     elif other:
-        found.state, found.why = "stale", f"another {other}"
-    elif tried and tried[-1].ended and tried[-1].failed:
-        found.state = "failed"
-    elif tried:
-        found.state, found.why = "stopped", found.why or "died without reporting"
-    return found
+        status.state, status.why = "stale", f"a different {other}"
+    elif history and history[-1].ended and history[-1].failed:
+        status.state = "failed"
+    elif history:
+        status.state, status.why = "stopped", status.why or "died without reporting"
+    return status
 
 
 def queue(folder: Path) -> dict[str, str]:

@@ -115,16 +115,22 @@ def seconds_left() -> float | None:
         left = answer(["squeue", "--noheader", f"--jobs={job}", "--format=%L"]).strip()
     except UserError:
         return None
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", left)
-    if found is None:
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", left)
+    if match is None:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 ACCOUNTED = {
-    **{"State": "state", "NodeList": "nodes", "AllocTRES": "allocated", "Submit": "submitted", "Start": "started"},
-    **{"Elapsed": "elapsed", "CPUTime": "cpu time allocated", "TotalCPU": "cpu time used"},
+    "State": "state",
+    "NodeList": "nodes",
+    "AllocTRES": "allocated",
+    "Submit": "submitted",
+    "Start": "started",
+    "Elapsed": "elapsed",
+    "CPUTime": "cpu time allocated",
+    "TotalCPU": "cpu time used",
     "ConsumedEnergyRaw": "energy (J)",
 }
 """sacct's fields, and their names here."""

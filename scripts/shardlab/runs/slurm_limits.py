@@ -69,8 +69,8 @@ def means(site: Site, partition: dict[str, str], config: dict[str, str]) -> tupl
 
 def minutes(text: str) -> int | None:
     """Convert Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS to minutes; None for UNLIMITED or any other text."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if found is None:
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if match is None:
         return None
-    days, hours, rest, _ = (int(part or 0) for part in found.groups())
+    days, hours, rest, _ = (int(part or 0) for part in match.groups())
     return (days * 24 + hours) * 60 + rest

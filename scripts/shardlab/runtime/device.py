@@ -29,9 +29,9 @@ def device_for_rank(site_device: str) -> torch.device:
     """
     if site_device == "cpu":
         return torch.device("cpu")
-    number, found = int(os.environ.get("LOCAL_RANK", 0)), torch.accelerator.device_count()
-    if number >= found:
-        raise UserError(f"rank {number} of this node needs its own GPU, but {_seen(found)}")
+    number, count = int(os.environ.get("LOCAL_RANK", 0)), torch.accelerator.device_count()
+    if number >= count:
+        raise UserError(f"rank {number} of this node needs its own GPU, but {_seen(count)}")
     return accelerator(number)
 
 
@@ -43,9 +43,9 @@ def devices_for_process(site_device: str, count: int) -> list[torch.device]:
     """
     if site_device == "cpu":
         return [torch.device("cpu")] * count
-    found = torch.accelerator.device_count()
-    if count > found:
-        raise UserError(f"this strategy drives {count} GPUs from one process, but {_seen(found)}")
+    available = torch.accelerator.device_count()
+    if count > available:
+        raise UserError(f"this strategy drives {count} GPUs from one process, but {_seen(available)}")
     return [accelerator(number) for number in range(count)]
 
 
@@ -55,8 +55,8 @@ def accelerator(number: int) -> torch.device:
     return torch.device(kind.type if kind else "cuda", number)
 
 
-def _seen(found: int) -> str:
-    return f"PyTorch sees {found}: {gpus.why_missing(found, torch.version.cuda, torch.version.hip)}."
+def _seen(count: int) -> str:
+    return f"PyTorch sees {count}: {gpus.why_missing(count, torch.version.cuda, torch.version.hip)}."
 
 
 def use(device: torch.device) -> None:
@@ -67,9 +67,9 @@ def use(device: torch.device) -> None:
 
 def warn_if_shared(device: torch.device) -> None:
     """Warn if another process uses the device; call it before this process has any tensors there."""
-    if (whole := memory(device)) is None:
+    if (total := memory(device)) is None:
         return
-    used = whole - torch.accelerator.get_memory_info(device)[0]
+    used = total - torch.accelerator.get_memory_info(device)[0]
     if used > gpus.BUSY_MIB * 2**20:
         print(
             f"warning: {device} on {os.uname().nodename} has {used / 2**30:.1f} GiB in use by another process, so this "
@@ -161,9 +161,9 @@ def usage(device: torch.device) -> dict[str, float | int | None]:
     if device.type == "cpu":
         return {}
     module = torch.get_device_module(device)
-    free, whole = torch.accelerator.get_memory_info(device)
+    free, total = torch.accelerator.get_memory_info(device)
     return {
-        "device_memory_bytes": whole - free,
+        "device_memory_bytes": total - free,
         "device_use": _asked(lambda: module.utilization(device) / 100),
         # NVML returns milliwatts, ROCm's library watts.
         "watts": _asked(lambda: module.power_draw(device) / (1 if torch.version.hip else 1000)),

@@ -204,8 +204,14 @@ def limit_groups(timeout_seconds: int) -> None:
 
 
 PEER_FAILURES = (
-    *("Connection closed by peer", "Connection reset by peer"),  # gloo
-    *("Connection closed by remote peer", "remote process exited", "ncclRemoteError", "communicator was aborted"),
+    # gloo
+    "Connection closed by peer",
+    "Connection reset by peer",
+    # NCCL
+    "Connection closed by remote peer",
+    "remote process exited",
+    "ncclRemoteError",
+    "communicator was aborted",
 )
 """Error messages of gloo and NCCL on a rank whose neighbor ended."""
 

@@ -36,8 +36,8 @@ def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[st
             rows = np.arange(number * ROWS, (number + 1) * ROWS) % task.samples("train")
             passes.append({*_unused(run, task, model, task.micro_batch("train", rows))})
     never = set.intersection(*passes)
-    found = {"outside": outside, "unused": never, "unused_sometimes": set.union(*passes) - never}
-    return {key: sorted(names) for key, names in found.items() if names}
+    properties = {"outside": outside, "unused": never, "unused_sometimes": set.union(*passes) - never}
+    return {key: sorted(names) for key, names in properties.items() if names}
 
 
 def unused_without_weights(run: Run, task: Task) -> list[str]:

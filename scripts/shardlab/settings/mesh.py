@@ -275,9 +275,9 @@ def multiply_out(degrees: Mapping[str, int], nodes: int, ranks_per_node: int, wh
             f"{ranks_per_node}); make nodes x ranks_per_node a multiple of {fixed}, or lower a degree."
         )
     dims: dict[str, Any] = {axis: world // fixed if degree == -1 else degree for axis, degree in degrees.items()}
-    found = ParallelDims(dims)
+    ungrouped = ParallelDims(dims)
     for axis, degree in grouping.items():
-        dims[axis] = found.parts(*AXES[axis].among) if degree == -1 else degree
+        dims[axis] = ungrouped.parts(*AXES[axis].among) if degree == -1 else degree
     return ParallelDims(dims)
 
 

@@ -180,7 +180,7 @@ def check_shared(config: Config, run: Run) -> None:
         key = run_identity.difference(other.model_dump(mode="json"), run.data.model_dump(mode="json"))
         raise UserError(
             f"config/workloads/{run.workload}.yaml: another workload also prepares a data set {run.data.name}, with "
-            f"another {key}; give one of them another name under `data:`."
+            f"a different {key}; give one of them another name under `data:`."
         )
     if run.model.repo and (revision := model(config, str(run.model.folder)).revision) != run.model.revision:
         raise UserError(

@@ -42,7 +42,7 @@ def settings(model: Model, where: str) -> Model:
     """
     place, folder = model.name.removeprefix("hf:"), folder_of(model.name)
     args = dict(model.args)
-    found = {"folder": folder, "pretrained": bool(args.pop("pretrained", True))}
+    source = {"folder": folder, "pretrained": bool(args.pop("pretrained", True))}
     revision = args.pop("revision", "main")
     if folder == place:
         if not (Path(place) / "config.json").exists():
@@ -51,12 +51,12 @@ def settings(model: Model, where: str) -> Model:
                 "repository of the hub as hf:owner/name."
             )
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", place):
-        found |= {"repo": place, "revision": revision}
+        source |= {"repo": place, "revision": revision}
     else:
         raise UserError(
             f"{where}: model: {model.name} is not hf:owner/name, and a folder begins with / or a dot; use one of these."
         )
-    return model.model_copy(update={**found, "args": args})
+    return model.model_copy(update={**source, "args": args})
 
 
 def check_export(model: Model) -> None:

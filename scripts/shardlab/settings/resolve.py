@@ -53,7 +53,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
             f"{samples} of a step; set it to {samples} or less."
         )
     compatibility.check_recipe(strategy, strategy_name, recipe, site.device, mesh)
-    found = Run(
+    resolved = Run(
         strategy=strategy_name,
         workload=workload_name,
         size=config.size,
@@ -72,7 +72,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         site=site,
         site_name=config.site,
     )
-    return found.model_copy(update={"sources": code_fingerprint.training_sources(found)})
+    return resolved.model_copy(update={"sources": code_fingerprint.training_sources(resolved)})
 
 
 def ranks(config: Config) -> Ranks:
@@ -133,22 +133,22 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
     Raises:
         UserError: one of them is a mistake, or no variant of a sweep is possible.
     """
-    found: list[Run] = []
+    runs: list[Run] = []
     left_out: dict[tuple[str, str], str] = {}
     for strategy, workload in names(config):
         try:
-            found.append(run(config, strategy, workload))
+            runs.append(run(config, strategy, workload))
         except Unsupported as reason:
             left_out[strategy, workload] = str(reason)
         except UserError as reason:
             if variants.base(strategy) == strategy:
                 raise
             left_out[strategy, workload] = str(reason)
-    if config.sweep and not found:
+    if config.sweep and not runs:
         raise UserError(f"{sweep.WHERE}: no variant is possible: {next(iter(left_out.values()))}")
-    for one in {(variants.base(one.workload), one.data.name): one for one in found}.values():
+    for one in {(variants.base(one.workload), one.data.name): one for one in runs}.values():
         model_and_data.check_shared(config, one)
-    return found, left_out
+    return runs, left_out
 
 
 def _segments(workload: Workload, name: str, args: dict[str, Any]) -> int:

@@ -48,17 +48,17 @@ def parse(text: str) -> SplitSlice:
     Raises:
         ValueError: it means none.
     """
-    found = _SYNTAX.fullmatch(text)
-    bounds = [found["start"], found["stop"]] if found else []
+    match = _SYNTAX.fullmatch(text)
+    bounds = [match["start"], match["stop"]] if match else []
     numbers = [int(bound.removesuffix("%")) for bound in bounds if bound]
     percents = {bound.endswith("%") for bound in bounds if bound}
-    if not found or len(percents) > 1 or (percents == {True} and max(map(abs, numbers)) > 100):
+    if not match or len(percents) > 1 or (percents == {True} and max(map(abs, numbers)) > 100):
         raise ValueError(
             f"{text!r} is no split; write its name, and rows of it in brackets if you want only those, in numbers or "
             "in percent: train[:80%], train[1000:2000]"
         )
     start, stop = (int(bound.removesuffix("%")) if bound else None for bound in bounds)
-    return SplitSlice(found["split"], start, stop, percents == {True}, text)
+    return SplitSlice(match["split"], start, stop, percents == {True}, text)
 
 
 def share_rows(first: SplitSlice, second: SplitSlice) -> bool:

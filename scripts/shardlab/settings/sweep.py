@@ -46,8 +46,8 @@ class Range(Strict):
     def values(self) -> list[float]:
         if not self.count:
             step = self.step or 1.0
-            found = [self.first + step * i for i in range(int((self.last - self.first) / step + 1e-9) + 1)]
-            return [_whole(float(f"{value:.12g}")) for value in found]
+            numbers = [self.first + step * i for i in range(int((self.last - self.first) / step + 1e-9) + 1)]
+            return [_whole(float(f"{value:.12g}")) for value in numbers]
         parts = [i / (self.count - 1) for i in range(1, self.count - 1)]
         if self.scale == "log":
             between = [10 ** (log10(self.first) + part * (log10(self.last) - log10(self.first))) for part in parts]
@@ -69,21 +69,21 @@ def checked(config: Config) -> list[dict[str, list[Any]]]:
     tables = config.sweep if isinstance(config.sweep, list) else [config.sweep]
     if not tables:
         raise UserError(f"{WHERE}: the list is empty; add keys with lists, or remove it.")
-    found = [_product(table) for table in tables]
-    points = sum(prod(map(len, table.values())) for table in found)
+    products = [_product(table) for table in tables]
+    points = sum(prod(map(len, table.values())) for table in products)
     runs = points * len(config.strategies) * len(config.workloads)
     if config.sweep and runs > config.max_runs:
         raise UserError(
             f"{WHERE}: {points:,} variants of {len(config.strategies)} strategies and {len(config.workloads)} "
             f"workloads are {runs:,} runs, more than max_runs {config.max_runs:,}; use fewer, or raise max_runs."
         )
-    return found
+    return products
 
 
 def _product(table: Any) -> dict[str, list[Any]]:
     if not isinstance(table, dict):
         raise UserError(f"{WHERE}: {table!r} is not keys with lists; write learning_rate: [0.001, 0.003].")
-    found: dict[str, list[Any]] = {}
+    product: dict[str, list[Any]] = {}
     for name, given in table.items():
         if dotted := _dotted(str(name), given):
             raise UserError(f"{WHERE}: {name} is a group of keys; write {dotted}: [...].")
@@ -99,10 +99,10 @@ def _product(table: Any) -> dict[str, list[Any]]:
             variants.named("", {key: value})
         if len(taken) != len({repr(value) for value in taken}):
             raise UserError(f"{where}: a value appears twice; name it once.")
-        if key in found:
+        if key in product:
             raise UserError(f"{where}: {key} appears twice; name it once.")
-        found[key] = taken
-    return found
+        product[key] = taken
+    return product
 
 
 def _dotted(name: str, given: Any) -> str | None:

@@ -69,12 +69,12 @@ class Key(NamedTuple):
             UserError: the key does not accept the value.
         """
         try:
-            found = _adapter(self.path).validate_python(value)
+            parsed = _adapter(self.path).validate_python(value)
         except ValidationError as error:
             raise UserError(f"{where} cannot be {value!r}: {words(error.errors()[0])}.") from None
-        if yes_for_number(value, found):
+        if yes_for_number(value, parsed):
             raise UserError(f"{where} cannot be {value!r}: write a number.")
-        return found
+        return parsed
 
 
 @cache
@@ -82,15 +82,15 @@ def keys() -> dict[str, Key]:
     """Return {short name: key}. The short name is the shortest unique suffix of the path: learning_rate,
     optimizer.name.
     """
-    found = [
+    leaves = [
         *_leaves(Config, ("seed", "size", "nodes", "ranks_per_node")),
         *_leaves(Recipe, tuple(Recipe.model_fields), ("recipe",)),
         *_leaves(Strategy, tuple(name for name in Strategy.model_fields if name not in NAMED), ("strategy",)),
     ]
-    ends = [".".join(key.path[start:]) for key in found for start in range(len(key.path))]
+    ends = [".".join(key.path[start:]) for key in leaves for start in range(len(key.path))]
     return {
         next(end for start in reversed(range(len(key.path))) if ends.count(end := ".".join(key.path[start:])) == 1): key
-        for key in found
+        for key in leaves
     }
 
 
@@ -231,15 +231,15 @@ def takes(settings: Strategy, key: str) -> bool:
 
 def over(values: Values, kind: Literal["recipe", "strategy"]) -> dict[str, Any]:
     """Return the values of ``kind`` as nested settings."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for name, value in values.items():
         first, *path = keys()[name].path
         if first == kind:
-            place = found
+            parent = nested
             for group in path[:-1]:
-                place = place.setdefault(group, {})
-            place[path[-1]] = value
-    return found
+                parent = parent.setdefault(group, {})
+            parent[path[-1]] = value
+    return nested
 
 
 def override_config(config: Config, values: Values) -> Config:

@@ -155,8 +155,12 @@ class _Recorder:
         _write_numbers(path.with_suffix(".json"), record)
         self.steps.append(
             {
-                **{"samples": step.samples, "targets": step.targets, "learning_rate": step.learning_rate},
-                **{"loss": metrics.loss, "norm": metrics.norm, "expert_load": metrics.expert_load},
+                "samples": step.samples,
+                "targets": step.targets,
+                "learning_rate": step.learning_rate,
+                "loss": metrics.loss,
+                "norm": metrics.norm,
+                "expert_load": metrics.expert_load,
             }
         )
 

@@ -22,25 +22,23 @@ from shardlab.settings.types import Run
 from shardlab.train.checkpoint import BEST, LOCAL
 
 FREE = (
-    *(
-        "epochs",
-        "max_steps",
-        "gradient_accumulation_steps",
-        "length_buckets",
-        "loss_chunks",
-        "activation_checkpointing",
-    ),
-    *(
-        "compile",
-        "compile_backend",
-        "precision",
-        "deterministic",
-        "evaluation",
-        "eval_batch_size",
-        "keep_best",
-        "on_nonfinite",
-    ),
-    *("checkpoint_interval_steps", "checkpoint_interval_minutes", "keep_last_checkpoints"),
+    "epochs",
+    "max_steps",
+    "gradient_accumulation_steps",
+    "length_buckets",
+    "loss_chunks",
+    "activation_checkpointing",
+    "compile",
+    "compile_backend",
+    "precision",
+    "deterministic",
+    "evaluation",
+    "eval_batch_size",
+    "keep_best",
+    "on_nonfinite",
+    "checkpoint_interval_steps",
+    "checkpoint_interval_minutes",
+    "keep_last_checkpoints",
 )
 """Recipe keys that may change when a run resumes: its length, and settings that do not affect the result."""
 
@@ -55,7 +53,10 @@ def initial_manifest(run: Run, task: Task, world: World, initial: str) -> Manife
         identity=identity_of(run, fingerprint),
         settings=run.configured.model_dump(mode="json"),
         training={
-            **{"workload": run.workload, "seed": run.seed, "data": fingerprint, "initial_weights": initial},
+            "workload": run.workload,
+            "seed": run.seed,
+            "data": fingerprint,
+            "initial_weights": initial,
             "recipe": recipe,
         },
         world_size=world.size,
@@ -73,37 +74,37 @@ def latest_checkpoint(output: Path, start: Manifest, world: World, *, restart: b
     """
     for folder in [] if restart else world.gather(manifest.saved(output))[0]:
         try:
-            found = _whole(folder, world)
+            checkpoint = _checked_manifest(folder, world)
         except UserError as error:
             if world.is_rank0:
                 print(f"warning: skipping a checkpoint: {error}", flush=True)
             continue
-        key = difference(start.training, found.training)
-        if key is None and found.identity.numbers == start.identity.numbers:
+        key = difference(start.training, checkpoint.training)
+        if key is None and checkpoint.identity.numbers == start.identity.numbers:
             return folder
-        key = difference(start.settings, found.settings) or key
+        key = difference(start.settings, checkpoint.settings) or key
         raise UserError(
-            f"{folder} was written with another {key}; change it back to resume, or train from scratch, which "
+            f"{folder} was written with a different {key}; change it back to resume, or train from scratch, which "
             "replaces these checkpoints, with --config restart=true."
         )
     return None
 
 
-def _whole(folder: Path, world: World) -> Manifest:
+def _checked_manifest(folder: Path, world: World) -> Manifest:
     """Return the manifest of a valid checkpoint; each rank hashes its part of the files. A collective.
 
     Raises:
         UserError: the checkpoint is damaged; the same error on every rank.
     """
     try:
-        found = manifest.read(folder)
-        wrong = manifest.damage(folder, found, sorted(found.files)[world.rank :: world.size])
+        checkpoint = manifest.read(folder)
+        wrong = manifest.damage(folder, checkpoint, sorted(checkpoint.files)[world.rank :: world.size])
     except UserError as error:
-        found, wrong = None, str(error)
+        checkpoint, wrong = None, str(error)
     if sentence := next(filter(None, world.gather(wrong)), None):
         raise UserError(sentence)
-    assert found is not None
-    return found
+    assert checkpoint is not None
+    return checkpoint
 
 
 def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, world: World, output: Path) -> Manifest:
@@ -116,15 +117,17 @@ def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, 
     """
     if folder is None:
         return start
-    found = _whole(folder, world)
-    if key := difference(start.training, found.training):
-        ours, saved = (dict(flat(values)).get(key) for values in (start.training, found.training))
+    checkpoint = _checked_manifest(folder, world)
+    if key := difference(start.training, checkpoint.training):
+        ours, saved = (dict(flat(values)).get(key) for values in (start.training, checkpoint.training))
         raise UserError(
-            f"{folder} was written by a training with another {key}: {saved}, and this run has {ours}; resume "
+            f"{folder} was written by a training with a different {key}: {saved}, and this run has {ours}; resume "
             "with the same, or start from scratch without --resume."
         )
-    if found.step > steps.count:
-        raise UserError(f"{folder} is at step {found.step}, beyond this run's {steps.count} steps; raise max_steps.")
+    if checkpoint.step > steps.count:
+        raise UserError(
+            f"{folder} is at step {checkpoint.step}, beyond this run's {steps.count} steps; raise max_steps."
+        )
     saved = _saved(folder)
     if state := saved["optimizer"]:  # plain SGD has none
         engine.create_optimizer_state({name: value.dtype for name, value in state.items()})
@@ -136,7 +139,7 @@ def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, 
     _load(folder, "weights", tensors, world)
     engine.load_weights(tensors)
     if state := saved[LOCAL]:
-        rank = world.rank if found.world_size == world.size else None
+        rank = world.rank if checkpoint.world_size == world.size else None
         own = _of_this_rank(state, engine.local_state.names, rank)
         tensors = {key: torch.empty_like(state[key], device="cpu") for key in own.values()}
         _load(folder, LOCAL, tensors, world)
@@ -144,29 +147,29 @@ def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, 
     if world.is_rank0:
         output.mkdir(parents=True, exist_ok=True)
         (output / BEST).unlink(missing_ok=True)
-        if BEST in found.files:
+        if BEST in checkpoint.files:
             link(folder / BEST, output / BEST)
-    return start.model_copy(update={"step": found.step, "best": found.best, "skipped": found.skipped})
+    return start.model_copy(update={"step": checkpoint.step, "best": checkpoint.best, "skipped": checkpoint.skipped})
 
 
 def _saved(folder: Path) -> dict[str, dict[str, Tensor]]:
     """Return names and shapes of a checkpoint's tensors by kind, as tensors on the meta device."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    found: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}, LOCAL: {}}
+    tensors: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}, LOCAL: {}}
     for full_name, value in (
         HuggingFaceStorageReader(str(folder / "shards")).read_metadata().state_dict_metadata.items()
     ):
         kind, _, name = full_name.partition("/")
-        found[kind][name] = torch.empty(value.size, dtype=value.properties.dtype, device="meta")  # type: ignore[union-attr]
-    return found
+        tensors[kind][name] = torch.empty(value.size, dtype=value.properties.dtype, device="meta")  # type: ignore[union-attr]
+    return tensors
 
 
 def _of_this_rank(saved: Iterable[str], names: Iterable[str], rank: int | None) -> dict[str, str]:
     """Return the keys ``RANK/NAME`` of what this rank takes, by name: its own; with None, those of the first rank."""
     by_rank = sorted((key.partition("/") for key in saved), key=lambda key: int(key[0]), reverse=True)
-    known = {name: writer for writer, _, name in by_rank if rank is None or int(writer) == rank}
-    return {name: f"{known[name]}/{name}" for name in names if name in known}
+    writers = {name: writer for writer, _, name in by_rank if rank is None or int(writer) == rank}
+    return {name: f"{writers[name]}/{name}" for name in names if name in writers}
 
 
 def _load(folder: Path, kind: str, tensors: dict[str, Tensor], world: World) -> None:

@@ -17,25 +17,25 @@ COLUMNS = ["workload", "variant", "key", "value", "number", "mean", "low", "high
 
 def table(run_data: RunData) -> pd.DataFrame:
     """workload, variant (strategy and other keys), key (its name), value (text), number, mean, low, high, runs."""
-    found = sweep.table(run_data.table).dropna(subset=["validation_mean"])
-    keys = sweep.keys(found)
-    if not keys or not len(found):
+    variant_rows = sweep.table(run_data.table).dropna(subset=["validation_mean"])
+    keys = sweep.keys(variant_rows)
+    if not keys or not len(variant_rows):
         return pd.DataFrame(columns=COLUMNS)
-    key = max(keys, key=lambda name: found[name].nunique())
+    key = max(keys, key=lambda name: variant_rows[name].nunique())
     others = [name for name in keys if name != key]
-    rows = found.to_dict("records")
-    mean, spread = found.validation_mean.astype(float), found.validation_std.astype(float).fillna(0.0)
+    rows = variant_rows.to_dict("records")
+    mean, spread = variant_rows.validation_mean.astype(float), variant_rows.validation_std.astype(float).fillna(0.0)
     return pd.DataFrame(
         {
-            "workload": found.workload,
+            "workload": variant_rows.workload,
             "variant": [" ".join([row["strategy"], *(f"{n}={row[n]}" for n in others if row[n])]) for row in rows],
             "key": key,
-            "value": found[key],
-            "number": pd.to_numeric(found[key], errors="coerce"),
+            "value": variant_rows[key],
+            "number": pd.to_numeric(variant_rows[key], errors="coerce"),
             "mean": mean,
             "low": mean - spread,
             "high": mean + spread,
-            "runs": found.done,
+            "runs": variant_rows.done,
         }
     )
 

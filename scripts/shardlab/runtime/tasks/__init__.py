@@ -282,5 +282,5 @@ def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, **op
 
 def _class(name: str) -> type[Task]:
     registry.require("task", name)
-    found: type[Task] = import_module(f"shardlab.runtime.tasks.{name}").Task
-    return found
+    task_class: type[Task] = import_module(f"shardlab.runtime.tasks.{name}").Task
+    return task_class
