@@ -33,6 +33,8 @@ WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
 """What torch.compile, FSDP1 and activation checkpointing add to names; see ``_names`` for DDP's `module.`."""
 SAMPLE_VALUES = 65_536
 """Number of values of each sample's gradient that are written."""
+ADAM = ("exp_avg", "exp_avg_sq")
+"""Tensors of an optimizer's state that are read from DeepSpeed."""
 
 
 @contextmanager
@@ -293,8 +295,8 @@ class Dump:
             return out
         self.stepped.append(engine)
         state = {}
-        for each, name in names.items():
-            for key in ("exp_avg", "exp_avg_sq") if each.requires_grad else ():
+        for each, name in names.items() if _has_engine_state(engine, names) else ():
+            for key in ADAM if each.requires_grad else ():
                 try:
                     state[f"{name}//{key}"] = safe_get_full_optimizer_state(each, key)
                 except (AttributeError, KeyError, ValueError, AssertionError):
@@ -354,7 +356,8 @@ class Dump:
         if not kinds["gradients"]:
             raise RuntimeError(
                 f"Nothing was written for step {self.step}: all gradients are None when the optimizer takes its step; "
-                "backward() was not called, or they are kept elsewhere, as by an engine (ZeRO) that dump does not know."
+                "backward() was not called; or FSDP has not reduced them (no_sync, set_requires_gradient_sync(False)); "
+                "or they are kept elsewhere, as by an engine (ZeRO) that dump does not know."
             )
         if not self.is_written:
             self._save("initial", self._kept(weights))
@@ -449,6 +452,21 @@ def _is_fsdp1(model: nn.Module) -> bool:
     modules = [*model.modules()]
     is_managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in modules)
     return is_managed and not any(isinstance(module, FSDPModule) for module in modules)
+
+
+def _has_engine_state(engine: Any, names: dict[Tensor, str]) -> bool:
+    """Return whether all ranks can read Adam's state; to read it is a collective, in which none may be missing."""
+    if getattr(engine.optimizer, "_hp_optimizer_states_linked", False):
+        # ZeRO 1 and 2 look for it after the step of the first group of parameters, when the others have none yet.
+        engine.optimizer._hp_optimizer_states_linked = False
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
+    parts = [getattr(each, "_hp_mapping", None) for each in names]
+    found = all({*ADAM} <= {*(part.optim_fragment or ())} for part in parts if part is not None)
+    ranks = [found]
+    if dist.is_initialized():
+        ranks = [False] * dist.get_world_size()
+        dist.all_gather_object(ranks, found)
+    return all(ranks)
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -47,7 +47,9 @@ class Data(Dataset):
 
 
 def adamw(model):
-    return torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.1)
+    first, *others = model.parameters()
+    groups = [{"params": [first]}, {"params": others}]  # DeepSpeed shards each group on its own
+    return torch.optim.AdamW(groups, RATE, weight_decay=0.1)
 
 
 def loader(size):
