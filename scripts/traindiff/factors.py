@@ -127,7 +127,7 @@ def _composed(pair: Pair) -> dict[str, tuple[float, str]]:
     for name, (value, kind) in given.items():
         if kind == "microbatches" and value <= WINDOW:
             found |= {f"{part} / {name}": (part / value, "window") for part in range(2, int(value))}
-    return found
+    return {name: each for name, each in found.items() if each[0] != 1}
 
 
 def name_factor(pair: Pair, times: float, found: Evidence, what: str) -> None:
@@ -145,7 +145,8 @@ def name_factor(pair: Pair, times: float, found: Evidence, what: str) -> None:
         named = [(f"2^{scale}, as of a loss scale", "loss scale")]
     found.note("factor", *(kind for _, kind in named) if named else ("unnamed",))
     means = " or ".join(name for name, _ in named)
-    found.say(f"{what} is {_number(times)} times the reference's." + (f" The factor is {means}." if means else ""))
+    shown = f"1 {'-' if times < 1 else '+'} {abs(times - 1):.1g}" if f"{times:.6g}" == "1" else _number(times)
+    found.say(f"{what} is {shown} times the reference's." + (f" The factor is {means}." if means else ""))
 
 
 def _number(times: float) -> str:

@@ -1,7 +1,7 @@
 """The page of a diagnosis, in Markdown."""
 
 from traindiff.diagnosis import Diagnosis
-from traindiff.pair import Stage
+from traindiff.pair import FACTORS, Stage
 
 LISTED = 12
 """Most tensors that a page lists."""
@@ -44,10 +44,22 @@ def _tensors(stage: Stage) -> list[str]:
 def _causes(found: Diagnosis) -> list[str]:
     if not found.causes:
         excluded = found.evidence.excluded
-        return ["No known pattern explains the difference." + f" Excluded: {'; '.join(excluded)}." * bool(excluded)]
+        return [
+            "No known pattern explains the difference."
+            + f" Excluded: {'; '.join(excluded)}." * bool(excluded)
+            + " In low precision it may be rounding, which grows from step to step: compare with a --twin."
+            * _may_be_rounding(found)
+        ]
     return [
         f"{number}. **{cause.cause}**: {cause.says} Check: {cause.look}" for number, cause in enumerate(found.causes, 1)
     ]
+
+
+def _may_be_rounding(found: Diagnosis) -> bool:
+    """Return whether only later steps differ, in 16 bits and without a twin to tell."""
+    first, pair = found.first, found.pair
+    is_later = first is not None and first.step > pair.steps[0]
+    return is_later and pair.twin is None and pair.near == FACTORS["BF16"]
 
 
 def _stages(found: Diagnosis) -> list[str]:

@@ -31,6 +31,20 @@ BAD = {
         {"gradients": {"up": UP}},
         [],
         "step0/gradients: the names of tensors differ, 1 only in other (layer.up) and 1 only in reference (up); map "
+        "them with --rename '^layer\\.=', or leave them out (--skip).",
+    ),
+    "names below a module": (
+        {"gradients": {"up": UP}},
+        {"gradients": {"layer.up": UP}},
+        [],
+        "step0/gradients: the names of tensors differ, 1 only in other (up) and 1 only in reference (layer.up); map "
+        "them with --rename '^=layer.', or leave them out (--skip).",
+    ),
+    "one name of two": (
+        {"gradients": {"layer.up": UP, "down": DOWN}},
+        {"gradients": {"up": UP, "down": DOWN}},
+        [],
+        "step0/gradients: the names of tensors differ, 1 only in other (layer.up) and 1 only in reference (up); map "
         "them with --rename, or leave them out (--skip).",
     ),
     "shapes": (

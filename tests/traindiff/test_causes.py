@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from tiny_dumps import DOWN, GRADIENTS, TENSORS, UP, times
+from tiny_dumps import DOWN, TENSORS, UP, times
 from torch.optim import SGD, AdamW
 
 from traindiff import patterns
@@ -125,10 +125,13 @@ def test_gradients_that_are_not_cleared(compare):
         (80 / 88, "0.909091 (10/11) times the reference's."),
         (0.75, "0.75 times the reference's. The factor is 3 / the number of micro-batches."),
         (2.0**16, "65536 times the reference's. The factor is 2^16, as of a loss scale."),
+        (1 + 2e-6, "1 + 2e-06 times the reference's.\n"),
     ],
 )
 def test_a_factor_is_named_by_products_quotients_and_loss_scales(compare, change, says):
-    assert f"Each affected tensor is {says}" in compare(GRADIENTS, {"gradients": times(1 / change)}, *RANKS)[1]
+    precise = {name: value.double() for name, value in TENSORS.items()}
+    reference = times(1 / change, precise)
+    assert f"Each affected tensor is {says}" in compare({"gradients": precise}, {"gradients": reference}, *RANKS)[1]
 
 
 def test_the_factor_of_the_updates_is_shown_for_each_step(compare):
@@ -185,6 +188,16 @@ def test_a_transposed_square_weight(compare):
     for kind in ("initial", "gradients-0", "weights-0"):
         page = compare({kind: {"up.weight": UP, "x": square.T}}, {kind: {"up.weight": UP, "x": square}})[1]
         assert "(1 of 2, first x); usual cause: transposed.**" in page
+
+
+def test_only_later_steps_in_low_precision_may_be_rounding(compare):
+    same = {"gradients-0": TENSORS, "gradients-1": TENSORS}
+    noise = {name: value + 0.2 * torch.randn(value.shape) for name, value in TENSORS.items()}
+    says = "In low precision it may be rounding, which grows from step to step: compare with a --twin."
+    later = same | {"gradients-1": noise}
+    assert says in compare(later, same, "--dtype", "bfloat16")[1]
+    assert says not in compare(later, same)[1]
+    assert says not in compare(same | {"gradients-0": noise}, same, "--dtype", "bfloat16")[1]
 
 
 def test_weights_in_lower_precision_are_not_another_seed(compare):
