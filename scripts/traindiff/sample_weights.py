@@ -169,6 +169,8 @@ def _name(pair: Pair, step: int, samples: Samples, fit: Weights, found: Evidence
     fitting = [each for each in partitions if each.is_constant(weights, near) and len(each.blocks) > 1]
     counts = [("targets", samples.targets)] * bool(samples.targets) + [("samples", [1] * len(weights))]
     _table(samples, weights, fitting[0] if fitting else None, found)
+    if _same_on_all_ranks(pair, step, samples, weights, near, found):
+        return
     if any(_lost(each, weights, near, found) for each in fitting):
         return
     if any(_mean_of_means(pair, each, weights, *count, near, found) for each in fitting for count in counts):
@@ -182,6 +184,29 @@ def _name(pair: Pair, step: int, samples: Samples, fit: Weights, found: Evidence
 
 def _size(values: Iterable[float]) -> float:
     return max(abs(value) for value in values) or 1.0
+
+
+def _same_on_all_ranks(
+    pair: Pair,
+    step: int,
+    samples: Samples,
+    weights: list[float],
+    near: float,
+    found: Evidence,
+) -> bool:
+    """By their ids, all ranks read the same samples, and only these count."""
+    read: dict[int, set[object]] = {}
+    for sample, rank, _ in _reads(pair, step):
+        read.setdefault(rank, set()).add(sample)
+    same = read[min(read)] if read else set()
+    if len(read) < 2 or any(own != same for own in read.values()) or same >= {*samples.ids}:
+        return False
+    others = [weight for sample, weight in zip(samples.ids, weights, strict=True) if sample not in same]
+    if any(abs(weight) > near * _size(weights) for weight in others):
+        return False
+    found.note("weights", "same samples")
+    found.say(f"By their ids, all {len(read)} ranks read the same samples, and only these count.")
+    return True
 
 
 def _lost(partition: Partition, weights: list[float], near: float, found: Evidence) -> bool:

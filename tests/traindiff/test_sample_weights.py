@@ -100,7 +100,7 @@ def test_ids_say_which_samples_each_rank_reads(tmp_path, kept):
             "samples count differently",
             "17 (the step's last) counts 0 times",
         ),
-        ([2] * 4 + [0] * 4, "[[10, 11, 12, 13], [10, 11, 12, 13]]", "not reduced", "| 17 | none | 0 |"),
+        ([2] * 4 + [0] * 4, "[[10, 11, 12, 13], [10, 11, 12, 13]]", "same samples on all ranks", "| 17 | none | 0 |"),
         ([8 / 7 * 3 / 4] * 4 + [8 / 7] * 3 + [0], "[[10, 11, 12, 13], [14, 15, 16]]", None, "read in this step: 17."),
     ],
 )
@@ -120,6 +120,17 @@ def test_ids_of_another_kind_leave_the_blocks_to_ranks(tmp_path):
         shown='{"ids": [[1, 2, 3, 4]]}',
     )
     assert "Of 2 ranks, only 0 counts, with a weight of 2." in page
+
+
+@pytest.mark.parametrize(
+    "ids", ["[[10, 11, 12, 13], [10, 11, 12, 13]]", "[[[10, 11], [12, 13]], [[12, 13], [10, 11]]]"]
+)
+def test_ids_say_that_all_ranks_read_the_same_samples(tmp_path, ids):
+    files = weighted([2] * 4 + [0] * 4, ids="[10, 11, 12, 13, 14, 15, 16, 17]")
+    page = page_of(tmp_path, *files, "--ranks", "dp=2", shown=f'{{"ids": {ids}}}')
+    assert "usual cause: same samples on all ranks.**" in page
+    assert "By their ids, all 2 ranks read the same samples, and only these count." in page
+    assert "2 ranks, only" not in page
 
 
 def test_samples_that_cannot_be_told_apart_are_named(tmp_path):
