@@ -60,6 +60,8 @@ def words_of(command):
         first = next(f"{folder}/{words[0]}" for folder in FOLDERS if (ROOT / folder / words[0]).exists())
     if first.endswith(".py"):  # named in prose: some of its arguments may be left out
         return ["python", first, *words[1:], ELIDED]
+    if first == "traindiff":
+        return ["python", "scripts/traindiff", *words[1:]]
     if first == "shardlab":
         return ["python", COMMAND, *words[1:], *[ELIDED] * ("--" not in command)]
     return [first, *words[1:]]

@@ -74,7 +74,7 @@ def test_initial_weights_know_the_strategies_that_the_call_trains_from_them(argu
     assert json.loads(ours.strategies_of("mlp")).keys() == strategies
 
 
-def test_a_model_is_downloaded_with_weights_if_a_run_starts_from_them(tmp_path, monkeypatch):
+def test_a_model_is_downloaded_with_weights_if_a_run_starts_from_them():
     ours = call({"workloads": ["t5"], "strategies": ["single"], "data": "hub"})
     (run,) = ours.runs
     name = run.model.folder.rpartition("/")[2]

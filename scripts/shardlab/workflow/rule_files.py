@@ -6,6 +6,7 @@ from typing import Any
 
 from shardlab.settings import resolve
 from shardlab.settings.sites import Container
+from shardlab.settings.types import DataSet
 from shardlab.workflow.call_runs import CallRuns
 
 
@@ -14,6 +15,11 @@ def image_of(container: Container) -> list[str]:
     if not container.enabled:
         return []
     return ["containers/named.image.json" if container.image else "containers/train.image.json"]
+
+
+def raw_files(data: DataSet) -> list[str]:
+    """Return the file that marks a data set's download as complete; empty for one that is not of the hub."""
+    return [f"data/raw/{data.name}/download.json"] if data.hub else []
 
 
 def prepared_files(data_set: str) -> list[str]:
@@ -81,15 +87,12 @@ class RuleFiles:
 
     def downloads(self, wildcards: Any) -> list[str]:
         """Return the downloads that a run needs."""
-        data = self.call.run_of(wildcards).data
-        downloaded = [f"data/raw/{data.name}/download.json"] if data.hub else []
-        return downloaded + self.model(wildcards)
+        return raw_files(self.call.run_of(wildcards).data) + self.model(wildcards)
 
     def downloads_of_data_set(self, wildcards: Any) -> list[str]:
         """Return the download and the tokenizer that a data set is prepared from."""
         data = self.call.data_set(wildcards.dataset)
-        downloaded = [f"data/raw/{data.name}/download.json"] if data.hub else []
-        return downloaded + model_files(data.tokenizer, ["tokenizer.json"])
+        return raw_files(data) + model_files(data.tokenizer, ["tokenizer.json"])
 
     def needed_plan(self, wildcards: Any) -> list[str]:
         """Return the plan of a run whose recomputation depends on it; empty for other runs."""
