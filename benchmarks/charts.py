@@ -13,7 +13,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from shardlab.errors import run_program
 from shardlab.files import write_text

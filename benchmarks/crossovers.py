@@ -3,11 +3,12 @@
 parallelism with FSDP over numbers of experts.
 
 Measured: two ranks of this machine, strategies in turn, medians. Expected: the
-bytes that a rank sends per step with models of the size for GPUs, from theory,
+bytes that a rank sends per step with models of the size for GPUs, as planned,
 which are the same on any hardware. Needs no GPU and no data.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -16,19 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from trainers.places import run_of, train, write  # type: ignore[import-not-found]
 from trainers.table import show  # type: ignore[import-not-found]
 
-from shardlab.data import encoders, order
 from shardlab.errors import UserError, run_program
 from shardlab.files import read_json
-from shardlab.measure.expected_traffic import bytes_per_step
-from shardlab.models._sequence import SequenceSplit
-from shardlab.runtime import tasks
+from shardlab.plan.simulate import simulate
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
 
@@ -98,8 +95,7 @@ def main() -> None:
             table = pd.DataFrame([measured(question, value, args.repeats) for value in question.values])
             show(table, args.output / f"crossover_{name}_measured.csv", ".4g")
         if "expected" in args.parts:
-            table = pd.DataFrame([expected(question, tokens) for tokens in question.tokens])
-            show(table, args.output / f"crossover_{name}_expected.csv", ".3g")
+            show(pd.DataFrame(expected(question)), args.output / f"crossover_{name}_expected.csv", ".3g")
 
 
 def measured(question: Question, value: int, repeats: int) -> dict[str, Any]:
@@ -136,28 +132,24 @@ def trained(workload: str, strategy: str, value: int) -> dict[str, Any]:
     return report
 
 
-def expected(question: Question, tokens: int) -> dict[str, Any]:
-    """Return a row: GiB that a rank sends per step under each strategy, from shapes alone."""
-    sent = {f"{name}, GiB": bytes_of(large_run(question, name, tokens)) / 2**30 for name in question.expected}
-    return {"tokens per sample": f"{tokens // 1024}k"} | sent
+def expected(question: Question) -> list[dict[str, Any]]:
+    """Return a row per length of the samples: GiB that a rank sends per step under each strategy, as planned.
 
-
-def bytes_of(run: Run) -> float:
-    """Return what the first rank sends in a step, if tokens are spread evenly over experts."""
-    task = tasks.task_for(run, Path(), torch.device("cpu"))
-    task.pretend(encoders.blank(run.data, run.recipe.global_batch_size))
-    cp = run.mesh.parts("sequence")
-    split = SequenceSplit(cp, 0, head_tail=cp > 1 and run.options.splits_head_and_tail)
-    own = order.parts(np.arange(run.recipe.global_batch_size), run.mesh.data_size)[0]
-    micro_batch = task.micro_batch("train", own, sequence=split)
-    args = run.model.args
-    rows: torch.Tensor | int = 0
-    if run.mesh.axes("experts"):
-        each = micro_batch.batch["inputs"].numel() * args["top_k"] // args["experts"]
-        rows = torch.full((args["layers"], args["experts"]), each)
-    found = bytes_per_step(run, task, [micro_batch], rows)
-    assert found is not None
-    return found
+    Raises:
+        UserError: a run cannot be planned.
+    """
+    runs = [(large_run(question, name, tokens), None) for tokens in question.tokens for name in question.expected]
+    estimates = simulate(runs, len(os.sched_getaffinity(0)))
+    rows = []
+    for tokens in question.tokens:
+        row: dict[str, Any] = {"tokens per sample": f"{tokens // 1024}k"}
+        for name in question.expected:
+            estimate = next(estimates)
+            if isinstance(estimate, str):
+                raise UserError(f"{name}: {estimate}.")
+            row[f"{name}, GiB"] = sum(entry["bytes"] for entry in estimate["traffic"]) / 2**30
+        rows.append(row)
+    return rows
 
 
 def large_run(question: Question, strategy: str, tokens: int) -> Run:

@@ -20,7 +20,7 @@ from unittest import mock
 
 import pandas as pd
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from trainers.judged import prepare, rows  # type: ignore[import-not-found]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from trainers.places import SIZES, prepare, train  # type: ignore[import-not-found]
 from trainers.table import show  # type: ignore[import-not-found]

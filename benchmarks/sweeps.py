@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from trainers.table import show  # type: ignore[import-not-found]
 

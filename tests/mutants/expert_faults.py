@@ -119,8 +119,9 @@ FAULTS = [
         EXPERTS,
         "load = tokens_per_expert(ids.flatten(1), self.experts)",
         "load = tokens_per_expert(ids.flatten(1), self.experts)\n"
-        '        load[0] += getattr(self, "recomputed", 0)\n'
-        "        self.recomputed = load.sum(0) if torch._C._current_graph_task_id() >= 0 else 0",
+        "        counts = vars(tokens_per_expert)\n"  # outside of the module, which a recomputation leaves as it was
+        "        load[0] += counts.pop(id(self), 0)\n"
+        "        counts[id(self)] = load.sum(0) if torch._C._current_graph_task_id() >= 0 else 0",
         at("parity/test_parity", f"test_each_rank_counts_the_tokens_of_all[ddp-moe-{HARD}]"),
     ),
     Fault(

@@ -4,12 +4,10 @@ from fault import SUMMARY, Fault, S, at
 
 RECORDS, PLAN, PLANS = f"{S}records/train_report.py", f"{S}records/plan.py", f"{S}report/plan_table.py"
 COLLECTIVES, TRAFFIC, REACHED = (f"{S}measure/{name}.py" for name in ("collectives", "traffic", "device_benchmark"))
-THEORY = f"{S}measure/expected_traffic.py"
 TIMES = at("unit/test_records", "test_times_are_those_of_the_steps_behind_the_warm_up")
 BANDWIDTHS = at("unit/test_collectives", "test_bandwidths_are_of_the_slowest_rank")
 FIGURES = at("unit/test_device_benchmark", "test_a_product_has_two_operations_a_value_and_a_copy_reads_and_writes")
 ATTEMPTS = at("unit/test_records", "test_a_report_counts_the_steps_of_all_attempts")
-SENT = at("parity/test_parity", "test_what_is_sent_is_what_theory_says[fsdp-llama2-float64]")
 SIMULATE = f"{S}plan/simulate.py"
 STATES = at("unit/test_plan", "test_deepspeed_s_states_by_hand")
 BUCKETS = at("unit/test_plan", "test_ddp_s_buckets_are_always_there")
@@ -109,7 +107,13 @@ FAULTS = [
     ),
     Fault("bus bandwidth without the part that is sent", COLLECTIVES, "factor * 4 * count", "4 * count", BANDWIDTHS),
     Fault("the fastest rank's time counts", COLLECTIVES, "median(max(ranks) for", "median(min(ranks) for", BANDWIDTHS),
-    Fault("in theory FSDP gathers once", THEORY, "gathers = (2 if again else 1) * passes", "gathers = passes", SENT),
+    Fault(
+        "a plan without the buffers that DDP sends",
+        f"{S}plan/simulate.py",
+        ' + fraction_sent("broadcast", replicas) * buffers',
+        "",
+        at("parity/test_parity", "test_a_plan_says_what_is_held_and_sent[ddp-moe-float64]"),
+    ),
     Fault(
         "no gradient of the weights among the operations",
         f"{S}measure/flops.py",
@@ -151,7 +155,7 @@ FAULTS = [
     Fault(
         "a plan's time without the bubble",
         PLAN,
-        "    products /= 1 - (bubble or 0.0)\n",
+        "    products /= 1 - (run.pipeline_bubble or 0.0)\n",
         "",
         at("unit/test_plan", "test_a_pipeline_s_time_has_its_bubble"),
     ),

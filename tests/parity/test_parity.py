@@ -10,6 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import theory
 from cases import (
     ALWAYS_CLIPPED,
     CASES,
@@ -27,14 +28,13 @@ from cases import (
     parametrized,
     requested,
 )
-from group import Group, of_reference, outside, steps
+from group import Group, bytes_by_theory, of_reference, outside, steps
 from group import differences as compare
 from safetensors.torch import load_file
 
 from helpers.common import TINY
 from shardlab.plan.simulate import simulate
 from shardlab.records.reports import TrainReport
-from shardlab.report import expected_memory
 
 pytestmark = pytest.mark.timeout(2400)  # the first test waits for the trainings of all
 
@@ -214,20 +214,20 @@ def test_ranks_hold_their_part_of_the_experts_and_of_the_rest(results, case):
     assert report.expert_parameters > report.parameters / 5
     for kind in ("weights", "optimizer"):
         held = [rank.largest[kind] for rank in report.tensor_bytes]
-        assert 0.99 < sum(held) / len(held) / expected_memory.held(report)[kind] < 1.05
+        assert 0.99 < sum(held) / len(held) / theory.state_bytes(report)[kind] < 1.05
 
 
 @parametrized([*MATRIX, *MORE])
 def test_what_is_sent_is_what_theory_says(results, case):
-    """Exact for PyTorch's strategies; DeepSpeed is within a factor of the paper's volume (see expected_traffic.py)."""
+    """Exact for PyTorch's strategies; DeepSpeed is within a factor of the paper's volume (see theory.py)."""
     report = json.loads((results / case.name / "train.json").read_text())
-    measured, theory = report["bytes_per_step"], report["bytes_per_step_theory"]
-    if theory is None:
+    measured, expected = report["bytes_per_step"], bytes_by_theory(results / case.name)
+    if expected is None:
         assert case.strategy in ("tp_loss", "fsdp_size"), "a formula is missing"
     elif case.native:
-        assert measured == pytest.approx(theory, rel=1e-9)
+        assert measured == pytest.approx(expected, rel=1e-9)
     elif case.workload != "mlp":  # whose 38 values DeepSpeed fills up to its alignment
-        assert 0.66 < measured / theory < 1.51
+        assert 0.66 < measured / expected < 1.51
     assert (measured > 0) == (case.run().world_size > 1)
 
 

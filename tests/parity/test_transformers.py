@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from cases import with_marks
-from group import Group, differences, outside
+from group import Group, bytes_by_theory, differences, outside
 from safetensors.torch import load_file
 
 from helpers import transformers_models
@@ -127,8 +127,8 @@ def test_equals_one_device(folder, resolved, case, record_property):
     record_property("differences", found)
     assert outside(found, native=case.native) == {}
     report = json.loads((folder.folder / case.name / "train.json").read_text())
-    if case.native and not case.hard and report["bytes_per_step_theory"]:
-        assert report["bytes_per_step"] == pytest.approx(report["bytes_per_step_theory"], rel=1e-9)
+    if case.native and not case.hard and (expected := bytes_by_theory(folder.folder / case.name)):
+        assert report["bytes_per_step"] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", BASES)

@@ -17,6 +17,7 @@ from unittest import mock
 import attention
 import dispatch
 import foreign
+import theory
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
@@ -74,6 +75,7 @@ def main(cases):
             with (
                 mock.patch.object(loop, "train_step", watched(loop.train_step, output)),
                 mock.patch.object(flops, "count_flops", counted_once(flops.count_flops)),
+                theory_noted(output),
             ):
                 files = Path(case["data"]), Path(case["weights"]), output
                 # On a CPU samples of what is used would only take time from the others.
@@ -114,6 +116,33 @@ def counted_once(count_flops):
         return COUNTED[key]
 
     return counting
+
+
+@contextmanager
+def theory_noted(output):
+    """Write, on each rank, what theory says that it sends in the counted step."""
+    counted_load, collect = tasks.Task.counted_load, loop.collect_measurements
+    rows = []  # tokens of each step per layer and expert
+
+    def counting(task, shape):
+        counts = task._dispatched
+        rows.append(counts[:, : shape[1]] if isinstance(counts, torch.Tensor) and shape else 0)
+        return counted_load(task, shape)
+
+    def collecting(state, meter):
+        step = min(meter.counted, state.steps.count - 1)
+        world, taken = state.world, rows[meter.counted - state.start.step :]
+        part = 0 if world.expert_mesh is None else world.expert_mesh.get_local_rank()
+        batches = state.steps[step].micro_batches
+        sent = theory.bytes_per_step(state.run, state.task, batches, taken[0] if taken else 0, part)
+        (output / f"theory-{world.rank}.json").write_text(json.dumps(sent))
+        return collect(state, meter)
+
+    with (
+        mock.patch.object(tasks.Task, "counted_load", counting),
+        mock.patch.object(loop, "collect_measurements", collecting),
+    ):
+        yield
 
 
 METHODS = ("tolist", "numpy", "cpu", "item", "__array__", "__bool__", "__float__", "__int__", "__index__")

@@ -109,6 +109,22 @@ def test_a_cause_explains_the_difference_or_none_is_named(compare, case):
     assert ("No known pattern explains the difference. Excluded: a factor (leaves " in page) == (cause is None)
 
 
+@pytest.mark.parametrize(
+    ("momentum", "says"),
+    [
+        (0.0, "step 1, optimizer state (down.weight//momentum_buffer); usual cause: optimizer settings.**"),
+        (0.9, "Nothing differs"),
+    ],
+)
+def test_states_that_one_training_does_not_have_count_if_the_updates_differ(compare, momentum, says):
+    """SGD without momentum has none, and a trainer may keep its states elsewhere."""
+    reference, other = (dumps(lambda values, momentum=each: sgd(values, momentum=momentum)) for each in (0.9, momentum))
+    states = {
+        f"optimizer-{step}": {f"{name}//momentum_buffer": value for name, value in TENSORS.items()} for step in range(3)
+    }
+    assert says in compare(other | {name: {} for name in states}, reference | states)[1]
+
+
 def test_gradients_that_are_not_cleared(compare):
     _, page = compare(with_the_previous(dumps()), dumps())
     assert "step 1, gradient (3 of 3, first down.weight); usual cause: gradients not cleared.**" in page

@@ -215,7 +215,7 @@ def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(t
 def test_a_training_does_not_go_on_beyond_its_end(trained, tmp_path):
     *_, whole = trained
     folder, world = manifest.place(whole, 6), World(0, 1, torch.device("cpu"))
-    made = [manifest.read(folder), mock.Mock(), mock.Mock(count=5), folder, world, tmp_path]
+    made = [manifest.read(folder), mock.MagicMock(), mock.Mock(count=5), folder, world, tmp_path]
     with pytest.raises(UserError, match=r"step-00000006 is at step 6, beyond this run's 5 steps; raise max_steps"):
         resume.restore(*made)
 

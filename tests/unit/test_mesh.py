@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import theory
 
 from helpers.common import build, tiny_run
-from shardlab.measure import expected_traffic
 from shardlab.plan import representatives
-from shardlab.report import expected_memory, families
+from shardlab.report import families
 from shardlab.settings import mesh
 from shardlab.settings.mesh import AXES, Axis, ParallelDims
 
@@ -30,11 +30,11 @@ def run_with(monkeypatch):
 
 
 def sent(run):
-    return expected_traffic.replica_traffic(run, build(run).to("meta"), 1)
+    return theory.replica_traffic(run, build(run).to("meta"), 1)
 
 
 def held(run):
-    return expected_memory.held(SimpleNamespace(settings=run.model_dump(), parameters=2**10))
+    return theory.state_bytes(SimpleNamespace(settings=run.model_dump(), parameters=2**10))
 
 
 def figures(run):

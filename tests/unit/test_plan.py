@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import theory
 import torch
 
 from helpers.common import build, tiny_run
@@ -12,7 +13,6 @@ from shardlab.cli import plan as plan_program
 from shardlab.cli import resolve as resolve_program
 from shardlab.data import encoders, order
 from shardlab.errors import UserError
-from shardlab.measure.expected_traffic import bytes_per_step
 from shardlab.measure.memory import KINDS
 from shardlab.plan.simulate import _hold_buckets, _task, _together, _zero, simulate
 from shardlab.records import plan
@@ -427,15 +427,16 @@ def test_traffic_is_the_mean_of_ranks_with_uneven_parts_of_a_batch(strategy, rec
     task.pretend(encoders.blank(run.data, run.recipe.global_batch_size))
     parts = order.parts(np.arange(run.recipe.global_batch_size), run.mesh.data_size)
     assert len({len(part) for part in parts}) == 2
-    theory = [
-        bytes_per_step(
+    expected = [
+        theory.bytes_per_step(
             run,
             task,
             [task.micro_batch("train", each) for each in order.parts(part, run.recipe.gradient_accumulation_steps)],
         )
         for part in parts
     ]
-    assert sum(entry["bytes"] for entry in estimate["traffic"]) == pytest.approx(sum(theory) / len(theory), rel=1e-9)
+    planned = sum(entry["bytes"] for entry in estimate["traffic"])
+    assert planned == pytest.approx(sum(expected) / len(expected), rel=1e-9)
 
 
 def test_devices_of_one_process_are_planned_one_by_one():

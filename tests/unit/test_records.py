@@ -32,7 +32,6 @@ def report(run, attempts=(), started=0, seconds=SECONDS, losses=(), **more):
         "wall_seconds": 100.0,
         "tensor_bytes": [{"peak": 9, "at_peak": BYTES, "largest": BYTES}],
         "peak_memory_kind": "process RSS",
-        "bytes_per_step_theory": None,
         "flops_per_step": 2 * 10**12,
         "device_peak_flops": 10**12,
         "traffic": [{"axis": "pp", "collective": name, "bytes": size} for name, size in (("send", 2.0), ("sum", 3.0))],

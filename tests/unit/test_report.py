@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from helpers.common import tiny_run
-from helpers.reports import BYTES, STEP, finished
+from helpers.reports import BYTES, STEP, finished, planned
 from shardlab.records.reports import TrainReport
 from shardlab.report import charts, html, run_data, snakemake_jobs, summary, summary_markdown
 from shardlab.report.charts.helpers import byte_ticks
@@ -31,40 +31,43 @@ def found(tmp_path):
     steps = [STEP | {"step": number, "loss": 0.5 if number else 0.6} for number in range(COUNT)]
     finished(tmp_path, runs[0], steps=steps)
     traffic = [{"axis": "dp_replicate", "collective": "all-reduce", "bytes": 2**20}]
-    more = {"traffic": traffic, "bytes_per_step_theory": 2**20, "git_commit": "</script><b>x"}
+    more = {"traffic": traffic, "git_commit": "</script><b>x"}
+    planned(tmp_path, runs[1], [{"peak": 9, "at_peak": BYTES, "largest": BYTES}], [traffic[0] | {"bytes": 2**19}])
     finished(tmp_path, runs[1], steps=[*steps[:-1], steps[-1] | {"loss": 0.5005}], **more)
     return run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
 
 
 def test_each_chart_has_its_figures(found):
     drawn = html.charts(found, ["mlp"])
-    names = [f"{name}.mlp" for name in ("loss", "difference", "speed_and_memory", "memory", "traffic")]
+    shown = ("loss", "difference", "speed_and_memory", "memory", "planned_memory", "traffic")
+    names = [f"{name}.mlp" for name in shown]
     assert list(drawn) == [*names, "memory_per_rank.single", "memory_per_rank.ddp"]
     difference, _ = drawn["difference.mlp"]
     assert difference.difference.tolist() == pytest.approx([0] * (COUNT - 1) + [1e-3])
     traffic, _ = drawn["traffic.mlp"]
     assert traffic.to_dict("records") == [
-        {"strategy": "ddp", "collective": "all-reduce (dp_replicate)", "bytes": 2**20, "theory": 2**20}
+        {"strategy": "ddp", "collective": "all-reduce (dp_replicate)", "bytes": 2**20, "planned": 2**19}
     ]
     for name in (*charts.PER_WORKLOAD, *charts.PER_STRATEGY, *charts.SWEEP, *charts.OVERALL):
         assert charts.load(name).TITLE
         assert charts.load(name).CAPTION.endswith(".")
 
 
-def test_a_strategy_is_drawn_beside_one_device_and_theory(tmp_path):
+def test_a_strategy_is_drawn_beside_one_device_and_its_plan(tmp_path):
     runs = [tiny_run("mlp"), tiny_run("mlp", "pp")]
     span = {"name": "forward", "start": 0.0, "end": 0.001}
     sent = {"start": 0.0005, "end": 0.001, "axis": "pp", "collective": "send", "bytes": 2048}
     timeline = {"phases": [[span], [span]], "sent": [[sent], []], "computed": [[span | {"piece": 3}], []]}
     held = {"peak": 9, "at_peak": BYTES, "largest": BYTES | {"weights": 2**20}}
     finished(tmp_path, runs[0])
+    planned(tmp_path, runs[1], [held, held | {"largest": BYTES | {"weights": 2**19}}])
     usage = {"kind": "usage", "step": 0, "cpu_cores": [1.0, 3.0], "watts": [None, None]}
     finished(tmp_path, runs[1], timeline=timeline, steps=[STEP, usage], tensor_bytes=[held, held], parameters=2**18)
     drawn = html.charts(run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path), ["mlp"])
     weights = drawn["memory_per_rank.pp"][0].query("kind == 'weights'")
     assert weights["rank"].tolist() == ["single", "rank 0", "rank 1"]
     assert weights.bytes.tolist() == [4, 2**20, 2**20]
-    assert weights.theory.tolist()[1:] == [2**19, 2**19], "float32, over two stages"
+    assert weights.planned.tolist()[1:] == [2**20, 2**19]
     step = drawn["step.pp"][0]
     assert step.phase.dropna().tolist() == ["forward", "forward"]
     assert step.dropna(subset="collective")[["rank", "collective", "bytes"]].to_numpy().tolist() == [

@@ -8,17 +8,15 @@ import pandas as pd
 import pytest
 
 from helpers.common import tiny_run
-from helpers.reports import BYTES, STEP, finished
+from helpers.reports import BYTES, STEP, finished, planned
 from shardlab.cli import summarize
 from shardlab.errors import UserError
-from shardlab.records import plan
 from shardlab.records.expert_choices import encode
 from shardlab.records.reports import NoiseFloorReport, TestReport, TrainReport, Twin, WeightsReport
 from shardlab.report import summary, summary_markdown
 from shardlab.report.verdict import diagnosis, flips, judge, pages, verdict
 from shardlab.settings import load, run_identity
 from shardlab.settings.precisions import PRECISIONS
-from shardlab.settings.sites import Hardware
 
 ALL = "All {} runs are equal to single: first steps, validation loss and test loss."
 
@@ -495,10 +493,7 @@ def test_memory_in_the_table_is_that_of_the_fullest_rank(tmp_path, fullest):
     process = [100, 100, 100]
     process[fullest] = 300
     finished(tmp_path, run, tensor_bytes=ranks, peak_memory_bytes=process)
-    seen = {"ranks": [0], "tensor_bytes": [ranks[fullest] | {"peak": 60}], "traffic": [], "parameters": 1}
-    seen |= {"flops_per_step": None, "flops_per_step_causal": None}
-    made = plan.make(run, Hardware(), seen, "none", fits=None, prepared=True)
-    made.write(tmp_path / "plans/ddp/mlp/plan.json")
+    planned(tmp_path, run, [ranks[fullest] | {"peak": 60}])
     row = summary.collect([run], tmp_path, 0).iloc[0]
     assert (row.tensor_bytes, row.optimizer_bytes, row.activations_bytes, row.peak_memory_bytes) == (80, 50, 3, 300)
     assert (row.predicted_memory_bytes, row.memory_error) == (60, -0.25)

@@ -51,7 +51,7 @@ def test_the_course_can_be_worked_through(make_tree, tmp_path):
     assert (of_five.weights_bytes[["ep", "single"]] / 2**20).round(2).tolist() == [1.07, 1.44]
     parts = pd.read_csv(tree.path / "results/microbatch_sweep/llama2.csv")
     assert list(parts.n_microbatches) == [1, 2, 4, 8, 16]
-    assert list(parts.idle_theory.round(4)) == [0.5, 0.3333, 0.2, 0.1111, 0.0588]
+    assert list(parts.idle_planned.round(4)) == [0.5, 0.3333, 0.2, 0.1111, 0.0588]
     assert (parts.step_seconds_median > 0).all()
     assert parts.idle.between(0, 1, inclusive="neither").all()
     assert parts.idle[0] >= 0.5, "with one micro-batch one rank works at a time"

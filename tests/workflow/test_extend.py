@@ -14,8 +14,8 @@ import json
 from types import SimpleNamespace
 from shardlab import models
 from shardlab.errors import Unsupported
-from shardlab.measure.expected_traffic import replica_traffic
-from shardlab.report import expected_memory, families
+from shardlab.report import families
+from theory import replica_traffic, state_bytes
 from shardlab.settings import load, resolve
 import torch
 found = {}
@@ -27,7 +27,7 @@ for strategy, ranks in (("fsdp", 2), ("fsdp@spatial=2", 4)):
         "data_size": run.mesh.data_size,
         "copies": run.mesh.copies,
         "sent": replica_traffic(run, models.build(run.model, run.task, torch.float32).to("meta"), 1),
-        "held": expected_memory.held(train),
+        "held": state_bytes(train),
         "family": families.family(train),
         "sources": run.sources,
     }
@@ -58,7 +58,7 @@ def test_an_optimizer_a_schedule_a_task_and_an_axis_train_together(extended):
     assert (table.test_loss < 0.5 * table.untrained_test_loss).all()
     report = tree.json("results/spatial/tumours/train.json")
     assert report["mesh"] == {"spatial": 2}
-    assert report["bytes_per_step"] == report["bytes_per_step_theory"] == 0
+    assert report["bytes_per_step"] == 0
     metrics = tree.path / "results/spatial/tumours/metrics.jsonl"
     rates = [json.loads(line) for line in metrics.read_text().splitlines()]
     rates = [line["learning_rate"] for line in rates if line["kind"] == "train"]
@@ -110,7 +110,7 @@ def test_an_unused_axis_and_an_unused_precision_are_one_file_each(extended):
             "workflow/schemas/workload.json",
         ],
     }
-    found = json.loads(tree.run("python", "-c", KNOWS, PYTHONPATH="scripts").stdout.splitlines()[-1])
+    found = json.loads(tree.run("python", "-c", KNOWS, PYTHONPATH="scripts:tests/parity").stdout.splitlines()[-1])
     fsdp, both = found["fsdp"], found["fsdp@spatial=2"]
     assert (fsdp["mesh"], both["mesh"]) == ({"dp_shard": 2}, {"dp_shard": 2, "spatial": 2})
     for key in ("data_size", "sent", "held", "family", "sources"):

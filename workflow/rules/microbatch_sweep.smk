@@ -1,4 +1,4 @@
-# Step time of a pipeline over the number of micro-batches, and its bubble beside the theory.
+# Step time of a pipeline over the number of micro-batches, and its bubble.
 rule microbatch_sweep:
     input:
         data=FILES.prepared,

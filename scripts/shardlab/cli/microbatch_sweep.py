@@ -1,4 +1,4 @@
-"""Measure step time and bubble of a pipeline by the number of micro-batches per batch, compared with theory."""
+"""Measure step time and bubble of a pipeline by the number of micro-batches per batch."""
 
 import argparse
 import subprocess
@@ -47,9 +47,10 @@ def measure(run: Run, count: int, starter: list[str], folder: Path) -> dict[str,
         UserError: the training failed.
     """
     options = run.options.model_copy(update={"n_microbatches": count})
+    changed = run.model_copy(update={"options": options})
     with tempfile.TemporaryDirectory(dir=folder, prefix=".microbatch_sweep") as place:
         settings = Path(place) / "run.json"
-        write_json(settings, run.model_copy(update={"options": options}).model_dump())
+        write_json(settings, changed.model_dump())
         if subprocess.run([*starter, f"--settings={settings}", f"--output={place}"]).returncode:
             raise UserError(f"{run.strategy} x {run.workload} with {count} micro-batches failed; see above.")
         report = read_json(Path(place) / "train.json", "report of the run", "train again")
@@ -63,6 +64,6 @@ def measure(run: Run, count: int, starter: list[str], folder: Path) -> dict[str,
         "step_seconds_median": report["step_seconds_median"],
         "samples_per_second": report["samples_per_second"],
         "idle": sum(idle) / len(idle),
-        "idle_theory": report["idle_theory"],
+        "idle_planned": changed.pipeline_bubble,
         "train_loss": report["train_loss"],
     }

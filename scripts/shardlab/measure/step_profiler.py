@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from shardlab.measure.memory import Memory
 from shardlab.measure.timeline import Timeline
@@ -36,8 +35,6 @@ class Meter:
         self.seconds = 0.0
         """Duration of the last step."""
         self.wall_seconds = 0.0
-        self.expert_rows: Tensor | int = 0
-        """See Task: those of the counted step."""
 
     def __enter__(self) -> Self:
         """Start the clock; reset the peak memory, which loading may have set."""

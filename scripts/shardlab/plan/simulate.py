@@ -6,7 +6,7 @@ of CPU tensors, which are the same on any device.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from multiprocessing import get_context
@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,15 +24,16 @@ from shardlab import models, parallel
 from shardlab.data import encoders
 from shardlab.errors import UserError
 from shardlab.measure import flops
-from shardlab.measure.expected_traffic import boundary_states, replica_traffic
 from shardlab.measure.memory import Memory
 from shardlab.measure.timeline import Timeline
 from shardlab.measure.traffic import Traffic, fraction_sent
 from shardlab.models.weights import allocate
+from shardlab.parallel.ddp import BROADCAST
 from shardlab.parallel.native import local
 from shardlab.patches import torch_dtensor, torch_pipelining
 from shardlab.plan import fake_ranks, representatives, single_process
 from shardlab.plan.representatives import COUNTED
+from shardlab.plan.stage_boundaries import boundary_states
 from shardlab.runtime import distributed, tasks
 from shardlab.runtime.batches import Steps
 from shardlab.runtime.tasks import MicroBatch, Task
@@ -173,11 +175,10 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
             _leave_out(figures, ["weights", "gradients", "optimizer"])
         sent = [{"axis": a, "collective": name, "bytes": size} for (a, name), size in traffic.bytes.items()]
         if run.mesh.replicated and not run.mesh.sharded:
-            model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
-            theory = replica_traffic(run, model, run.recipe.gradient_accumulation_steps)
-            sent.append({"axis": run.mesh.replica_axes[0], "collective": "all_reduce", "bytes": theory})
-            parameters = [local(each) for each in engine.parameters().values() if each.requires_grad]
-            _hold_buckets(figures, run, sum(each.nbytes for each in parameters))
+            trained = sum(local(each).nbytes for each in engine.parameters().values() if each.requires_grad)
+            bytes_sent = _sent_by_ddp(run.mesh.replicas, trained, engine.parts)
+            sent.append({"axis": run.mesh.replica_axes[0], "collective": "all_reduce", "bytes": bytes_sent})
+            _hold_buckets(figures, run, trained)
         return {
             "tensor_bytes": figures,
             "traffic": sent,
@@ -185,6 +186,14 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
             "flops_per_step_causal": counted and counted.causal,
             "parameters": engine.parameter_count,
         }
+
+
+def _sent_by_ddp(replicas: int, trained: int, parts: Iterable[nn.Module]) -> float:
+    """Return the bytes that DDP, whose C++ code is not simulated, sends per step: ``trained`` bytes of gradients are
+    all-reduced, and the first replica's buffers are broadcast.
+    """
+    buffers = sum(buffer.nbytes for part in parts for buffer in part.buffers() if buffer.dtype in BROADCAST)
+    return fraction_sent("all_reduce", replicas) * trained + fraction_sent("broadcast", replicas) * buffers
 
 
 def _kernels(run: Run) -> AbstractContextManager[Any]:

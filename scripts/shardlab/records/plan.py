@@ -13,7 +13,7 @@ from pydantic import Field
 from shardlab.errors import UserError, remedy
 from shardlab.records.reports import Report, TensorBytes, Traffic
 from shardlab.settings import run_identity
-from shardlab.settings.mesh import axes_in, split_by
+from shardlab.settings.mesh import ParallelDims, axes_in, split_by
 from shardlab.settings.sites import Hardware
 from shardlab.settings.types import Run
 
@@ -79,6 +79,13 @@ class Plan(Report):
     def belongs_to(self, run: Run) -> bool:
         """Return whether it is the plan of this run."""
         return self.run == run_identity.identity_of(run, "").run
+
+    def rank(self, number: int) -> TensorBytes:
+        """Return what a rank is planned to hold: as the simulated rank of its pipeline stage."""
+        dims = ParallelDims(self.mesh)
+        if dims.pipelined:
+            return self.tensor_bytes[number // dims.stride(*dims.axes("layers")) % dims.stages]
+        return self.tensor_bytes[max(at for at, rank in enumerate(self.ranks) if rank <= number)]
 
     @property
     def recomputation(self) -> str:
@@ -175,8 +182,7 @@ def step_time(
     # With mp one device works at a time.
     devices = run.world_size * (1 if run.options.single_process == "mp" else run.devices_per_rank)
     products = RECOMPUTED[recomputation] * estimate["flops_per_step"] / (devices * matrix * 1e12)
-    bubble = run.options.pipeline.bubble(run.mesh.stages, run.options.n_microbatches) if run.mesh.pipelined else None
-    products /= 1 - (bubble or 0.0)
+    products /= 1 - (run.pipeline_bubble or 0.0)
     held = max((rank["largest"] for rank in estimate["tensor_bytes"]), key=lambda held: held["weights"])
     update = 2 * held["weights"] + held["master_weights"] + held["gradients"] + 2 * held["optimizer"]
     return max(products, overlapped) + waiting + update / memory / 1e9, []

@@ -143,11 +143,6 @@ class TrainReport(Report):
         description=f"Part of the forward and backward passes, {LATER}, in which a rank (pp) or "
         "a device (mp) waited for others; null if the strategy does not measure it.",
     )
-    idle_theory: float | None = Field(
-        None,
-        description="pp: the bubble (p - 1) / (m + p - 1) with m micro-batches (times the stages of a rank) on p "
-        "ranks; null for zero bubble.",
-    )
     flops_per_step: int | None = Field(
         description="Floating-point operations of a step over all ranks, by flops_formula; null for a model that "
         "cannot be run over shapes alone."
@@ -175,9 +170,6 @@ class TrainReport(Report):
     peak_memory_bytes: list[int] | None = Field(description="Peak memory of each rank.")
     peak_memory_kind: Literal["process RSS", "CUDA allocated"] = Field(description="Kind of the measurement.")
     bytes_per_step: float | None = Field(description="Bytes sent per rank and step (mean over the ranks).")
-    bytes_per_step_theory: float | None = Field(
-        description="bytes_per_step from sizes and shapes alone; null if no formula is known."
-    )
     traffic: list[Traffic] | None = Field(description="bytes_per_step by mesh axis and collective.")
     checkpoints: int = Field(description="Checkpoints written, including best.safetensors.")
     attempts: list[Attempt] = Field(default=[], description="All attempts at the run, this one last.")

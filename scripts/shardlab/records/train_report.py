@@ -39,7 +39,6 @@ def train_report(
         "learned_nothing": _learned_nothing(steps),
         "train_loss": next(record["loss"] for record in reversed(steps) if record["loss"] is not None),
         "validation_loss": [record["loss"] for record in records if record["kind"] == "validation"][-1],
-        "idle_theory": _bubble(run),
         "mfu": _utilization(run, measured, times["step_seconds_median"]),
         "versions": _versions(),
         "attempts": attempts,
@@ -72,11 +71,6 @@ def _lost(attempts: Sequence[Attempt]) -> int:
     """Return the number of repeated steps."""
     known = [attempt for attempt in attempts if attempt.from_step is not None]
     return sum(max(0, (before.reached or 0) - (after.from_step or 0)) for before, after in pairwise(known))
-
-
-def _bubble(run: Run) -> float | None:
-    """Pipeline bubble (Huang et al., 2019, arXiv:1811.06965); v stages per rank divide it by v (arXiv:2104.04473)."""
-    return run.options.pipeline.bubble(run.mesh.stages, run.options.n_microbatches) if run.mesh.pipelined else None
 
 
 def _step_statistics(steps: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,11 +8,13 @@ from typing import Any
 import pandas as pd
 
 from shardlab.errors import UserError
-from shardlab.records import metrics
+from shardlab.records import metrics, plan
+from shardlab.records.plan import Plan
 from shardlab.records.reports import TestReport, TrainReport
 from shardlab.records.timeline import Timeline
 from shardlab.report import snakemake_jobs
 from shardlab.report.families import family
+from shardlab.settings.types import Run
 
 POINTS, MARKS = 200, 10_000
 """Maximum steps of a run, and of all runs together, in a chart; more are thinned out evenly."""
@@ -31,11 +33,18 @@ class Shown:
     """Records of resource use."""
     timeline: Timeline | None = None
     """One step; None if none was recorded, or it belongs to another training."""
+    plan: Plan | None = None
+    """Its plan; None if it was not planned."""
 
     @property
     def name(self) -> str:
         """Strategy and workload, as in the path of its folder."""
         return f"{self.train.strategy}/{self.train.workload}"
+
+    @property
+    def planned_bytes_per_step(self) -> float | None:
+        """Planned bytes sent per rank and step; None without a plan."""
+        return sum(entry.bytes for entry in self.plan.traffic) if self.plan else None
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,9 @@ def collect(table: pd.DataFrame, results: Path, workloads: list[str] | None = No
         steps, usage = ([record for record in records if record["kind"] == kind] for kind in ("train", "usage"))
         columns = ["step", "loss", "grad_norm", "seconds", "expert_load", "dropped_tokens"]
         timeline = _timeline(folder / "timeline.json", train)
-        runs.append(Shown(train, test, pd.DataFrame(steps, columns=columns), usage, timeline))
+        run = Run.model_validate(train.settings)
+        planned = plan.find(run, *plan.places(results, run))
+        runs.append(Shown(train, test, pd.DataFrame(steps, columns=columns), usage, timeline, planned))
     return RunData(table, runs, results, _jobs(results.resolve().parent))
 
 

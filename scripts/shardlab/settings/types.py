@@ -363,6 +363,16 @@ class Run(Ranks):
         return int((self.engine_config or {}).get("zero_optimization", {}).get("stage", 0))
 
     @property
+    def pipeline_bubble(self) -> float | None:
+        """Fraction of a step in which a rank waits if all stages take equally long; None without a formula.
+
+        Huang et al., 2019, arXiv:1811.06965; several stages per rank: Narayanan et al., 2021, arXiv:2104.04473.
+        """
+        if not self.mesh.pipelined:
+            return None
+        return self.options.pipeline.bubble(self.mesh.stages, self.options.n_microbatches)
+
+    @property
     def engine_file(self) -> str:
         """The file in scripts/shardlab/parallel whose engine runs the step."""
         if self.engine == "deepspeed":

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shardlab import parallel
-from shardlab.measure import expected_traffic, flops
+from shardlab.measure import flops
 from shardlab.measure.step_profiler import Meter
 from shardlab.models import expert_parameter_count
 from shardlab.records import metrics
@@ -148,7 +148,7 @@ def take_steps(state: TrainState, options: TrainOptions) -> tuple[Meter, SampleA
         closing(log),
         PrefetchLoader(steps, world.device) as batches,
     ):
-        observe = _observe_gradients(meter, state.task, options.on_gradients)
+        observe = _observe_gradients(meter, options.on_gradients)
         deferred = DeferredMetrics(log, checkpointer, skip=run.recipe.on_nonfinite == "skip")
         for number in range(first, steps.count):
             heartbeat.step = number
@@ -200,10 +200,6 @@ def count_operations(state: TrainState) -> dict[str, Any]:
 
 def collect_measurements(state: TrainState, meter: Meter) -> dict[str, Any]:
     """Return what was measured and counted; a collective."""
-    counted = min(meter.counted, state.steps.count - 1)
-    micro_batches, rows = state.steps[counted].micro_batches, meter.expert_rows
-    part = 0 if state.world.expert_mesh is None else state.world.expert_mesh.get_local_rank()
-    theory = expected_traffic.bytes_per_step(state.run, state.task, micro_batches, rows, part)
     return meter.figures() | {
         "identity": state.start.identity,
         "initial_weights": state.start.training["initial_weights"],
@@ -212,7 +208,6 @@ def collect_measurements(state: TrainState, meter: Meter) -> dict[str, Any]:
         "expert_parameters": expert_parameter_count(state.run.model, state.engine.meta_state_dict),
         "checkpoints": state.checkpointer.written,
         "skipped_steps": state.checkpointer.skipped,
-        "bytes_per_step_theory": state.world.mean(theory),
     }
 
 
@@ -232,13 +227,11 @@ def write_reports(
     train_report(state.run.configured, lines, measured, history(output)).write(output / "train.json")
 
 
-def _observe_gradients(meter: Meter, task: Task, observe: Observer | None) -> Observer:
+def _observe_gradients(meter: Meter, observe: Observer | None) -> Observer:
     """Return the observer to call between the backward pass and the update."""
 
     def observed(number: int, engine: Engine) -> None:
         meter.assign_kinds(number)
-        if number == meter.counted:
-            meter.expert_rows = task.expert_rows
         if observe:
             observe(number, engine)
 

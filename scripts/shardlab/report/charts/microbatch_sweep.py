@@ -8,8 +8,8 @@ from shardlab.report.run_data import RunData
 
 TITLE = "Number of micro-batches"
 CAPTION = (
-    "Median time per step, and the idle fraction of the forward and backward passes (measured, and the theoretical "
-    "(p - 1) / (m + p - 1)), over the number of micro-batches that each batch is split into."
+    "Median time per step, and the idle fraction of the forward and backward passes, over the number of micro-batches "
+    "that each batch is split into. With stages that take equally long, it is (p - 1) / (m + p - 1)."
 )
 
 
@@ -20,10 +20,10 @@ def table(run_data: RunData) -> pd.DataFrame:
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     """Two panels over the number of micro-batches."""
-    x = alt.X("microbatches:O", title="micro-batches", axis=alt.Axis(labelAngle=0))
+    x = alt.X("n_microbatches:O", title="micro-batches", axis=alt.Axis(labelAngle=0))
     step = alt.Chart(table, width=WIDTH, height=120).mark_line(point=True)
     step = step.encode(x, alt.Y("step_seconds_median:Q", title="time per step (s)"))
-    kinds = {"idle": "measured", "idle_theory": "(p - 1) / (m + p - 1)"}
+    kinds = {"idle": "measured", "idle_planned": "(p - 1) / (m + p - 1)"}
     parts = [
         pd.DataFrame({"n_microbatches": table.n_microbatches, "waiting": table[column], "kind": label})
         for column, label in kinds.items()

@@ -1,4 +1,4 @@
-"""Bytes that a rank sends in a step, compared with theory."""
+"""Bytes that a rank sends in a step, measured and planned."""
 
 import altair as alt
 import pandas as pd
@@ -9,28 +9,28 @@ from shardlab.report.run_data import RunData
 TITLE = "Bytes sent"
 CAPTION = (
     "Bytes sent per step and rank (mean over the ranks), counted by collective and mesh axis. The gray mark is the "
-    "total computed from sizes and shapes alone, for strategies with a formula."
+    "total of the plan (results/plan.md)."
 )
 
 
 def table(run_data: RunData) -> pd.DataFrame:
-    """strategy, collective, bytes (counted), theory (sum, the same in every row of a strategy)."""
+    """strategy, collective, bytes (counted), planned (sum, the same in every row of a strategy)."""
     rows = [
-        (run.train.strategy, f"{entry.collective} ({entry.axis})", entry.bytes, run.train.bytes_per_step_theory)
+        (run.train.strategy, f"{entry.collective} ({entry.axis})", entry.bytes, run.planned_bytes_per_step)
         for run in run_data.runs
         for entry in run.train.traffic or []
     ]
-    return pd.DataFrame(rows, columns=["strategy", "collective", "bytes", "theory"])
+    return pd.DataFrame(rows, columns=["strategy", "collective", "bytes", "planned"])
 
 
 def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """One stacked bar per strategy, with a mark where theory is."""
-    table, unit = in_unit(table, "bytes", "theory")
+    """One stacked bar per strategy, with a mark at the planned total."""
+    table, unit = in_unit(table, "bytes", "planned")
     counted = bars(
         table,
         x=alt.X("bytes:Q", title=f"{unit} per step and rank"),
         color=alt.Color("collective:N", scale=alt.Scale(scheme="tableau20"), legend=LONG),
         tooltip=["strategy", "collective", *text_tips("bytes")],
     )
-    known = table.dropna(subset=["theory"]).drop_duplicates("strategy")
-    return counted + ticks(known, x="theory:Q", tooltip=["strategy", *text_tips("theory")])
+    known = table.dropna(subset=["planned"]).drop_duplicates("strategy")
+    return counted + ticks(known, x="planned:Q", tooltip=["strategy", *text_tips("planned")])

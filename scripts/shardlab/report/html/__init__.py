@@ -12,7 +12,6 @@ import pandas as pd
 import vl_convert
 from markupsafe import Markup
 
-from shardlab.records.reports import TrainReport
 from shardlab.report import summary_markdown, sweep
 from shardlab.report.charts import ANCHORS, COMPARISON, OVERALL, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
 from shardlab.report.families import FAMILIES
@@ -193,13 +192,14 @@ def _strategy(run_data: RunData, name: str, drawn: Drawn) -> dict[str, Any]:
         "name": name,
         "text": Markup(explained(name)),
         "charts": [_shown(chart, f"{chart}.{name}") for chart in PER_STRATEGY if f"{chart}.{name}" in drawn],
-        "columns": ["workload", "ranks", "mesh", "peak memory", *kinds, "sent per step", "theory"],
-        "rows": [_holdings(run.train) for run in run_data.runs],
+        "columns": ["workload", "ranks", "mesh", "peak memory", *kinds, "sent per step", "planned"],
+        "rows": [_holdings(run) for run in run_data.runs],
     }
 
 
-def _holdings(train: TrainReport) -> list[str]:
+def _holdings(run: Shown) -> list[str]:
     """A run's mesh, the peak memory of its fullest rank in all and by kind, and the bytes that a rank sent."""
+    train = run.train
     return [
         train.workload,
         str(train.world_size),
@@ -207,7 +207,7 @@ def _holdings(train: TrainReport) -> list[str]:
         _bytes(train.held()),
         *(_bytes(train.held(kind)) for kind in MEMORY_KINDS),
         _bytes(train.bytes_per_step),
-        _bytes(train.bytes_per_step_theory, "no formula"),
+        _bytes(run.planned_bytes_per_step, "not planned"),
     ]
 
 

@@ -95,8 +95,6 @@ class Task(ABC):
         """Number of targets in these samples."""
         self._load: Tensor | int = 0
         self._dispatched: Tensor | int = 0
-        self.expert_rows: Tensor | int = 0
-        """Tokens per layer and expert before the last ``counted_load``, with those of samples that do not count."""
 
     def arrays(self, split: str) -> Arrays:
         """Return the prepared arrays of a split, memory-mapped: only indexed rows are read from the file, and, of a
@@ -199,11 +197,10 @@ class Task(ABC):
         if shape is None:
             return None
         load, rows = self._load, self._dispatched
-        self._load = self._dispatched = self.expert_rows = 0
+        self._load = self._dispatched = 0
         if not isinstance(load, Tensor) or not isinstance(rows, Tensor):
             return torch.zeros(shape[0], shape[1] + 1, dtype=torch.int64, device=self.device)
         sent, computed = rows.split([shape[1], 1], dim=1)
-        self.expert_rows = sent
         return torch.cat([load, sent.sum(1, keepdim=True) - computed], dim=1)
 
     def chunks(self, targets: Tensor) -> Batch:

@@ -1,4 +1,4 @@
-"""Expected communication of a strategy per step, from sizes and shapes alone, to compare with measurements.
+"""Expected communication and memory of a strategy, from sizes and shapes alone, to compare with measurements.
 
 Formulas: DDP 2 (n - 1) / n P and FSDP 3 (n - 1) / n P as in Rajbhandari et al., 2020 (arXiv:1910.02054, section 7),
 adjusted for implementation details (padding, what is gathered once); tensor parallelism and sequence parallelism as in
@@ -12,21 +12,19 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
-from shardlab import models
 from shardlab.measure.traffic import fraction_sent
 from shardlab.models import contents, matching
 from shardlab.models._experts import Experts
-from shardlab.models._layers import Attention
-from shardlab.models._sequence import first_part
+from shardlab.parallel.ddp import BROADCAST
+from shardlab.parallel.fsdp import shard_dimension
+from shardlab.plan.stage_boundaries import Seen, attend_to_shapes, meta_model, record_call, states_after_stages
+from shardlab.records.reports import TrainReport
 from shardlab.runtime.tasks import MicroBatch, Task
-from shardlab.settings.pipeline_schedules import boundaries
+from shardlab.settings.precisions import PRECISIONS
+from shardlab.settings.recipe import OPTIMIZERS
 from shardlab.settings.types import Run
-
-Seen = list[tuple[str, nn.Module, Any, Any]]
-"""Calls of modules: how the plan splits it, the module, its inputs, its output."""
 
 
 def bytes_per_step(
@@ -44,7 +42,7 @@ def bytes_per_step(
         return None
     if not run.mesh:
         return 0.0
-    model = _meta_model(run)
+    model = meta_model(run)
     if run.zero_stage is not None:
         return _zero(run.zero_stage, run.world_size, model, recipe.gradient_accumulation_steps)
     total = replica_traffic(run, model, recipe.gradient_accumulation_steps)
@@ -59,13 +57,6 @@ def bytes_per_step(
         pieces = run.options.n_microbatches if run.mesh.pipelined else 1
         total += len(micro_batches) * pieces * _counts(run, model) / run.mesh.stages
     return total
-
-
-def _meta_model(run: Run) -> nn.Module:
-    """Return the model on the meta device, for a rank's part of the sequences."""
-    model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype)).to("meta")
-    first_part(run).assign(model)
-    return model
 
 
 def _exchanged(run: Run, model: nn.Module, rows: Tensor, part: int) -> float:
@@ -107,10 +98,6 @@ def replica_traffic(run: Run, model: nn.Module, gradient_accumulation_steps: int
     tied = contents.shared_outside(model, modules)  # with the root's
     blocks = [names[module] for module in modules if module not in tied]
     experts = [names[module] for module in _experts(run, model)]
-    if dims.sharded:
-        from shardlab.parallel.fsdp import shard_dimension
-    from shardlab.parallel.ddp import BROADCAST
-
     total = 0.0
     reshard = run.options.reshard_after_forward
     for name, parameter in model.named_parameters():
@@ -160,17 +147,17 @@ def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> f
     over shapes alone.
     """
     tp, stages = run.mesh.tensor_parts, run.mesh.stages
-    attended = _attend_to_shapes(model)
+    attended = attend_to_shapes(model)
     sequence = run.options.sequence_parallel
     seen: Seen = []
     hooks = [
-        module.register_forward_hook(partial(_see, seen, style))
+        module.register_forward_hook(partial(record_call, seen, style))
         for pattern, style in run.model.tensor.items()
         for module in matching(model, pattern)
     ]
     if sequence:
         for pattern in run.model.blocks:
-            hooks.append(matching(model, pattern)[0].register_forward_hook(partial(_see, seen, "block")))
+            hooks.append(matching(model, pattern)[0].register_forward_hook(partial(record_call, seen, "block")))
     batch = {name: value.to("meta") for name, value in micro.batch.items()}
     boundaries = _run_pieces(run, task, model, batch, seen)
     for hook in hooks:
@@ -199,20 +186,6 @@ def _activations(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> f
     return total / stages + boundaries / stages
 
 
-def _attend_to_shapes(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Replace the model's attention by nothing; return a list to which each call appends its query and its key."""
-    calls: list[tuple[Tensor, Tensor]] = []
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool) -> Tensor:
-        calls.append((query, key))
-        return query
-
-    for module in model.modules():
-        if isinstance(module, Attention):
-            module.attend = attend
-    return calls
-
-
 def _attention_traffic(run: Run, query: Tensor, key: Tensor) -> float:
     """Return what a rank sends for one attention, forward and backward; values have the size of the keys.
 
@@ -230,11 +203,6 @@ def _attention_traffic(run: Run, query: Tensor, key: Tensor) -> float:
         return (fraction_sent("all_gather", cp) + fraction_sent("reduce_scatter", cp)) * cp * pair
     repeats = cp // math.gcd(cp, key.shape[1] // tp)
     return 2 * fraction_sent("all_to_all", cp) * (2 * query.nbytes / tp + repeats * pair)
-
-
-def _see(seen: Seen, style: str, module: nn.Module, inputs: Any, output: Any) -> None:
-    computed = style == "experts" and isinstance(output, tuple)  # with the number of their rows
-    seen.append((style, module, inputs, output[0] if computed else output))
 
 
 def _padded(value: Tensor, parts: int) -> float:
@@ -255,7 +223,7 @@ def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen
         return 0.0
     ranks, schedule = run.mesh.stages, run.options.pipeline
     total = 0.0
-    for stage, (values, parts) in enumerate(_states(run, model, state, keywords, seen)[:-1]):
+    for stage, (values, parts) in enumerate(states_after_stages(run, model, state, keywords, seen)[:-1]):
         # In a V, the two middle stages are on one rank.
         if schedule.rank_of(ranks, stage) != schedule.rank_of(ranks, stage + 1):
             # A single value per micro-batch is not counted, nor where traffic is measured.
@@ -264,30 +232,27 @@ def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen
     return total
 
 
-def boundary_states(run: Run, task: Task, batch: dict[str, Tensor]) -> list[tuple[Tensor, ...]]:
-    """Return what each pipeline stage passes to the next for a batch on the meta device, as one rank holds it."""
-    model: Any = _meta_model(run)
-    seen: Seen = []
-    for pattern, style in run.model.tensor.items():
-        for module in matching(model, pattern):
-            module.register_forward_hook(partial(_see, seen, style))
-    _attend_to_shapes(model)
-    state, keywords = task.inputs(batch)
-    return [
-        tuple(value[..., : value.shape[-1] // parts] for value in values)
-        for values, parts in _states(run, model, state, keywords, seen)
-    ]
+def state_bytes(train: TrainReport) -> dict[str, float]:
+    """Return the bytes of weights, master weights, gradients and optimizer per rank, if sharded states divide evenly.
 
-
-def _states(run: Run, model: Any, state: Any, keywords: Any, seen: Seen) -> list[tuple[tuple[Tensor, ...], int]]:
-    """Return the state after each stage, and the number of parts that tensor parallelism splits it into there."""
-    where = boundaries(run.model.segments, run.mesh.stages * run.options.pipeline.stages_per_rank)
-    last = {stop for _, stop in where}
-    states = []
-    for number, segment in enumerate(model.segments(), 1):
-        state = segment.next(state, keywords)
-        if number in last:
-            # After a column layer the state stays split over the tensor-parallel ranks.
-            split = run.mesh.tensor_parallel and seen and seen[-1][0] == "column"
-            states.append((state, run.mesh.tensor_parts if split else 1))
-    return states
+    ZeRO's stages shard the optimizer and its float32 copy of the weights (1), the gradients (2) and the weights (3):
+    Rajbhandari et al., 2020, arXiv:1910.02054, section 5. FSDP corresponds to stage 3; pipelines and tensor parallelism
+    divide everything.
+    """
+    run = Run.model_validate(train.settings)
+    of_value = PRECISIONS[run.recipe.dtype].bytes
+    whole = float(train.parameters * of_value)
+    states = whole * OPTIMIZERS[run.recipe.optimizer.name].states(run.recipe.optimizer)
+    if run.zero_stage is not None:
+        precision = PRECISIONS[run.recipe.arithmetic]
+        kept = float(train.parameters * precision.bytes)
+        # Stage 3 updates float32 weights in place.
+        masters = whole if not precision.is_full or run.zero_stage < 3 else 0.0
+        sizes = {"weights": (kept, 3), "master_weights": (masters, 1), "gradients": (kept, 2), "optimizer": (states, 1)}
+        ranks = run.world_size
+        return {kind: size / (ranks if run.zero_stage >= stage else 1) for kind, (size, stage) in sizes.items()}
+    # Experts are split over ep and sharded over what is left of the ranks that shard the rest.
+    parts, fewer = run.mesh.parts("states", "layers", "tensors"), run.mesh.parts("layers", "tensors")
+    experts = train.expert_parameters / train.parameters if run.mesh.axes("experts") else 0.0
+    share = (1 - experts) / parts + experts / (fewer * run.mesh.parts("experts") * run.mesh.expert_shards)
+    return {kind: size * share for kind, size in (("weights", whole), ("gradients", whole), ("optimizer", states))}

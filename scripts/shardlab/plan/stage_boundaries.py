@@ -1,0 +1,75 @@
+"""States that pipeline stages pass to each other, from a forward pass over shapes alone."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardlab import models
+from shardlab.models import matching
+from shardlab.models._layers import Attention
+from shardlab.models._sequence import first_part
+from shardlab.runtime.tasks import Task
+from shardlab.settings.pipeline_schedules import boundaries
+from shardlab.settings.types import Run
+
+Seen = list[tuple[str, nn.Module, Any, Any]]
+"""Calls of modules: how the plan splits it, the module, its inputs, its output."""
+
+
+def boundary_states(run: Run, task: Task, batch: dict[str, Tensor]) -> list[tuple[Tensor, ...]]:
+    """Return what each pipeline stage passes to the next for a batch on the meta device, as one rank holds it."""
+    model: Any = meta_model(run)
+    seen: Seen = []
+    for pattern, style in run.model.tensor.items():
+        for module in matching(model, pattern):
+            module.register_forward_hook(partial(record_call, seen, style))
+    attend_to_shapes(model)
+    state, keywords = task.inputs(batch)
+    return [
+        tuple(value[..., : value.shape[-1] // parts] for value in values)
+        for values, parts in states_after_stages(run, model, state, keywords, seen)
+    ]
+
+
+def states_after_stages(
+    run: Run, model: Any, state: Any, keywords: Any, seen: Seen
+) -> list[tuple[tuple[Tensor, ...], int]]:
+    """Return the state after each stage, and the number of parts that tensor parallelism splits it into there."""
+    where = boundaries(run.model.segments, run.mesh.stages * run.options.pipeline.stages_per_rank)
+    last = {stop for _, stop in where}
+    states = []
+    for number, segment in enumerate(model.segments(), 1):
+        state = segment.next(state, keywords)
+        if number in last:
+            # After a column layer the state stays split over the tensor-parallel ranks.
+            split = run.mesh.tensor_parallel and seen and seen[-1][0] == "column"
+            states.append((state, run.mesh.tensor_parts if split else 1))
+    return states
+
+
+def meta_model(run: Run) -> nn.Module:
+    """Return the model on the meta device, for a rank's part of the sequences."""
+    model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype)).to("meta")
+    first_part(run).assign(model)
+    return model
+
+
+def attend_to_shapes(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Replace the model's attention by nothing; return a list to which each call appends its query and its key."""
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool) -> Tensor:
+        calls.append((query, key))
+        return query
+
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attend = attend
+    return calls
+
+
+def record_call(seen: Seen, style: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    computed = style == "experts" and isinstance(output, tuple)  # with the number of their rows
+    seen.append((style, module, inputs, output[0] if computed else output))
