@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections import OrderedDict
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -144,18 +144,25 @@ def build_model(run):
     return MODELS[run.model.name](**vars(run.model.args)).to(DTYPES[run.recipe.dtype])
 
 
-def pieces(model):
-    """Return the names of the parts of a model, in the order in which the data pass them."""
-    names = []
-    for name, part in model.named_children():
-        names += [f"{name}.{number}" for number in range(len(part))] if isinstance(part, nn.Sequential) else [name]
-    return names
-
-
 def blocks(model):
-    """Return the parts of a model that are large and alike: the layers of Llama, or all that have parameters."""
-    layers = getattr(model, "layers", model)
-    return [layer for layer in layers if any(True for _ in layer.parameters())]
+    """Return the parts of a model that are large and alike: the layers of Llama, or all that have weights."""
+    return [module for module in getattr(model, "layers", model) if has_weights(module)]
+
+
+def split(model, count):
+    """Split a chain into consecutive parts, each with weights; return the names of each part's modules."""
+    names = []
+    for name, module in model.named_children():
+        names += [f"{name}.{number}" for number in range(len(module))] if name == "layers" else [name]
+    places = [place for place, name in enumerate(names) if has_weights(model.get_submodule(name))]
+    if count > len(places):
+        stop(f"the model has {len(places)} layers with weights, not {count}; start fewer ranks.")
+    starts = [places[len(places) * part // count] for part in range(count)]
+    return [names[start:end] for start, end in pairwise([*starts, len(names)])]
+
+
+def has_weights(module):
+    return any(True for _ in module.parameters())
 
 
 def mlp(inputs, hidden, outputs):

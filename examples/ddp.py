@@ -1,6 +1,6 @@
 """DDP: each rank has the whole model and a part of each batch; their gradients are averaged.
 
-torchrun --nproc-per-node 2 examples/ddp.py ...
+torchrun --nproc-per-node 2 -- examples/ddp.py --run RUN.json --data DATA --weights WEIGHTS --output OUTPUT
 """
 
 import math

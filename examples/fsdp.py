@@ -1,6 +1,6 @@
 """FSDP: each rank has a shard of every weight, gradient and optimizer state, and a part of each batch.
 
-torchrun --nproc-per-node 2 examples/fsdp.py ...
+torchrun --nproc-per-node 2 -- examples/fsdp.py --run RUN.json --data DATA --weights WEIGHTS --output OUTPUT
 """
 
 import math
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import clip_grad_norm_
 
@@ -21,6 +22,7 @@ def main():
     device = common.choose_device(run)
     dist.init_process_group()
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=("dp_shard",))
 
     # On the meta device tensors have shapes but no memory: no rank ever holds the whole model.
     with torch.device("meta"):
@@ -37,8 +39,8 @@ def main():
     #   FlatParameter, use_orig_params  gone: each parameter is a DTensor, sharded in dimension 0
     #   model.no_sync()                 model.set_requires_gradient_sync(False)
     for block in common.blocks(model):
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     model.to_empty(device=device)
     # Rank 0 reads the file; each rank gets its shards.
     weights = load_file(args.weights) if rank == 0 else {}

@@ -1,6 +1,6 @@
 """Tensor parallelism: each rank has a part of every layer and computes with it on whole batches.
 
-torchrun --nproc-per-node 2 examples/tensor_parallel.py ...
+torchrun --nproc-per-node 2 -- examples/tensor_parallel.py --run RUN.json --data DATA --weights WEIGHTS --output OUTPUT
 """
 
 from collections import defaultdict

@@ -18,8 +18,13 @@ TOLERANCE = 1e-10
 UNEVEN = {"global_batch_size": 11}
 CASES = {
     "one_device": (1, "mnist", UNEVEN),
+    "data_parallel": (1, "mlp", UNEVEN),
     "ddp": (2, "mnist", UNEVEN),
     "fsdp": (2, "llama2", UNEVEN),
+    "fsdp_offload": (2, "mlp", UNEVEN),
+    "model_parallel": (1, "mnist", {}),
+    # Micro-batches of 2 rows and of 1 row.
+    "pipeline": (2, "llama2", {"global_batch_size": 8}),
     "tensor_parallel": (2, "llama2", {}),
 }
 """Name of a file: its ranks, a workload and changes to its recipe."""
