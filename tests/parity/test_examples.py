@@ -26,6 +26,8 @@ CASES = {
     # Micro-batches of 2 rows and of 1 row.
     "pipeline": (2, "llama2", {"global_batch_size": 8}),
     "tensor_parallel": (2, "llama2", {}),
+    "fsdp_tp": (4, "llama2", UNEVEN),
+    "context_parallel": (2, "llama2", {}),
 }
 """Name of a file: its ranks, a workload and changes to its recipe."""
 
