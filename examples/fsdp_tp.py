@@ -32,7 +32,6 @@ PLANS = {
         "output": ColwiseParallel(output_layouts=Replicate()),
     },
 }
-DIVIDED = ("hidden", "heads", "kv_heads", "vocab_size")
 
 
 def main():
@@ -46,9 +45,7 @@ def main():
     tp = getattr(run.mesh, "tp", 2)
     mesh = init_device_mesh(device.type, (ranks // tp, tp), mesh_dim_names=("dp_shard", "tp"))
     part, parts = mesh["dp_shard"].get_local_rank(), mesh["dp_shard"].size()
-    for name, size in vars(run.model.args).items():
-        if name in DIVIDED and size % tp:
-            common.stop(f"tp {tp} does not divide {name} {size}; choose a degree that does.")
+    common.check_divisible(run, tp)
 
     model = common.build_model(run)
     model.load_state_dict(load_file(args.weights))
@@ -66,8 +63,7 @@ def main():
     for step, batch in enumerate(common.batches(run, len(inputs))):
         # The ranks of a tensor-parallel group have the same part of the batch, and compute the same loss.
         own = batch.tensor_split(parts)[part]
-        # With an empty part the ranks would wait for one another for ever: a group without samples computes one that
-        # does not count.
+        # DTensors hang with an empty part: a group without samples computes one that does not count.
         rows = own if len(own) else batch[:1]
         x, y = inputs[rows].to(device), targets[rows].to(device)
         loss = common.loss_sum(model(x), y) / (len(batch) * targets[0].numel()) * bool(len(own))
