@@ -57,7 +57,7 @@ def test_arrows_only_run_down(path):
 
 
 def test_a_file_name_says_which_file():
-    """But for verbs and charts, which have the name of what they show, and a task and its encoder, which have a key's."""
+    """Verbs and charts have the name of what they show, and a task and its encoder that of a key."""
     names = Counter(
         path.name
         for path in (ROOT / "scripts").rglob("*.py")
