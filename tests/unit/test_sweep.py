@@ -145,9 +145,11 @@ def test_mean_deviation_and_the_best(tmp_path):
 
 
 def test_a_job_of_one_run_resolves_no_other():
-    assert snakemake_lock.of_one_run(["--target-jobs", "train:strategy=ddp,workload=mnist@seed=2", "--mode", "remote"])
-    assert not snakemake_lock.of_one_run(["--target-jobs", "plan:", "--mode", "remote"])
-    assert not snakemake_lock.of_one_run(["all"])
+    assert snakemake_lock.is_for_single_runs(
+        ["--target-jobs", "train:strategy=ddp,workload=mnist@seed=2", "--mode", "remote"]
+    )
+    assert not snakemake_lock.is_for_single_runs(["--target-jobs", "plan:", "--mode", "remote"])
+    assert not snakemake_lock.is_for_single_runs(["all"])
 
 
 def test_short_names_are_those_of_one_key_each():

@@ -40,7 +40,7 @@ class CallRuns:
         self.config = load.config(values)
         self.site = load.site(self.config)
         # A job reads the configuration again for its own run alone: one of a sweep of thousands must not wait for all.
-        self.runs = [] if snakemake_lock.of_one_run(arguments) else resolve.matrix(self.config)[0]
+        self.runs = [] if snakemake_lock.is_for_single_runs(arguments) else resolve.matrix(self.config)[0]
         self._resolved: dict[Name, Run] = {(run.strategy, run.workload): run for run in self.runs}
         self._identities: dict[Name, str] = {}
         self.requested = dict(self._resolved)
