@@ -102,6 +102,7 @@ def in_unit(table: pd.DataFrame, *columns: str) -> tuple[pd.DataFrame, str]:
     """The table with these columns of bytes in one unit, the unit, and columns NAME_text with readable sizes."""
     unit, size = byte_unit(float(table[[*columns]].max().max()))
     text = {f"{column}_text": table[column].map(readable_bytes, na_action="ignore") for column in columns}
+    table = table.astype(dict.fromkeys(columns, float))  # also one without values, whose NaN would be no JSON
     return table.assign(**{column: table[column] / size for column in columns}, **text), unit
 
 
