@@ -62,10 +62,13 @@ def bars(table: pd.DataFrame, **channels: Any) -> alt.Chart:
     return chart.encode(y=strategies(table), **channels)
 
 
-def ticks(table: pd.DataFrame, **channels: Any) -> alt.Chart:
-    """A mark across the bar of each strategy that has a theoretical value."""
-    chart = alt.Chart(table).mark_tick(thickness=3, size=16, color="grey")
-    return chart.encode(y=strategies(table), **channels)
+def with_ticks(chart: alt.Chart, table: pd.DataFrame, column: str, **channels: Any) -> alt.Chart | alt.LayerChart:
+    """The chart with a mark across the bar of each strategy that has a value in the column."""
+    known = table.dropna(subset=[column]).drop_duplicates("strategy")
+    if known.empty:  # Vega warns of an axis without values
+        return chart
+    marks = alt.Chart(known).mark_tick(thickness=3, size=16, color="grey")
+    return chart + marks.encode(x=f"{column}:Q", y=strategies(known), **channels)
 
 
 def strategies(table: pd.DataFrame) -> alt.Y:
