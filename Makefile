@@ -62,11 +62,12 @@ test-all: .venv/dev
 mutants: .venv/dev
 	$(BIN)/python tests/mutants
 
-# Run ruff, snakefmt, mypy and snakemake --lint.
+# Run ruff, codespell, snakefmt, mypy and snakemake --lint.
 # Checks also that generated files are up to date.
 lint: .venv/dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	git ls-files -z --cached --others --exclude-standard | xargs -0 $(BIN)/codespell
 	$(BIN)/python -m snakefmt --check Snakefile workflow
 	$(BIN)/python -m mypy scripts benchmarks
 	$(SNAKEMAKE) --lint

@@ -12,13 +12,12 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel, TypeAdapter
 
-from shardlab.docs_generator import messages
-from shardlab.docs_generator import sites as site_pages
+from shardlab.docs_generator import messages, site_pages
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.report import strategy_docs
 from shardlab.report.summary import MEMORY_KINDS
-from shardlab.settings import config, contents, learning_rate, load, recipe, resolve, sites, types
+from shardlab.settings import config, learning_rate, load, model_rules, recipe, resolve, sites, types
 
 SCHEMAS: dict[str, type[BaseModel]] = {"config": config.Config, "workload": types.Workload, "site": sites.Site}
 """Schemas of the files that people edit, for their editors."""
@@ -87,7 +86,7 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     equality = ROOT / "docs/equality.md"
     files[equality] = fill(equality, {"mutants": mutants(ROOT / "tests/mutants")})
     own = ROOT / "docs/bring-your-own.md"
-    files[own] = fill(own, {"contents": contents.table()})
+    files[own] = fill(own, {"contents": model_rules.table()})
     page = ROOT / "docs/matrix.md"
     if summary:
         table = pd.read_csv(summary)

@@ -405,7 +405,7 @@ FAULTS = [
     ),
     Fault(
         "runs that are not evaluated count in a sweep's mean",
-        f"{S}report/sweep.py",
+        f"{S}report/sweep_table.py",
         '.where(runs.status == "done")',
         '.where(runs.status != "missing")',
         at("unit/test_sweep", "test_mean_deviation_and_the_best"),

@@ -35,7 +35,8 @@ class Report(Strict):
         try:
             report = check(cls, values, str(path))
         except UserError as error:
-            raise UserError(f"{error} It is damaged or of another version; {remedy}.") from None
+            problem = str(error).partition("; ")[0]  # what else the file could have helps nobody: a program writes it
+            raise UserError(f"{problem}: it is damaged or of another version of this project; {remedy}.") from None
         if report.seal != report._digest():
             raise UserError(f"{path} was edited or damaged (its seal does not match); {remedy}.")
         return report
@@ -104,7 +105,7 @@ class FirstStep(Strict):
 class TrainReport(Report):
     """Results of a training: train.json. Values that were not measured are null."""
 
-    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    schema_version: Literal[2] = Field(2, description="Version of this format.")
     identity: Identity = Field(description="Run that this belongs to.")
     settings: dict[str, Any] = Field(description="run.json of the training.")
     initial_weights: str = Field(description="SHA-256 of the weights that it started from.")

@@ -58,7 +58,7 @@ def alive(folder: Path) -> str | None:
 
 
 def trained(run: Run, folder: Path) -> str | None:
-    """Return the key that differs in the finished training in a folder, or what is wrong with that training.
+    """Return how the finished training in a folder is not that of ``run``, or what is wrong with it.
 
     Empty if it is that of ``run``, None if there is none.
     """
@@ -68,7 +68,8 @@ def trained(run: Run, folder: Path) -> str | None:
         report = TrainReport.read(folder / "train.json", "train again")
     except UserError as error:
         return str(error)
-    return difference(run.model_dump(mode="json"), report.settings) or ""
+    key = difference(run.model_dump(mode="json"), report.settings)
+    return f"a different {key}" if key else ""
 
 
 def next_action(run: Run, folder: Path) -> str:
@@ -83,7 +84,7 @@ def next_action(run: Run, folder: Path) -> str:
         if attempts.requested(folder, identity_of(run, "")):
             return "finished, and retraining was requested: the next call trains from scratch"
         return "finished, but not recorded by Snakemake: the next call uses it as it is"
-    reason = f" a different {other};" if other else ""
+    reason = f" {other.rstrip('.')};" if other else ""
     skipped = f" ({changed})" if changed else ""
     for place in manifest.saved(folder):
         try:
@@ -116,7 +117,7 @@ def status_of(run: Run, folder: Path, queued: dict[str, str]) -> RunStatus:
     elif other == "":
         status.state, status.why = "done", ""
     elif other:
-        status.state, status.why = "stale", f"a different {other}"
+        status.state, status.why = "stale", other
     elif history and history[-1].ended and history[-1].failed:
         status.state = "failed"
     elif history:

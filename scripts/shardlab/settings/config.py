@@ -93,6 +93,6 @@ class Config(Strict):
         return names
 
     @property
-    def of_one(self) -> "Config":
+    def without_sweep(self) -> "Config":
         """Return the part of the configuration that a single run depends on."""
         return self.model_copy(update={"sweep": {}})
