@@ -51,7 +51,7 @@ FAULTS = [
     Fault(
         "the time of earlier attempts is forgotten",
         RECORDS,
-        '+= sum(each["seconds"] for each in steps if each["step"] < started)',
+        '+= sum(each["seconds"] or 0.0 for each in steps if each["step"] < started)',
         "+= 0",
         ATTEMPTS,
     ),

@@ -146,7 +146,10 @@ def _fill(found: RunStatus, records: list[dict[str, Any]]) -> None:
         return
     found.step = steps[-1]["step"] + 1
     found.losses = [record["loss"] for record in steps if record["loss"] is not None]
-    recent = steps[-RECENT:]
+    # The first step of a script has no time, nor have lines that came all at once.
+    recent = [record for record in steps[-RECENT:] if record["seconds"] is not None]
+    if not recent:
+        return
     seconds = statistics.median(record["seconds"] for record in recent)
     if seconds > 0:
         found.samples_per_second = statistics.median(record["samples"] for record in recent) / seconds

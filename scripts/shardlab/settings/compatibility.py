@@ -11,6 +11,7 @@ from shardlab.errors import Unsupported, UserError, choices
 from shardlab.settings.mesh import AXES, ParallelDims, divisors, divisors_of
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
+from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Strategy, Workload
 from shardlab.settings.variants import NEEDS
 
@@ -150,6 +151,23 @@ def check_pipeline(
         raise Unsupported(f"{name}: sequence_parallel does not work across pipeline stages; remove one of them.")
     if refusal := schedule.refusal(strategy.pipeline_schedule, mesh.stages, strategy.n_microbatches):
         raise UserError(f"{name}: {refusal}.")
+
+
+def check_script(strategy: Strategy, name: str, recipe: Recipe, site: SiteRuntime, site_name: str) -> Recipe:
+    """Check that the site can start a strategy's script; return the recipe, without what only a plan could decide."""
+    if strategy.launcher and site.launcher != strategy.launcher:
+        raise Unsupported(
+            f"{name} starts its script with {strategy.launcher}, which site {site_name} does not have; choose a site "
+            "with Slurm, or remove `launcher` from the strategy."
+        )
+    if recipe.evaluation == "sharded":
+        raise Unsupported(
+            f"{name} cannot evaluate sharded, as only its script knows how it divides the model; set recipe.evaluation "
+            "to whole."
+        )
+    if recipe.activation_checkpointing == "auto":
+        return recipe.model_copy(update={"activation_checkpointing": "none"})
+    return recipe
 
 
 def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str, mesh: ParallelDims) -> None:

@@ -95,7 +95,8 @@ class CallRuns:
     def _strategies(self) -> dict[str, str]:
         runs: dict[str, list[Run]] = {}
         for run in self._trained:
-            runs.setdefault(resolve.weights_of(run.workload), []).append(run)
+            own = [] if run.script else [run]  # what a script makes of the model is its own affair
+            runs.setdefault(resolve.weights_of(run.workload), []).extend(own)
         return {workload: model_rules.reduced(each) for workload, each in runs.items()}
 
     def strategies_of(self, workload: str) -> str:
