@@ -27,7 +27,7 @@ def test_default_matrix_has_every_cell_as_run_or_reason():
 
 
 def test_every_strategy_and_workload_is_a_run_or_a_reason():
-    strategies = list(load.read_yaml(load.CONFIG / "strategies.yaml"))
+    strategies = load.own_strategies()
     config = load.config({"strategies": strategies})
     planned, left_out = resolve.matrix(config)
     assert len(planned) + len(left_out) == len(config.workloads) * len(strategies)

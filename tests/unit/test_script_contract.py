@@ -2,9 +2,10 @@
 
 import json
 import os
+import re
 import signal
-import threading
 import time
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -15,7 +16,9 @@ from helpers.common import save_initial, tiny_run
 from shardlab.errors import Unsupported, UserError
 from shardlab.records import metrics
 from shardlab.records.script_lines import Lines
-from shardlab.runs import script_place, script_rank, signals
+from shardlab.runs import commands, run_status, script_place, script_rank
+from shardlab.runs.attempts import AttemptLog
+from shardlab.runs.stages import Scope
 from shardlab.settings import load, resolve, scripts
 from shardlab.settings.types import Strategy
 from shardlab.train import script_report
@@ -157,6 +160,8 @@ def write(*steps, **values):
     with (output / "metrics.jsonl").open("a") as file:
         for step in steps:
             file.write(json.dumps({"step": step, "loss": 1.0 / (step + 1)} | values) + "\\n")
+def request_to_stop():
+    (output.parent / ".stop").write_text("SIGUSR1")
 def finish():
     (output / "model.safetensors").write_bytes(b"")
 """
@@ -230,18 +235,19 @@ def saved(number, frame):
     sys.exit(0)
 signal.signal(signal.SIGTERM, saved)
 write(0, 1)
+request_to_stop()
 time.sleep(60)
 """
-    threading.Timer(1, lambda: (tmp_path / signals.REQUEST).write_text("SIGUSR1")).start()
     assert supervised(text) == script_rank.STOPPED
     last = metrics.read(tmp_path / metrics.NAME)[-1]
     assert (last["kind"], last["step"], last["why"]) == ("stopped", 1, "SIGUSR1")
     assert (tmp_path / script_place.OUTPUT / "checkpoints").is_dir()
 
 
-def test_a_script_that_ends_in_time_is_finished_whatever_was_requested(supervised, tmp_path):
-    (tmp_path / signals.REQUEST).write_text("SIGUSR1")
-    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN); write(0, 1, 2, 3); time.sleep(1); finish()"
+def test_a_script_that_ends_in_time_is_finished_whatever_was_requested(supervised):
+    text = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); request_to_stop(); write(0, 1, 2, 3); time.sleep(1); finish()"
+    )
     assert supervised(text) == 0
 
 
@@ -322,6 +328,36 @@ def test_degrees_are_the_number_of_ranks_and_nothing_more():
     assert (one.world_size, one.needs_torchrun) == (1, False)
     assert not resolved(script=OWN, site="engaging", launcher="srun", tp=-1).needs_torchrun
     assert one.recipe == resolved(script=OWN, recipe={"activation_checkpointing": "auto"}).recipe
+
+
+def test_srun_starts_a_task_per_rank_without_torchrun():
+    run = resolved(script=OWN, site="engaging", launcher="srun", tp=-1, min_ranks=4)
+    run = run.model_copy(update={"nodes": 2})
+    lines = commands.lines(run, ["program"], Path("image.sif"), Scope.RANKS)
+    assert "torchrun" not in lines
+    assert "srun --nodes=2 --ntasks=8 --ntasks-per-node=4" in lines
+    assert f"--cpus-per-task={run.site.cpus_per_rank} " in lines
+    assert re.search(r'^export MASTER_ADDR="\$\(hostname.*"$', lines, re.MULTILINE)
+    assert re.search(r'^export MASTER_PORT="\$\(\(\d+ \+ SLURM_JOB_ID % \d+\)\)"$', lines, re.MULTILINE)
+    # What checks it afterwards is one process.
+    assert "srun --nodes=1 --ntasks=1 --ntasks-per-node=1" in commands.lines(run, [], Path("image.sif"), Scope.ONE)
+
+
+def test_status_says_what_becomes_of_a_script_s_checkpoints(tmp_path):
+    run, folder = resolved(script=OWN), tmp_path / "mine/mlp"
+    (folder / script_place.OUTPUT / script_place.CHECKPOINTS).mkdir(parents=True)
+    assert run_status.next_action(run, folder).startswith("from its first step")
+    (folder / script_place.OUTPUT / script_place.CHECKPOINTS / "last.pt").touch()
+    initial = tmp_path / "initial"
+    initial.touch()
+    with AttemptLog(run, folder, "data", initial).attempt() as attempt:
+        attempt.why = "stopped: SIGTERM"
+    assert run_status.next_action(run, folder).startswith(f"resumable, if {OWN} reads what it saved")
+    AttemptLog(run, folder, "data", initial).check_script_checkpoints()
+    edited = run.model_copy(update={"sources": {OWN: "0"}})
+    assert run_status.next_action(edited, folder).startswith("checkpoints of its script before a change")
+    with pytest.raises(UserError, match=r"was written by .* before it or its settings were changed; undo"):
+        AttemptLog(edited, folder, "data", initial).check_script_checkpoints()
 
 
 # The files that its training depends on

@@ -24,6 +24,7 @@ def project(make_tree, tmp_path_factory):
     tree = make_tree(tmp_path_factory.mktemp("scripts") / "tree")
     shutil.copytree(ROOT / "tests/helpers/own", tree.path / "mine")
     shutil.copytree(ROOT / "tests/helpers/own", tree.path / "wrong")
+    shutil.copy(ROOT / "scripts/traindiff/dump.py", tree.path / "wrong")
     means = tree.path / "wrong/means.py"
     right = "    for value in"
     each_alike = "    for parameter in model.parameters():\n        parameter.grad /= part * dist.get_world_size()\n"
@@ -77,6 +78,19 @@ def test_scripts_are_trained_and_judged_as_other_strategies(project, said):
     assert report["steps"] == 40
     page = (project.path / "results/plan.md").read_text()
     assert "- my_ddp x mlp: only mine/train.py itself knows what it will hold and send" in page
+
+
+def test_the_dumps_of_a_script_are_diagnosed(project, said):
+    place = "results/diagnosis/my_wrong/mlp.md"
+    assert f"repeat the call with the target {place}" in (project.path / "results/summary.md").read_text()
+    project.snakemake(*CONFIG, "--", place)
+    page = (project.path / place).read_text()
+    assert page.startswith("# my_wrong x mlp\n\n**First difference: step 0, gradient (4 of 4, first hidden.bias)")
+    assert "Only `single` has clipped gradients" in page
+    ended = project.snakemake(*CONFIG, "--", "results/diagnosis/my_ddp/mlp.md", check=False)
+    assert ended.returncode
+    log = (project.path / "results/logs/diagnosis/my_ddp/mlp.capture.log").read_text()
+    assert "has no dumps of the first steps; train inside `with dump(model, OUTPUT / 'dumps')` in mine/train.py" in log
 
 
 def test_an_edited_script_trains_again_and_an_edited_engine_does_not(project, said):

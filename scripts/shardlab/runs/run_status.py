@@ -10,7 +10,7 @@ from shardlab.errors import UserError
 from shardlab.files import flock
 from shardlab.records import done, manifest, metrics
 from shardlab.records.reports import Attempt, TrainReport
-from shardlab.runs import attempts, slurm
+from shardlab.runs import attempts, script_place, slurm
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.settings.run_identity import difference, identity_of
 from shardlab.settings.types import Run
@@ -95,6 +95,11 @@ def next_action(run: Run, folder: Path) -> str:
         if key := difference(run.model_dump(mode="json"), found.settings):
             return f"checkpoint with a different {key}: change it back, or train with --config restart=true{skipped}"
         return f"resumable after step {found.step}; {_last(folder)}{skipped}"
+    if run.script and script_place.has_checkpoints(folder):
+        story = attempts.read_story(folder)
+        if story is None or story.numbers != identity_of(run, "").numbers:
+            return "checkpoints of its script before a change: undo it, or train with --config restart=true"
+        return f"resumable, if {run.script} reads what it saved in its checkpoints folder; {_last(folder)}"
     if not folder.exists():
         return "not begun"
     return f"from its first step:{reason} no checkpoint; {_last(folder)}{skipped}"

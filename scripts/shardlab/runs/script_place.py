@@ -54,6 +54,22 @@ def has_checkpoints(folder: Path) -> bool:
     return place.is_dir() and any(place.iterdir())
 
 
+def copy_dumps(folder: Path, target: Path, script: str) -> None:
+    """Copy what a script's training dumped of its first steps.
+
+    Raises:
+        UserError: it dumped nothing.
+    """
+    dumps = folder / OUTPUT / DUMPS
+    if not any(dumps.glob("**/*.safetensors")):
+        raise UserError(
+            f"{dumps} has no dumps of the first steps; train inside `with dump(model, OUTPUT / '{DUMPS}')` in {script} "
+            "(docs/scripts.md), then run the same command again."
+        )
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(dumps, target)
+
+
 def write_measured(folder: Path, rank: int, values: dict[str, Any]) -> None:
     write_json(folder / MEASURED / f"{rank}.json", values)
 

@@ -55,4 +55,6 @@ def scope(stage: str, run: Ranks) -> Scope:
     """Return the scope of a stage: what `shardlab launch` starts, and what a job requests from Slurm."""
     if stage == "evaluate" and isinstance(run, Run) and run.evaluated_sharded:
         return Scope.RANKS
+    if stage == "capture" and isinstance(run, Run) and run.script:
+        return Scope.ONE  # its training has written what there is
     return STAGES[stage].scope

@@ -1,12 +1,14 @@
 """A user's training of the workload mlp: one process, or ranks that torchrun or srun starts. Plain PyTorch.
 
-FAULT in the environment makes its last rank fail, or its steps take long.
+FAULT in the environment makes its last rank fail, or its steps take long. With dump.py next to it, it dumps its first
+steps.
 """
 
 import argparse
 import json
 import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +47,11 @@ if checkpoint.exists():
     first = saved["step"]
     model.load_state_dict(saved["model"])
     print(f"goes on at step {first}", flush=True)
+watched = ExitStack()
+if first == 0 and Path(__file__).with_name("dump.py").exists():
+    from dump import dump
+
+    watched.enter_context(dump(model, args.output / "dumps"))
 lines = (args.output / "metrics.jsonl").open("a") if rank == 0 else None
 for step in range(first, steps):
     epoch, number = divmod(step, per_epoch)
@@ -67,6 +74,7 @@ for step in range(first, steps):
         time.sleep(float(fault.removeprefix("sleep ")))
     if fault == "raise" and rank == ranks - 1:
         raise ValueError("this is wrong")
+watched.close()
 if rank == 0:
     save_file(model.state_dict(), args.output / "model.safetensors")
 if dist.is_initialized():
