@@ -243,7 +243,8 @@ def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> ParallelDims
         if own := strategy.model_fields_set - {"script", "launcher", "min_ranks", "workloads", *AXES}:
             raise UserError(
                 f"{where}: only this project's own training reads {choices(own)}; remove that, as a script decides "
-                f"everything but its number of ranks (known with script: launcher, min_ranks, workloads, {', '.join(AXES)})."
+                f"everything but its number of ranks (known with script: launcher, min_ranks, workloads, "
+                f"{', '.join(AXES)})."
             )
         scripts.check(strategy.script, where)
         return multiply_out(strategy.degrees, nodes, ranks, where)
