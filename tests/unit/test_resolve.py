@@ -218,3 +218,10 @@ def test_sizes_of_the_sources_resolve():
             continue
         for data in ("embedded", "hub"):
             assert resolved("single", workload, size="source", data=data).size == "source"
+
+
+def test_a_script_is_left_out_where_it_does_not_know_the_workload():
+    planned, left_out = resolve.matrix(load.config({"strategies": ["example_ddp"], "workloads": ["mlp", "vit"]}))
+    assert [(run.strategy, run.workload) for run in planned] == [("example_ddp", "mlp")]
+    assert left_out["example_ddp", "vit"].startswith("examples/ddp.py trains only llama2, mlp, mnist; teach it vit")
+    assert "example_ddp" not in load.config({"strategies": ["all"]}).strategies
