@@ -95,10 +95,14 @@ class Tree:
 
     path: Path
 
-    def start(self, *command):
+    def start(self, *command, **environment):
         """Start a command there, without its output; returns the process."""
         return subprocess.Popen(
-            command, cwd=self.path, env=self.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command,
+            cwd=self.path,
+            env=self.environment() | environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
 
     def environment(self):

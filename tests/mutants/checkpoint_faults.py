@@ -156,7 +156,7 @@ FAULTS = [
     # What a resume keeps of the files before.
     Fault(
         "earlier attempts that began later are forgotten",
-        f"{S}train/metrics.py",
+        f"{S}train/metrics_log.py",
         'if record["kind"] == "attempt" or record["step"] < start]',
         'if record["step"] < start]',
         at("unit/test_files", "test_a_run_that_resumes_keeps_all_earlier_attempts"),

@@ -20,8 +20,8 @@ FAULTS = [
     Fault(
         "ranks forked on a GPU by a torchrun that asked CUDA",
         f"{RUNS}/commands.py",
-        '    if site.device == "cpu":\n        # On a GPU ranks',
-        "    if True:\n        # On a GPU ranks",
+        'if site.device == "cpu" and not (',
+        "if not (",
         at("unit/test_sites", "test_sbatch_and_srun_lines_are_the_approved_ones"),
     ),
     Fault(

@@ -51,7 +51,7 @@ FAULTS = [
     Fault(
         "the time of earlier attempts is forgotten",
         RECORDS,
-        '+= sum(each["seconds"] for each in steps if each["step"] < started)',
+        '+= sum(each["seconds"] or 0.0 for each in steps if each["step"] < started)',
         "+= 0",
         ATTEMPTS,
     ),
@@ -132,7 +132,7 @@ FAULTS = [
     ),
     Fault(
         "the update is drawn as backward",
-        f"{S}measure/timeline.py",
+        f"{S}measure/timeline_recorder.py",
         "        self._update = True\n",
         "",
         at("unit/test_timeline", "test_a_step_has_its_phases_in_order"),
@@ -203,7 +203,7 @@ FAULTS = [
     ),
     Fault(
         "a sweep's best variant has the highest loss",
-        f"{S}report/sweep.py",
+        f"{S}report/sweep_table.py",
         'validation_mean.transform("min")',
         'validation_mean.transform("max")',
         at("unit/test_sweep", "test_mean_deviation_and_the_best"),

@@ -24,7 +24,7 @@ SPREAD_ONLY = ("gradient_accumulation_steps", "length_buckets", "loss_chunks", "
 SPREAD_ONLY += ("compile", "compile_backend", "precision")
 """Keys of a recipe that must change no number: the reference trains without them."""
 EXPERTS = ("ep", "fsdp_ep", "fsdp_tp_ep", "fsdp_ep_cp", "pp_ep")
-STRATEGIES = [name for name in load.read_yaml(load.CONFIG / "strategies.yaml") if name != "single"]
+STRATEGIES = [name for name in load.own_strategies() if name != "single"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,10 @@ ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp",
 CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
 OTHERS = [c for c in MATRIX if c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
 """All workloads of each strategy but one."""
+ONE_OF_EACH = ("dp", "ddp", "fsdp", "mp", "pp", "tp_sp", "cp", "ep", "zero1", "zero3")
+"""A strategy of each technique: the short form trains the others on one workload."""
 LONG = [*MORE]
+LONG += [c for c in (*OTHERS, *HARD, *SGD, *COMPILE, *HALF, *SELECTIVE) if c.strategy not in ONE_OF_EACH]
 LONG += [c for c in (*OTHERS, *HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
 # The same blocks are compiled under fsdp, the same context under cp, and DDP around a compiled model.
 LONG += [c for c in COMPILE if c.workload == "moe" or c.strategy in ("single", "cp_ulysses", "cp_ring", "zero2")]

@@ -36,6 +36,7 @@ CASES = [case for case in ALL if supported(case)]
 COVERED = ("pp_gpipe", "pp_interleaved", "tp", "tp_sp", "fsdp_size", "cp_ulysses")
 """Strategies of the long form: pp and pp_zbv, tp_loss, fsdp and cp do on a device all that they do."""
 SHORT = [case for case in CASES if case.run().world_size < 4 and case.strategy not in COVERED]
+SHORT = [case for case in SHORT if case.workload in ("llama2", "moe") or case.strategy == "mp"]
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 1}
 
 

@@ -161,19 +161,20 @@ def _registered():
 
 @pytest.fixture(scope="module")
 def results(request, server, tmp_path_factory, tiny_data):
-    """Folder with the results of the requested cases, each also resumed from its checkpoint of step 2."""
+    """Folder with the results of the requested cases; in the long form also resumed from step 2."""
     data = tmp_path_factory.mktemp("data")
     group = Group(server, tmp_path_factory.mktemp("foreign"), data)
     items = [item for item in request.session.items if item.path == Path(__file__) and "results" in item.fixturenames]
     requested = {item.callspec.params["case"] for item in items}
-    if not request.config.getoption("--long"):
+    long = request.config.getoption("--long")
+    if not long:
         requested = {case for case in requested if not is_long(case)}
     requested |= {replace(case, recomputed=False) for case in requested}
     trained, resumed = defaultdict(list), defaultdict(list)
     for case in CASES:
         if case in requested:
             trained[case.run().world_size].append(case)
-            if case in RESUMED:
+            if long and case in RESUMED:
                 resumed[case.run().world_size].append(case)
             if not (data / case.model).exists():
                 (data / case.model).symlink_to(tiny_data / foreign.DATA)
@@ -263,7 +264,7 @@ def test_low_precision_leaves_frozen_weights_as_they_were(results, case):
     assert {name for name, value in trained.items() if value.equal(initial[name])} == frozen
 
 
-@with_marks(RESUMED, is_long)
+@with_marks(RESUMED, lambda case: True)
 def test_a_resumed_training_is_the_same(results, case):
     """Bitwise, from the checkpoint of step 2, which a run writes and reads under each engine."""
     whole, resumed = results / case.name, results / f"{case.name}-resumed"

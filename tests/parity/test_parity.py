@@ -24,7 +24,6 @@ from cases import (
     SELECTIVE,
     TRAP,
     Case,
-    compared,
     parametrized,
     requested,
 )
@@ -32,7 +31,6 @@ from group import Group, bytes_by_theory, of_reference, outside, steps
 from group import differences as compare
 from safetensors.torch import load_file
 
-from helpers.common import TINY
 from shardlab.plan.simulate import simulate
 from shardlab.records.reports import TrainReport
 
@@ -231,11 +229,10 @@ def test_what_is_sent_is_what_theory_says(results, case):
     assert (measured > 0) == (case.run().world_size > 1)
 
 
-@pytest.mark.parametrize("workload", TINY)
-@pytest.mark.parametrize("strategy", ["mp", "mp_ranks"])
-def test_one_device_works_at_a_time_in_model_parallelism(results, strategy, workload):
+@parametrized([case for case in MATRIX if case.strategy in ("mp", "mp_ranks")])
+def test_one_device_works_at_a_time_in_model_parallelism(results, case):
     """Whatever the parts' sizes, the shares of a step in which the devices work add up to one at most."""
-    report = json.loads((results / compared(strategy, workload).name / "train.json").read_text())
+    report = json.loads((results / case.name / "train.json").read_text())
     assert len(report["idle"]) == 2
     assert 0 < sum(1 - idle for idle in report["idle"]) <= 1
 

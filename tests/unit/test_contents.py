@@ -16,7 +16,7 @@ from shardlab.models import contents
 from shardlab.models._chain import Chain, Segment
 from shardlab.models.weights import materialize
 from shardlab.runtime import tasks, trial
-from shardlab.settings.contents import RULES, TECHNIQUES, reduced, table
+from shardlab.settings.model_rules import RULES, TECHNIQUES, reduced, table
 from shardlab.settings.types import Run
 
 

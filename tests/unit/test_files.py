@@ -24,7 +24,7 @@ from shardlab.models import weights as weights_file
 from shardlab.models.weights import materialize
 from shardlab.records import metrics
 from shardlab.train import loop
-from shardlab.train.metrics import MetricsLog
+from shardlab.train.metrics_log import MetricsLog
 
 
 def save(weights, path):

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -53,6 +54,16 @@ def imported(path):
 def test_arrows_only_run_down(path):
     here = room(path)
     assert set(imported(path)) <= MAY_IMPORT[here] | {here}
+
+
+def test_a_file_name_says_which_file():
+    """Verbs and charts have the name of what they show, and a task and its encoder that of a key."""
+    names = Counter(
+        path.name
+        for path in (ROOT / "scripts").rglob("*.py")
+        if not path.name.startswith("__") and path.parent.name not in ("cli", "charts", "encoders")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("name", NO_TORCH)

@@ -20,7 +20,7 @@ python -m snakemake --snakefile Snakefile --target-jobs 'train:strategy=fsdp_tp,
 def test_the_plugin_is_the_one_that_is_known(monkeypatch):
     assert snakemake_slurm.incompatibility(plugin) is None
     monkeypatch.setattr(plugin.Executor, "run_job", lambda self, job, more: None)
-    assert "has another run_job than this project knows" in snakemake_slurm.incompatibility(plugin)
+    assert "has a different run_job than this project knows" in snakemake_slurm.incompatibility(plugin)
     assert "install the version in envs/workflow.txt" in snakemake_slurm.incompatibility(plugin)
 
 

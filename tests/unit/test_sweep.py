@@ -5,7 +5,7 @@ import pytest
 
 from helpers.reports import finished
 from shardlab.records import plan
-from shardlab.report import run_data, strategy_docs, summary, summary_markdown, sweep
+from shardlab.report import run_data, strategy_docs, summary, summary_markdown, sweep_table
 from shardlab.report.charts import sweep as chart
 from shardlab.runs import snakemake_lock
 from shardlab.settings import load, resolve, variants
@@ -118,10 +118,10 @@ def test_mean_deviation_and_the_best(tmp_path):
     table = summary.judged(config, tmp_path)[0].astype({"validation_loss": "Float64"})
     # Every report has validation loss 3.0; the first strategy's are replaced.
     table.loc[table.strategy == "single", "validation_loss"] = [3.0, 4.0, 5.0, 2.0, 3.0, 2.5]
-    found = sweep.table(table)
+    found = sweep_table.table(table)
     unfinished = table.assign(status="not evaluated", validation_loss=0.5)
-    assert sweep.table(pd.concat([table, unfinished])).validation_mean.equals(found.validation_mean)
-    assert sweep.keys(found) == ["learning_rate"]
+    assert sweep_table.table(pd.concat([table, unfinished])).validation_mean.equals(found.validation_mean)
+    assert sweep_table.keys(found) == ["learning_rate"]
     assert found[["strategy", "learning_rate", "runs", "done"]].to_numpy().tolist() == [
         [name, rate, 3, done]
         for name, rate, done in (("single", "0.01", 3), ("single", "0.1", 3), ("ddp", "0.01", 3), ("ddp", "0.1", 2))
@@ -130,7 +130,7 @@ def test_mean_deviation_and_the_best(tmp_path):
     assert found.validation_std.tolist() == pytest.approx([1.0, 0.5, 0.0, 0.0])
     assert found.test_mean.tolist()[:2] == [3.0, 6.0]
     assert found.best.tolist() == [False, True, True, True]
-    assert sweep.sentences(found)[0] == (
+    assert sweep_table.sentences(found)[0] == (
         "`single` x `mnist`: the lowest validation loss is 2.5 ± 0.5 (3 runs) with learning_rate 0.1."
     )
     text = summary_markdown.markdown(table, config, left_out)
@@ -145,9 +145,11 @@ def test_mean_deviation_and_the_best(tmp_path):
 
 
 def test_a_job_of_one_run_resolves_no_other():
-    assert snakemake_lock.of_one_run(["--target-jobs", "train:strategy=ddp,workload=mnist@seed=2", "--mode", "remote"])
-    assert not snakemake_lock.of_one_run(["--target-jobs", "plan:", "--mode", "remote"])
-    assert not snakemake_lock.of_one_run(["all"])
+    assert snakemake_lock.is_for_single_runs(
+        ["--target-jobs", "train:strategy=ddp,workload=mnist@seed=2", "--mode", "remote"]
+    )
+    assert not snakemake_lock.is_for_single_runs(["--target-jobs", "plan:", "--mode", "remote"])
+    assert not snakemake_lock.is_for_single_runs(["all"])
 
 
 def test_short_names_are_those_of_one_key_each():

@@ -2,15 +2,15 @@
 
 import torch
 
-from shardlab.measure import timeline
-from shardlab.measure.timeline import Timeline
+from shardlab.measure import timeline_recorder
+from shardlab.measure.timeline_recorder import TimelineRecorder
 
 
 def test_a_step_has_its_phases_in_order(monkeypatch):
     """Forward, backward by autograd's nodes, the losses' sum where gradients are on again, then the update."""
     clock = iter(range(100))
-    monkeypatch.setattr(timeline.time, "perf_counter", lambda: float(next(clock)))
-    seen = Timeline()
+    monkeypatch.setattr(timeline_recorder.time, "perf_counter", lambda: float(next(clock)))
+    seen = TimelineRecorder()
     seen.begin()
     seen.operator()  # at 1
     weight = torch.ones(1, requires_grad=True)

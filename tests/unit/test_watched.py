@@ -12,7 +12,7 @@ from helpers.common import save_initial, tiny_run
 from shardlab.records import metrics
 from shardlab.runtime.distributed import World
 from shardlab.train import loop
-from shardlab.train.metrics import EVENTS, USED, MetricsLog
+from shardlab.train.metrics_log import EVENTS, USED, MetricsLog
 from shardlab.train.resource_monitor import Usage
 
 CPU = torch.device("cpu")

@@ -47,6 +47,7 @@ def deployed(make_tree, tmp_path_factory):
     return user
 
 
+@pytest.mark.long
 def test_a_module_runs_with_its_own_programs_and_the_users_configuration(deployed):
     assert (deployed.path / "results/summary.md").read_text().startswith("# Summary\n\n**All 2 runs are equal")
     assert not (deployed.path / "scripts").exists()
@@ -55,6 +56,7 @@ def test_a_module_runs_with_its_own_programs_and_the_users_configuration(deploye
     assert deployed.json("results/ddp/llama2/run.json")["recipe"]["max_steps"] == 3
 
 
+@pytest.mark.long
 def test_the_crate_names_code_data_and_results_with_their_digests(deployed):
     graph = {each["@id"]: each for each in deployed.json("results/crate/ro-crate-metadata.json")["@graph"]}
     (action,) = [each for each in graph.values() if each["@type"] == "CreateAction"]
@@ -80,6 +82,7 @@ def test_the_crate_is_valid(deployed, tmp_path):
     assert complaints(tmp_path / "broken", tmp_path / "validator"), "the validator would see it"
 
 
+@pytest.mark.long
 def test_transformers_opens_the_weights_to_the_same_test_loss(deployed):
     transformers = pytest.importorskip("transformers")
     folder = deployed.path / "results/export/ddp/llama2"
@@ -98,6 +101,7 @@ def test_transformers_opens_the_weights_to_the_same_test_loss(deployed):
     assert not re.search(r"\d\.\d{9}", card), "figures are rounded"
 
 
+@pytest.mark.long
 def test_snakemakes_own_report_has_the_page_and_the_charts(deployed):
     text = (deployed.path / "report.html").read_text()
     for words in ("figures of all runs", "report of all runs", "loss.llama2", "Shardlab trains one model"):

@@ -217,6 +217,7 @@ def test_the_driver_is_killed(tree):
     survived("driver: Snakemake, SIGKILL", "os.kill", *cost(report["attempts"], 1), layer="workflow")
 
 
+@pytest.mark.long
 def test_the_fork_server_is_killed(tree):
     """Alone: running jobs finish, later ones are new processes. With all its forks: they start again."""
     call = [*MODULE]

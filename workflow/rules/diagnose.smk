@@ -6,6 +6,7 @@ rule capture:
         settings="results/{strategy}/{workload}/run.json",
         data=FILES.prepared,
         weights=FILES.initial_weights,
+        done=FILES.dumping_training,
         image=IMAGE,
     output:
         temp(directory("results/diagnosis/{strategy}/{workload}.capture")),

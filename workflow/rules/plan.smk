@@ -44,7 +44,7 @@ rule plan_run:
     params:
         # Triggers planning again; other figures of the site's hardware do not.
         identity=CALL.identity_of,
-        config=lambda wildcards, input: CONFIG.of_one.model_dump_json(),
+        config=lambda wildcards, input: CONFIG.without_sweep.model_dump_json(),
         image=IN_IMAGE,
     message:
         "Planning {wildcards.workload} under {wildcards.strategy}"

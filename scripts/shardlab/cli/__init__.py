@@ -24,6 +24,8 @@ VERBS = {
         "prepare": "encode a data set as arrays",
         "init": "draw a workload's initial weights",
         "train": "train one run (one rank)",
+        "train_script": "train one run with a script (one rank)",
+        "check_script": "check what a script left, and report it",
         "evaluate": "compute the test loss of weights",
         "noise_floor": "train twins of single: the noise of rounding",
         "compare": "compare a run's final weights with those of single",

@@ -1,10 +1,12 @@
 """Take the first steps of a run and write what each of them read and computed,
-for a diagnosis; `shardlab launch` starts it on each rank.
+for a diagnosis; `shardlab launch` starts it on each rank. Of a script, it copies
+what its training wrote.
 """
 
 import argparse
 from pathlib import Path
 
+from shardlab.runs import script_place
 from shardlab.runtime import distributed
 from shardlab.settings.types import read_run
 
@@ -19,7 +21,11 @@ def main() -> None:
     args = parser.parse_args()
     from shardlab.train.capture import capture, settings  # imports take seconds
 
-    run = settings(read_run(args.settings))
+    run = read_run(args.settings)
+    if run.script:
+        script_place.copy_dumps(args.settings.parent, args.output, run.script)
+        return
+    run = settings(run)
     distributed.start(run.site.device, run.site.hang_seconds)
     capture(run, args.data, args.weights, args.output)
     distributed.finish()

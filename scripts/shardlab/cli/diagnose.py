@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shardlab.errors import UserError
 from shardlab.files import write_text
-from shardlab.settings.types import read_run
+from shardlab.settings.types import Run, read_run
 from traindiff import command_line
 from traindiff.capture_files import Capture, InputError
 from traindiff.diagnosis import diagnose
@@ -50,18 +50,33 @@ def _compare_with_single(args: argparse.Namespace, place: Path) -> None:
     from shardlab.train.capture import capture, settings  # imports take seconds
     from shardlab.train.perturbed import move
 
-    like = settings(read_run(args.like))
-    # In the strategy's arithmetic: DeepSpeed has no float64.
+    like = read_run(args.like)
+    # In the strategy's arithmetic: DeepSpeed has no float64, and a script has dumped what it trained.
+    like = like if like.script else settings(like)
     run = settings(read_run(args.settings), dtype=like.recipe.dtype)
     distributed.start(run.site.device)
     capture(run, args.data, args.weights, place / "single", divided_like=like)
     move(run, args.weights, 0, place / "twin.safetensors")
     capture(run, args.data, place / "twin.safetensors", place / "twin")
     try:
-        found = diagnose(Pair(*(Capture(folder) for folder in (args.other, place / "single", place / "twin"))))
+        found = diagnose(_pair(like, args.other, place / "single", place / "twin"))
     except InputError as error:
         raise UserError(str(error)) from None
     page = markdown(found, f"{like.strategy} x {like.workload}")
     if args.output:
         write_text(args.output, page)
     print(found.sentence if args.output else page)
+
+
+def _pair(run: Run, other: Path, reference: Path, twin: Path) -> Pair:
+    """Return what is compared: captures, or a script's dumps with captures."""
+    if not run.script:
+        return Pair(*(Capture(folder) for folder in (other, reference, twin)))
+    ranks = [f"{axis}={degree}" for axis, degree in run.mesh.factors.items()]
+    given = argparse.Namespace(other=other, reference=reference, twin=twin, ranks=ranks, dtype=None)
+    pair = command_line.pair(argparse.Namespace(**vars(given), rename=[], merge=[], skip=[]))
+    # These folders are gone when the page is read.
+    names = {str(other): run.strategy, str(reference): "single"}
+    for path, name in names.items():
+        pair.actual.about["notes"] = [note.replace(path, name) for note in pair.actual.about["notes"]]
+    return pair

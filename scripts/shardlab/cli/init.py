@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="JSON file to write with their test loss; needs --data")
     parser.add_argument("--data", type=Path, help="folder of the prepared data set")
     parser.add_argument(
-        "--strategies", type=json.loads, default={}, help="JSON of settings/contents.py: what will train"
+        "--strategies", type=json.loads, default={}, help="JSON of settings/model_rules.py: what will train"
     )
     args = parser.parse_args()
     if args.report and not args.data:

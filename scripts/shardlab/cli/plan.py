@@ -18,6 +18,7 @@ from shardlab.settings.types import Run
 
 MODES = tuple(plan.RECOMPUTED)
 """Recomputation modes, least first."""
+SCRIPT = "only {} itself knows what it will hold and send, so nothing can be planned."
 
 
 def main() -> None:
@@ -60,7 +61,8 @@ def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan
     there = {run.data.name: store.is_prepared(folders[run.data.name], run.data) for run in runs}
     plans: dict[int, Plan] = {}
     refused: dict[tuple[str, str], str] = {}
-    left = dict(enumerate(runs))
+    refused |= {(run.strategy, run.workload): SCRIPT.format(run.script) for run in runs if run.script}
+    left = {number: run for number, run in enumerate(runs) if not run.script}
     for mode in MODES:
         requested = {
             number: run if run.recipe.activation_checkpointing == mode else _recomputing(run, mode)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardlab.errors import UserError
 from shardlab.files import write_text
-from shardlab.report import summary, summary_markdown, sweep, verdict
+from shardlab.report import summary, summary_markdown, sweep_table, verdict
 from shardlab.settings import load
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     write_text(args.results / "summary.csv", table.to_csv(index=False))
     write_text(args.results / "summary.md", summary_markdown.markdown(table, args.config, left_out))
     if args.config.sweep:
-        write_text(args.results / sweep.FILE, sweep.table(table).to_csv(index=False))
+        write_text(args.results / sweep_table.FILE, sweep_table.table(table).to_csv(index=False))
     good, sentence = verdict.verdict(table)
     if args.check and not good:
         raise UserError(sentence)

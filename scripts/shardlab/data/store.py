@@ -93,6 +93,15 @@ def fingerprint_of(folder: Path) -> str:
     return str(_manifest(folder)["fingerprint"])
 
 
+def samples_in(folder: Path, split: str) -> int:
+    """Return the number of samples of a split, from the manifest of a prepared data set.
+
+    Raises:
+        UserError: the manifest is missing or damaged.
+    """
+    return int(_manifest(folder)["samples"][split])
+
+
 def verify(folder: Path, data: DataSet) -> str:
     """Check that the prepared data set is complete and the requested one; return its fingerprint.
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from shardlab.measure.memory import Memory
-from shardlab.measure.timeline import Timeline
+from shardlab.measure.timeline_recorder import TimelineRecorder
 from shardlab.measure.traffic import Traffic
 from shardlab.records.timeline import RANKS_SHOWN
 from shardlab.runtime.device import forget_peak, name, peak_memory
@@ -28,7 +28,7 @@ class Meter:
         self.memory = Memory(world.device)
         self.counted = min(first + WARMUP_STEPS, steps) - 1
         """Step whose traffic and memory are counted: the last one of the warm-up, which is excluded from timings."""
-        self.timeline = Timeline()
+        self.timeline = TimelineRecorder()
         self.traffic = Traffic(world, self.timeline)
         self.measures = first < steps
         """True if a step is left to count: not in a run that resumes at its last step."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab.errors import UserError
-from shardlab.measure.timeline import Timeline
+from shardlab.measure.timeline_recorder import TimelineRecorder
 from shardlab.runtime.distributed import NOT_TRAFFIC, World
 
 OPERATORS = {
@@ -82,7 +82,7 @@ class Traffic(TorchDispatchMode):
     not to a strategy.
     """
 
-    def __init__(self, world: World, timeline: Timeline) -> None:
+    def __init__(self, world: World, timeline: TimelineRecorder) -> None:
         """Collectives are also recorded in ``timeline``, with their time."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes: defaultdict[tuple[str, str], float] = defaultdict(float)

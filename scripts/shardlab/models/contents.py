@@ -1,6 +1,6 @@
 """What a model contains, seen on the meta device before any rank works, and which strategies take it.
 
-The rules are in settings/contents.py.
+The rules are in settings/model_rules.py.
 """
 
 import random
@@ -17,7 +17,7 @@ from shardlab.errors import UserError
 from shardlab.models import build, matching
 from shardlab.models._chain import Chain
 from shardlab.patches.torch_modules import attributes_read
-from shardlab.settings.contents import KEY, OWN_PIECES, OWN_SAMPLES, RULES, techniques
+from shardlab.settings.model_rules import KEY, OWN_PIECES, OWN_SAMPLES, RULES, techniques
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.types import Run
 

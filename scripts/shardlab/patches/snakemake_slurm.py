@@ -27,8 +27,8 @@ def incompatibility(plugin: Any) -> str | None:
         method = getattr(plugin.Executor, name, None)
         if method is None or list(inspect.signature(method).parameters) != arguments:
             return (
-                f"{PLUGIN} has another {name} than this project knows, so a second call would not find the jobs of a "
-                "first one; install the version in envs/workflow.txt"
+                f"{PLUGIN} has a different {name} than this project knows, so a second call would not find the jobs of "
+                "a first one; install the version in envs/workflow.txt"
             )
     return None
 

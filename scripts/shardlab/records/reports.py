@@ -35,7 +35,8 @@ class Report(Strict):
         try:
             report = check(cls, values, str(path))
         except UserError as error:
-            raise UserError(f"{error} It is damaged or of another version; {remedy}.") from None
+            problem = str(error).partition("; ")[0]  # what else the file could have helps nobody: a program writes it
+            raise UserError(f"{problem}: it is damaged or of another version of this project; {remedy}.") from None
         if report.seal != report._digest():
             raise UserError(f"{path} was edited or damaged (its seal does not match); {remedy}.")
         return report
@@ -104,7 +105,7 @@ class FirstStep(Strict):
 class TrainReport(Report):
     """Results of a training: train.json. Values that were not measured are null."""
 
-    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    schema_version: Literal[2] = Field(2, description="Version of this format.")
     identity: Identity = Field(description="Run that this belongs to.")
     settings: dict[str, Any] = Field(description="run.json of the training.")
     initial_weights: str = Field(description="SHA-256 of the weights that it started from.")
@@ -121,11 +122,11 @@ class TrainReport(Report):
     steps: int = Field(description="Optimizer steps.")
     samples: int = Field(description="Training samples read, over all steps.")
     targets: int = Field(description="Training targets, over all steps.")
-    samples_per_rank: list[int] = Field(
+    samples_per_rank: list[int] | None = Field(
         description="Samples that each rank put through its model since this attempt started; 0 for pipeline stages "
-        "without the output."
+        "without the output; null for a script."
     )
-    targets_per_rank: list[int] = Field(description="Targets of these samples.")
+    targets_per_rank: list[int] | None = Field(description="Targets of these samples.")
     train_loss: float = Field(description="Loss of the last step's batch.")
     first_steps: list[FirstStep] = Field(description=f"The first {FIRST_STEPS} steps.")
     learned_nothing: str | None = Field(
@@ -133,7 +134,8 @@ class TrainReport(Report):
     )
     validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
     wall_seconds: float = Field(
-        description="Training loop with validation, without start-up and saving; of earlier attempts their steps."
+        description="Training loop with validation, without start-up and saving; of earlier attempts their steps. Of a "
+        "script: its last attempt from start to end."
     )
     step_seconds_median: float | None = Field(description=f"Median step, {LATER}.")
     step_seconds_p95: float | None = Field(description=f"95th percentile step, {LATER}.")
@@ -145,10 +147,10 @@ class TrainReport(Report):
     )
     flops_per_step: int | None = Field(
         description="Floating-point operations of a step over all ranks, by flops_formula; null for a model that "
-        "cannot be run over shapes alone."
+        "cannot be run over shapes alone, and for a script."
     )
     flops_per_step_causal: int | None = Field(description="flops_per_step without what causal attention masks.")
-    flops_formula: str = Field(description="Formula by which operations were counted.")
+    flops_formula: str | None = Field(description="Formula by which operations were counted; null for a script.")
     device_peak_flops: float | None = Field(
         description="Peak of a device in the run's arithmetic, from its data sheet (FLOP/s); null if unknown."
     )
@@ -165,13 +167,13 @@ class TrainReport(Report):
     )
     tensor_bytes: list[TensorBytes] | None = Field(
         description="Tensor bytes of each rank in a step, on its fullest device; null, like the next ones, for a "
-        "run that resumed at its last step."
+        "run that resumed at its last step, and, like bytes_per_step and traffic, for a script."
     )
     peak_memory_bytes: list[int] | None = Field(description="Peak memory of each rank.")
     peak_memory_kind: Literal["process RSS", "CUDA allocated"] = Field(description="Kind of the measurement.")
     bytes_per_step: float | None = Field(description="Bytes sent per rank and step (mean over the ranks).")
     traffic: list[Traffic] | None = Field(description="bytes_per_step by mesh axis and collective.")
-    checkpoints: int = Field(description="Checkpoints written, including best.safetensors.")
+    checkpoints: int | None = Field(description="Checkpoints written, including best.safetensors; null for a script.")
     attempts: list[Attempt] = Field(default=[], description="All attempts at the run, this one last.")
     lost_steps: int = Field(0, description="Steps repeated because an attempt ended after its last checkpoint.")
     skipped_steps: int = Field(0, description="Steps skipped because loss or gradient was not finite.")

@@ -45,7 +45,7 @@ def train_report(
         "lost_steps": _lost(attempts),
     }
     values |= times | measured
-    values["wall_seconds"] += sum(each["seconds"] for each in steps if each["step"] < started)
+    values["wall_seconds"] += sum(each["seconds"] or 0.0 for each in steps if each["step"] < started)
     return TrainReport.model_validate(values)
 
 
@@ -75,6 +75,7 @@ def _lost(attempts: Sequence[Attempt]) -> int:
 
 def _step_statistics(steps: list[dict[str, Any]]) -> dict[str, Any]:
     """Return median and 95th percentile step time and the throughput; null without steps."""
+    steps = [step for step in steps if step["seconds"] is not None]  # a script may write its lines all at once
     if not steps:
         return {"step_seconds_median": None, "step_seconds_p95": None, "samples_per_second": None}
     seconds = sorted(record["seconds"] for record in steps)

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
-from shardlab.report import sweep
+from shardlab.report import sweep_table
 from shardlab.report.summary import MEMORY_KINDS
 from shardlab.report.units import readable_bytes
 from shardlab.report.verdict import EQUAL, diagnosis, flips, verdict, weights
@@ -114,15 +114,15 @@ def _short(row: dict[Hashable, Any] | None) -> str:
 
 def _swept(table: pd.DataFrame) -> list[str]:
     """Format the best variants and the table over seeds, which is in results/sweep.csv if it is long."""
-    found = sweep.table(table)
-    lines = [f"- {sentence}" for sentence in sweep.sentences(found)]
+    found = sweep_table.table(table)
+    lines = [f"- {sentence}" for sentence in sweep_table.sentences(found)]
     return [*lines, *[""] * bool(lines), _markdown(swept(found)), "", SWEPT.format(len(found))]
 
 
 def swept(found: pd.DataFrame) -> pd.DataFrame:
     """Format the first rows of a sweep's table."""
     first = found.sort_values("best", ascending=False, kind="stable").head(ROWS)
-    shown = first[["strategy", "workload", *sweep.keys(found), "done"]].rename(columns={"done": "runs"})
+    shown = first[["strategy", "workload", *sweep_table.keys(found), "done"]].rename(columns={"done": "runs"})
     for name, form in (("validation", ".6f"), ("test", ".6f"), ("samples_per_second", ".0f")):
         mean, std = (first[f"{name}_{what}"].map(lambda value, form=form: _number(value, form)) for what in MEANS)
         shown[name.replace("_per_second", "/s")] = [f"{m} ± {s}" if s else m for m, s in zip(mean, std, strict=True)]

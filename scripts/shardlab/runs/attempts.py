@@ -17,7 +17,7 @@ from shardlab.files import no_room, read_json, sha256, write_json
 from shardlab.records import done as done_file
 from shardlab.records import manifest, metrics
 from shardlab.records.reports import Attempt, TrainReport
-from shardlab.runs import slurm
+from shardlab.runs import script_place, slurm
 from shardlab.schema import Strict, check
 from shardlab.settings import run_identity
 from shardlab.settings.recipe import OPTIMIZERS
@@ -122,6 +122,7 @@ class AttemptLog:
             for folder in manifest.saved(self.folder):
                 manifest.remove(folder)
             shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+            shutil.rmtree(self.folder / script_place.OUTPUT, ignore_errors=True)
             self.attempts = []
             (self.folder / FILE).unlink(missing_ok=True)
             shutil.rmtree(self.folder / LOGS, ignore_errors=True)
@@ -144,6 +145,19 @@ class AttemptLog:
                 f"{vain[0].why.removeprefix('error: ')} Fix that, then run the same command again."
             )
 
+    def check_script_checkpoints(self) -> None:
+        """Check that a script which goes on does so from checkpoints of this run.
+
+        Raises:
+            UserError: they are those of other settings, or of the script before an edit.
+        """
+        if script_place.has_checkpoints(self.folder) and not self.attempts:
+            place = self.folder / script_place.OUTPUT / script_place.CHECKPOINTS
+            raise UserError(
+                f"{place} was written by {self.run.script} before it or its settings were changed; undo the change, "
+                "remove that folder, or train from the first step with --config restart=true."
+            )
+
     def check_room(self) -> None:
         """Check that free space and quota suffice for weights and checkpoints.
 
@@ -152,7 +166,8 @@ class AttemptLog:
         """
         recipe, size = self.run.recipe, initial_size(self.initial)
         states = OPTIMIZERS[recipe.optimizer.name].states(recipe.optimizer)
-        one = size * (1 + states + recipe.keep_best) if recipe.keeps_checkpoints else 0
+        keeps = recipe.keeps_checkpoints and not self.run.script  # what a script keeps is its own affair
+        one = size * (1 + states + recipe.keep_best) if keeps else 0
         needed = (recipe.keep_last_checkpoints + 1) * one + size * (1 + recipe.keep_best)
         there = sum(path.stat().st_size for path in self.folder.glob("checkpoints/**/*") if path.is_file())
         if reason := no_room(self.folder, needed - there):

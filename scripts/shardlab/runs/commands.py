@@ -10,7 +10,7 @@ from shardlab.runs import container, forks, launchers
 from shardlab.runs.signals import STOP
 from shardlab.runs.stages import Scope
 from shardlab.settings.sites import SiteRuntime
-from shardlab.settings.types import Ranks
+from shardlab.settings.types import Ranks, Run
 
 """Program that starts the ranks of a node; it is next to the others."""
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
@@ -55,7 +55,12 @@ def lines(run: Ranks, program: list[str], image: Path | None, scope: Scope) -> s
     on_node = list(site.setup_commands)
     on_node += [f'export {key}="{value}"' for key, value in site.environment_node.items()]
     on_node += ["exec " + " ".join(words)]
-    lines += launchers.for_site(site).lines(on_node, nodes, per_node * site.cpus_per_rank)
+    launcher = launchers.for_site(site)
+    cpus = per_node * site.cpus_per_rank
+    if scope is Scope.RANKS and isinstance(run, Run) and run.script_launcher:
+        lines += launcher.lines_of_ranks(on_node, nodes, cpus, per_node)
+    else:
+        lines += launcher.lines(on_node, nodes, cpus)
     return "\n".join(lines)
 
 
@@ -86,7 +91,7 @@ def _torchrun(run: Ranks) -> list[str]:
     """Return torchrun's quoted arguments; the shell of each node fills in what differs between nodes."""
     site = run.site
     words = [shlex.quote(str(COMMAND)), "fork_torchrun"]
-    if site.device == "cpu":
+    if site.device == "cpu" and not (isinstance(run, Run) and run.script):
         # On a GPU ranks are separate processes: CUDA does not survive a fork, and torchrun itself queries GPUs.
         words += [f"--imports=shardlab.train.loop,shardlab.parallel.{run.engine_file},torch._dynamo"]
     words += [f"--nproc-per-node={run.ranks_per_node}"]

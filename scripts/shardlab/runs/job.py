@@ -10,11 +10,11 @@ from pathlib import Path
 from shardlab.data import store
 from shardlab.errors import UserError, remedy
 from shardlab.files import COMMAND, ROOT, lock
-from shardlab.runs import commands, container, launchers, signals, slurm
+from shardlab.runs import commands, container, launchers, script_place, signals, slurm
 from shardlab.runs.attempts import AttemptLog
 from shardlab.runs.images import read_image
 from shardlab.runs.managed_process import Child
-from shardlab.runs.stages import STAGES, scope
+from shardlab.runs.stages import STAGES, Scope, scope, words
 from shardlab.settings.types import Ranks, Run, read_ranks, read_run
 
 
@@ -36,7 +36,7 @@ def main(description: str | None) -> int:
     stage = STAGES[args.stage]
     run = read_run(args.settings) if stage.settings is Run else read_ranks(args.settings)
     image = image_of(run, args.image, dry_run=args.dry_run)
-    program = [str(COMMAND), *stage.words, *[f"--settings={args.settings}"] * stage.reads_settings, *others]
+    program = [str(COMMAND), *words(args.stage, run), *[f"--settings={args.settings}"] * stage.reads_settings, *others]
     if args.data:
         program.append(f"--data={args.data}")
     if args.weights:
@@ -118,13 +118,20 @@ def train(
     story.stop_if_no_progress()
     story.check_room()
     restart = restart or story.begins_afresh(finished)
+    if run.script and not restart:
+        story.check_script_checkpoints()
     story.forget_done(done, checkpoints=restart and not any(word.startswith("--resume") for word in program))
+    if run.script:
+        script_place.clear(story.folder)
     child = Child(run, name, descriptor, story.folder)
     with story.attempt() as attempt:
-        words = [*program, f"--attempt={attempt.number}"] + ["--restart"] * restart
-        command = commands.command(run, words, image, scope("train", run))
+        options = [*program, f"--attempt={attempt.number}"] + ["--restart"] * restart
+        command = commands.command(run, options, image, scope("train", run))
         print(f"{command.lines}\n\nattempt {attempt.number}; its output is in {story.log(attempt)}", flush=True)
         status = child.run(command, story.log(attempt))
+        if run.script and status == 0:
+            check = [*options[:1], "check_script", *options[2:]]
+            status = child.run(commands.command(run, check, image, Scope.ONE), story.log(attempt), again=True)
         stop_signal = child.stop_signal or story.stopped(attempt)
         if not story.stopped(attempt) and story.error(attempt):  # whatever was requested, this is what happened
             stop_signal = None
@@ -139,11 +146,10 @@ def train(
     if not stop_signal:
         raise UserError(attempt.why.removeprefix("error: "))
     why = STOPPED_BY.get(stop_signal, "its job was cancelled or preempted")
-    raise Stopped(
-        f"{name} stopped on request ({stop_signal}): {why}. Steps saved: {attempt.saved or 0}; "
-        "the same command resumes there.",
-        stop_signal,
-    )
+    saved = f"Steps saved: {attempt.saved or 0}; the same command resumes there."
+    if run.script:
+        saved = f"The same command starts {run.script} again, with what it saved in its checkpoints folder."
+    raise Stopped(f"{name} stopped on request ({stop_signal}): {why}. {saved}", stop_signal)
 
 
 def image_of(run: Ranks, report: Path | None, *, dry_run: bool) -> Path | None:

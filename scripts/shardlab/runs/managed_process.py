@@ -31,8 +31,10 @@ class Child:
         self.stop_signal = ""
         """Reason of the request to stop; empty without one."""
 
-    def run(self, command: Command, log: Path | None = None) -> int:
+    def run(self, command: Command, log: Path | None = None, *, again: bool = False) -> int:
         """Run the command, with its output in a file; return its status, and report one that is not 0.
+
+        ``again``: the file has the output of a command before this one.
 
         Raises:
             UserError: it was requested to stop, and so was the command, which has ended.
@@ -41,7 +43,7 @@ class Child:
             file = None
             if log:
                 log.parent.mkdir(exist_ok=True)
-                file = stack.enter_context(log.open("wb"))
+                file = stack.enter_context(log.open("ab" if again else "wb"))
             self.forget()
             self.ended = False
             self.child = self._forked(command.program, file) if command.program else self._started(command.lines, file)

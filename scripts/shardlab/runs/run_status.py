@@ -10,7 +10,7 @@ from shardlab.errors import UserError
 from shardlab.files import flock
 from shardlab.records import done, manifest, metrics
 from shardlab.records.reports import Attempt, TrainReport
-from shardlab.runs import attempts, slurm
+from shardlab.runs import attempts, script_place, slurm
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.settings.run_identity import difference, identity_of
 from shardlab.settings.types import Run
@@ -58,7 +58,7 @@ def alive(folder: Path) -> str | None:
 
 
 def trained(run: Run, folder: Path) -> str | None:
-    """Return the key that differs in the finished training in a folder, or what is wrong with that training.
+    """Return how the finished training in a folder is not that of ``run``, or what is wrong with it.
 
     Empty if it is that of ``run``, None if there is none.
     """
@@ -68,7 +68,8 @@ def trained(run: Run, folder: Path) -> str | None:
         report = TrainReport.read(folder / "train.json", "train again")
     except UserError as error:
         return str(error)
-    return difference(run.model_dump(mode="json"), report.settings) or ""
+    key = difference(run.model_dump(mode="json"), report.settings)
+    return f"a different {key}" if key else ""
 
 
 def next_action(run: Run, folder: Path) -> str:
@@ -83,7 +84,7 @@ def next_action(run: Run, folder: Path) -> str:
         if attempts.requested(folder, identity_of(run, "")):
             return "finished, and retraining was requested: the next call trains from scratch"
         return "finished, but not recorded by Snakemake: the next call uses it as it is"
-    reason = f" a different {other};" if other else ""
+    reason = f" {other.rstrip('.')};" if other else ""
     skipped = f" ({changed})" if changed else ""
     for place in manifest.saved(folder):
         try:
@@ -94,6 +95,11 @@ def next_action(run: Run, folder: Path) -> str:
         if key := difference(run.model_dump(mode="json"), found.settings):
             return f"checkpoint with a different {key}: change it back, or train with --config restart=true{skipped}"
         return f"resumable after step {found.step}; {_last(folder)}{skipped}"
+    if run.script and script_place.has_checkpoints(folder):
+        story = attempts.read_story(folder)
+        if story is None or story.numbers != identity_of(run, "").numbers:
+            return "checkpoints of its script before a change: undo it, or train with --config restart=true"
+        return f"resumable, if {run.script} reads what it saved in its checkpoints folder; {_last(folder)}"
     if not folder.exists():
         return "not begun"
     return f"from its first step:{reason} no checkpoint; {_last(folder)}{skipped}"
@@ -116,7 +122,7 @@ def status_of(run: Run, folder: Path, queued: dict[str, str]) -> RunStatus:
     elif other == "":
         status.state, status.why = "done", ""
     elif other:
-        status.state, status.why = "stale", f"a different {other}"
+        status.state, status.why = "stale", other
     elif history and history[-1].ended and history[-1].failed:
         status.state = "failed"
     elif history:
@@ -145,7 +151,10 @@ def _fill(found: RunStatus, records: list[dict[str, Any]]) -> None:
         return
     found.step = steps[-1]["step"] + 1
     found.losses = [record["loss"] for record in steps if record["loss"] is not None]
-    recent = steps[-RECENT:]
+    # The first step of a script has no time, nor have lines that came all at once.
+    recent = [record for record in steps[-RECENT:] if record["seconds"] is not None]
+    if not recent:
+        return
     seconds = statistics.median(record["seconds"] for record in recent)
     if seconds > 0:
         found.samples_per_second = statistics.median(record["samples"] for record in recent) / seconds

@@ -30,7 +30,7 @@ def runs_jobs(arguments: list[str]) -> bool:
     return not any(word in looks or re.fullmatch(r"-\w*n\w*", word) for word in arguments)
 
 
-def of_one_run(arguments: list[str]) -> bool:
+def is_for_single_runs(arguments: list[str]) -> bool:
     """Return whether another Snakemake made this call for jobs that have wildcards, and so do not need all runs."""
     if "--target-jobs" not in arguments:
         return False

@@ -44,8 +44,17 @@ STAGES = {
 }
 
 
+def words(stage: str, run: Ranks) -> tuple[str, ...]:
+    """Return the verb of a stage."""
+    if stage == "train" and isinstance(run, Run) and run.script:
+        return ("train_script",)
+    return STAGES[stage].words
+
+
 def scope(stage: str, run: Ranks) -> Scope:
     """Return the scope of a stage: what `shardlab launch` starts, and what a job requests from Slurm."""
     if stage == "evaluate" and isinstance(run, Run) and run.evaluated_sharded:
         return Scope.RANKS
+    if stage == "capture" and isinstance(run, Run) and run.script:
+        return Scope.ONE  # its training has written what there is
     return STAGES[stage].scope

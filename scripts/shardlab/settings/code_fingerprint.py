@@ -16,6 +16,7 @@ from pathlib import Path
 import shardlab
 from shardlab.errors import UserError
 from shardlab.files import ROOT
+from shardlab.settings import scripts
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
 
@@ -42,7 +43,11 @@ def data_sources(reader: str, task: str) -> dict[str, str]:
 
 
 def training_sources(run: Run) -> dict[str, str]:
-    """Return the digests of the files that train a run: the loop, its task and strategy, without its model."""
+    """Return the digests of the files that train a run: the loop, its task and strategy, without its model; or those of
+    its script.
+    """
+    if run.script:
+        return scripts.digests(run.script)
     uses = [run.engine_file]
     if run.engine == "torch":
         uses += run.mesh.techniques

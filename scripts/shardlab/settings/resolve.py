@@ -4,9 +4,9 @@ from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices
 from shardlab.schema import check
-from shardlab.settings import code_fingerprint, compatibility, deepspeed, load, model_and_data, sweep, variants
+from shardlab.settings import code_fingerprint, compatibility, deepspeed, load, model_and_data, scripts, sweep, variants
 from shardlab.settings.config import Config
-from shardlab.settings.mesh import ParallelDims, multiply_out
+from shardlab.settings.mesh import AXES, ParallelDims, multiply_out
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
@@ -35,11 +35,15 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     model_and_data.check_args(workload, workload_base, args, data.options)
     nodes, ranks, devices = _ranks(config, strategy, strategy_name, site)
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
-    compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
-    compatibility.check_context(strategy, mesh, workload, workload_base, args, data.options)
-    compatibility.check_experts(mesh, workload, workload_base, args)
     segments = _segments(workload, workload_base, args)
-    compatibility.check_pipeline(strategy, strategy_name, mesh, workload_base, segments, devices)
+    if strategy.script:
+        compatibility.check_workload(strategy, strategy_name, workload_base)
+        recipe = compatibility.check_script(strategy, strategy_name, recipe, site, config.site)
+    else:
+        compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
+        compatibility.check_context(strategy, mesh, workload, workload_base, args, data.options)
+        compatibility.check_experts(mesh, workload, workload_base, args)
+        compatibility.check_pipeline(strategy, strategy_name, mesh, workload_base, segments, devices)
     if recipe.global_batch_size < mesh.data_size:
         raise UserError(
             f"{strategy_name} x {workload_name}: global_batch_size {recipe.global_batch_size} has fewer samples than "
@@ -52,7 +56,8 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
             f"{recipe.gradient_accumulation_steps} leaves micro-batches without samples, as each rank has at most "
             f"{samples} of a step; set it to {samples} or less."
         )
-    compatibility.check_recipe(strategy, strategy_name, recipe, site.device, mesh)
+    if not strategy.script:
+        compatibility.check_recipe(strategy, strategy_name, recipe, site.device, mesh)
     resolved = Run(
         strategy=strategy_name,
         workload=workload_name,
@@ -69,6 +74,8 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
         model=model_and_data.model_of(workload, workload_base, args, segments),
         data=data,
         recipe=recipe,
+        script=strategy.script,
+        script_launcher=strategy.launcher,
         site=site,
         site_name=config.site,
     )
@@ -228,6 +235,19 @@ def _check_size(config: Config, name: str, ranks: int, site: SiteRuntime) -> Non
 def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> ParallelDims:
     """Return the strategy's degrees, completed to the world size."""
     where = f"config/strategies.yaml: {name}"
+    if strategy.launcher and not (strategy.script and strategy.degrees):
+        raise UserError(f"{where}: launcher starts the ranks of a script; set script and a degree, such as tp: -1.")
+    if strategy.workloads and not strategy.script:
+        raise UserError(f"{where}: workloads are those that a script knows; set script, or remove workloads.")
+    if strategy.script:
+        if own := strategy.model_fields_set - {"script", "launcher", "min_ranks", "workloads", *AXES}:
+            raise UserError(
+                f"{where}: only this project's own training reads {choices(own)}; remove that, as a script decides "
+                f"everything but its number of ranks (known with script: launcher, min_ranks, workloads, "
+                f"{', '.join(AXES)})."
+            )
+        scripts.check(strategy.script, where)
+        return multiply_out(strategy.degrees, nodes, ranks, where)
     if strategy.engine == "deepspeed":
         own = strategy.model_fields_set - {"engine", "config", "min_ranks"}
         if own or strategy.config is None:

@@ -225,6 +225,19 @@ class Strategy(StrategyOptions, Degrees):
         "torch", description="torch: PyTorch's own parallel modules; deepspeed: ZeRO."
     )
     config: str | None = Field(None, description="DeepSpeed only: JSON file, relative to the project's root.")
+    script: str | None = Field(
+        None,
+        description="A program of your own that trains instead of this project (docs/scripts.md): its path, relative "
+        "to the project's root. Besides, only degrees, min_ranks, workloads and launcher can be set.",
+    )
+    workloads: list[str] = Field(
+        [], description="With `script`: the workloads that it can train; the others are left out. Empty: all."
+    )
+    launcher: Literal["srun"] | None = Field(
+        None,
+        description="With `script`: srun starts a task per rank, without torchrun; the script reads SLURM_PROCID "
+        "(null: torchrun, or one process without degrees).",
+    )
     min_ranks: PositiveInt = Field(
         1, description="Minimum number of ranks: ranks_per_node is raised to reach it (2-D meshes need 4)."
     )
@@ -326,6 +339,12 @@ class Run(Ranks):
     model: Model = Field(description="Model.")
     data: DataSet = Field(description="Data set.")
     recipe: Recipe = Field(description="Training recipe.")
+    script: str | None = Field(
+        None, description="The user's program that trains, from the project's root; null: this project's."
+    )
+    script_launcher: Literal["srun"] | None = Field(
+        None, description="What starts the script's ranks; null: torchrun, or one process without a mesh."
+    )
     recomputation_planned: bool = Field(
         False,
         description="True if the configuration says activation_checkpointing: auto, and the recipe here has what the "
@@ -349,7 +368,7 @@ class Run(Ranks):
     @property
     def needs_torchrun(self) -> bool:
         """See Ranks: DeepSpeed needs it for one rank as well."""
-        return self.engine != "torch" or bool(self.mesh)
+        return self.engine != "torch" or (bool(self.mesh) and self.script_launcher is None)
 
     @property
     def head_tail(self) -> bool:

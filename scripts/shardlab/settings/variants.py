@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from shardlab.errors import UserError, unknown
 from shardlab.schema import words, yes_for_number
 from shardlab.settings.config import Config
-from shardlab.settings.mesh import Split
+from shardlab.settings.mesh import AXES, Split
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.strict_yaml import parse_yaml
 from shardlab.settings.types import Strategy
@@ -43,7 +43,7 @@ NEEDS: dict[str, Split] = {
     "n_microbatches": "layers",
 }
 """Option of a strategy: what an axis has to split for the option to have an effect."""
-NAMED = ("engine", "config", "min_ranks", "single_process")
+NAMED = ("engine", "config", "script", "workloads", "launcher", "min_ranks", "single_process")
 """Keys that define a strategy; different values need separate entries in config/strategies.yaml."""
 
 
@@ -224,6 +224,8 @@ def takes(settings: Strategy, key: str) -> bool:
     distributed = settings.engine == "deepspeed" or bool(settings.degrees)
     if key == "ranks_per_node":
         return distributed or settings.single_process is not None
+    if settings.script:
+        return distributed and key in ("nodes", *AXES)
     if key == "nodes" or settings.engine == "deepspeed":
         return distributed and key == "nodes"
     return distributed and (key not in NEEDS or NEEDS[key] in settings.splits)

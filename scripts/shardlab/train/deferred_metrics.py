@@ -1,7 +1,7 @@
 """Metrics of the steps, read one step late: they have reached the host by then, so the device never waits."""
 
 from shardlab.train.checkpoint import Checkpointer
-from shardlab.train.metrics import MetricsLog
+from shardlab.train.metrics_log import MetricsLog
 from shardlab.train.step import NO_FLAGS, ControlFlags, PendingStep, StepMetrics
 
 

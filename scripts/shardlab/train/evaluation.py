@@ -50,6 +50,28 @@ def evaluate(run: Run, data: Path, weights: Path) -> Evaluated:
 
 
 @torch.no_grad()
+def loss_of(run: Run, data: Path, weights: Path, split: str) -> float:
+    """Return the loss per target of ``weights`` over a whole split, on one device.
+
+    Raises:
+        NotFinite: it is not finite.
+    """
+    device = device_for_rank(run.site.device)
+    dtype = getattr(torch, run.recipe.dtype)
+    task = tasks.load(run.task, data, dtype, device, loss_chunks=run.recipe.loss_chunks)
+    model = models.build(run.model, run.task, dtype)
+    materialize(model, weights, device)
+    model.eval()
+    total, targets = 0.0, 0
+    for indices in order.in_order(task.samples(split), run.recipe.eval_batch_size):
+        batch = task.batch(split, indices)
+        total += float(task.loss(cast(Tensor, task.outputs(model, batch)), batch))
+        targets += task.targets(split, indices)
+    check_finite(run, split, total / targets)
+    return total / targets
+
+
+@torch.no_grad()
 def evaluate_whole(run: Run, data: Path, weights: Path) -> Evaluated:
     """Return loss per target and metric of ``weights`` over the whole test split, unpadded, on one device."""
     device = device_for_rank(run.site.device)

@@ -31,7 +31,7 @@ from shardlab.settings.types import WARMUP_STEPS, Run
 from shardlab.train.checkpoint import Checkpointer
 from shardlab.train.deferred_metrics import DeferredMetrics
 from shardlab.train.heartbeat import Heartbeat
-from shardlab.train.metrics import MetricsLog
+from shardlab.train.metrics_log import MetricsLog
 from shardlab.train.resource_monitor import Usage
 from shardlab.train.resume import initial_manifest, latest_checkpoint, restore
 from shardlab.train.sample_audit import SampleAudit

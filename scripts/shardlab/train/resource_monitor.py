@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from shardlab.runtime import device
 from shardlab.runtime.distributed import World
-from shardlab.train.metrics import USED, MetricsLog
+from shardlab.train.metrics_log import USED, MetricsLog
 
 FIRST = 1.0
 """Seconds until the first sample, so that short runs have one."""

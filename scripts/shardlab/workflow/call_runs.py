@@ -8,7 +8,7 @@ from typing import Any
 from shardlab.errors import UserError
 from shardlab.records import plan
 from shardlab.runs import snakemake_lock
-from shardlab.settings import contents, load, model_and_data, pretrained, resolve, run_identity
+from shardlab.settings import load, model_and_data, model_rules, pretrained, resolve, run_identity
 from shardlab.settings.types import DataSet, Model, Ranks, Run
 from shardlab.workflow import call_checks
 from shardlab.workflow.call_start import as_workflow_error
@@ -40,7 +40,7 @@ class CallRuns:
         self.config = load.config(values)
         self.site = load.site(self.config)
         # A job reads the configuration again for its own run alone: one of a sweep of thousands must not wait for all.
-        self.runs = [] if snakemake_lock.of_one_run(arguments) else resolve.matrix(self.config)[0]
+        self.runs = [] if snakemake_lock.is_for_single_runs(arguments) else resolve.matrix(self.config)[0]
         self._resolved: dict[Name, Run] = {(run.strategy, run.workload): run for run in self.runs}
         self._identities: dict[Name, str] = {}
         self.requested = dict(self._resolved)
@@ -95,12 +95,13 @@ class CallRuns:
     def _strategies(self) -> dict[str, str]:
         runs: dict[str, list[Run]] = {}
         for run in self._trained:
-            runs.setdefault(resolve.weights_of(run.workload), []).append(run)
-        return {workload: contents.reduced(each) for workload, each in runs.items()}
+            own = [] if run.script else [run]  # what a script makes of the model is its own affair
+            runs.setdefault(resolve.weights_of(run.workload), []).extend(own)
+        return {workload: model_rules.reduced(each) for workload, each in runs.items()}
 
     def strategies_of(self, workload: str) -> str:
         """Return what the job that draws initial weights needs to know of the strategies that train them, as JSON."""
-        return self._strategies.get(workload, contents.reduced([]))
+        return self._strategies.get(workload, model_rules.reduced([]))
 
     def planned(self, wildcards: Any, input: Any) -> tuple[Run, str]:
         """Return the settings of a run for run.json, and an error, a warning or a note for its log, or "".

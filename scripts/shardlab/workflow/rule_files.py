@@ -94,6 +94,13 @@ class RuleFiles:
         data = self.call.data_set(wildcards.dataset)
         return raw_files(data) + model_files(data.tokenizer, ["tokenizer.json"])
 
+    def dumping_training(self, wildcards: Any) -> list[str]:
+        """Return the file that marks a script's training as complete, whose dumps a diagnosis reads; empty for a run
+        that is captured.
+        """
+        run = self.call.run_of(wildcards)
+        return [f"results/{run.strategy}/{run.workload}.done"] if run.script else []
+
     def needed_plan(self, wildcards: Any) -> list[str]:
         """Return the plan of a run whose recomputation depends on it; empty for other runs."""
         run = self.call.run_of(wildcards)

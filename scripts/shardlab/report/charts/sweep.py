@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report import sweep
+from shardlab.report import sweep_table
 from shardlab.report.charts.helpers import HEIGHT, WIDTH, chosen_workload
 from shardlab.report.run_data import RunData
 
@@ -17,8 +17,8 @@ COLUMNS = ["workload", "variant", "key", "value", "number", "mean", "low", "high
 
 def table(run_data: RunData) -> pd.DataFrame:
     """workload, variant (strategy and other keys), key (its name), value (text), number, mean, low, high, runs."""
-    variant_rows = sweep.table(run_data.table).dropna(subset=["validation_mean"])
-    keys = sweep.keys(variant_rows)
+    variant_rows = sweep_table.table(run_data.table).dropna(subset=["validation_mean"])
+    keys = sweep_table.keys(variant_rows)
     if not keys or not len(variant_rows):
         return pd.DataFrame(columns=COLUMNS)
     key = max(keys, key=lambda name: variant_rows[name].nunique())

@@ -12,7 +12,7 @@ import pandas as pd
 import vl_convert
 from markupsafe import Markup
 
-from shardlab.report import summary_markdown, sweep
+from shardlab.report import summary_markdown, sweep_table
 from shardlab.report.charts import ANCHORS, COMPARISON, OVERALL, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
 from shardlab.report.families import FAMILIES
 from shardlab.report.recommendation import advice
@@ -104,7 +104,7 @@ def html(
 
 
 def _sweep(table: pd.DataFrame, drawn: Drawn) -> dict[str, Any]:
-    found = sweep.table(table)
+    found = sweep_table.table(table)
     shown = summary_markdown.swept(found)
     return {
         "text": summary_markdown.SWEPT.format(len(found)),
@@ -127,7 +127,7 @@ def _raw(text: str) -> Markup:
 
 def _json(value: Any) -> Markup:
     """Dump a value as JSON for a script element: < is escaped."""
-    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
+    return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
 def _details(run: Shown, accounting: dict[str, dict[str, str]]) -> dict[str, Any]:

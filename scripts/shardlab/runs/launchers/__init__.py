@@ -38,6 +38,13 @@ class Launcher(ABC):
     def lines(self, on_node: list[str], nodes: int, cpus: int) -> list[str]:
         """Return Bash lines that run the lines ``on_node`` once per node, with this number of CPU cores each."""
 
+    def lines_of_ranks(self, on_node: list[str], nodes: int, cpus: int, ranks_per_node: int) -> list[str]:
+        """Return Bash lines that run the lines once per rank, without torchrun; ``cpus`` are those of a node.
+
+        Only launchers that a strategy's key `launcher` can name do this.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def rendezvous(self) -> list[str]:
         """Return torchrun's quoted arguments that connect several nodes; each node's shell expands them."""
@@ -60,6 +67,11 @@ class JobLauncher(Launcher):
         assert isinstance(found, LauncherSettings)
         return found
 
+    @property
+    def port(self) -> str:
+        """Shell arithmetic that gives a port of the first node, another one in each concurrent job."""
+        return f"$(({self.settings.port_first} + {self.job_number} % {self.settings.ports}))"
+
     @abstractmethod
     def command(self, nodes: int, cpus: int) -> list[str]:
         """Return the words that start a command once per node, without the site's flags."""
@@ -67,8 +79,7 @@ class JobLauncher(Launcher):
     def lines(self, on_node: list[str], nodes: int, cpus: int) -> list[str]:
         lines = []
         if nodes > 1:
-            port = f"$(({self.settings.port_first} + {self.job_number} % {self.settings.ports}))"
-            lines.append(f'export {RENDEZVOUS}="{address(self.settings)}:{port}"')
+            lines.append(f'export {RENDEZVOUS}="{address(self.settings)}:{self.port}"')
         words = [*self.command(nodes, cpus), *self.settings.flags, "bash", "-c", "\n".join(on_node)]
         return [*lines, f"exec {shlex.join(words)}"]
 

@@ -1,5 +1,6 @@
 """Steps of a Slurm job (srun)."""
 
+import shlex
 import signal
 from typing import ClassVar
 
@@ -26,6 +27,18 @@ class Launcher(launchers.JobLauncher):
             )
 
     def command(self, nodes: int, cpus: int) -> list[str]:
+        return self._step(nodes, cpus, 1)
+
+    def lines_of_ranks(self, on_node: list[str], nodes: int, cpus: int, ranks_per_node: int) -> list[str]:
+        # What scripts that srun starts expect of the job's script: where their rank 0 listens.
+        lines = [
+            f'export MASTER_ADDR="{launchers.address(self.settings)}"',
+            f'export MASTER_PORT="{self.port}"',
+        ]
+        words = [*self._step(nodes, cpus // ranks_per_node, ranks_per_node), *self.settings.flags]
+        return [*lines, f"exec {shlex.join([*words, 'bash', '-c', chr(10).join(on_node)])}"]
+
+    def _step(self, nodes: int, cpus: int, tasks: int) -> list[str]:
         # Nothing is inherited from the job: each number is given explicitly.
-        step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
-        return [*step, "--kill-on-bad-exit=1", "--export=ALL"]
+        step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}"]
+        return [*step, f"--cpus-per-task={cpus}", "--kill-on-bad-exit=1", "--export=ALL"]

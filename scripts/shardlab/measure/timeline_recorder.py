@@ -9,7 +9,7 @@ from shardlab.records.timeline import EVENTS_SHOWN, RANKS_SHOWN
 from shardlab.runtime.distributed import World
 
 
-class Timeline:
+class TimelineRecorder:
     """Recorded while the step is counted, which slows it down: the order is accurate, the times are not."""
 
     def __init__(self) -> None:

@@ -1,0 +1,24 @@
+"""Check what a script left, and write train.json; `shardlab launch` starts it
+once all ranks of the script have ended.
+"""
+
+from shardlab.data import store
+from shardlab.runs import script_place, slurm
+from shardlab.runs.images import read_report
+from shardlab.settings.types import read_run
+
+
+def main() -> None:
+    """Check and write."""
+    args = script_place.arguments(__doc__)
+    from shardlab.runtime import distributed  # imports take seconds
+    from shardlab.train import script_report
+
+    run = read_run(args.settings)
+    distributed.start(run.site.device)
+    origin = {"git_commit": args.commit, "slurm_job_id": slurm.job_id()}
+    if args.image:
+        image = read_report(args.image)
+        origin |= {"image_digest": image.sha256, "image_labels": image.labels}
+    fingerprint = store.fingerprint_of(args.data)
+    script_report.accept(run, args.data, args.weights, args.output, fingerprint, origin)

@@ -1,0 +1,82 @@
+"""Where a script's run has its files: the folder that the script writes to, and what is measured of its ranks."""
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+from shardlab.errors import UserError
+from shardlab.files import read_json, write_json
+
+OUTPUT, CHECKPOINTS, DUMPS = "script", "checkpoints", "dumps"
+"""Folder in a run's folder that is the script's own; folders in it that the script may write."""
+WEIGHTS = "model.safetensors"
+MEASURED = ".ranks"
+"""Folder in a run's folder with a file per rank that ended."""
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """Parse the options of the two programs that run and check a script: the same, as the same job starts both."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--weights", type=Path, required=True, help="initial weights, the same for every strategy")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--attempt", type=int, default=1, help="number of this attempt at the run")
+    parser.add_argument("--commit", help="commit of the working tree, for train.json")
+    parser.add_argument("--image", type=Path, help="report of the image that this runs in, for train.json")
+    parser.add_argument("--restart", action="store_true", help="ignored: the script's checkpoints are already removed")
+    parser.add_argument("--usage-seconds", type=float, help="ignored: a script is not sampled")
+    parser.add_argument("--tensorboard", action="store_true", help="ignored: a script writes its own files")
+    return parser.parse_args()
+
+
+def clear(folder: Path) -> None:
+    """Prepare a run's folder for an attempt: of what earlier ones wrote, the script's checkpoints remain."""
+    output = folder / OUTPUT
+    output.mkdir(parents=True, exist_ok=True)
+    for path in output.iterdir():
+        if path.name != CHECKPOINTS:
+            remove(path)
+    remove(folder / MEASURED)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Return whether the script of a run's folder left anything in its folder of checkpoints."""
+    place = folder / OUTPUT / CHECKPOINTS
+    return place.is_dir() and any(place.iterdir())
+
+
+def copy_dumps(folder: Path, target: Path, script: str) -> None:
+    """Copy what a script's training dumped of its first steps.
+
+    Raises:
+        UserError: it dumped nothing.
+    """
+    dumps = folder / OUTPUT / DUMPS
+    if not any(dumps.glob("**/*.safetensors")):
+        raise UserError(
+            f"{dumps} has no dumps of the first steps; train inside `with dump(model, OUTPUT / '{DUMPS}')` in {script} "
+            "(docs/scripts.md), then run the same command again."
+        )
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(dumps, target)
+
+
+def write_measured(folder: Path, rank: int, values: dict[str, Any]) -> None:
+    write_json(folder / MEASURED / f"{rank}.json", values)
+
+
+def read_measured(folder: Path, ranks: int) -> list[dict[str, Any]]:
+    """Return what was measured of each rank; empty if a rank's is missing."""
+    try:
+        return [read_json(folder / MEASURED / f"{rank}.json", "measurements", "train again") for rank in range(ranks)]
+    except UserError:
+        return []

@@ -1,0 +1,115 @@
+"""Scripts as strategies: where a script may be, and the files that its training depends on."""
+
+import ast
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardlab.errors import UserError
+from shardlab.files import ROOT
+
+GENERATED = ("data", "results", ".snakemake")
+"""Folders with files that a script may name, and that are no part of it."""
+LONGEST = 200
+"""Characters of a text that may be the name of a file."""
+
+
+def check(script: str, where: str) -> None:
+    """Check that a script can be started: a file in the project, executable unless it is Python.
+
+    Raises:
+        UserError: it cannot.
+    """
+    path = ROOT / script
+    if not path.resolve().is_relative_to(ROOT):
+        raise UserError(
+            f"{where}: script {script} is outside of the project; copy it into the project, and write its path from "
+            "the project's root."
+        )
+    if not path.is_file():
+        raise UserError(f"{where}: script {script} is not a file; write its path from the project's root.")
+    if path.suffix != ".py" and not os.access(path, os.X_OK):
+        raise UserError(f"{where}: script {script} is not executable; run: chmod +x {script}.")
+
+
+def files(script: str) -> Iterator[tuple[Path, ast.Module | None]]:
+    """Yield the files that a script consists of, each with its syntax tree if it is Python.
+
+    They are the script, the modules next to it that it imports anywhere, and the files that it names in a string (if it
+    is not Python: as a word), from its folder or from the project's root; and so on for each of these.
+
+    Raises:
+        UserError: one that ends in .py is not Python.
+    """
+    top = (ROOT / script).resolve().parent
+    waiting, known = [ROOT / script], set()
+    while waiting:
+        path = waiting.pop().resolve()
+        if path in known or not path.is_file() or not path.is_relative_to(ROOT):
+            continue
+        if path.relative_to(ROOT).parts[0] in GENERATED:
+            continue
+        known.add(path)
+        tree = _tree(path) if path.suffix == ".py" else None
+        yield path, tree
+        if tree:
+            waiting += [*_imports(tree, path.parent, top)]
+            names = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        else:
+            names = [*re.findall(r"[\w./-]+", path.read_bytes().decode(errors="replace"))]
+        for name in names:
+            if isinstance(name, str) and 0 < len(name) < LONGEST and "\0" not in name:
+                waiting += [path.parent / name, ROOT / name]
+
+
+def digests(script: str) -> dict[str, str]:
+    """Return {path from the project's root: digest} of a script's files; comments of Python do not count."""
+    found = {}
+    for path, tree in files(script):
+        content = path.read_bytes() if tree is None else ast.dump(tree).encode()
+        found[str(path.relative_to(ROOT))] = hashlib.sha256(content).hexdigest()[:16]
+    return dict(sorted(found.items()))
+
+
+def check_unchanged(script: str, sources: dict[str, str]) -> None:
+    """Check that a script's files are those whose digests a run.json has.
+
+    Raises:
+        UserError: one was edited since.
+    """
+    now = digests(script)
+    if odd := sorted(path for path in {*now, *sources} if now.get(path) != sources.get(path)):
+        raise UserError(
+            f"{odd[0]} was edited since this run's settings were resolved; run the same command again, which trains "
+            "with the edited script."
+        )
+
+
+def _tree(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{path.relative_to(ROOT)} is not Python: {error}; fix it there.") from None
+
+
+def _imports(tree: ast.Module, folder: Path, top: Path) -> Iterator[Path]:
+    """Yield where modules may be that a file in ``folder`` imports; ``top`` is the script's folder."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _places(top, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = top if node.level == 0 else [folder, *folder.parents][node.level - 1]
+            module = node.module or ""
+            for name in ("", *(alias.name for alias in node.names)):
+                yield from _places(base, ".".join(filter(None, (module, name))))
+
+
+def _places(base: Path, module: str) -> Iterator[Path]:
+    """Yield the files of a dotted module, and of the packages that it is in."""
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        place = base.joinpath(*parts[:end])
+        yield from (place.with_suffix(".py"), place / "__init__.py")

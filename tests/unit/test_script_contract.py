@@ -1,0 +1,437 @@
+"""What a script must leave: each part of the contract that it can break, and the sentence that says so."""
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.common import save_initial, tiny_run
+from shardlab.errors import Unsupported, UserError
+from shardlab.records import metrics
+from shardlab.records.script_lines import Lines
+from shardlab.runs import commands, run_status, script_place, script_rank
+from shardlab.runs.attempts import AttemptLog
+from shardlab.runs.stages import Scope
+from shardlab.settings import load, resolve, scripts
+from shardlab.settings.types import Strategy
+from shardlab.train import script_report
+from shardlab.train.evaluation import loss_of
+
+STEPS = 4
+
+
+def line(step, loss=1.0, **values):
+    return json.dumps({"step": step, "loss": loss, **values}) + "\n"
+
+
+def read_all(path, text, earlier=0):
+    path.write_text(text)
+    lines = Lines(path, earlier, STEPS)
+    found = lines.new(ended=True)
+    lines.finish()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("step 0: 1.0\n", "line 1 of .* is not a JSON object: 'step 0: 1.0'"),
+        ("[0, 1.0]\n", "is not a JSON object"),
+        ('{"loss": 1.0}\n', "has no `step`"),
+        ('{"step": "0", "loss": 1.0}\n', "has no `step`"),
+        ('{"step": 0}\n', r"line 1 of .* \(step 0\) has no number `loss`"),
+        ('{"step": 0, "loss": "1.0"}\n', "has no number `loss`"),
+        (line(0) + line(1, float("nan")), r"line 2 of .* \(step 1\) has the loss nan"),
+        (line(0, float("inf")), "has the loss inf"),
+        (line(0, grad_norm=float("nan")), "has the grad_norm nan"),
+        (line(1), "line 1 of .* is of step 1, but the first line of this attempt must be of step 0"),
+        (line(0) + line(2), "line 2 of .* is of step 2, but step 1 comes next: step 1 is missing"),
+        (line(0) + line(0), "is of step 0, but step 1 comes next: a step is twice or out of order"),
+        (line(0) + line(1) + line(0), "step 2 comes next: a step is twice or out of order"),
+        ("".join(map(line, range(STEPS + 1))), "line 5 of .* is of step 4, but this training has 4 steps, 0 to 3"),
+        (line(0) + line(1), "ends after step 1, but this training has 4 steps"),
+        ("", "has no line, but this training has 4 steps"),
+    ],
+)
+def test_a_line_that_breaks_the_contract_is_named(tmp_path, text, words):
+    with pytest.raises(UserError, match=words):
+        read_all(tmp_path / "metrics.jsonl", text)
+
+
+def test_the_right_lines_are_taken(tmp_path):
+    text = line(0, 2) + "\n" + line(1, grad_norm=3.0) + line(2, grad_norm=None, own="value") + line(3).rstrip()
+    found = read_all(tmp_path / "metrics.jsonl", text)
+    assert found == [(0, 2.0, None), (1, 1.0, 3.0), (2, 1.0, None), (3, 1.0, None)]
+
+
+def test_steps_of_an_earlier_attempt_may_be_taken_again_but_none_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert [each.step for each in read_all(path, line(1) + line(2) + line(3), earlier=2)] == [1, 2, 3]
+    assert len(read_all(path, "".join(map(line, range(4))), earlier=2)) == 4
+    with pytest.raises(UserError, match="must be of one of the steps 0 to 2"):
+        read_all(path, line(3), earlier=2)
+
+
+def test_a_line_is_taken_once_it_is_whole_and_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = Lines(path, 0, STEPS)
+    assert lines.new() == []
+    path.write_text(line(0) + line(1)[:5])
+    assert [each.step for each in lines.new()] == [0]
+    assert lines.new() == []
+    path.write_text(line(0) + line(1))
+    assert [each.step for each in lines.new()] == [1]
+    # Written anew as a whole.
+    new = tmp_path / "new"
+    new.write_text(line(0) + line(1) + line(2))
+    new.replace(path)
+    assert [each.step for each in lines.new()] == [2]
+    path.write_text(line(0, 5))
+    with pytest.raises(UserError, match="no longer has the lines that it had"):
+        lines.new()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The run of a workload, and its initial weights."""
+    folder, run = tmp_path_factory.mktemp("weights"), tiny_run("mlp")
+    save_initial(run, folder / "initial.safetensors")
+    return run, folder / "initial.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda weights: weights.pop("hidden.bias"), "lacks the weight hidden.bias"),
+        (lambda weights: weights.update(other=torch.ones(1)), "has a weight other, which .* does not have"),
+        (
+            lambda weights: weights.update({"hidden.weight": weights["hidden.weight"].T.contiguous()}),
+            r"hidden.weight is F32 \(6, 4\) in .*, but must be F32 \(4, 6\)",
+        ),
+        (
+            lambda weights: weights.update({"output.bias": weights["output.bias"].double()}),
+            r"output.bias is F64 \(2,\) in .*, but must be F32 \(2,\)",
+        ),
+        (lambda weights: weights["output.bias"].fill_(float("nan")), "output.bias has values in .* not finite"),
+    ],
+)
+def test_weights_that_break_the_contract_are_named(trained, tmp_path, change, words):
+    weights, path = load_file(trained[1]), tmp_path / "model.safetensors"
+    save_file(weights, path)
+    script_report.check_weights(path, trained[1], "mine.py")
+    change(weights)
+    save_file(weights, path)
+    with pytest.raises(UserError, match=words):
+        script_report.check_weights(path, trained[1], "mine.py")
+
+
+def test_weights_that_are_missing_or_damaged_are_named(trained, tmp_path):
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(UserError, match=r"mine.py ended with status 0 without .*model.safetensors"):
+        script_report.check_weights(path, trained[1], "mine.py")
+    path.write_bytes(trained[1].read_bytes()[:-9])
+    with pytest.raises(UserError, match="is damaged"):
+        script_report.check_weights(path, trained[1], "mine.py")
+
+
+def test_the_validation_loss_of_weights_is_that_of_the_training(trained, tiny_data, tmp_path):
+    from shardlab.train import loop
+
+    run, initial = trained
+    loop.train(run, tiny_data / "mlp", initial, tmp_path, {})
+    recorded = [each["loss"] for each in metrics.read(tmp_path / metrics.NAME) if each["kind"] == "validation"][-1]
+    assert loss_of(run, tiny_data / "mlp", tmp_path / "model.safetensors", "validation") == pytest.approx(recorded)
+
+
+# The process
+
+
+WRITES = """
+import json, pathlib, signal, sys, time
+output = pathlib.Path(sys.argv[sys.argv.index("--output") + 1])
+def write(*steps, **values):
+    with (output / "metrics.jsonl").open("a") as file:
+        for step in steps:
+            file.write(json.dumps({"step": step, "loss": 1.0 / (step + 1)} | values) + "\\n")
+def request_to_stop():
+    (output.parent / ".stop").write_text("SIGUSR1")
+def finish():
+    (output / "model.safetensors").write_bytes(b"")
+"""
+
+
+@pytest.fixture
+def supervised(tiny_data, tmp_path):
+    """Function that runs a script of these lines as the only rank of a run, to its end."""
+    script_place.clear(tmp_path)
+
+    def run_script(text, attempt=1, **site):
+        path = tmp_path / "mine.py"
+        path.write_text(WRITES + text)
+        run = tiny_run("mlp")
+        update = {"script": str(path), "site": run.site.model_copy(update={"stop_seconds": 2} | site)}
+        run = run.model_copy(update=update)
+        recorder = script_rank.Recorder(run, tiny_data / "mlp", tmp_path, attempt)
+        options = ["--output", str(tmp_path / script_place.OUTPUT)]
+        return script_rank.supervise(run, options, tmp_path, recorder)
+
+    return run_script
+
+
+def test_a_script_is_recorded_and_measured(supervised, tmp_path):
+    assert supervised("for step in range(4): write(step, grad_norm=2.0); time.sleep(0.1)\nfinish()") == 0
+    first, *steps = metrics.read(tmp_path / metrics.NAME)
+    assert (first["kind"], first["step"], first["steps"], first["number"]) == ("attempt", 0, 4, 1)
+    assert [(each["kind"], each["step"], each["loss"]) for each in steps] == [
+        ("train", step, 1 / (step + 1)) for step in range(4)
+    ]
+    assert [each["epoch"] for each in steps] == [0, 0, 0, 1]
+    assert [each["samples"] for each in steps] == [5, 5, 2, 5]
+    assert steps[0]["seconds"] is None
+    assert all(0.05 < each["seconds"] < 2 for each in steps[1:])
+    [measured] = script_place.read_measured(tmp_path, 1)
+    assert measured["peak_memory_bytes"] > 2**20
+    assert measured["wall_seconds"] > 0.3
+
+
+def test_lines_that_come_at_once_have_no_times(supervised, tmp_path):
+    assert supervised("write(0, 1, 2, 3)\nfinish()") == 0
+    assert {each["seconds"] for each in metrics.read(tmp_path / metrics.NAME) if each["kind"] == "train"} == {None}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("raise ValueError('this is wrong')", r"mine.py failed: ValueError: this is wrong"),
+        ("sys.exit(7)", "mine.py ended with status 7; its output is above"),
+        ("import os; os.kill(os.getpid(), 9)", r"mine.py was killed by signal 9 \(Killed\)"),
+        ("write(0, 1)", "ends after step 1, but this training has 4 steps"),
+        ("write(0, loss=float('nan')); time.sleep(60)", "has the loss nan"),
+    ],
+)
+def test_a_script_that_fails_is_named_at_once(supervised, text, words):
+    began = time.monotonic()
+    with pytest.raises(UserError, match=words):
+        supervised(text)
+    assert time.monotonic() - began < 20
+
+
+def test_a_script_that_hangs_is_ended(supervised):
+    with pytest.raises(UserError, match=r"wrote no line to .* for 1 s \(site key hang_seconds\)"):
+        supervised("signal.signal(signal.SIGTERM, signal.SIG_IGN); write(0); time.sleep(60)", hang_seconds=1)
+
+
+def test_a_request_to_stop_reaches_it_as_sigterm(supervised, tmp_path):
+    text = """
+def saved(number, frame):
+    (output / "checkpoints").mkdir()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, saved)
+write(0, 1)
+request_to_stop()
+time.sleep(60)
+"""
+    assert supervised(text) == script_rank.STOPPED
+    last = metrics.read(tmp_path / metrics.NAME)[-1]
+    assert (last["kind"], last["step"], last["why"]) == ("stopped", 1, "SIGUSR1")
+    assert (tmp_path / script_place.OUTPUT / "checkpoints").is_dir()
+
+
+def test_a_script_that_ends_in_time_is_finished_whatever_was_requested(supervised):
+    text = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); request_to_stop(); write(0, 1, 2, 3); time.sleep(1); finish()"
+    )
+    assert supervised(text) == 0
+
+
+def test_an_attempt_keeps_the_steps_that_it_does_not_take_again(supervised, tmp_path):
+    with pytest.raises(UserError):
+        supervised("write(0, 1, 2)\nsys.exit(1)")
+    script_place.clear(tmp_path)
+    assert supervised("write(2, 3, loss=7.0)\nfinish()", attempt=2) == 0
+    records = metrics.read(tmp_path / metrics.NAME)
+    assert [(each["step"], each["loss"]) for each in records if each["kind"] == "train"] == [
+        (0, 1.0),
+        (1, 0.5),
+        (2, 7.0),
+        (3, 7.0),
+    ]
+    # The first attempt of another training begins with its first step.
+    script_place.clear(tmp_path)
+    with pytest.raises(UserError, match="must be of step 0"):
+        supervised("write(2, 3)", attempt=1)
+
+
+def test_of_an_attempt_only_checkpoints_remain_for_the_next(tmp_path):
+    output = tmp_path / script_place.OUTPUT
+    (output / "checkpoints").mkdir(parents=True)
+    (output / "checkpoints/last.pt").touch()
+    (output / "dumps").mkdir()
+    for name in ("model.safetensors", "metrics.jsonl", "dumps/1"):
+        (output / name).touch()
+    script_place.write_measured(tmp_path, 0, {})
+    script_place.clear(tmp_path)
+    assert [*output.rglob("*")] == [output / "checkpoints", output / "checkpoints/last.pt"]
+    assert script_place.read_measured(tmp_path, 1) == []
+
+
+# The settings
+
+
+def resolved(name="mine", site="local", recipe=None, **keys):
+    with mock.patch.object(load, "variant_of_strategy", return_value=Strategy(**keys)):
+        return resolve.run(load.config({"site": site, "recipe": recipe or {}}), name, "mlp")
+
+
+OWN = "tests/helpers/own/train.py"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"script": "../mine.py"}, r"script ../mine.py is outside of the project"),
+        ({"script": "/etc/passwd"}, r"script /etc/passwd is outside of the project"),
+        ({"script": "tests/nothing.py"}, r"script tests/nothing.py is not a file"),
+        ({"script": "tests"}, r"script tests is not a file"),
+        ({"script": "README.md"}, r"script README.md is not executable; run: chmod \+x README.md"),
+        ({"script": OWN, "cpu_offload": True, "dp_shard": -1}, "only this project's own training reads cpu_offload"),
+        ({"script": OWN, "engine": "deepspeed"}, "only this project's own training reads engine"),
+        ({"script": OWN, "single_process": "dp"}, "only this project's own training reads single_process"),
+        ({"launcher": "srun", "dp_replicate": -1}, "launcher starts the ranks of a script"),
+        ({"script": OWN, "launcher": "srun"}, "launcher starts the ranks of a script; set script and a degree"),
+    ],
+)
+def test_what_does_not_fit_a_script_is_refused(keys, words):
+    with pytest.raises(UserError, match=words):
+        resolved(**keys)
+
+
+def test_what_only_the_project_s_own_training_can_do_leaves_the_cell_empty():
+    with pytest.raises(Unsupported, match="which site local does not have"):
+        resolved(script=OWN, launcher="srun", tp=-1)
+    with pytest.raises(Unsupported, match="cannot evaluate sharded"):
+        resolved(script=OWN, recipe={"evaluation": "sharded"})
+
+
+def test_degrees_are_the_number_of_ranks_and_nothing_more():
+    """The project could not train this model so."""
+    run = resolved(script=OWN, tp=3, pp=-1, min_ranks=6)
+    assert (run.world_size, run.mesh.root, run.needs_torchrun) == (6, {"pp": 2, "tp": 3}, True)
+    one = resolved(script=OWN)
+    assert (one.world_size, one.needs_torchrun) == (1, False)
+    assert not resolved(script=OWN, site="engaging", launcher="srun", tp=-1).needs_torchrun
+    assert one.recipe == resolved(script=OWN, recipe={"activation_checkpointing": "auto"}).recipe
+
+
+def test_srun_starts_a_task_per_rank_without_torchrun():
+    run = resolved(script=OWN, site="engaging", launcher="srun", tp=-1, min_ranks=4)
+    run = run.model_copy(update={"nodes": 2})
+    lines = commands.lines(run, ["program"], Path("image.sif"), Scope.RANKS)
+    assert "torchrun" not in lines
+    assert "srun --nodes=2 --ntasks=8 --ntasks-per-node=4" in lines
+    assert f"--cpus-per-task={run.site.cpus_per_rank} " in lines
+    assert re.search(r'^export MASTER_ADDR="\$\(hostname.*"$', lines, re.MULTILINE)
+    assert re.search(r'^export MASTER_PORT="\$\(\(\d+ \+ SLURM_JOB_ID % \d+\)\)"$', lines, re.MULTILINE)
+    # What checks it afterwards is one process.
+    assert "srun --nodes=1 --ntasks=1 --ntasks-per-node=1" in commands.lines(run, [], Path("image.sif"), Scope.ONE)
+
+
+def test_status_says_what_becomes_of_a_script_s_checkpoints(tmp_path):
+    run, folder = resolved(script=OWN), tmp_path / "mine/mlp"
+    (folder / script_place.OUTPUT / script_place.CHECKPOINTS).mkdir(parents=True)
+    assert run_status.next_action(run, folder).startswith("from its first step")
+    (folder / script_place.OUTPUT / script_place.CHECKPOINTS / "last.pt").touch()
+    initial = tmp_path / "initial"
+    initial.touch()
+    with AttemptLog(run, folder, "data", initial).attempt() as attempt:
+        attempt.why = "stopped: SIGTERM"
+    assert run_status.next_action(run, folder).startswith(f"resumable, if {OWN} reads what it saved")
+    AttemptLog(run, folder, "data", initial).check_script_checkpoints()
+    edited = run.model_copy(update={"sources": {OWN: "0"}})
+    assert run_status.next_action(edited, folder).startswith("checkpoints of its script before a change")
+    with pytest.raises(UserError, match=r"was written by .* before it or its settings were changed; undo"):
+        AttemptLog(edited, folder, "data", initial).check_script_checkpoints()
+
+
+# The files that its training depends on
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Function that returns the digests of a script in a project of its own, after files were written there."""
+    monkeypatch.setattr(scripts, "ROOT", tmp_path)
+
+    def digests(script="mine/train.py", **files):
+        for name, text in files.items():
+            path = tmp_path / "mine" / name.replace("_", "/", 1) if "_" in name else tmp_path / "mine" / name
+            path = path.with_suffix(".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return scripts.digests(script)
+
+    return digests
+
+
+def test_a_script_is_its_files_and_no_others(mine, tmp_path):
+    before = mine(
+        train="import one\ndef f():\n    from parts import two\nopen('settings.json')\n",
+        one="import numpy\nimport three  # next to it\n",
+        parts___init__="",
+        parts_two="from . import four\n",
+        parts_four="",
+        three="X = 1\n",
+        other="",
+    )
+    names = ["one", "parts/__init__", "parts/four", "parts/two", "three", "train"]
+    assert list(before) == [f"mine/{name}.py" for name in names]
+    (tmp_path / "mine/settings.json").write_text("{}")
+    named = mine()
+    assert named.keys() - before.keys() == {"mine/settings.json"}
+    assert mine(three="X = 1  # a comment\n", other="X = 2\n") == named
+    assert mine(three="X = 2\n") != named
+    with pytest.raises(UserError, match=r"mine/three.py was edited since this run's settings were resolved"):
+        scripts.check_unchanged("mine/train.py", named)
+
+
+def test_a_script_in_another_language_is_what_it_names(mine, tmp_path):
+    mine(train="")
+    script = tmp_path / "mine/train.sh"
+    script.write_text("#!/bin/sh\nexec python mine/train.py results/old.json\n")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/old.json").touch()
+    assert list(mine("mine/train.sh")) == ["mine/train.py", "mine/train.sh"]
+
+
+def test_a_run_s_sources_are_those_of_its_script():
+    assert {*resolved(script=OWN).sources} == {"tests/helpers/own/means.py", "tests/helpers/own/train.py"}
+
+
+def test_a_file_that_is_not_python_is_named(mine):
+    with pytest.raises(UserError, match=r"mine/train.py is not Python"):
+        mine(train="def f(:\n")
+
+
+def test_the_process_of_a_script_ends_with_its_rank(tiny_data, tmp_path):
+    path = tmp_path / "mine.sh"
+    path.write_text("#!/bin/sh\nexec sleep 60\n")
+    path.chmod(0o755)
+    run = tiny_run("mlp").model_copy(update={"script": str(path)})
+    read, write = os.pipe()
+    if (rank := os.fork()) == 0:
+        script = script_rank.Script(run, [])
+        os.write(write, str(script.process.pid).encode())
+        time.sleep(60)
+    pid = int(os.read(read, 20))
+    os.kill(rank, signal.SIGKILL)
+    os.waitpid(rank, 0)
+    until = time.monotonic() + 5
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:  # noqa: PTH110
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{pid}")  # noqa: PTH110

@@ -1,0 +1,150 @@
+"""Scripts as strategies: a user's own training, started and judged as the project's."""
+
+import re
+import shutil
+import signal
+import time
+
+import pandas as pd
+import pytest
+
+from helpers.common import ROOT
+
+STRATEGIES = """
+my_one: {script: mine/train.py}
+my_ddp: {script: mine/train.py, dp_replicate: -1}
+my_wrong: {script: wrong/train.py, dp_replicate: -1}
+"""
+CONFIG = ["--config", "workloads=[mlp]", "dtype=float64", "recipe={global_batch_size: 31, max_steps: 40}"]
+
+
+@pytest.fixture(scope="module")
+def project(make_tree, tmp_path_factory):
+    """A copy of the project with two scripts, of which one weighs each rank's mean the same."""
+    tree = make_tree(tmp_path_factory.mktemp("scripts") / "tree")
+    shutil.copytree(ROOT / "tests/helpers/own", tree.path / "mine")
+    shutil.copytree(ROOT / "tests/helpers/own", tree.path / "wrong")
+    shutil.copy(ROOT / "scripts/traindiff/dump.py", tree.path / "wrong")
+    means = tree.path / "wrong/means.py"
+    right = "    for value in"
+    each_alike = "    for parameter in model.parameters():\n        parameter.grad /= part * dist.get_world_size()\n"
+    assert right in means.read_text()
+    means.write_text(means.read_text().replace(right, each_alike + right))
+    with (tree.path / "config/strategies.yaml").open("a") as file:
+        file.write(STRATEGIES)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def said(project):
+    """Output of a call that trains, judges and reports all of them."""
+    strategies = "strategies=[single,my_one,my_ddp,my_wrong]"
+    return project.snakemake(*CONFIG, strategies, "noise_floor_runs=0", "--", "all").stdout
+
+
+@pytest.fixture(scope="module")
+def launch(project, said):
+    """Function that trains my_ddp once more; returns the command, or what it said and its status."""
+    folder = "results/my_ddp/mlp"
+    data = next((project.path / "data/prepared").iterdir())
+    options = {
+        "settings": f"{folder}/run.json",
+        "data": str(data.relative_to(project.path)),
+        "weights": "results/init/mlp.safetensors",
+        "output": folder,
+        "done": f"{folder}.done",
+    }
+    words = ["python", "scripts/shardlab", "launch", "train", *(f"--{name}={value}" for name, value in options.items())]
+
+    def train(*more, **environment):
+        return project.run(*words, *more, check=False, **environment)
+
+    train.words = words
+    return train
+
+
+def test_scripts_are_trained_and_judged_as_other_strategies(project, said):
+    table = pd.read_csv(project.path / "results/summary.csv").set_index("strategy")
+    assert dict(table.equality) == {"single": "equal", "my_one": "equal", "my_ddp": "equal", "my_wrong": "unequal"}, (
+        said
+    )
+    assert list(table.world_size) == [1, 1, 2, 2]
+    own = table.loc[["my_one", "my_ddp"]]
+    assert own.bytes_per_step.isna().all()
+    assert own.tensor_bytes.isna().all()
+    assert (own.peak_memory_bytes > 50 * 2**20).all()
+    report = project.json("results/my_ddp/mlp/train.json")
+    assert len(report["hosts"]) == 2
+    assert report["steps"] == 40
+    page = (project.path / "results/plan.md").read_text()
+    assert "- my_ddp x mlp: only mine/train.py itself knows what it will hold and send" in page
+
+
+def test_the_dumps_of_a_script_are_diagnosed(project, said):
+    place = "results/diagnosis/my_wrong/mlp.md"
+    assert f"repeat the call with the target {place}" in (project.path / "results/summary.md").read_text()
+    project.snakemake(*CONFIG, "--", place)
+    page = (project.path / place).read_text()
+    assert page.startswith("# my_wrong x mlp\n\n**First difference: step 0, gradient (4 of 4, first hidden.bias)")
+    assert "Only `single` has clipped gradients" in page
+    ended = project.snakemake(*CONFIG, "--", "results/diagnosis/my_ddp/mlp.md", check=False)
+    assert ended.returncode
+    log = (project.path / "results/logs/diagnosis/my_ddp/mlp.capture.log").read_text()
+    assert "has no dumps of the first steps; train inside `with dump(model, OUTPUT / 'dumps')` in mine/train.py" in log
+
+
+def test_an_edited_script_trains_again_and_an_edited_engine_does_not(project, said):
+    def jobs():
+        listed = project.snakemake("-n", *CONFIG, "--", "results/my_ddp/mlp.done").stdout
+        return re.findall(r"^Job \d+: (\w+)", listed, re.MULTILINE)
+
+    def edit(path, text):
+        file = project.path / path
+        original = file.read_text()
+        file.write_text(original + text)
+        found = jobs()
+        file.write_text(original)
+        return found
+
+    assert jobs() == []
+    assert edit("scripts/shardlab/parallel/ddp.py", "\nX = 1\n") == []
+    assert edit("mine/means.py", "\n# a comment\n") == []
+    assert edit("wrong/means.py", "\nX = 1\n") == []
+    assert edit("mine/means.py", "\nX = 1\n") == ["Resolving", "Training"]
+
+
+def test_a_rank_that_fails_ends_the_run_with_its_sentence(project, launch):
+    ended = launch("--restart", FAULT="raise")
+    words = "error: rank 1 of mine/train.py failed: ValueError: this is wrong"
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, words)
+    assert not (project.path / "results/my_ddp/mlp.done").exists()
+
+
+def test_a_stopped_script_goes_on_with_its_checkpoints(project, launch):
+    folder = project.path / "results/my_ddp/mlp"
+    before = (folder / "model.safetensors").read_bytes()
+    process = project.start(*launch.words, "--restart", FAULT="sleep 0.2")
+    until = time.monotonic() + 60
+    while not (folder / "script/checkpoints/last.pt").exists():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 1
+    # Its script was edited: nothing goes on from there, and nothing is lost.
+    settings = folder / "run.json"
+    kept = settings.read_text()
+    (project.path / "mine/means.py").write_text((project.path / "mine/means.py").read_text() + "\nX = 1\n")
+    project.snakemake(*CONFIG, "--", "results/my_ddp/mlp/run.json")
+    refused = launch()
+    assert "script/checkpoints was written by mine/train.py before it or its settings were changed" in refused.stdout
+    settings.write_text(kept)
+    assert "mine/means.py was edited since this run's settings were resolved" in launch().stdout
+    (project.path / "mine/means.py").write_text((project.path / "mine/means.py").read_text()[: -len("\nX = 1\n")])
+    ended = launch()
+    assert ended.returncode == 0, ended.stdout
+    attempts = project.json("results/my_ddp/mlp/train.json")["attempts"]
+    assert attempts[0]["why"] == "stopped: SIGTERM"
+    assert attempts[-1]["from_step"] >= 1
+    assert "goes on at step" in (folder / f"attempts/{len(attempts):03}.log").read_text()
+    assert (folder / "model.safetensors").read_bytes() == before
