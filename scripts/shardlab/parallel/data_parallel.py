@@ -11,4 +11,6 @@ log = logging.getLogger(__name__)
 def apply(model: nn.Module, devices: list[torch.device]) -> nn.Module:
     """Wrap a model that is on the first device. All CPUs are one device, on which the model runs unchanged."""
     log.info("Applied DataParallel over %s", ", ".join(map(str, devices)))
-    return nn.DataParallel(model, device_ids=devices if devices[0].type != "cpu" else None)
+    if devices[0].type == "cpu":
+        return model  # DataParallel would take the GPUs of this machine, if it has some
+    return nn.DataParallel(model, device_ids=devices)
