@@ -87,8 +87,8 @@ FAULTS = [
         '"weight_decay": 0.0',
         reference("mlp"),
     ),
-    Fault("betas ignored", RECIPE, '("betas", "momentum") if', '("momentum",) if', reference("xsum")),
-    Fault("momentum ignored", RECIPE, '("betas", "momentum") if', '("betas",) if', reference("mlp")),
+    Fault("betas ignored", RECIPE, 'exclude={"name"', 'exclude={"betas", "name"', reference("xsum")),
+    Fault("momentum ignored", RECIPE, 'exclude={"name"', 'exclude={"momentum", "name"', reference("mlp")),
     Fault("gamma ignored", RATE, "return schedule.gamma**at.epoch", "return 1.0", reference("mlp")),
     Fault(
         "warm-up one step too short",

@@ -19,7 +19,9 @@ DOCS += [ROOT / "config/README.md", ROOT / "results/README.md", ROOT / "scripts/
 def test_each_strategy_has_one_page_with_its_figures():
     found = strategy_docs.all_pages()
     named = [name for page in found for name in strategy_docs.strategies_of(page)]
-    assert sorted([*named, "single"]) == sorted(load.config({"strategies": ["all"]}).strategies)
+    assert sorted([*named, "single"]) == sorted(load.config({"strategies": ["all"]}).strategies), (
+        "a page in docs/strategies names each strategy after `Strategies:`"
+    )
     for page in found:
         rows = [line.split("`")[1] for line in docs.between(page, "figures").splitlines() if line.startswith("| `")]
         assert rows == ["single", *strategy_docs.strategies_of(page)]

@@ -9,6 +9,9 @@ from torch.optim import lr_scheduler
 from shardlab.runtime import optimizers
 from shardlab.settings.recipe import OPTIMIZERS, Recipe
 
+TAKES = {"betas": (0.8, 0.95), "momentum": 0.5}
+"""A value of each argument that some optimizer takes."""
+
 
 def rates(schedule, steps=12, steps_per_epoch=4):
     recipe = Recipe.model_validate({"optimizer": {"learning_rate": 0.3}, "lr_schedule": schedule})
@@ -57,13 +60,18 @@ def test_a_run_with_more_warm_up_than_steps_still_has_a_rate():
     assert all(rate > 0 for rate in rates({"name": "linear", "warmup_steps": 20}))
 
 
+@pytest.mark.parametrize("values", [{}, TAKES], ids=["defaults", "arguments"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_is_set_reaches_the_optimizer(name):
-    takes = {"betas": (0.8, 0.95), "momentum": 0.5}
-    given = {key: takes[key] for key in OPTIMIZERS[name].takes}
+def test_what_is_set_reaches_the_optimizer(name, values):
+    given = {key: values[key] for key in OPTIMIZERS[name].takes if values}
     settings = Recipe.model_validate({"optimizer": {"name": name, "weight_decay": 0.25, "learning_rate": 2.0} | given})
-    made = optimizers.build(settings.optimizer, [torch.nn.Parameter(torch.zeros(1))])
+    weight = torch.nn.Parameter(torch.zeros(2))
+    made = optimizers.build(settings.optimizer, [weight])
     assert type(made).__name__.lower() == name
     [group] = made.param_groups
     assert (group["lr"], group["weight_decay"]) == (2.0, 0.25)
     assert {key: group[key] for key in given} == given
+    weight.sum().backward()
+    made.step()  # makes its state
+    states = [state for state in made.state[weight].values() if state is not None and state.shape == weight.shape]
+    assert len(states) == OPTIMIZERS[name].states(settings.optimizer)

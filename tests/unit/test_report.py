@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import charts as benchmark_charts
 import pandas as pd
@@ -48,7 +49,10 @@ def test_each_chart_has_its_figures(found):
     assert traffic.to_dict("records") == [
         {"strategy": "ddp", "collective": "all-reduce (dp_replicate)", "bytes": 2**20, "planned": 2**19}
     ]
-    for name in (*charts.PER_WORKLOAD, *charts.PER_STRATEGY, *charts.SWEEP, *charts.OVERALL):
+    named = (*charts.PER_WORKLOAD, *charts.PER_STRATEGY, *charts.SWEEP, *charts.OVERALL)
+    files = {path.stem for path in Path(charts.__file__).parent.glob("*.py")} - {"__init__", "helpers"}
+    assert files == {*named}, "each file is named in charts/__init__.py"
+    for name in named:
         assert charts.load(name).TITLE
         assert charts.load(name).CAPTION.endswith(".")
 

@@ -8,18 +8,21 @@ import math
 from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices
-from shardlab.settings.mesh import ParallelDims, divisors, divisors_of
+from shardlab.settings.mesh import AXES, ParallelDims, divisors, divisors_of
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Strategy, Workload
+from shardlab.settings.variants import NEEDS
 
 
 def check_degrees(strategy: Strategy, where: str) -> None:
-    """Check that the strategy's axes can be combined."""
+    """Check that the strategy's axes can be combined, and that its options have an effect."""
     degrees, splits = strategy.degrees, strategy.splits
-    if strategy.cpu_offload and "states" not in splits:
-        raise UserError(f"{where}: cpu_offload needs dp_shard; set dp_shard to -1 or remove cpu_offload.")
+    for key, split in NEEDS.items():
+        if split not in splits and getattr(strategy, key) != Strategy.model_fields[key].default:
+            axes = " or ".join(axis for axis, each in AXES.items() if split in each.splits)
+            raise UserError(f"{where}: {key} needs {axes}; add it, or remove {key}.")
     if strategy.single_process and degrees:
         raise UserError(f"{where}: single_process runs on one rank and takes no degrees; remove {choices(degrees)}.")
     if strategy.find_unused_parameters and (not splits & {"samples"} or splits - {"samples", "states"}):
@@ -39,8 +42,6 @@ def check_tensor(
 ) -> None:
     """Check that the model can be split as the strategy requires, and within a node."""
     if not mesh.tensor_parallel:
-        if strategy.sequence_parallel or strategy.loss_parallel:
-            raise UserError("config/strategies.yaml: sequence_parallel and loss_parallel need tp; set tp: 2.")
         return
     parts = mesh.tensor_parts
     if not workload.tensor:

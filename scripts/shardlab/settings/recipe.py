@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt, model_validator
 
+from shardlab.errors import choices
 from shardlab.schema import Strict, one_of
 from shardlab.settings.learning_rate import Schedule
 from shardlab.settings.precisions import LOW, PRECISIONS, STATES
@@ -18,16 +19,18 @@ class OptimizerClass(NamedTuple):
     """Arguments of the class besides learning rate and weight decay, as in ``Optimizer``."""
     moments: int = 2
     """Number of state tensors of a parameter's size."""
+    adding: tuple[str, ...] = ()
+    """Arguments of which each adds one such tensor if it is set."""
     fused: bool = False
     """True if PyTorch has a fused kernel for the update, also of DTensors; it reads and writes each value once."""
 
     def states(self, settings: "Optimizer") -> int:
         """Return the number of state tensors of a parameter's size with these settings."""
-        return 0 if "momentum" in self.takes and not settings.momentum else self.moments
+        return self.moments + sum(bool(getattr(settings, key)) for key in self.adding)
 
 
 OPTIMIZERS = {
-    "sgd": OptimizerClass("torch.optim.SGD", ("momentum",), 1),
+    "sgd": OptimizerClass("torch.optim.SGD", ("momentum",), moments=0, adding=("momentum",)),
     "adam": OptimizerClass("torch.optim.Adam", ("betas",), fused=True),
     "adamw": OptimizerClass("torch.optim.AdamW", ("betas",), fused=True),
     "adadelta": OptimizerClass("torch.optim.Adadelta"),
@@ -43,7 +46,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class Optimizer(Strict):
     """The optimizer; arguments that are not listed here, and null ones, have PyTorch's defaults."""
 
-    name: Annotated[str, *one_of(OPTIMIZERS)] = Field("adamw", description="adadelta, adam, adamw or sgd.")
+    name: Annotated[str, *one_of(OPTIMIZERS)] = Field("adamw", description=f"{choices(OPTIMIZERS)}.")
     learning_rate: float = Field(1e-3, gt=0, le=LARGEST, description="Learning rate, before the schedule.")
     weight_decay: float = Field(0.0, ge=0, le=LARGEST, description="Weight decay.")
     betas: tuple[Decay, Decay] | None = Field(None, description="adam, adamw: decay rates of the two moments.")
@@ -52,7 +55,7 @@ class Optimizer(Strict):
     @property
     def arguments(self) -> dict[str, Any]:
         """Return the arguments that are set, besides learning rate and weight decay."""
-        return {key: value for key in ("betas", "momentum") if (value := getattr(self, key)) is not None}
+        return self.model_dump(exclude={"name", "learning_rate", "weight_decay"}, exclude_none=True)
 
     @model_validator(mode="after")
     def _takes(self) -> "Optimizer":

@@ -1,6 +1,7 @@
 """The charts of the report, one file each: its title and caption, its table, and its drawing.
 
-To add a chart, add a file named in PER_WORKLOAD, PER_STRATEGY, SWEEP or OVERALL. Imports no torch.
+To add a chart, add a file named in PER_WORKLOAD, PER_STRATEGY, SWEEP or OVERALL. What its table can be made of is in
+``report/run_data.py``. Imports no torch.
 """
 
 from importlib import import_module
@@ -13,7 +14,7 @@ import vl_convert
 from shardlab.report.charts.helpers import ANCHORS as ANCHORS
 from shardlab.report.run_data import RunData
 
-# Altair refuses more than 5,000 rows to protect notebooks; evidence.MARKS keeps the page small.
+# Altair refuses more than 5,000 rows to protect notebooks; run_data.MARKS keeps the page small.
 alt.data_transformers.disable_max_rows()
 
 PER_WORKLOAD = (

@@ -62,10 +62,13 @@ def bars(table: pd.DataFrame, **channels: Any) -> alt.Chart:
     return chart.encode(y=strategies(table), **channels)
 
 
-def ticks(table: pd.DataFrame, **channels: Any) -> alt.Chart:
-    """A mark across the bar of each strategy that has a theoretical value."""
-    chart = alt.Chart(table).mark_tick(thickness=3, size=16, color="grey")
-    return chart.encode(y=strategies(table), **channels)
+def with_ticks(chart: alt.Chart, table: pd.DataFrame, column: str, **channels: Any) -> alt.Chart | alt.LayerChart:
+    """The chart with a mark across the bar of each strategy that has a value in the column."""
+    known = table.dropna(subset=[column]).drop_duplicates("strategy")
+    if known.empty:  # Vega warns of an axis without values
+        return chart
+    marks = alt.Chart(known).mark_tick(thickness=3, size=16, color="grey")
+    return chart + marks.encode(x=f"{column}:Q", y=strategies(known), **channels)
 
 
 def strategies(table: pd.DataFrame) -> alt.Y:
@@ -102,6 +105,7 @@ def in_unit(table: pd.DataFrame, *columns: str) -> tuple[pd.DataFrame, str]:
     """The table with these columns of bytes in one unit, the unit, and columns NAME_text with readable sizes."""
     unit, size = byte_unit(float(table[[*columns]].max().max()))
     text = {f"{column}_text": table[column].map(readable_bytes, na_action="ignore") for column in columns}
+    table = table.astype(dict.fromkeys(columns, float))  # also one without values, whose NaN would be no JSON
     return table.assign(**{column: table[column] / size for column in columns}, **text), unit
 
 

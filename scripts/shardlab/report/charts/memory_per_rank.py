@@ -46,5 +46,6 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
         .encode(alt.X("bytes:Q", title=unit, axis=alt.Axis(tickCount=3)), ranks, color, tooltip=tips)
     )
     ticks = alt.Chart().mark_tick(thickness=3, size=16, color="grey").encode(alt.X("planned:Q"), ranks)
-    panels = alt.layer(bars, ticks, data=table).properties(width=150, height=alt.Step(18))
+    layers = [bars, ticks] if table.planned.notna().any() else [bars]
+    panels = alt.layer(*layers, data=table).properties(width=150, height=alt.Step(18))
     return chosen_workload(panels.facet(column=alt.Column("kind:N", title=None, sort=KINDS), spacing=8), table)

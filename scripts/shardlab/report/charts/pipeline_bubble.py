@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.helpers import bars, ticks
+from shardlab.report.charts.helpers import bars, with_ticks
 from shardlab.report.run_data import RunData
 from shardlab.settings.types import Run
 
@@ -32,4 +32,4 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
         x=alt.X("idle:Q", title="idle", axis=percent, scale=alt.Scale(domain=[0, 1])),
         tooltip=["strategy", alt.Tooltip("idle:Q", format=".1%"), alt.Tooltip("planned:Q", format=".1%")],
     )
-    return measured + ticks(table.dropna(subset=["planned"]), x="planned:Q")
+    return with_ticks(measured, table, "planned")

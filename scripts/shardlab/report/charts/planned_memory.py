@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.helpers import bars, in_unit, text_tips, ticks
+from shardlab.report.charts.helpers import bars, in_unit, text_tips, with_ticks
 from shardlab.report.run_data import RunData
 
 TITLE = "Planned and measured memory"
@@ -32,4 +32,4 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     table, unit = in_unit(table, "measured", "planned")
     shown = ["strategy", *text_tips("measured", "planned"), alt.Tooltip("error:Q", format="+.1%")]
     measured = bars(table, x=alt.X("measured:Q", title=unit), tooltip=shown)
-    return measured + ticks(table, x="planned:Q", tooltip=shown)
+    return with_ticks(measured, table, "planned", tooltip=shown)

@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from shardlab.report.charts.helpers import LONG, bars, in_unit, text_tips, ticks
+from shardlab.report.charts.helpers import LONG, bars, in_unit, text_tips, with_ticks
 from shardlab.report.run_data import RunData
 
 TITLE = "Bytes sent"
@@ -32,5 +32,4 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
         color=alt.Color("collective:N", scale=alt.Scale(scheme="tableau20"), legend=LONG),
         tooltip=["strategy", "collective", *text_tips("bytes")],
     )
-    known = table.dropna(subset=["planned"]).drop_duplicates("strategy")
-    return counted + ticks(known, x="planned:Q", tooltip=["strategy", *text_tips("planned")])
+    return with_ticks(counted, table, "planned", tooltip=["strategy", *text_tips("planned")])

@@ -127,7 +127,7 @@ def _raw(text: str) -> Markup:
 
 def _json(value: Any) -> Markup:
     """Dump a value as JSON for a script element: < is escaped."""
-    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
+    return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
 def _details(run: Shown, accounting: dict[str, dict[str, str]]) -> dict[str, Any]:

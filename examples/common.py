@@ -1,0 +1,280 @@
+"""What is no part of any technique: settings, data, models, the loss, and the files that a training leaves."""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections import OrderedDict
+from itertools import islice, pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adadelta": torch.optim.Adadelta,
+}
+IMPLEMENTED = {"optimizer", "lr_schedule", "epochs", "max_steps", "global_batch_size", "max_grad_norm", "dtype"}
+NOT_IMPLEMENTED = {
+    "gradient_accumulation_steps": 1,
+    "length_buckets": False,
+    "sync_batch_norm": False,
+    "loss_chunks": 1,
+    "activation_checkpointing": "none",
+    "compile": "none",
+    "precision": "full",
+    "deterministic": False,
+    "on_nonfinite": "stop",
+    "keep_best": False,
+}
+"""Settings of a recipe, and the only value that these examples know of each."""
+OF_OTHER_STAGES = {
+    "eval_batch_size",
+    "evaluation",
+    "compile_backend",
+    "checkpoint_interval_steps",
+    "checkpoint_interval_minutes",
+    "keep_last_checkpoints",
+}
+"""Settings of a recipe that change nothing in a training."""
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--run", type=Path, required=True, help="settings: results/STRATEGY/WORKLOAD/run.json")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data set: data/prepared/NAME")
+    parser.add_argument("--weights", type=Path, required=True, help="initial weights, a safetensors file")
+    parser.add_argument("--output", type=Path, required=True, help="existing folder for metrics and trained weights")
+    return parser.parse_args()
+
+
+def stop(sentence):
+    """End the training with a sentence, which only rank 0 prints."""
+    sys.exit(f"error: {sentence}" if os.environ.get("RANK", "0") == "0" else 1)
+
+
+def read_run(path, models=("mlp", "cnn", "llama"), dtypes=("float32", "float64")):
+    """Read the settings of a run, as nested attributes; stop if the example cannot do what one of them says."""
+    run = json.loads(path.read_text(), object_hook=lambda keys: SimpleNamespace(**keys))
+    recipe = vars(run.recipe)
+    if run.model.name not in models:
+        stop(f"{path}: model {run.model.name}: this example knows only {', '.join(models)}.")
+    if recipe["dtype"] not in dtypes:
+        stop(f"{path}: recipe.dtype {recipe['dtype']}: this example knows only {', '.join(dtypes)}.")
+    if run.recipe.lr_schedule.name not in ("constant", "step") or run.recipe.lr_schedule.warmup_steps:
+        stop(f"{path}: recipe.lr_schedule: the examples know only constant and step, without warmup_steps.")
+    for key in recipe.keys() - IMPLEMENTED - OF_OTHER_STAGES:
+        if key not in NOT_IMPLEMENTED or recipe[key] != NOT_IMPLEMENTED[key]:
+            stop(f"{path}: recipe.{key}: the examples know only {NOT_IMPLEMENTED.get(key)}.")
+    return run
+
+
+def choose_device(run):
+    """Return the CPU or, as the site says, this process's GPU."""
+    if run.site.device == "cpu":
+        return torch.device("cpu")
+    torch.backends.cudnn.allow_tf32 = False  # convolutions in float32, not with factors rounded to 10 bits
+    device = torch.device(torch.accelerator.current_accelerator().type, int(os.environ.get("LOCAL_RANK", "0")))
+    torch.accelerator.set_device_index(device.index)
+    return device
+
+
+# Data
+
+
+def load_data(run, folder):
+    """Return inputs and targets of all training samples, each with the samples in dimension 0."""
+    arrays, dtype = load_file(folder / "train.safetensors"), DTYPES[run.recipe.dtype]
+    if run.task == "regression":
+        return arrays["x"].to(dtype), arrays["y"].to(dtype)
+    if run.task == "classification":
+        return arrays["images"].to(dtype) / 127.5 - 1, arrays["labels"].long()
+    tokens = arrays["tokens"].long()
+    return tokens[:, :-1], tokens[:, 1:]  # the target of each position is the next token
+
+
+def batches(run, samples):
+    """Yield the sample indices of each step's global batch: the same on all ranks, in another order in each epoch."""
+
+    def of_all_epochs():
+        for epoch in range(run.recipe.epochs):
+            order = np.random.default_rng((run.seed, epoch)).permutation(samples)
+            yield from torch.from_numpy(order).split(run.recipe.global_batch_size)
+
+    return islice(of_all_epochs(), run.recipe.max_steps)
+
+
+def loss_sum(outputs, targets):
+    """Return the sum of the losses of all targets: squared errors, or cross-entropy where targets are integers."""
+    if targets.is_floating_point():
+        return F.mse_loss(outputs, targets, reduction="sum")
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="sum")
+
+
+# Optimizer
+
+
+def make_optimizer(run, parameters):
+    settings = {key: value for key, value in vars(run.recipe.optimizer).items() if value is not None}
+    name, learning_rate = settings.pop("name"), settings.pop("learning_rate")
+    return OPTIMIZERS[name](parameters, lr=learning_rate, **settings)
+
+
+def make_scheduler(run, optimizer, samples):
+    """Return what multiplies the learning rate by gamma after each epoch; its ``step`` is called after each step."""
+    schedule = run.recipe.lr_schedule
+    gamma = schedule.gamma if schedule.name == "step" else 1.0
+    return torch.optim.lr_scheduler.StepLR(optimizer, math.ceil(samples / run.recipe.global_batch_size), gamma)
+
+
+# Models: chains of modules, so that every technique can name their parts.
+
+
+def build_model(run):
+    """Return a model with random weights. Its parameters have the names of the file with the initial weights."""
+    return MODELS[run.model.name](**vars(run.model.args)).to(DTYPES[run.recipe.dtype])
+
+
+def blocks(model):
+    """Return the parts of a model that are large and alike: the layers of Llama, or all that have weights."""
+    return [module for module in getattr(model, "layers", model) if has_weights(module)]
+
+
+def split(model, count):
+    """Split a chain into consecutive parts, each with weights; return the names of each part's modules."""
+    names = []
+    for name, module in model.named_children():
+        names += [f"{name}.{number}" for number in range(len(module))] if name == "layers" else [name]
+    places = [place for place, name in enumerate(names) if has_weights(model.get_submodule(name))]
+    if count > len(places):
+        stop(f"the model has {len(places)} layers with weights, not {count}; start fewer ranks.")
+    starts = [places[len(places) * part // count] for part in range(count)]
+    return [names[start:end] for start, end in pairwise([*starts, len(names)])]
+
+
+def has_weights(module):
+    return any(True for _ in module.parameters())
+
+
+def mlp(inputs, hidden, outputs):
+    return nn.Sequential(
+        OrderedDict(hidden=nn.Linear(inputs, hidden), activation=nn.ReLU(), output=nn.Linear(hidden, outputs))
+    )
+
+
+def cnn(channels, image_size, classes, hidden, activation="relu", dropout1=0.0, dropout2=0.0):
+    if dropout1 or dropout2:
+        stop("model cnn: the examples have no dropout, whose random masks no other run has; use the small size.")
+    kind = {"relu": nn.ReLU, "gelu": nn.GELU}[activation]
+    return nn.Sequential(
+        OrderedDict(
+            convolution1=nn.Conv2d(channels, 32, kernel_size=3),
+            activation1=kind(),
+            convolution2=nn.Conv2d(32, 64, kernel_size=3),
+            activation2=kind(),
+            pool=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            dense1=nn.Linear(64 * ((image_size - 4) // 2) ** 2, hidden),
+            activation3=kind(),
+            dense2=nn.Linear(hidden, classes),
+        )
+    )
+
+
+def llama(vocab_size, dim, layers, heads, kv_heads, hidden):
+    """Maps token ids (batch, length) to logits (batch, length, vocab_size)."""
+    return nn.Sequential(
+        OrderedDict(
+            embedding=nn.Embedding(vocab_size, dim),
+            layers=nn.Sequential(*(Block(dim, heads, kv_heads, hidden) for _ in range(layers))),
+            norm=nn.RMSNorm(dim, eps=1e-5),
+            output=nn.Linear(dim, vocab_size, bias=False),
+        )
+    )
+
+
+class Block(nn.Module):
+    """Attention, then SwiGLU, each on normalized states and added to them: (batch, length, dim) to the same shape."""
+
+    def __init__(self, dim, heads, kv_heads, hidden):
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(dim, eps=1e-5)
+        self.attention = Attention(dim, heads, kv_heads)
+        self.mlp_norm = nn.RMSNorm(dim, eps=1e-5)
+        self.gate = nn.Linear(dim, hidden, bias=False)
+        self.up = nn.Linear(dim, hidden, bias=False)
+        self.down = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x):
+        x = x + self.attention(self.attention_norm(x))
+        states = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(states)) * self.up(states))
+
+
+class Attention(nn.Module):
+    """Causal attention with rotary positions; several query heads share a key head if kv_heads < heads."""
+
+    first_position = 0
+    """Of x in its sequence."""
+
+    def __init__(self, dim, heads, kv_heads):
+        super().__init__()
+        self.head_dim = dim // heads
+        self.query = nn.Linear(dim, self.head_dim * heads, bias=False)
+        self.key = nn.Linear(dim, self.head_dim * kv_heads, bias=False)
+        self.value = nn.Linear(dim, self.head_dim * kv_heads, bias=False)
+        self.output = nn.Linear(self.head_dim * heads, dim, bias=False)
+
+    def forward(self, x):
+        # As many heads as the projections have: with tensor parallelism, this rank's part of them.
+        query, key, value = (
+            states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for states in (self.query(x), self.key(x), self.value(x))
+        )
+        mixed = self.attend(rotate(query, self.first_position), rotate(key, self.first_position), value)
+        return self.output(mixed.transpose(1, 2).flatten(-2))
+
+    def attend(self, query, key, value):
+        """Shapes: (batch, heads, length, head_dim)."""
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+
+def rotate(x, first_position):
+    """Rotate the halves of x (batch, heads, length, head_dim) by angles that grow with the position (RoPE)."""
+    length, head_dim = x.shape[-2:]
+    exponents = torch.arange(0, head_dim, 2, device=x.device, dtype=torch.float64) / head_dim
+    positions = torch.arange(first_position, first_position + length, device=x.device, dtype=torch.float64)
+    angles = torch.outer(positions, 10_000.0**-exponents)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+MODELS = {"mlp": mlp, "cnn": cnn, "llama": llama}
+
+
+# Results
+
+
+class Metrics:
+    """metrics.jsonl, one line per step; also printed."""
+
+    def __init__(self, folder):
+        self.file = (folder / "metrics.jsonl").open("w", buffering=1)
+
+    def write(self, step, loss, grad_norm):
+        """Write the mean loss of a step before its update, and the norm of its gradients before clipping: tensors."""
+        loss, grad_norm = loss.item(), grad_norm.item()
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            stop(f"the loss of step {step} is {loss}, the gradient norm {grad_norm}.")
+        self.file.write(json.dumps({"step": step, "loss": loss, "grad_norm": grad_norm}) + "\n")
+        print(f"step {step:5}   loss {loss:.6f}   grad norm {grad_norm:.4g}", flush=True)

@@ -1,0 +1,61 @@
+"""DDP: each rank has the whole model and a part of each batch; their gradients are averaged.
+
+torchrun --nproc-per-node 2 -- examples/ddp.py --run RUN.json --data DATA --weights WEIGHTS --output OUTPUT
+"""
+
+import math
+
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+import common
+
+
+def main():
+    args = common.parse_arguments()
+    run = common.read_run(args.run)
+    device = common.choose_device(run)
+    # torchrun has set RANK, WORLD_SIZE and MASTER_ADDR: NCCL connects the GPUs, Gloo the CPUs.
+    dist.init_process_group()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+
+    model = common.build_model(run)
+    model.load_state_dict(load_file(args.weights))
+    model.to(device)
+    # While the backward pass runs, DDP averages the gradients over the ranks, bucket by bucket.
+    ddp_model = DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device])
+    inputs, targets = common.load_data(run, args.data)
+    optimizer = common.make_optimizer(run, model.parameters())
+    scheduler = common.make_scheduler(run, optimizer, len(inputs))
+    metrics = common.Metrics(args.output) if rank == 0 else None
+
+    # Every rank shuffles with the same seed and epoch, and takes its part of each batch, which may be smaller than
+    # those of others, or empty. A DistributedSampler would repeat or drop samples to make all parts equal.
+    for step, batch in enumerate(common.batches(run, len(inputs))):
+        part = batch.tensor_split(ranks)[rank]
+        x, y = inputs[part].to(device), targets[part].to(device)
+        # The divisor is the number of targets in the whole batch: a mean of the ranks' means would be wrong if their
+        # parts are uneven.
+        loss = common.loss_sum(ddp_model(x), y) / (len(batch) * targets[0].numel())
+        # DDP divides the sum of the gradients by the number of ranks; the loss is their sum.
+        (loss * ranks).backward()
+        # After the backward pass all ranks have the same gradients, so that each computes the same norm.
+        norm = clip_grad_norm_(model.parameters(), run.recipe.max_grad_norm or math.inf)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        loss = loss.detach()
+        dist.all_reduce(loss)  # each rank has only its part of the sum
+        if metrics:
+            metrics.write(step, loss, norm)
+
+    # All ranks have the same weights; one of them writes.
+    if rank == 0:
+        save_file(model.state_dict(), args.output / "model.safetensors")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Each file in examples/ trains what the project trains on one device."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import script_rank
+from group import steps
+from safetensors.torch import load_file
+
+from helpers.common import ROOT, save_initial, tiny_run
+from shardlab.train import loop
+
+TOLERANCE = 1e-10
+# Of 12 samples: a batch of 11, and one whose second rank has no sample.
+UNEVEN = {"global_batch_size": 11}
+CASES = {
+    "one_device": (1, "mnist", UNEVEN),
+    "data_parallel": (1, "mlp", UNEVEN),
+    "ddp": (2, "mnist", UNEVEN),
+    "fsdp": (2, "llama2", UNEVEN),
+    "fsdp_offload": (2, "mlp", UNEVEN),
+    "model_parallel": (1, "mnist", {}),
+    # Micro-batches of 2 rows and of 1 row.
+    "pipeline": (2, "llama2", {"global_batch_size": 8}),
+    "tensor_parallel": (2, "llama2", {}),
+}
+"""Name of a file: its ranks, a workload and changes to its recipe."""
+
+
+class Case:
+    """An example's training, and that of the same run by the project on one device."""
+
+    def __init__(self, workload, folder, prepared, **recipe):
+        schedule = {"name": "step", "gamma": 0.3}
+        self.run = tiny_run(workload, **{"dtype": "float64", "max_grad_norm": 0.1, "lr_schedule": schedule} | recipe)
+        self.data, self.folder = prepared / workload, folder
+        (folder / "run.json").write_text(self.run.model_dump_json())
+        save_initial(self.run, folder / "initial.safetensors")
+        for name in ("single", "example"):
+            (folder / name).mkdir()
+
+    @property
+    def arguments(self):
+        names = {"run": "run.json", "weights": "initial.safetensors", "output": "example"}
+        return [
+            "--data",
+            self.data,
+            *(word for key, name in names.items() for word in (f"--{key}", self.folder / name)),
+        ]
+
+    def compare(self, tolerance):
+        """Compare loss, gradient norm and the final weights."""
+        single, example = self.folder / "single", self.folder / "example"
+        loop.train(self.run, self.data, self.folder / "initial.safetensors", single, {})
+        found = [json.loads(line) for line in (example / "metrics.jsonl").read_text().splitlines()]
+        keys = ("step", "loss", "grad_norm")
+        expected = [{key: step[key] for key in keys} for step in steps(single)]
+        assert len(expected) == 4
+        assert min(step["grad_norm"] for step in expected) > self.run.recipe.max_grad_norm, "all of them are clipped"
+        assert found == [pytest.approx(step, rel=tolerance, abs=0) for step in expected]
+        weights, whole = (load_file(folder / "model.safetensors") for folder in (example, single))
+        assert {name: (each.dtype, each.shape) for name, each in weights.items()} == {
+            name: (each.dtype, each.shape) for name, each in whole.items()
+        }
+        for name, expected_weight in whole.items():
+            difference = (weights[name] - expected_weight).abs().max()
+            assert difference <= tolerance * expected_weight.abs().max(), name
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_example_equals_single(name, tiny_data, tmp_path):
+    ranks, workload, recipe = CASES[name]
+    case = Case(workload, tmp_path, tiny_data, **recipe)
+    script_rank.run(ROOT / f"examples/{name}.py", case.arguments, ranks, tmp_path / "log")
+    case.compare(TOLERANCE)
+
+
+def test_torchrun_starts_an_example(tiny_data, tmp_path):
+    """As examples/README.md says; the other cases are forks."""
+    case = Case("mlp", tmp_path, tiny_data)
+    torchrun = [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2", "--"]
+    subprocess.run([*torchrun, "examples/ddp.py", *case.arguments], cwd=ROOT, check=True)
+    case.compare(TOLERANCE)
+
+
+def test_every_example_has_a_case():
+    files = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"common"}
+    assert files == {*CASES}
