@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := @$(BIN)/python scripts/install.py
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
-.PHONY: help try run matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help try run run-examples matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # List what can be made.
@@ -23,6 +23,13 @@ try: .venv/run
 # Ends with its test losses, the verdict and the report to open.
 run: .venv/run
 	@$(SNAKEMAKE) --profile workflow/profiles/local all
+	@echo && cat results/logs/summarize.log
+
+EXAMPLES = $(shell sed -n 's/^\(example_[a-z_]*\):.*/\1/p' config/strategies.yaml | paste -sd,)
+# Train the scripts of examples/, and compare them with one device.
+run-examples: .venv/run
+	@$(SNAKEMAKE) --profile workflow/profiles/local --config 'strategies=[single,$(EXAMPLES)]' \
+	  'workloads=[mlp,mnist,llama2]' -- all
 	@echo && cat results/logs/summarize.log
 
 EVERY := --config 'strategies=[all]'

@@ -88,9 +88,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--strategies",
         nargs="+",
-        choices=known(),
+        choices=load.own_strategies(),
         metavar="NAME",
-        default=known(),
+        default=load.own_strategies(),
         help="strategies of the first section",
     )
     parser.add_argument("--models", default="", help="second section: models whose name contains this")
@@ -98,11 +98,6 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--place", type=Path, help="folder for weights of up to 27 GB (default: a temporary one)")
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV files")
     return parser
-
-
-def known() -> list[str]:
-    """Return all strategies."""
-    return list(load.read_yaml(load.CONFIG / "strategies.yaml"))
 
 
 def seen(kind: str) -> list[str]:

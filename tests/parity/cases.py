@@ -24,7 +24,7 @@ SPREAD_ONLY = ("gradient_accumulation_steps", "length_buckets", "loss_chunks", "
 SPREAD_ONLY += ("compile", "compile_backend", "precision")
 """Keys of a recipe that must change no number: the reference trains without them."""
 EXPERTS = ("ep", "fsdp_ep", "fsdp_tp_ep", "fsdp_ep_cp", "pp_ep")
-STRATEGIES = [name for name in load.read_yaml(load.CONFIG / "strategies.yaml") if name != "single"]
+STRATEGIES = [name for name in load.own_strategies() if name != "single"]
 
 
 @dataclass(frozen=True)

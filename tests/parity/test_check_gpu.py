@@ -11,6 +11,7 @@ from cases import EXPERTS
 
 from helpers import accelerator
 from helpers.common import ROOT
+from shardlab.settings import load
 
 FIGURES = ["gradient", "loss", "norm", "test"]
 PROGRAM = ROOT / "benchmarks/check_gpu.py"
@@ -91,9 +92,9 @@ def test_every_figure_is_judged(check_gpu, figure, arithmetic, value):
 
 def test_a_strategy_takes_as_many_ranks_as_fit(check_gpu):
     """Of a machine with eight GPUs; llama2 has four segments and four heads here, two of keys."""
-    found = {case.label: case.run for case in check_gpu.cases("llama2", check_gpu.known(), "cuda", 8)}
-    assert {*found} == {*check_gpu.known(), check_gpu.TO_CPU} - {"single", *EXPERTS}
-    assert {*EXPERTS} < {case.label for case in check_gpu.cases("moe", check_gpu.known(), "cuda", 8)}
+    found = {case.label: case.run for case in check_gpu.cases("llama2", load.own_strategies(), "cuda", 8)}
+    assert {*found} == {*load.own_strategies(), check_gpu.TO_CPU} - {"single", *EXPERTS}
+    assert {*EXPERTS} < {case.label for case in check_gpu.cases("moe", load.own_strategies(), "cuda", 8)}
     devices = {name: case.devices_per_node for name, case in found.items()}
     fewer = dict.fromkeys(["mp", "mp_ranks", "pp", "pp_gpipe", "cp_ulysses"], 4)
     fewer |= dict.fromkeys(["pp_interleaved", "pp_zbv", "tp", "tp_sp", "tp_loss"], 2)
@@ -102,7 +103,7 @@ def test_a_strategy_takes_as_many_ranks_as_fit(check_gpu):
 
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_runs_have_the_devices_that_are_there(check_gpu, ranks):
-    cases = check_gpu.cases("llama2", check_gpu.known(), "cuda", ranks)
+    cases = check_gpu.cases("llama2", load.own_strategies(), "cuda", ranks)
     assert {case.label for case in cases} >= {"dp", "ddp", "fsdp", "mp", "pp", "tp", "zero3", check_gpu.TO_CPU}
     assert max(case.run.devices_per_node for case in cases) == ranks
     assert min(case.run.devices_per_node for case in cases if case.label != check_gpu.TO_CPU) == min(ranks, 2)

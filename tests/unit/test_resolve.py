@@ -27,7 +27,7 @@ def test_default_matrix_has_every_cell_as_run_or_reason():
 
 
 def test_every_strategy_and_workload_is_a_run_or_a_reason():
-    strategies = list(load.read_yaml(load.CONFIG / "strategies.yaml"))
+    strategies = load.own_strategies()
     config = load.config({"strategies": strategies})
     planned, left_out = resolve.matrix(config)
     assert len(planned) + len(left_out) == len(config.workloads) * len(strategies)
@@ -218,3 +218,10 @@ def test_sizes_of_the_sources_resolve():
             continue
         for data in ("embedded", "hub"):
             assert resolved("single", workload, size="source", data=data).size == "source"
+
+
+def test_a_script_is_left_out_where_it_does_not_know_the_workload():
+    planned, left_out = resolve.matrix(load.config({"strategies": ["example_ddp"], "workloads": ["mlp", "vit"]}))
+    assert [(run.strategy, run.workload) for run in planned] == [("example_ddp", "mlp")]
+    assert left_out["example_ddp", "vit"].startswith("examples/ddp.py trains only llama2, mlp, mnist; teach it vit")
+    assert "example_ddp" not in load.config({"strategies": ["all"]}).strategies

@@ -153,6 +153,15 @@ def check_pipeline(
         raise UserError(f"{name}: {refusal}.")
 
 
+def check_workload(strategy: Strategy, name: str, workload: str) -> None:
+    """Check that a strategy's script can train the workload."""
+    if strategy.workloads and workload not in strategy.workloads:
+        raise Unsupported(
+            f"{strategy.script} trains only {choices(strategy.workloads)}; teach it {workload}, and add that to "
+            f"workloads of {name} in config/strategies.yaml."
+        )
+
+
 def check_script(strategy: Strategy, name: str, recipe: Recipe, site: SiteRuntime, site_name: str) -> Recipe:
     """Check that the site can start a strategy's script; return the recipe, without what only a plan could decide."""
     if strategy.launcher and site.launcher != strategy.launcher:

@@ -82,7 +82,7 @@ def config(values: dict[str, Any]) -> Config:
     config = check(Config, _with_nulls(values), "config")
     check(Recipe, config.recipe, "config: recipe")
     if config.strategies == ["all"]:
-        config = config.model_copy(update={"strategies": list(read_yaml(CONFIG / "strategies.yaml"))})
+        config = config.model_copy(update={"strategies": own_strategies()})
     for name in config.workloads:
         workload(name)
     for name in config.strategies:
@@ -105,6 +105,11 @@ def workload(name: str) -> Workload:
         raise unknown("workload", name, names("workloads"), "config/workloads")
     _check_name("workload", name, f"config/workloads/{name}.yaml")
     return check(Workload, read_yaml(CONFIG / "workloads" / f"{name}.yaml"), f"config/workloads/{name}.yaml")
+
+
+def own_strategies() -> list[str]:
+    """Return the strategies that this project's own training runs: all but the scripts."""
+    return [name for name in read_yaml(CONFIG / "strategies.yaml") if strategy(name).script is None]
 
 
 @cache

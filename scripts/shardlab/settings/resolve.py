@@ -37,6 +37,7 @@ def run(config: Config, strategy_name: str, workload_name: str) -> Run:
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
     segments = _segments(workload, workload_base, args)
     if strategy.script:
+        compatibility.check_workload(strategy, strategy_name, workload_base)
         recipe = compatibility.check_script(strategy, strategy_name, recipe, site, config.site)
     else:
         compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
@@ -236,11 +237,14 @@ def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> ParallelDims
     where = f"config/strategies.yaml: {name}"
     if strategy.launcher and not (strategy.script and strategy.degrees):
         raise UserError(f"{where}: launcher starts the ranks of a script; set script and a degree, such as tp: -1.")
+    if strategy.workloads and not strategy.script:
+        raise UserError(f"{where}: workloads are those that a script knows; set script, or remove workloads.")
     if strategy.script:
-        if own := strategy.model_fields_set - {"script", "launcher", "min_ranks", *AXES}:
+        if own := strategy.model_fields_set - {"script", "launcher", "min_ranks", "workloads", *AXES}:
             raise UserError(
                 f"{where}: only this project's own training reads {choices(own)}; remove that, as a script decides "
-                f"everything but its number of ranks (known with script: launcher, min_ranks, {', '.join(AXES)})."
+                f"everything but its number of ranks (known with script: launcher, min_ranks, workloads, "
+                f"{', '.join(AXES)})."
             )
         scripts.check(strategy.script, where)
         return multiply_out(strategy.degrees, nodes, ranks, where)

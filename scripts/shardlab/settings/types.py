@@ -228,7 +228,10 @@ class Strategy(StrategyOptions, Degrees):
     script: str | None = Field(
         None,
         description="A program of your own that trains instead of this project (docs/scripts.md): its path, relative "
-        "to the project's root. Besides, only degrees, min_ranks and launcher can be set.",
+        "to the project's root. Besides, only degrees, min_ranks, workloads and launcher can be set.",
+    )
+    workloads: list[str] = Field(
+        [], description="With `script`: the workloads that it can train; the others are left out. Empty: all."
     )
     launcher: Literal["srun"] | None = Field(
         None,

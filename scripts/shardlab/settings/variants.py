@@ -43,7 +43,7 @@ NEEDS: dict[str, Split] = {
     "n_microbatches": "layers",
 }
 """Option of a strategy: what an axis has to split for the option to have an effect."""
-NAMED = ("engine", "config", "script", "launcher", "min_ranks", "single_process")
+NAMED = ("engine", "config", "script", "workloads", "launcher", "min_ranks", "single_process")
 """Keys that define a strategy; different values need separate entries in config/strategies.yaml."""
 
 
