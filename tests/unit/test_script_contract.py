@@ -172,7 +172,7 @@ def supervised(tiny_data, tmp_path):
     """Function that runs a script of these lines as the only rank of a run, to its end."""
     script_place.clear(tmp_path)
 
-    def run_script(text, attempt=1, **site):
+    def run_script(text, attempt=1, usage_seconds=None, **site):
         path = tmp_path / "mine.py"
         path.write_text(WRITES + text)
         run = tiny_run("mlp")
@@ -180,7 +180,7 @@ def supervised(tiny_data, tmp_path):
         run = run.model_copy(update=update)
         recorder = script_rank.Recorder(run, tiny_data / "mlp", tmp_path, attempt)
         options = ["--output", str(tmp_path / script_place.OUTPUT)]
-        return script_rank.supervise(run, options, tmp_path, recorder)
+        return script_rank.supervise(run, options, tmp_path, recorder, usage_seconds)
 
     return run_script
 
@@ -199,6 +199,24 @@ def test_a_script_is_recorded_and_measured(supervised, tmp_path):
     [measured] = script_place.read_measured(tmp_path, 1)
     assert measured["peak_memory_bytes"] > 2**20
     assert measured["wall_seconds"] > 0.3
+
+
+def test_the_use_of_a_script_and_its_processes_is_sampled(supervised, tmp_path):
+    text = """
+import subprocess
+write(0)
+child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+time.sleep(1)
+child.kill()
+write(1, 2, 3)
+finish()
+"""
+    assert supervised(text, usage_seconds=0.3) == 0
+    samples = [each for each in metrics.read(tmp_path / metrics.NAME) if each["kind"] == "usage"]
+    assert len(samples) >= 2
+    assert {each["step"] for each in samples} == {0}
+    assert max(each["cpu_cores"][0] for each in samples) > 0.2
+    assert all(each["memory_bytes"][0] > 2**20 and each["watts"] == [None] for each in samples)
 
 
 def test_lines_that_come_at_once_have_no_times(supervised, tmp_path):
@@ -236,7 +254,7 @@ def saved(number, frame):
 signal.signal(signal.SIGTERM, saved)
 write(0, 1)
 request_to_stop()
-time.sleep(60)
+time.sleep(5)
 """
     assert supervised(text) == script_rank.STOPPED
     last = metrics.read(tmp_path / metrics.NAME)[-1]
