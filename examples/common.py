@@ -136,6 +136,13 @@ def make_scheduler(run, optimizer, samples):
     return torch.optim.lr_scheduler.StepLR(optimizer, math.ceil(samples / run.recipe.global_batch_size), gamma)
 
 
+def check_divisible(run, ranks):
+    """Stop if a size that tensor parallelism splits over that many ranks would leave some with more than others."""
+    for name in ("hidden", "heads", "kv_heads", "vocab_size"):
+        if (size := getattr(run.model.args, name, ranks)) % ranks:
+            stop(f"{ranks} tensor-parallel ranks do not divide {name} {size}; choose a number that does.")
+
+
 # Models: chains of modules, so that every technique can name their parts.
 
 

@@ -57,7 +57,7 @@ def main():
         loss = common.loss_sum(model(x), y) / (len(batch) * targets[0].numel())
         # FSDP averages the gradients over the ranks, as DDP does; the loss is the ranks' sum.
         (loss * ranks).backward()
-        # The norm over all shards, which are on all ranks: a DTensor until it is summed.
+        # Over the shards of all ranks: a DTensor, like the gradients, of which the plain number is taken.
         norm = clip_grad_norm_(model.parameters(), run.recipe.max_grad_norm or math.inf).full_tensor()
         optimizer.step()
         optimizer.zero_grad()

@@ -36,7 +36,6 @@ PLANS = {
         "output": ColwiseParallel(output_layouts=Replicate()),
     },
 }
-DIVIDED = ("hidden", "heads", "kv_heads", "vocab_size")
 
 
 def main():
@@ -46,9 +45,7 @@ def main():
     dist.init_process_group()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=("tp",))
-    for name, size in vars(run.model.args).items():
-        if name in DIVIDED and size % ranks:
-            common.stop(f"{ranks} ranks do not divide {name} {size}; start a number of ranks that does.")
+    common.check_divisible(run, ranks)
 
     model = common.build_model(run)
     model.load_state_dict(load_file(args.weights))

@@ -20,6 +20,9 @@ SERVER.set_forkserver_preload(
     ]
 )
 
+SECONDS = 60
+"""After which a script's ranks wait for one another for ever."""
+
 
 def run(script, arguments, ranks, log):
     """Run a script on that many ranks, 1: as one process without any; the log is the message of its failure."""
@@ -29,10 +32,13 @@ def run(script, arguments, ranks, log):
     ]
     for process in processes:
         process.start()
+    end = time.monotonic() + SECONDS
     while any(process.is_alive() for process in processes) and not any(process.exitcode for process in processes):
+        if time.monotonic() > end:
+            break
         time.sleep(0.01)
     for process in processes:  # those that wait for one that failed
-        process.terminate()
+        process.kill()
         process.join()
     assert not any(process.exitcode for process in processes), Path(log).read_text()
 

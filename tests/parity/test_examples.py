@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from helpers.common import ROOT, save_initial, tiny_run
 from shardlab.train import loop
 
-TOLERANCE = 1e-10
+# Relative differences per step, and of the final weights; without float64 as in group.py.
+TOLERANCES = {"float64": (1e-10, 1e-10), "float32": (5e-6, 1e-4)}
 # Of 12 samples: a batch of 11, and one whose second rank has no sample.
 UNEVEN = {"global_batch_size": 11}
 CASES = {
@@ -26,8 +27,14 @@ CASES = {
     # Micro-batches of 2 rows and of 1 row.
     "pipeline": (2, "llama2", {"global_batch_size": 8}),
     "tensor_parallel": (2, "llama2", {}),
+    "fsdp_tp": (4, "llama2", UNEVEN),
+    "context_parallel": (2, "llama2", {}),
+    # With SGD: Adam's update of a weight divides float32 rounding by a gradient that may be as small.
+    "deepspeed_zero": (2, "mlp", UNEVEN | {"dtype": "float32"}),
 }
 """Name of a file: its ranks, a workload and changes to its recipe."""
+
+LONG = pytest.mark.long
 
 
 class Case:
@@ -51,8 +58,9 @@ class Case:
             *(word for key, name in names.items() for word in (f"--{key}", self.folder / name)),
         ]
 
-    def compare(self, tolerance):
+    def compare(self):
         """Compare loss, gradient norm and the final weights."""
+        per_step, at_end = TOLERANCES[self.run.recipe.dtype]
         single, example = self.folder / "single", self.folder / "example"
         loop.train(self.run, self.data, self.folder / "initial.safetensors", single, {})
         found = [json.loads(line) for line in (example / "metrics.jsonl").read_text().splitlines()]
@@ -60,22 +68,22 @@ class Case:
         expected = [{key: step[key] for key in keys} for step in steps(single)]
         assert len(expected) == 4
         assert min(step["grad_norm"] for step in expected) > self.run.recipe.max_grad_norm, "all of them are clipped"
-        assert found == [pytest.approx(step, rel=tolerance, abs=0) for step in expected]
+        assert found == [pytest.approx(step, rel=per_step, abs=0) for step in expected]
         weights, whole = (load_file(folder / "model.safetensors") for folder in (example, single))
         assert {name: (each.dtype, each.shape) for name, each in weights.items()} == {
             name: (each.dtype, each.shape) for name, each in whole.items()
         }
         for name, expected_weight in whole.items():
             difference = (weights[name] - expected_weight).abs().max()
-            assert difference <= tolerance * expected_weight.abs().max(), name
+            assert difference <= at_end * expected_weight.abs().max(), name
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if CASES[name][0] > 2 else ()) for name in CASES])
 def test_example_equals_single(name, tiny_data, tmp_path):
     ranks, workload, recipe = CASES[name]
     case = Case(workload, tmp_path, tiny_data, **recipe)
     script_rank.run(ROOT / f"examples/{name}.py", case.arguments, ranks, tmp_path / "log")
-    case.compare(TOLERANCE)
+    case.compare()
 
 
 def test_torchrun_starts_an_example(tiny_data, tmp_path):
@@ -83,7 +91,7 @@ def test_torchrun_starts_an_example(tiny_data, tmp_path):
     case = Case("mlp", tmp_path, tiny_data)
     torchrun = [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2", "--"]
     subprocess.run([*torchrun, "examples/ddp.py", *case.arguments], cwd=ROOT, check=True)
-    case.compare(TOLERANCE)
+    case.compare()
 
 
 def test_every_example_has_a_case():

@@ -1,0 +1,100 @@
+"""FSDP with tensor parallelism, on a 2-D mesh: ranks of a row share a batch, ranks of a column share the sharding.
+
+torchrun --nproc-per-node 4 -- examples/fsdp_tp.py --run RUN.json --data DATA --weights WEIGHTS --output OUTPUT
+"""
+
+from collections import defaultdict
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+import common
+
+# See tensor_parallel.py for the reasons.
+PLANS = {
+    "mlp": {"hidden": ColwiseParallel(), "output": RowwiseParallel()},
+    "llama": {
+        "embedding": RowwiseParallel(input_layouts=Replicate()),
+        "layers.*.attention.query": ColwiseParallel(),
+        "layers.*.attention.key": ColwiseParallel(),
+        "layers.*.attention.value": ColwiseParallel(),
+        "layers.*.attention.output": RowwiseParallel(),
+        "layers.*.gate": ColwiseParallel(),
+        "layers.*.up": ColwiseParallel(),
+        "layers.*.down": RowwiseParallel(),
+        "output": ColwiseParallel(output_layouts=Replicate()),
+    },
+}
+
+
+def main():
+    args = common.parse_arguments()
+    run = common.read_run(args.run, models=("mlp", "llama"))
+    device = common.choose_device(run)
+    dist.init_process_group()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    # Ranks 0 and 1, then 2 and 3, split the layers: tensor parallelism sends most, so its ranks are neighbors, on one
+    # node. Ranks 0 and 2, then 1 and 3, read different samples and shard what each has.
+    tp = getattr(run.mesh, "tp", 2)
+    mesh = init_device_mesh(device.type, (ranks // tp, tp), mesh_dim_names=("dp_shard", "tp"))
+    part, parts = mesh["dp_shard"].get_local_rank(), mesh["dp_shard"].size()
+    common.check_divisible(run, tp)
+
+    model = common.build_model(run)
+    model.load_state_dict(load_file(args.weights))
+    model.to(device)
+    # First the layers are split, then FSDP shards each rank's parts: DTensors over both axes of the mesh.
+    parallelize_module(model, mesh["tp"], PLANS[run.model.name])
+    for block in common.blocks(model):
+        fully_shard(block, mesh=mesh["dp_shard"])
+    fully_shard(model, mesh=mesh["dp_shard"])
+    inputs, targets = common.load_data(run, args.data)
+    optimizer = common.make_optimizer(run, model.parameters())
+    scheduler = common.make_scheduler(run, optimizer, len(inputs))
+    metrics = common.Metrics(args.output) if rank == 0 else None
+
+    for step, batch in enumerate(common.batches(run, len(inputs))):
+        # The ranks of a tensor-parallel group have the same part of the batch, and compute the same loss.
+        own = batch.tensor_split(parts)[part]
+        # DTensors hang with an empty part: a group without samples computes one that does not count.
+        rows = own if len(own) else batch[:1]
+        x, y = inputs[rows].to(device), targets[rows].to(device)
+        loss = common.loss_sum(model(x), y) / (len(batch) * targets[0].numel()) * bool(len(own))
+        # FSDP averages over its own axis only.
+        (loss * parts).backward()
+        norm = gradient_norm(model)
+        if run.recipe.max_grad_norm:
+            clip_grads_with_norm_(model.parameters(), run.recipe.max_grad_norm, norm, foreach=False)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        loss = loss.detach()
+        dist.all_reduce(loss, group=mesh["dp_shard"].get_group())
+        if metrics:
+            metrics.write(step, loss, norm)
+
+    # Gathered over both axes; all ranks take part.
+    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        save_file(weights, args.output / "model.safetensors")
+    dist.destroy_process_group()
+
+
+def gradient_norm(model):
+    """Split layers are on both axes of the mesh, others on one; torch's functions take one mesh at a time."""
+    gradients = defaultdict(list)
+    for parameter in model.parameters():
+        gradients[parameter.device_mesh].append(parameter.grad)
+    norms = [get_total_norm(each) for each in gradients.values()]
+    return torch.stack([norm.full_tensor() for norm in norms]).norm()
+
+
+if __name__ == "__main__":
+    main()
