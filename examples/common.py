@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
@@ -86,6 +87,17 @@ def choose_device(run):
     device = torch.device(torch.accelerator.current_accelerator().type, int(os.environ.get("LOCAL_RANK", "0")))
     torch.accelerator.set_device_index(device.index)
     return device
+
+
+def finish():
+    """Wait until rank 0 has saved, and end this rank.
+
+    At once: where Python frees its objects one by one, Gloo's threads can hang or abort a training that is over.
+    """
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 # Data

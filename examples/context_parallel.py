@@ -57,7 +57,7 @@ def main():
 
     if rank == 0:
         save_file(model.state_dict(), args.output / "model.safetensors")
-    dist.destroy_process_group()
+    common.finish()
 
 
 def attend_to_all(query, key, value):

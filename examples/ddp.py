@@ -54,7 +54,7 @@ def main():
     # All ranks have the same weights; one of them writes.
     if rank == 0:
         save_file(model.state_dict(), args.output / "model.safetensors")
-    dist.destroy_process_group()
+    common.finish()
 
 
 if __name__ == "__main__":

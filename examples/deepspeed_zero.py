@@ -70,7 +70,7 @@ def main():
     with deepspeed.zero.GatheredParameters([*model.parameters()], enabled=STAGE == 3):
         if rank == 0:
             save_file(model.state_dict(), args.output / "model.safetensors")
-    dist.destroy_process_group()
+    common.finish()
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def main():
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if rank == 0:
         save_file(weights, args.output / "model.safetensors")
-    dist.destroy_process_group()
+    common.finish()
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def main():
     dist.gather_object(weights, parts if rank == 0 else None)
     if rank == 0:
         save_file({name: value for part in parts for name, value in part.items()}, args.output / "model.safetensors")
-    dist.destroy_process_group()
+    common.finish()
 
 
 if __name__ == "__main__":
