@@ -19,7 +19,8 @@ from shardlab.records.script_lines import Lines
 from shardlab.runs import commands, run_status, script_place, script_rank
 from shardlab.runs.attempts import AttemptLog
 from shardlab.runs.stages import Scope
-from shardlab.settings import load, resolve, scripts
+from shardlab.settings import load, resolve, scripts, variants
+from shardlab.settings.mesh import AXES
 from shardlab.settings.types import Strategy
 from shardlab.train import script_report
 from shardlab.train.evaluation import loss_of
@@ -309,6 +310,7 @@ def resolved(name="mine", site="local", recipe=None, **keys):
 
 
 OWN = "tests/helpers/own/train.py"
+NO_STRATEGY = {key for key, found in variants.keys().items() if not found.varies_strategy}
 
 
 @pytest.mark.parametrize(
@@ -346,6 +348,13 @@ def test_degrees_are_the_number_of_ranks_and_nothing_more():
     assert (one.world_size, one.needs_torchrun) == (1, False)
     assert not resolved(script=OWN, site="engaging", launcher="srun", tp=-1).needs_torchrun
     assert one.recipe == resolved(script=OWN, recipe={"activation_checkpointing": "auto"}).recipe
+
+
+def test_a_sweep_varies_a_script_s_ranks_and_no_options_of_engines():
+    script = Strategy(script=OWN, tp=-1)
+    taken = {key for key in sorted(variants.keys()) if key not in NO_STRATEGY and variants.takes(script, key)}
+    assert taken == {"nodes", "ranks_per_node", *AXES}
+    assert not any(variants.takes(Strategy(script=OWN), key) for key in taken)
 
 
 def test_srun_starts_a_task_per_rank_without_torchrun():
