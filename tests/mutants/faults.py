@@ -6,6 +6,7 @@ import expert_faults
 import gpu_faults
 import measure_faults
 import rank_faults
+import script_faults
 import server_faults
 import shared_faults
 import value_faults
@@ -19,6 +20,7 @@ MODULES = (
     measure_faults,
     gpu_faults,
     server_faults,
+    script_faults,
     value_faults,
 )
 FAULTS = [fault for module in MODULES for fault in module.FAULTS]

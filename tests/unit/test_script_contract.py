@@ -19,7 +19,8 @@ from shardlab.records.script_lines import Lines
 from shardlab.runs import commands, run_status, script_place, script_rank
 from shardlab.runs.attempts import AttemptLog
 from shardlab.runs.stages import Scope
-from shardlab.settings import load, resolve, scripts
+from shardlab.settings import load, resolve, scripts, variants
+from shardlab.settings.mesh import AXES
 from shardlab.settings.types import Strategy
 from shardlab.train import script_report
 from shardlab.train.evaluation import loss_of
@@ -172,7 +173,7 @@ def supervised(tiny_data, tmp_path):
     """Function that runs a script of these lines as the only rank of a run, to its end."""
     script_place.clear(tmp_path)
 
-    def run_script(text, attempt=1, **site):
+    def run_script(text, attempt=1, usage_seconds=None, **site):
         path = tmp_path / "mine.py"
         path.write_text(WRITES + text)
         run = tiny_run("mlp")
@@ -180,7 +181,7 @@ def supervised(tiny_data, tmp_path):
         run = run.model_copy(update=update)
         recorder = script_rank.Recorder(run, tiny_data / "mlp", tmp_path, attempt)
         options = ["--output", str(tmp_path / script_place.OUTPUT)]
-        return script_rank.supervise(run, options, tmp_path, recorder)
+        return script_rank.supervise(run, options, tmp_path, recorder, usage_seconds)
 
     return run_script
 
@@ -199,6 +200,24 @@ def test_a_script_is_recorded_and_measured(supervised, tmp_path):
     [measured] = script_place.read_measured(tmp_path, 1)
     assert measured["peak_memory_bytes"] > 2**20
     assert measured["wall_seconds"] > 0.3
+
+
+def test_the_use_of_a_script_and_its_processes_is_sampled(supervised, tmp_path):
+    text = """
+import subprocess
+write(0)
+child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+time.sleep(1)
+child.kill()
+write(1, 2, 3)
+finish()
+"""
+    assert supervised(text, usage_seconds=0.3) == 0
+    samples = [each for each in metrics.read(tmp_path / metrics.NAME) if each["kind"] == "usage"]
+    assert len(samples) >= 2
+    assert {each["step"] for each in samples} == {0}
+    assert max(each["cpu_cores"][0] for each in samples) > 0.2
+    assert all(each["memory_bytes"][0] > 2**20 and each["watts"] == [None] for each in samples)
 
 
 def test_lines_that_come_at_once_have_no_times(supervised, tmp_path):
@@ -236,7 +255,7 @@ def saved(number, frame):
 signal.signal(signal.SIGTERM, saved)
 write(0, 1)
 request_to_stop()
-time.sleep(60)
+time.sleep(5)
 """
     assert supervised(text) == script_rank.STOPPED
     last = metrics.read(tmp_path / metrics.NAME)[-1]
@@ -291,6 +310,7 @@ def resolved(name="mine", site="local", recipe=None, **keys):
 
 
 OWN = "tests/helpers/own/train.py"
+NO_STRATEGY = {key for key, found in variants.keys().items() if not found.varies_strategy}
 
 
 @pytest.mark.parametrize(
@@ -328,6 +348,13 @@ def test_degrees_are_the_number_of_ranks_and_nothing_more():
     assert (one.world_size, one.needs_torchrun) == (1, False)
     assert not resolved(script=OWN, site="engaging", launcher="srun", tp=-1).needs_torchrun
     assert one.recipe == resolved(script=OWN, recipe={"activation_checkpointing": "auto"}).recipe
+
+
+def test_a_sweep_varies_a_script_s_ranks_and_no_options_of_engines():
+    script = Strategy(script=OWN, tp=-1)
+    taken = {key for key in sorted(variants.keys()) if key not in NO_STRATEGY and variants.takes(script, key)}
+    assert taken == {"nodes", "ranks_per_node", *AXES}
+    assert not any(variants.takes(Strategy(script=OWN), key) for key in taken)
 
 
 def test_srun_starts_a_task_per_rank_without_torchrun():

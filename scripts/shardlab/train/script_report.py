@@ -60,7 +60,8 @@ def accept(run: Run, data: Path, initial: Path, folder: Path, fingerprint: str, 
         "wall_seconds": max((each["wall_seconds"] for each in measured), default=0.0),
     }
     loss = loss_of(run, data, weights, "validation")
-    records.append({"kind": "validation", "step": records[-1]["step"], "epoch": records[-1]["epoch"], "loss": loss})
+    last = next(record for record in reversed(records) if record["kind"] == "train")
+    records.append({"kind": "validation", "step": last["step"], "epoch": last["epoch"], "loss": loss})
     values |= {key: value for key, value in origin.items() if key != "attempt"}
     train_report(run.configured, records, values, history(folder)).write(folder / "train.json")
 
@@ -79,7 +80,7 @@ def check_weights(path: Path, initial: Path, script: str) -> None:
             raise UserError(f"{path} lacks the weight {missing[0]}; write all weights under the names of {initial}.")
         if extra := sorted(theirs.keys() - ours.keys()):
             raise UserError(f"{path} has a weight {extra[0]}, which {initial} does not have; write only its weights.")
-        for name in sorted(ours):
+        for name in sorted(theirs):
             if theirs[name] != ours[name]:
                 raise UserError(f"{name} is {theirs[name]} in {path}, but must be {ours[name]}, as in {initial}.")
             value = file.get_tensor(name)

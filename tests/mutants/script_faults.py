@@ -1,0 +1,103 @@
+"""What a script must leave, and what becomes of it."""
+
+from fault import Fault, S, at
+
+LINES, RANK, PLACE = f"{S}records/script_lines.py", f"{S}runs/script_rank.py", f"{S}runs/script_place.py"
+REPORT, SCRIPTS, ATTEMPTS = f"{S}train/script_report.py", f"{S}settings/scripts.py", f"{S}runs/attempts.py"
+
+
+def contract(*tests: str) -> tuple[str, ...]:
+    return at("unit/test_script_contract", *tests)
+
+
+NAMED = contract("test_a_line_that_breaks_the_contract_is_named")
+WEIGHTS = contract("test_weights_that_break_the_contract_are_named")
+KEPT = contract("test_an_attempt_keeps_the_steps_that_it_does_not_take_again")
+FILES = contract("test_a_script_is_its_files_and_no_others")
+
+FAULTS = [
+    # Its lines.
+    Fault("a script's loss may be NaN", LINES, "if not math.isfinite(value)", "if False", NAMED),
+    Fault("a script's step may be missing", LINES, "line.step != self.next:", "line.step < self.next:", NAMED),
+    Fault("a script's step may be twice", LINES, "line.step != self.next:", "line.step > self.next:", NAMED),
+    Fault("a script may take more steps", LINES, "line.step >= self.count", "line.step > self.count", NAMED),
+    Fault("a script may take fewer steps", LINES, "if taken < self.count", "if taken < 0", NAMED),
+    Fault(
+        "a script's first line may be of any step",
+        LINES,
+        "self.first is None and line.step > self.earlier",
+        "self.first is None and line.step > self.count",
+        KEPT,
+    ),
+    Fault(
+        "half a line of a script is taken",
+        LINES,
+        'len(content) if ended else content.rfind(b"\\n") + 1',
+        "len(content)",
+        contract("test_a_line_is_taken_once_it_is_whole_and_once"),
+    ),
+    Fault(
+        "the first attempt of a script has the steps of the training before",
+        RANK,
+        "if attempt > 1 else []",
+        "if attempt > 0 else []",
+        KEPT,
+    ),
+    Fault("a script's earlier steps are lost", RANK, 'or record["step"] < first]', "or False]", KEPT),
+    # Its weights.
+    Fault("a script may leave out weights", REPORT, "ours.keys() - theirs.keys()", "set()", WEIGHTS),
+    Fault("a script may have more weights", REPORT, "theirs.keys() - ours.keys()", "set()", WEIGHTS),
+    Fault("a script's weights may have any shape", REPORT, "theirs[name] != ours[name]", "False", WEIGHTS),
+    Fault("a script's weights may be NaN", REPORT, "not value.isfinite().all()", "False", WEIGHTS),
+    # Its processes.
+    Fault(
+        "a script is not asked to stop",
+        RANK,
+        "if not asked and (asked := _request(folder)):\n                    script.request()",
+        "if not asked and (asked := _request(folder)):\n                    pass",
+        contract("test_a_request_to_stop_reaches_it_as_sigterm"),
+    ),
+    Fault(
+        "a script that finished is stopped",
+        RANK,
+        "and (status or not written)",
+        "",
+        contract("test_a_script_that_ends_in_time_is_finished_whatever_was_requested"),
+    ),
+    Fault(
+        "what a script left remains for its next attempt",
+        PLACE,
+        "if path.name != CHECKPOINTS:",
+        "if path.name == DUMPS:",
+        contract("test_of_an_attempt_only_checkpoints_remain_for_the_next"),
+    ),
+    Fault(
+        "an edited script goes on with its checkpoints",
+        ATTEMPTS,
+        "script_place.has_checkpoints(self.folder) and not self.attempts",
+        "False",
+        contract("test_status_says_what_becomes_of_a_script_s_checkpoints"),
+    ),
+    # Its files.
+    Fault(
+        "what a script imports is no part of it",
+        SCRIPTS,
+        "waiting += [*_imports(tree, path.parent, top)]",
+        "pass",
+        FILES,
+    ),
+    Fault(
+        "what a script names is no part of it",
+        SCRIPTS,
+        "waiting += [path.parent / name, ROOT / name]",
+        "pass",
+        FILES,
+    ),
+    Fault(
+        "a script may be anywhere",
+        SCRIPTS,
+        "if not path.resolve().is_relative_to(ROOT)",
+        "if False",
+        contract("test_what_does_not_fit_a_script_is_refused"),
+    ),
+]
