@@ -26,7 +26,7 @@ run: .venv/run
 	@echo && cat results/logs/summarize.log
 
 EXAMPLES = $(shell sed -n 's/^\(example_[a-z_]*\):.*/\1/p' config/strategies.yaml | paste -sd,)
-# Train the scripts of examples/, and compare them with one device.
+# Train the scripts of examples/, and judge them.
 run-examples: .venv/run
 	@$(SNAKEMAKE) --profile workflow/profiles/local --config 'strategies=[single,$(EXAMPLES)]' \
 	  'workloads=[mlp,mnist,llama2]' -- all
