@@ -80,6 +80,7 @@ def test_scripts_are_trained_and_judged_as_other_strategies(project, said):
     assert "- my_ddp x mlp: only mine/train.py itself knows what it will hold and send" in page
 
 
+@pytest.mark.long
 def test_the_dumps_of_a_script_are_diagnosed(project, said):
     place = "results/diagnosis/my_wrong/mlp.md"
     assert f"repeat the call with the target {place}" in (project.path / "results/summary.md").read_text()
@@ -120,6 +121,7 @@ def test_a_rank_that_fails_ends_the_run_with_its_sentence(project, launch):
     assert not (project.path / "results/my_ddp/mlp.done").exists()
 
 
+@pytest.mark.long
 def test_a_stopped_script_goes_on_with_its_checkpoints(project, launch):
     folder = project.path / "results/my_ddp/mlp"
     before = (folder / "model.safetensors").read_bytes()
