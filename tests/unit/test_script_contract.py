@@ -207,7 +207,7 @@ def test_the_use_of_a_script_and_its_processes_is_sampled(supervised, tmp_path):
 import subprocess
 write(0)
 child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-time.sleep(1)
+time.sleep(2)
 child.kill()
 write(1, 2, 3)
 finish()
@@ -216,8 +216,9 @@ finish()
     samples = [each for each in metrics.read(tmp_path / metrics.NAME) if each["kind"] == "usage"]
     assert len(samples) >= 2
     assert {each["step"] for each in samples} == {0}
-    assert max(each["cpu_cores"][0] for each in samples) > 0.2
-    assert all(each["memory_bytes"][0] > 2**20 and each["watts"] == [None] for each in samples)
+    known = [each for each in samples if each["cpu_cores"] != [None]]  # a process may end while it is looked at
+    assert max(each["cpu_cores"][0] for each in known) > 0.2
+    assert all(each["memory_bytes"][0] > 2**20 and each["watts"] == [None] for each in known)
 
 
 def test_lines_that_come_at_once_have_no_times(supervised, tmp_path):
