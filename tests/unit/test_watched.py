@@ -10,9 +10,10 @@ from tensorboardX.proto.event_pb2 import Event
 
 from helpers.common import save_initial, tiny_run
 from shardlab.records import metrics
+from shardlab.records.metrics import USED
 from shardlab.runtime.distributed import World
 from shardlab.train import loop
-from shardlab.train.metrics_log import EVENTS, USED, MetricsLog
+from shardlab.train.metrics_log import EVENTS, MetricsLog
 from shardlab.train.resource_monitor import Usage
 
 CPU = torch.device("cpu")

@@ -27,8 +27,6 @@ POLL = 0.02
 """Seconds between two looks at the script's lines: the resolution of its steps' times."""
 SELDOM = 0.5
 """Seconds between two looks at its memory and at the file that requests it to stop."""
-USED = ("cpu_cores", "memory_bytes", "device_use", "device_memory_bytes", "watts")
-"""Values per rank in a record of kind ``usage`` (train/resource_monitor.py); those of devices are unknown here."""
 FIRST_SAMPLE = 1.0
 """Seconds until the first sample, so that short runs have one."""
 EXCEPTION = re.compile(r"(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*)")
@@ -187,7 +185,9 @@ class Recorder:
     def usage(self, samples: list[dict[str, Any]]) -> None:
         """Write the latest samples of all ranks' resource use, as those of the project's own training."""
         if self.lines.first is not None:
-            values = {name: [each.get(name) for each in samples] for name in USED}
+            values = {
+                name: [each.get(name) for each in samples] for name in metrics.USED
+            }  # those of devices are unknown
             self._write([{"kind": "usage", "step": self.lines.next - 1, **values}])
 
     def stopped(self, why: str) -> None:

@@ -49,6 +49,16 @@ def evaluate(run: Run, data: Path, weights: Path) -> Evaluated:
     return (evaluate_sharded if run.evaluated_sharded else evaluate_whole)(run, data, weights)
 
 
+def _whole(run: Run, data: Path, weights: Path) -> tuple[Task, nn.Module]:
+    """Return the task, and the model with these weights on one device."""
+    device = device_for_rank(run.site.device)
+    dtype = getattr(torch, run.recipe.dtype)
+    task = tasks.load(run.task, data, dtype, device, loss_chunks=run.recipe.loss_chunks)
+    model = models.build(run.model, run.task, dtype)
+    materialize(model, weights, device)
+    return task, model
+
+
 @torch.no_grad()
 def loss_of(run: Run, data: Path, weights: Path, split: str) -> float:
     """Return the loss per target of ``weights`` over a whole split, on one device.
@@ -56,11 +66,7 @@ def loss_of(run: Run, data: Path, weights: Path, split: str) -> float:
     Raises:
         NotFinite: it is not finite.
     """
-    device = device_for_rank(run.site.device)
-    dtype = getattr(torch, run.recipe.dtype)
-    task = tasks.load(run.task, data, dtype, device, loss_chunks=run.recipe.loss_chunks)
-    model = models.build(run.model, run.task, dtype)
-    materialize(model, weights, device)
+    task, model = _whole(run, data, weights)
     model.eval()
     total, targets = 0.0, 0
     for indices in order.in_order(task.samples(split), run.recipe.eval_batch_size):
@@ -74,11 +80,7 @@ def loss_of(run: Run, data: Path, weights: Path, split: str) -> float:
 @torch.no_grad()
 def evaluate_whole(run: Run, data: Path, weights: Path) -> Evaluated:
     """Return loss per target and metric of ``weights`` over the whole test split, unpadded, on one device."""
-    device = device_for_rank(run.site.device)
-    dtype = getattr(torch, run.recipe.dtype)
-    task = tasks.load(run.task, data, dtype, device, loss_chunks=run.recipe.loss_chunks)
-    model = models.build(run.model, run.task, dtype)
-    materialize(model, weights, device)
+    task, model = _whole(run, data, weights)
     return evaluate_model(run, task, model)
 
 

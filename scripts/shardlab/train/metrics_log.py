@@ -17,15 +17,13 @@ import torch
 
 from shardlab.errors import UserError
 from shardlab.files import write_text
-from shardlab.records.metrics import now, read
+from shardlab.records.metrics import USED, now, read
 from shardlab.runtime.batches import Step
 from shardlab.runtime.device import peak_memory
 from shardlab.runtime.distributed import World
 
 EVENTS = "tensorboard"
 """Folder of the event files, next to metrics.jsonl."""
-USED = ("cpu_cores", "memory_bytes", "device_use", "device_memory_bytes", "watts")
-"""Values per rank in a record of kind ``usage``: see usage.py."""
 SCALARS = {"train": {"loss", "grad_norm", "learning_rate", "seconds"}, "validation": {"loss"}, "usage": set(USED)}
 """Values of each kind of record that TensorBoard shows."""
 DIM, BOLD, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"

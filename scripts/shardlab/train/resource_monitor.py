@@ -9,9 +9,10 @@ from typing import Any, Self
 import psutil
 import torch.distributed as dist
 
+from shardlab.records.metrics import USED
 from shardlab.runtime import device
 from shardlab.runtime.distributed import World
-from shardlab.train.metrics_log import USED, MetricsLog
+from shardlab.train.metrics_log import MetricsLog
 
 FIRST = 1.0
 """Seconds until the first sample, so that short runs have one."""
