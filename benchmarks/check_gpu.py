@@ -137,7 +137,8 @@ def equality(args: argparse.Namespace, ranks: int, apart: ProcessPoolExecutor) -
 
     columns = ["workload", "strategy", "ranks", "devices", "arithmetic", *FIGURES, "equal"]
     table = Table(args.output / "check_gpu_equality.csv", columns, "{:.0e}".format)
-    server = Server({"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+    # DeepSpeed chooses its device when it is imported, which is before the ranks know theirs.
+    server = Server({"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "DS_ACCELERATOR": args.device})
     try:
         with tempfile.TemporaryDirectory() as folder:
             for workload in args.workloads:

@@ -19,7 +19,7 @@ def main():
     args = common.parse_arguments()
     run = common.read_run(args.run, models=("llama",))
     device = common.choose_device(run)
-    dist.init_process_group()
+    dist.init_process_group(dist.get_default_backend_for_device(device))
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
     model = common.build_model(run)

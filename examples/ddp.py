@@ -18,7 +18,7 @@ def main():
     run = common.read_run(args.run)
     device = common.choose_device(run)
     # torchrun has set RANK, WORLD_SIZE and MASTER_ADDR: NCCL connects the GPUs, Gloo the CPUs.
-    dist.init_process_group()
+    dist.init_process_group(dist.get_default_backend_for_device(device))
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
     model = common.build_model(run)

@@ -27,7 +27,7 @@ def main():
     if device.type == "cpu":
         # Else DeepSpeed would compile an all-reduce that only its inference uses.
         deepspeed.ops.__compatible_ops__ = {}
-    dist.init_process_group()
+    dist.init_process_group(dist.get_default_backend_for_device(device))
     deepspeed.init_distributed()
     rank, ranks = dist.get_rank(), dist.get_world_size()
 

@@ -20,7 +20,7 @@ def main():
     args = common.parse_arguments()
     run = common.read_run(args.run)
     device = common.choose_device(run)
-    dist.init_process_group()
+    dist.init_process_group(dist.get_default_backend_for_device(device))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=("dp_shard",))
 

@@ -20,7 +20,8 @@ def main():
     args = common.parse_arguments()
     run = common.read_run(args.run)
     device = common.choose_device(run)
-    dist.init_process_group()
+    # NCCL connects the GPUs; Gloo sums and gathers what lies on the CPU.
+    dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=("dp_shard",))
 
@@ -51,7 +52,7 @@ def main():
         loss = common.loss_sum(model(x), y) / (len(batch) * targets[0].numel())
         # FSDP averages the gradients over the ranks, as DDP does; the loss is the ranks' sum.
         (loss * ranks).backward()
-        # Gradients on the CPU: Gloo sums their norms over the ranks, also where NCCL connects the GPUs.
+        # The gradients are on the CPU, and so are their norms.
         norm = clip_grad_norm_(model.parameters(), run.recipe.max_grad_norm or math.inf).full_tensor()
         optimizer.step()
         optimizer.zero_grad()

@@ -38,7 +38,7 @@ def main():
     args = common.parse_arguments()
     run = common.read_run(args.run, models=("mlp", "llama"))
     device = common.choose_device(run)
-    dist.init_process_group()
+    dist.init_process_group(dist.get_default_backend_for_device(device))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     # Ranks 0 and 1, then 2 and 3, split the layers: tensor parallelism sends most, so its ranks are neighbors, on one
     # node. Ranks 0 and 2, then 1 and 3, read different samples and shard what each has.

@@ -30,6 +30,8 @@ def main() -> None:
 
     for name in filter(None, args.imports.split(",")):
         import_module(name)
+    if "--shutdown-timeout" not in torchrun.get_args_parser().format_help():  # PyTorch before 2.13: always 30 s
+        words = [word for word in words if not word.startswith("--shutdown-timeout=")]
     os.environ[signals.TORCHRUN] = str(os.getpid())
     # Otherwise torchrun leaves a folder for logs in TMPDIR.
     words = [f"--log-dir={os.devnull}", *words]

@@ -13,11 +13,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import (
-    all_gather_single_autograd,
-    all_reduce,
-    all_to_all_single_autograd,
-)
+from torch.distributed import _functional_collectives as collectives
+from torch.distributed._functional_collectives import all_reduce, all_to_all_single_autograd
 
 from shardlab.errors import UserError
 from shardlab.models._experts import Router
@@ -30,6 +27,10 @@ from shardlab.settings.types import Run
 log = logging.getLogger(__name__)
 
 Group = dist.ProcessGroup
+# PyTorch before 2.13 has it under the second name.
+all_gather_single_autograd = (
+    getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+)
 
 
 def gathered(

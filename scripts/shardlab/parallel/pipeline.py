@@ -210,6 +210,7 @@ class PipelineEngine(NativeEngine):
     def _run(self, micro: MicroBatch, scale: float, *, backward: bool) -> Tensor:
         """Send a micro-batch through the pipeline, in ``chunks`` pieces."""
         positional, keywords = self.task.inputs(micro.batch)
+        positional = tuple(value.contiguous() for value in positional)  # PyTorch before 2.13 compares strides
         schedule = self._schedule(backward, *positional, *keywords.values())
         rows = torch.arange(micro.rows, device=self.world.device)
 
