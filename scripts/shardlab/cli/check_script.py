@@ -3,8 +3,8 @@ once all ranks of the script have ended.
 """
 
 from shardlab.data import store
-from shardlab.runs import script_place, slurm
-from shardlab.runs.images import read_report
+from shardlab.runs import script_place
+from shardlab.runs.images import origin_of
 from shardlab.settings.types import read_run
 
 
@@ -16,9 +16,6 @@ def main() -> None:
 
     run = read_run(args.settings)
     distributed.start(run.site.device)
-    origin = {"git_commit": args.commit, "slurm_job_id": slurm.job_id()}
-    if args.image:
-        image = read_report(args.image)
-        origin |= {"image_digest": image.sha256, "image_labels": image.labels}
+    origin = origin_of(args.commit, args.image)
     fingerprint = store.fingerprint_of(args.data)
     script_report.accept(run, args.data, args.weights, args.output, fingerprint, origin)

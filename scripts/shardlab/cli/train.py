@@ -7,11 +7,10 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 from shardlab.errors import UserError
-from shardlab.runs import signals, slurm
-from shardlab.runs.images import read_report
+from shardlab.runs import signals
+from shardlab.runs.images import origin_of
 from shardlab.settings.types import read_run
 
 
@@ -40,10 +39,7 @@ def main() -> int:
     from shardlab.train import loop
 
     run = read_run(args.settings)
-    origin: dict[str, Any] = {"git_commit": args.commit, "slurm_job_id": slurm.job_id(), "attempt": args.attempt}
-    if args.image:
-        image = read_report(args.image)
-        origin |= {"image_digest": image.sha256, "image_labels": image.labels}
+    origin = origin_of(args.commit, args.image) | {"attempt": args.attempt}
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(args.output / "nccl_rank_"))
     distributed.start(run.site.device, run.site.hang_seconds)
     if distributed.is_main():

@@ -1,12 +1,13 @@
 """The container image: its report, and its location."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from shardlab.errors import UserError, remedy
 from shardlab.files import read_json, sha256
+from shardlab.runs import slurm
 from shardlab.schema import Strict, check
 
 
@@ -37,6 +38,15 @@ def read_report(path: Path) -> ImageReport:
     """
     values = read_json(path, "report of the image", remedy("make it", path))
     return check(ImageReport, values, str(path))
+
+
+def origin_of(commit: str | None, image: Path | None) -> dict[str, Any]:
+    """Return a training's origin for train.json: commit, Slurm job and, given the report of one, image."""
+    origin: dict[str, Any] = {"git_commit": commit, "slurm_job_id": slurm.job_id()}
+    if image:
+        report = read_report(image)
+        origin |= {"image_digest": report.sha256, "image_labels": report.labels}
+    return origin
 
 
 def read_image(report: Path) -> ImageReport:

@@ -185,9 +185,8 @@ class Recorder:
     def usage(self, samples: list[dict[str, Any]]) -> None:
         """Write the latest samples of all ranks' resource use, as those of the project's own training."""
         if self.lines.first is not None:
-            values = {
-                name: [each.get(name) for each in samples] for name in metrics.USED
-            }  # those of devices are unknown
+            # Those of devices are unknown.
+            values = {name: [each.get(name) for each in samples] for name in metrics.USED}
             self._write([{"kind": "usage", "step": self.lines.next - 1, **values}])
 
     def stopped(self, why: str) -> None:

@@ -23,7 +23,7 @@ from shardlab.runtime.device import device_for_rank
 from shardlab.runtime.distributed import World
 from shardlab.runtime.engine import Engine
 from shardlab.runtime.module_state import kept
-from shardlab.runtime.tasks import Task
+from shardlab.runtime.tasks import Batch, Task
 from shardlab.settings.types import Run
 
 
@@ -67,14 +67,18 @@ def loss_of(run: Run, data: Path, weights: Path, split: str) -> float:
         NotFinite: it is not finite.
     """
     task, model = _whole(run, data, weights)
+    total = sum(float(task.loss(outputs, batch)) for outputs, batch in _outputs(run, task, model, split))
+    loss = total / task.targets(split, np.arange(task.samples(split)))
+    check_finite(run, split, loss)
+    return loss
+
+
+def _outputs(run: Run, task: Task, model: nn.Module, split: str) -> Iterator[tuple[Tensor, Batch]]:
+    """Yield the outputs of a model in evaluation mode, and the batch, over a whole split."""
     model.eval()
-    total, targets = 0.0, 0
     for indices in order.in_order(task.samples(split), run.recipe.eval_batch_size):
         batch = task.batch(split, indices)
-        total += float(task.loss(cast(Tensor, task.outputs(model, batch)), batch))
-        targets += task.targets(split, indices)
-    check_finite(run, split, total / targets)
-    return total / targets
+        yield cast(Tensor, task.outputs(model, batch)), batch
 
 
 @torch.no_grad()
@@ -87,17 +91,12 @@ def evaluate_whole(run: Run, data: Path, weights: Path) -> Evaluated:
 @torch.no_grad()
 def evaluate_model(run: Run, task: Task, model: nn.Module) -> Evaluated:
     """Return loss per target and metric of a model that has its weights over the whole test split, unpadded."""
-    model.eval()
     loss = score = 0.0
-    targets = 0
     with _record_choices(model) as chosen:
-        for indices in order.in_order(task.samples("test"), run.recipe.eval_batch_size):
-            batch = task.batch("test", indices)
-            outputs = cast(Tensor, task.outputs(model, batch))  # in evaluation mode
+        for outputs, batch in _outputs(run, task, model, "test"):
             loss += float(task.loss(outputs, batch))
             score += task.score(model, outputs, batch)
-            targets += task.targets("test", indices)
-    evaluated = _report(run, task, loss / targets, score)
+    evaluated = _report(run, task, loss / task.targets("test", np.arange(task.samples("test"))), score)
     if chosen:
         choices = np.stack([torch.cat(layer).cpu().numpy() for layer in chosen])
         evaluated = evaluated.model_copy(update={"expert_choices": expert_choices.encode(choices)})
