@@ -279,8 +279,8 @@ FAULTS = [
     Fault(
         "the test loss is of the validation split",
         EVALUATION,
-        'task.batch("test", indices)',
-        'task.batch("validation", indices)',
+        '_outputs(run, task, model, "test")',
+        '_outputs(run, task, model, "validation")',
         reference("mlp"),
     ),
     Fault(
