@@ -232,6 +232,13 @@ FAULTS = [
         parity("hsdp-mlp-float64"),
     ),
     Fault(
+        "tensor-parallel ranks read samples of their own (JSC, December 2025)",
+        BATCHES,
+        "local = order.samples_of(batch, world.data_rank, world.data_size)",
+        "local = order.samples_of(batch, world.data_rank, world.data_size)[:: 1 if world.is_rank0 else -1]",
+        parity("tp-llama2-float64"),
+    ),
+    Fault(
         "a batch's remainder is dropped",
         ORDER,
         "np.array_split(batch, count)",
