@@ -17,8 +17,10 @@ PEAKS: dict[str, dict[str, float]] = {
     # One of the two dies of a module, which is what PyTorch calls a device.
     "MI250X": {"float64": 47.9e12, "float32": 47.9e12, "bf16": 191.5e12, "fp16": 191.5e12},
 }
-"""Part of a device's name, longer ones first: its peaks in the data sheet, without sparsity. float64, and on AMD's float32,
-with the matrix units, which the libraries use by themselves; NVIDIA's float32 without them, as TF32 is off.
+"""Part of a device's name, longer ones first: its peaks in the data sheet, without sparsity.
+
+float64, and AMD's float32, with the matrix units, which the libraries use by themselves; NVIDIA's float32 without: TF32
+is off.
 """
 
 
