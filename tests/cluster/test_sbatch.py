@@ -3,14 +3,14 @@
 import json
 import re
 
-import pandas as pd
 import pytest
+import yaml
 from safetensors.numpy import load_file
 
 from helpers.common import ROOT
-from login import own, snakemake
+from login import RECIPE, own, snakemake
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 SIZES = {
     "one_node": ["--gpus-per-node=2", "--cpus-per-task=2"],
     "two_nodes": ["--gpus-per-node=1", "--cpus-per-task=1"],
@@ -32,8 +32,8 @@ def ended(base):
     own(script.parent)
     with (base.path / "config/strategies.yaml").open("a") as file:
         file.write(STRATEGY)
-    config = ["nodes=2", "workloads=[mlp]", "strategies=[single,by_srun]", "noise_floor_runs=0"]
-    call = base.start(*snakemake("results/summary.csv", config=config))
+    tests = [f"results/{name}/mlp/test.json" for name in ("single", "by_srun")]
+    call = base.start(*snakemake(*tests, config=["nodes=2"]))
     jobs = {name: base.start(*SUBMIT, *words, f"examples/{name}.sbatch") for name, words in SIZES.items()}
     jobs = {name: base.finish(job, check=False).stdout.strip() for name, job in jobs.items()}
     return base, jobs, base.finish(call, check=False).stdout
@@ -58,8 +58,10 @@ def test_what_the_files_for_sbatch_train_by_hand_is_equal_to_one_device(ended):
 
 
 def test_a_strategy_whose_ranks_srun_starts_is_equal(ended):
-    learner, _, said = ended
-    table = pd.read_csv(learner.path / "results/summary.csv").set_index("strategy")
-    assert dict(table.equality) == {"single": "equal", "by_srun": "equal"}, said
-    hosts = learner.json("results/by_srun/mlp/train.json")["hosts"]
-    assert hosts == ["n1", "n1", "n2", "n2"]
+    learner, _, called = ended
+    config = {"site": "test", "nodes": 2, "workloads": ["mlp"], "strategies": ["single", "by_srun"]}
+    config |= yaml.safe_load(RECIPE.replace("=", ": "))
+    words = ["python", "scripts/shardlab", "summarize", "--check", "--config", json.dumps(config)]
+    said = learner.run(*words, check=False).stdout
+    assert "All 2 runs are equal to single: first steps, validation loss and test loss." in said, called
+    assert learner.json("results/by_srun/mlp/train.json")["hosts"] == ["n1", "n1", "n2", "n2"]
