@@ -32,8 +32,8 @@ class OurOrder(Trainer):
     def get_train_dataloader(self):
         # As Trainer does, but for the sampler: accelerate gives each rank every second batch of this loader.
         sampler = order.InOrder(self.run, len(self.train_dataset))
-        loader = DataLoader(self.train_dataset, self.args.per_device_train_batch_size, sampler=sampler)
-        return self.accelerator.prepare(loader)
+        size = order.samples_per_rank(self.run, self.args.world_size)
+        return self.accelerator.prepare(DataLoader(self.train_dataset, size, sampler=sampler))
 
 
 class WriteMetrics(TrainerCallback):
@@ -78,8 +78,6 @@ def main(trainer_class=OurOrder, **instead):
         disable_tqdm=True,
         **{**instead, **said},
     )
-    # The number of ranks is known only now: the arguments have started the process group.
-    arguments.per_device_train_batch_size = order.samples_per_rank(run, arguments.world_size)
     trainer = trainer_class(model, arguments, train_dataset=samples, compute_loss_func=mean_loss)
     trainer.run = run
     if arguments.process_index == 0:
