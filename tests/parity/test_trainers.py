@@ -19,6 +19,7 @@ from traindiff.dump import dump
 FOLDER = ROOT / "examples/trainers"
 PACKAGES = {"hf_trainer": ["transformers", "accelerate"], "lightning_ddp": ["lightning"], "titan_loop": []}
 ADAMW = {"name": "adamw", "learning_rate": 3e-3, "weight_decay": 0.1}
+NO_DECAY = {"optimizer": ADAMW | {"weight_decay": 0.0}}
 
 SECONDS = 300
 """After which the ranks of a trainer wait for one another for ever; its packages take seconds to import."""
@@ -80,16 +81,17 @@ def test_equal(name, workload, tiny_data, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "clip", "place", "cause"),
+    ("name", "recipe", "place", "cause"),
     [
-        ("hf_trainer", None, "step 0, optimizer state", "clipping"),
-        ("hf_trainer", 100, "step 1, update", "learning-rate schedule"),
-        ("lightning_ddp", None, "step 0, gradient", "samples of a step"),
-        ("titan_loop", 100, "step 0, optimizer state", "optimizer settings"),
+        ("hf_trainer", {}, "step 0, optimizer state", "clipping"),
+        ("hf_trainer", {"max_grad_norm": 100}, "step 0, update", "weight decay"),
+        ("hf_trainer", {"max_grad_norm": 100} | NO_DECAY, "step 1, update", "learning-rate schedule"),
+        ("lightning_ddp", {}, "step 0, gradient", "samples of a step"),
+        ("titan_loop", {"max_grad_norm": 100}, "step 0, optimizer state", "optimizer settings"),
     ],
 )
-def test_unequal(name, clip, place, cause, tiny_data, tmp_path, capsys):
-    case = trained(name, "llama2", tmp_path, tiny_data, global_batch_size=6, max_grad_norm=clip)
+def test_unequal(name, recipe, place, cause, tiny_data, tmp_path, capsys):
+    case = trained(name, "llama2", tmp_path, tiny_data, global_batch_size=6, **recipe)
     found = first_difference(case, capsys)
     assert found.startswith(f"First difference: {place} ")
     assert found.endswith(f"; usual cause: {cause}.")
