@@ -1,7 +1,7 @@
 """Check what you did in a lesson of docs/course.md: one sentence per question,
 and a status other than 0 if one of them is wrong.
 
-Lesson 6 also needs a copy of the project with a fault: shardlab lesson 6 --plant 1
+Lesson 6 needs a copy of the project with a fault: shardlab lesson 6 --plant 1
 """
 
 import argparse

@@ -79,8 +79,8 @@ def call(lesson: int) -> str:
     """Return the call of Snakemake that trains a lesson's runs."""
     words = []
     for key, value in {**CALLS[lesson], "noise_floor_runs": 0}.items():
-        text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
-        words.append(f"{key}={text.removesuffix(chr(10)).removesuffix(chr(10) + '...').replace(', ', ',')}")
+        flow = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf).splitlines()[0]
+        words.append(f"{key}={flow.replace(', ', ',') if isinstance(value, list) else flow}")
     return shlex.join(["snakemake", "--profile", "workflow/profiles/local", "--config", *words, "--", "all"])
 
 
@@ -95,18 +95,20 @@ def _of_lesson(content: Any, lesson: int, path: Path) -> dict[str, Any]:
 
 
 def _fixed(answers: dict[str, Any], expected: dict[str, tuple[Any, str]]) -> Iterator[Finding]:
-    """Compare answers with what is known; ``expected``: by question the answer, and a hint if it is wrong."""
+    """Compare answers with what is known; ``expected``: by question the answer (or a tuple of them), and a hint."""
     for question, (right, hint) in expected.items():
         given = answers[question]
         if given is None:
             yield Finding(question, False, "not answered yet.")
         elif _same(given, right):
-            yield Finding(question, True, f"{_shown(right)}.")
+            yield Finding(question, True, f"{_shown(given)}.")
         else:
             yield Finding(question, False, f"not {_shown(given)}. {hint}")
 
 
 def _same(given: Any, right: Any) -> bool:
+    if isinstance(right, tuple):
+        return any(_same(given, each) for each in right)
     if isinstance(right, str):
         return _word(given) == _word(right)
     if isinstance(right, float):
@@ -211,7 +213,7 @@ HINTS = {
     "sent": "Count the bytes of each collective by the table of the glossary (float32: 4 bytes).",
     "weights": "Count the fullest rank's numbers, 4 bytes each.",
     "gradients": "There is one per weight that the rank updates.",
-    "optimizer": "AdamW keeps two numbers per weight that the rank updates.",
+    "optimizer": "AdamW keeps two numbers per weight that the rank updates, and a step counter per tensor.",
 }
 COLUMN = {"sent": "bytes_per_step"}
 
@@ -265,14 +267,14 @@ def parts(answers: dict[str, Any], results: Path, _: Path) -> Iterator[Finding]:
 def find(answers: dict[str, Any], _: Path, folder: Path) -> Iterator[Finding]:
     """A planted fault: what is wrong, where, and whether it is repaired."""
     number = planting.number_of(folder)
-    planted, diagnosis = planting.fault(number), planting.diagnosis(number)
+    shown = planting.FAULTS[number - 1]
     page = f"See the page of the diagnosis in {folder}/results/diagnosis, and what it asks to check."
     yield from _fixed(
         answers,
         {
-            "strategy": (diagnosis.case.split()[0], f"See {folder}/results/summary.md."),
-            "cause": (diagnosis.cause, page),
-            "file": (planted.file, page),
+            "strategy": (shown.strategies, f"See {folder}/results/summary.md."),
+            "cause": (shown.cause, page),
+            "file": (planting.fault(number).file, page),
         },
     )
     if planting.repaired(folder):

@@ -3,6 +3,7 @@
 import ast
 import shutil
 import sys
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,27 @@ from typing import Any
 from shardlab.errors import UserError
 from shardlab.files import ROOT
 
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault of tests/mutants, and what its copy shows."""
+
+    name: str
+    strategies: tuple[str, ...]
+    """Those that are not equal to `single`."""
+    cause: str
+    """That the diagnosis names first."""
+
+
 FAULTS = (
-    "DDP never synchronizes",
-    "bias of a row layer added by every rank",
-    "norm for clipping of the local shard alone",
-    "every rank trains on the whole batch",
-    "twice the rate under tensor parallelism",
-    "gradients summed over the ranks, not averaged",
+    Planted("DDP never synchronizes", ("ddp",), "not reduced over an axis"),
+    Planted("bias of a row layer added by every rank", ("tp",), "bias added by every rank"),
+    Planted("norm for clipping of the local shard alone", ("fsdp", "tp"), "norm of a part"),
+    Planted("clip factor times the square root of the ranks", ("ddp", "fsdp", "tp"), "clipping"),
+    Planted("twice the rate under tensor parallelism", ("tp",), "learning rate not set"),
+    Planted("gradients summed over the ranks, not averaged", ("ddp", "fsdp"), "summed instead of averaged"),
 )
-"""Names of tests/mutants: faults of parallel strategies alone, which `single` of the same copy does not have."""
+"""Faults of parallel strategies alone: what `single` of the same copy also has, no comparison with it finds."""
 COPIED = ("Snakefile", "config", "docs", "envs", "examples", "pyproject.toml", "scripts", "workflow")
 NUMBER = ".planted"
 """File of the copy with the number of its fault."""
@@ -32,12 +45,7 @@ def fault(number: int) -> Any:
     """
     if not 1 <= number <= len(FAULTS):
         raise UserError(f"there is no fault {number}; plant one of 1 to {len(FAULTS)}.")
-    return next(each for each in _mutants("faults").FAULTS if each.name == FAULTS[number - 1])
-
-
-def diagnosis(number: int) -> Any:
-    """Return the case that shows a fault, and the cause that its diagnosis names."""
-    return _mutants("diagnoses").DIAGNOSES[FAULTS[number - 1]]
+    return next(each for each in _mutants() if each.name == FAULTS[number - 1].name)
 
 
 def plant(number: int, folder: Path) -> None:
@@ -86,9 +94,9 @@ def repaired(folder: Path) -> bool:
     return mine == theirs
 
 
-def _mutants(module: str) -> Any:
-    """Import a module of tests/mutants, whose files import each other by their names alone."""
+def _mutants() -> Any:
+    """Return the faults of tests/mutants, whose files import each other by their names alone."""
     folder = str(ROOT / "tests/mutants")
     if folder not in sys.path:
         sys.path.append(folder)
-    return import_module(module)
+    return import_module("faults").FAULTS
