@@ -31,7 +31,7 @@ AVERAGING = """\
     # While the backward pass runs, DDP averages the gradients over the ranks, bucket by bucket.
     ddp_model = DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device])
 """
-EXERCISES = {
+EXERCISES: dict[str, tuple[str, *tuple[Hole, ...]]] = {
     "alone": (
         "ddp",
         Hole('"""DDP: each rank has the whole model', '"""DDP without its D: each rank has the whole model'),
