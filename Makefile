@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := @$(BIN)/python scripts/install.py
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
-.PHONY: help try run run-examples matrix watch setup test test-cluster test-all mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help try run run-examples matrix watch setup test test-cluster test-all test-long mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # List what can be made.
@@ -29,7 +29,7 @@ EXAMPLES = $(shell sed -n 's/^\(example_[a-z_]*\):.*/\1/p' config/strategies.yam
 # Train the scripts of examples/, and judge them.
 run-examples: .venv/run
 	@$(SNAKEMAKE) --profile workflow/profiles/local --config 'strategies=[single,$(EXAMPLES)]' \
-	  'workloads=[mlp,mnist,llama2]' -- all
+	  'workloads=[mlp,mnist,llama2,moe]' -- all
 	@echo && cat results/logs/summarize.log
 
 EVERY := --config 'strategies=[all]'
@@ -60,8 +60,13 @@ test-cluster: .venv/dev
 	$(PYTHON) tests/cluster/cluster.py prepare
 	$(BIN)/python -m pytest tests/cluster
 
-# Run both, and the tests marked long.
+# Run both.
 test-all: .venv/dev
+	$(PYTHON) tests/cluster/cluster.py prepare
+	$(PYTEST)
+
+# Run both, and the tests marked long: before a release.
+test-long: .venv/dev
 	$(PYTHON) tests/cluster/cluster.py prepare
 	$(PYTEST) --long
 

@@ -148,11 +148,11 @@ def make_scheduler(run, optimizer, samples):
     return torch.optim.lr_scheduler.StepLR(optimizer, math.ceil(samples / run.recipe.global_batch_size), gamma)
 
 
-def check_divisible(run, ranks):
-    """Stop if a size that tensor parallelism splits over that many ranks would leave some with more than others."""
-    for name in ("hidden", "heads", "kv_heads", "vocab_size"):
+def check_divisible(run, ranks, sizes=("hidden", "heads", "kv_heads", "vocab_size")):
+    """Stop if a size that is split over that many ranks would leave some with more than others."""
+    for name in sizes:
         if (size := getattr(run.model.args, name, ranks)) % ranks:
-            stop(f"{ranks} tensor-parallel ranks do not divide {name} {size}; choose a number that does.")
+            stop(f"{ranks} ranks do not divide {name} {size}; choose a number that does.")
 
 
 # Models: chains of modules, so that every technique can name their parts.
@@ -210,11 +210,23 @@ def cnn(channels, image_size, classes, hidden, activation="relu", dropout1=0.0, 
 
 
 def llama(vocab_size, dim, layers, heads, kv_heads, hidden):
+    return decoder(vocab_size, dim, (LlamaBlock(dim, heads, kv_heads, hidden) for _ in range(layers)))
+
+
+def moe(vocab_size, dim, layers, heads, kv_heads, hidden, experts, shared=0, bias_rate=0.0, auxiliary=0.0, **routing):
+    def block():
+        router = Router(dim, experts, bias_rate, auxiliary, **routing)
+        return MoeBlock(dim, heads, kv_heads, router, Experts(dim, hidden, experts), Experts(dim, hidden, shared))
+
+    return decoder(vocab_size, dim, (block() for _ in range(layers)))
+
+
+def decoder(vocab_size, dim, blocks):
     """Maps token ids (batch, length) to logits (batch, length, vocab_size)."""
     return nn.Sequential(
         OrderedDict(
             embedding=nn.Embedding(vocab_size, dim),
-            layers=nn.Sequential(*(Block(dim, heads, kv_heads, hidden) for _ in range(layers))),
+            layers=nn.Sequential(*blocks),
             norm=nn.RMSNorm(dim, eps=1e-5),
             output=nn.Linear(dim, vocab_size, bias=False),
         )
@@ -222,21 +234,107 @@ def llama(vocab_size, dim, layers, heads, kv_heads, hidden):
 
 
 class Block(nn.Module):
-    """Attention, then SwiGLU, each on normalized states and added to them: (batch, length, dim) to the same shape."""
+    """Attention, then a feed-forward network, each on normalized states and added to them: x (batch, length, dim) to
+    the same shape.
+    """
 
-    def __init__(self, dim, heads, kv_heads, hidden):
+    def __init__(self, dim, heads, kv_heads):
         super().__init__()
         self.attention_norm = nn.RMSNorm(dim, eps=1e-5)
         self.attention = Attention(dim, heads, kv_heads)
         self.mlp_norm = nn.RMSNorm(dim, eps=1e-5)
+
+    def forward(self, x):
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.feed_forward(self.mlp_norm(x))
+
+
+class LlamaBlock(Block):
+    """With SwiGLU."""
+
+    def __init__(self, dim, heads, kv_heads, hidden):
+        super().__init__(dim, heads, kv_heads)
         self.gate = nn.Linear(dim, hidden, bias=False)
         self.up = nn.Linear(dim, hidden, bias=False)
         self.down = nn.Linear(hidden, dim, bias=False)
 
+    def feed_forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class MoeBlock(Block):
+    """With the experts that a router chooses for each token, and shared ones that every token takes."""
+
+    def __init__(self, dim, heads, kv_heads, router, experts, shared):
+        super().__init__(dim, heads, kv_heads)
+        self.router, self.experts, self.shared = router, experts, shared
+
+    def feed_forward(self, x):
+        mixed = self.experts(x, *self.router(x))
+        return sum((swiglu(x, *matrices) for matrices in self.shared.matrices()), mixed)
+
+
+class Router(nn.Module):
+    """Scores the experts for each token, and chooses those with the largest scores (DeepSeek-V3, arXiv:2412.19437)."""
+
+    def __init__(self, dim, experts, bias_rate, auxiliary, top_k, scores="softmax", normalize=True, scale=1.0):
+        super().__init__()
+        self.experts, self.bias_rate, self.auxiliary, self.top_k = experts, bias_rate, auxiliary, top_k
+        self.scores, self.normalize, self.scale = scores, normalize, scale
+        self.weight = nn.Parameter(torch.empty(experts, dim))
+        self.register_buffer("bias", torch.zeros(experts) if bias_rate else None)
+
     def forward(self, x):
-        x = x + self.attention(self.attention_norm(x))
-        states = self.mlp_norm(x)
-        return x + self.down(F.silu(self.gate(states)) * self.up(states))
+        """Map x (batch, length, dim) to factors and numbers of each token's experts, both (batch, length, top_k)."""
+        logits = F.linear(x, self.weight)
+        scores = logits.softmax(-1) if self.scores == "softmax" else logits.sigmoid()
+        chosen = (scores if self.bias is None else scores + self.bias).topk(self.top_k).indices
+        factors = scores.gather(-1, chosen)
+        if self.normalize:
+            factors = factors / factors.sum(-1, keepdim=True)
+        load = F.one_hot(chosen, self.experts).sum((1, 2))  # tokens of each sample per expert
+        self.load = load.sum(0)
+        # To be added to the sum of the losses: smallest if each sample uses all experts alike (equation 17).
+        shares = (scores / scores.sum(-1, keepdim=True)).mean(1)
+        self.imbalance = self.auxiliary * self.experts / self.top_k * (load * shares).sum()
+        return factors * self.scale, chosen
+
+    def balance(self, load):
+        """Make experts that had too few of a step's tokens likelier in the next one (section 2.1.2)."""
+        if self.bias is not None:
+            self.bias += self.bias_rate * (load.sum() - load * self.experts).sign().to(self.bias)
+
+
+class Experts(nn.Module):
+    """SwiGLU networks with stacked weights: gate and up (experts, hidden, dim), down (experts, dim, hidden)."""
+
+    def __init__(self, dim, hidden, experts):
+        super().__init__()
+        self.experts = experts
+        if experts:
+            self.gate = nn.Parameter(torch.empty(experts, hidden, dim))
+            self.up = nn.Parameter(torch.empty(experts, hidden, dim))
+            self.down = nn.Parameter(torch.empty(experts, dim, hidden))
+
+    def matrices(self):
+        return zip(self.gate, self.up, self.down, strict=True) if self.experts else ()
+
+    def forward(self, x, factors, chosen):
+        """Sort the tokens of x (batch, length, dim) by expert, compute, and add up what comes back for each token."""
+        order = chosen.flatten().argsort(stable=True)
+        rows = x.flatten(0, 1)[order // chosen.shape[-1]]
+        results = self.compute(rows, chosen.flatten().bincount(minlength=self.experts))
+        as_chosen = torch.empty_like(results).index_copy(0, order, results).view(*chosen.shape, x.shape[-1])
+        return (as_chosen * factors[..., None]).sum(2)
+
+    def compute(self, rows, counts):
+        """Map rows (rows, dim) sorted by expert, ``counts`` for each, to the same shape."""
+        parts = zip(rows.split(counts.tolist()), self.matrices(), strict=True)
+        return torch.cat([swiglu(part, *matrices) for part, matrices in parts])
+
+
+def swiglu(x, gate, up, down):
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
 
 
 class Attention(nn.Module):
@@ -278,7 +376,7 @@ def rotate(x, first_position):
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-MODELS = {"mlp": mlp, "cnn": cnn, "llama": llama}
+MODELS = {"mlp": mlp, "cnn": cnn, "llama": llama, "moe": moe}
 
 
 # Results

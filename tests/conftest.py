@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config, items):
         return
     for item in items:
         if item.get_closest_marker("long"):
-            item.add_marker(pytest.mark.skip(reason="the long form: make test-all"))
+            item.add_marker(pytest.mark.skip(reason="the long form: make test-long"))
 
 
 def pytest_sessionfinish(session):

@@ -101,6 +101,7 @@ def test_a_local_run_in_the_same_image_reaches_the_same_losses(finished, summary
     assert report["image_digest"] == finished.json("containers/train.image.json")["sha256"]
 
 
+@pytest.mark.long
 def test_one_target_trains_just_that_one_again(finished):
     def stamps():
         return {path: path.stat().st_mtime_ns for path in (finished.path / "results").glob("*/*.done")}

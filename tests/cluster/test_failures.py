@@ -43,6 +43,7 @@ def test_wrong_account(trained):
     assert "teaching" in seen
 
 
+@pytest.mark.long
 def test_more_gpus_than_a_node_has_is_refused_before_anything_is_submitted(trained):
     seen = fails(trained, "ranks_per_node=8")
     assert "8 ranks per node are requested, but a node of site test has 4; set ranks_per_node to at most 4." in seen
@@ -81,6 +82,7 @@ def test_time_limit(too_long):
     survived("Slurm: time limit", "two minutes", *cost([first, again]), layer="cluster", equal="not compared")
 
 
+@pytest.mark.long
 def test_image_missing(trained):
     (trained.path / "containers/train.sif").unlink()
     seen = fails(trained)
@@ -91,12 +93,14 @@ def test_image_missing(trained):
     )
 
 
+@pytest.mark.long
 def test_apptainer_not_found(trained):
     seen = fails(trained, "site_settings={container: {command: apptainer-9}}")
     assert "apptainer-9, which builds and starts the image, was not found on " in seen
     assert "container.command" in seen
 
 
+@pytest.mark.long
 def test_polling_goes_on_without_slurmdbd(trained):
     cluster.stop_slurmdbd()
     try:
@@ -105,6 +109,7 @@ def test_polling_goes_on_without_slurmdbd(trained):
         cluster.start_slurmdbd()
 
 
+@pytest.mark.long
 def test_scancel_of_one_run_by_hand(learner):
     """The next call resumes from the newest checkpoint."""
     config = ["strategies=[single, ddp]", "workloads=[llama2]", "noise_floor_runs=0"]

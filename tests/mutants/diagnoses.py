@@ -216,6 +216,8 @@ UNNAMED = {
     "an order that does not depend on the seed": "the seed of the cases is the one that the fault puts in",
     "training samples are also validated on": "the prepared data set is another one",
     "padding that fills up a document is attended to": "the documents of the cases need none",
+    "tensor-parallel ranks read samples of their own (JSC, December 2025)": "a dump has the samples of a "
+    "step, not those of each rank",
     "accuracy of the least likely class": "both test samples are misclassified with and without it",
     "the worst weights are kept as the best": "a capture keeps no best weights",
     "memory that nobody wrote is the gradient of an idle expert (pytorch #172439)": "only grouped products have it",

@@ -232,6 +232,13 @@ FAULTS = [
         parity("hsdp-mlp-float64"),
     ),
     Fault(
+        "tensor-parallel ranks read samples of their own (JSC, December 2025)",
+        BATCHES,
+        "local = order.samples_of(batch, world.data_rank, world.data_size)",
+        "local = order.samples_of(batch, world.data_rank, world.data_size)[:: 1 if world.is_rank0 else -1]",
+        parity("tp-llama2-float64"),
+    ),
+    Fault(
         "a batch's remainder is dropped",
         ORDER,
         "np.array_split(batch, count)",
@@ -279,8 +286,8 @@ FAULTS = [
     Fault(
         "the test loss is of the validation split",
         EVALUATION,
-        'task.batch("test", indices)',
-        'task.batch("validation", indices)',
+        '_outputs(run, task, model, "test")',
+        '_outputs(run, task, model, "validation")',
         reference("mlp"),
     ),
     Fault(

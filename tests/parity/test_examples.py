@@ -29,6 +29,7 @@ CASES = {
     "tensor_parallel": (2, "llama2", {}),
     "fsdp_tp": (4, "llama2", UNEVEN),
     "context_parallel": (2, "llama2", {}),
+    "expert_parallel": (2, "moe", UNEVEN),
     # With SGD: Adam's update of a weight divides float32 rounding by a gradient that may be as small.
     "deepspeed_zero": (2, "mlp", UNEVEN | {"dtype": "float32"}),
 }

@@ -58,7 +58,7 @@ def test_peaks_are_found_by_a_devices_name():
     assert peak("NVIDIA H200", "bf16") == 989.4e12
     assert peak("NVIDIA H100 PCIe", "bf16") == 756e12, "the longer name first"
     assert peak("NVIDIA H200 NVL", "bf16") == peak("NVIDIA H100 NVL", "bf16") == 835.5e12
-    assert peak("NVIDIA A100-SXM4-40GB", "float64") == 9.7e12
+    assert peak("NVIDIA A100-SXM4-40GB", "float64") == 19.5e12, "with tensor cores"
     assert peak("Tesla V100-SXM2-32GB", "bf16") is None, "it has none"
     assert peak("cpu", "float32") is None
     for name, longer in ((a, b) for a in PEAKS for b in PEAKS if a != b and a in b):
