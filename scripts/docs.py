@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the generated files of this repository: the JSON schemas, the tables of config/README.md and of docs."""
+"""Write the generated files of this repository: JSON schemas, tables of config/README.md and of docs, exercises."""
 
 import argparse
 import difflib
@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel, TypeAdapter
 
+from shardlab.course import exercises
 from shardlab.docs_generator import messages, site_pages
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
@@ -103,6 +104,7 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     files[page] = fill(page, {"matrix": shown})
     readme = ROOT / "README.md"
     files[readme] = fill(readme, {"losses": readme_losses(shown)})
+    files |= {exercises.FOLDER / f"{name}.py": exercises.text(name) for name in exercises.EXERCISES}
     return files
 
 

@@ -12,6 +12,7 @@ from helpers.common import ROOT
 from shardlab.errors import UserError
 
 sys.path.append(str(ROOT / "docs"))
+import collectives
 import pictures
 
 RUNS = pd.DataFrame(
@@ -80,3 +81,11 @@ def test_a_missing_table_names_the_command(tmp_path):
     end = subprocess.run(words, text=True, capture_output=True, check=False)
     assert end.returncode == 1
     assert end.stderr.strip().endswith("summary.csv does not exist; run: make run.")
+
+
+def test_the_collectives_are_drawn_as_they_are_now():
+    assert collectives.PICTURE.read_text() == collectives.draw(), "python docs/collectives.py"
+    drawn = {
+        label for tensors in collectives.COLLECTIVES.values() for ranks in tensors for row in ranks for label in row
+    }
+    assert drawn - {""} == {f"{rank}{part}" for rank in "abc\u03a3" for part in (1, 2, 3)}

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "data": {"ground", "settings"},
     "records": {"ground", "settings"},
     "report": {"ground", "settings", "records"},
+    "course": {"ground", "settings", "records", "report"},
     "runs": {"ground", "patches", "settings", "data", "records", "report"},
     "workflow": {"ground", "patches", "settings", "records", "runs"},
     "docs_generator": {"ground", "settings"},
@@ -35,6 +36,7 @@ MAY_IMPORT = {
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 """Room: the rooms below it. Ground is what lies in no room: errors, files, schema."""
 NO_TORCH = ("ground", "patches", "settings", "data", "records", "report", "runs", "workflow", "docs_generator")
+NO_TORCH += ("course",)
 
 
 def room(path):

@@ -22,9 +22,10 @@ FOLLOWED = {"docs/bring-your-own.md": "test_bring_your_own.py", "docs/extend.md"
 ELSEWHERE = {
     ("python", "tests/mutants"): "tests/unit/test_mutants.py starts it",
     ("python", "-m"): "pytest, which runs this",
-    ("python", "-c"): "tests/workflow/test_documents.py runs it",
+    ("python", "-c"): "tests/workflow/test_course.py runs it",
 }
-OTHERS = {"cat", "cd", "chgrp", "chmod", "find", "git", "grep", "head", "scontrol", "source", "tail", "true", "umask"}
+OTHERS = {"cat", "cd", "chgrp", "chmod", "diff", "find", "git", "grep", "head", "kill", "sbatch", "scontrol", "source"}
+OTHERS |= {"tail", "true", "umask", "until"}
 """Not the project's own."""
 
 

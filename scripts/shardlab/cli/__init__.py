@@ -18,6 +18,9 @@ VERBS = {
         "diagnose": "find where two trainings first differ, and why",
         "completion": "complete verbs, strategies and workloads in Bash",
     },
+    "In the course": {
+        "lesson": "check what you did in a lesson of docs/course.md",
+    },
     "Stages, which the rules call": {
         "launch": "start a stage as the site requires: job, image, ranks",
         "download": "download a data set or model from the hub",
