@@ -24,7 +24,7 @@ SECONDS = 60
 """After which a script's ranks wait for one another for ever."""
 
 
-def run(script, arguments, ranks, log):
+def run(script, arguments, ranks, log, seconds=SECONDS):
     """Run a script on that many ranks, 1: as one process without any; the log is the message of its failure."""
     processes = [
         SERVER.Process(target=rank, args=(str(script), [*map(str, arguments)], environment, str(log)), daemon=True)
@@ -32,7 +32,7 @@ def run(script, arguments, ranks, log):
     ]
     for process in processes:
         process.start()
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + seconds
     while any(process.is_alive() for process in processes) and not any(process.exitcode for process in processes):
         if time.monotonic() > end:
             break

@@ -1,0 +1,1 @@
+../../scripts/traindiff/dump.py
