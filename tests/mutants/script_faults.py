@@ -3,11 +3,16 @@
 from fault import Fault, S, at
 
 LINES, RANK, PLACE = f"{S}records/script_lines.py", f"{S}runs/script_rank.py", f"{S}runs/script_place.py"
+LESSONS = f"{S}course/lessons.py"
 REPORT, SCRIPTS, ATTEMPTS = f"{S}train/script_report.py", f"{S}settings/scripts.py", f"{S}runs/attempts.py"
 
 
 def contract(*tests: str) -> tuple[str, ...]:
     return at("unit/test_script_contract", *tests)
+
+
+def course(*tests: str) -> tuple[str, ...]:
+    return at("unit/test_course_checks", *tests)
 
 
 NAMED = contract("test_a_line_that_breaks_the_contract_is_named")
@@ -106,5 +111,27 @@ FAULTS = [
         "if not path.resolve().is_relative_to(ROOT)",
         "if False",
         contract("test_what_does_not_fit_a_script_is_refused"),
+    ),
+    # The course, whose learners write scripts.
+    Fault(
+        "any prediction is right",
+        LESSONS,
+        "if difference <= PREDICTED:",
+        "if True:",
+        course("test_a_prediction_counts_up_to_its_tolerance"),
+    ),
+    Fault(
+        "an exercise is right once it has trained",
+        LESSONS,
+        ":= table.equality[strategy]) == verdict.EQUAL",
+        ":= table.equality[strategy]) != verdict.EQUAL or True",
+        course("test_what_is_not_equal_or_not_trained_is_not_right"),
+    ),
+    Fault(
+        "every copy counts as repaired",
+        f"{S}course/planting.py",
+        "return mine == theirs",
+        "return True",
+        course("test_each_fault_can_be_planted_and_repaired"),
     ),
 ]
