@@ -63,6 +63,13 @@ FAULTS = [
         contract("test_a_request_to_stop_reaches_it_as_sigterm"),
     ),
     Fault(
+        "a rank that stopped does not wait for those that save, which srun then ends",
+        RANK,
+        "if run.script_launcher:",
+        "if False:",
+        contract("test_a_stopped_rank_of_srun_waits_for_those_that_save"),
+    ),
+    Fault(
         "a script that finished is stopped",
         RANK,
         "and (status or not written)",

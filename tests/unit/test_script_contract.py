@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from threading import Thread
 from unittest import mock
 
 import pytest
@@ -173,12 +174,12 @@ def supervised(tiny_data, tmp_path):
     """Function that runs a script of these lines as the only rank of a run, to its end."""
     script_place.clear(tmp_path)
 
-    def run_script(text, attempt=1, usage_seconds=None, **site):
+    def run_script(text, attempt=1, usage_seconds=None, settings=None, **site):
         path = tmp_path / "mine.py"
         path.write_text(WRITES + text)
         run = tiny_run("mlp")
         update = {"script": str(path), "site": run.site.model_copy(update={"stop_seconds": 2} | site)}
-        run = run.model_copy(update=update)
+        run = run.model_copy(update=update | (settings or {}))
         recorder = script_rank.Recorder(run, tiny_data / "mlp", tmp_path, attempt)
         options = ["--output", str(tmp_path / script_place.OUTPUT)]
         return script_rank.supervise(run, options, tmp_path, recorder, usage_seconds)
@@ -213,9 +214,9 @@ write(1, 2, 3)
 finish()
 """
     assert supervised(text, usage_seconds=0.3) == 0
-    samples = [each for each in metrics.read(tmp_path / metrics.NAME) if each["kind"] == "usage"]
+    used = [each for each in metrics.read(tmp_path / metrics.NAME) if each["kind"] == "usage"]
+    samples = [each for each in used if each["step"] == 0]  # one more may come before the script ends
     assert len(samples) >= 2
-    assert {each["step"] for each in samples} == {0}
     known = [each for each in samples if each["cpu_cores"] != [None]]  # a process may end while it is looked at
     assert max(each["cpu_cores"][0] for each in known) > 0.2
     assert all(each["memory_bytes"][0] > 2**20 and each["watts"] == [None] for each in known)
@@ -262,6 +263,27 @@ time.sleep(5)
     last = metrics.read(tmp_path / metrics.NAME)[-1]
     assert (last["kind"], last["step"], last["why"]) == ("stopped", 1, "SIGUSR1")
     assert (tmp_path / script_place.OUTPUT / "checkpoints").is_dir()
+
+
+def test_a_stopped_rank_of_srun_waits_for_those_that_save(supervised, tmp_path):
+    """srun ends all ranks once one has ended with a status."""
+    ended = []
+
+    def other():
+        time.sleep(1)
+        ended.append("the other one")
+        script_place.wait_for_ranks(tmp_path, 1, 2, 60)
+
+    rank = Thread(target=other)
+    rank.start()
+    two = {"script_launcher": "srun", "ranks_per_node": 2}
+    text = "write(0)\nrequest_to_stop()\ntime.sleep(60)"
+    assert supervised(text, settings=two, stop_seconds=30) == script_rank.STOPPED
+    assert ended == ["the other one"]
+    rank.join(timeout=5)
+    assert not rank.is_alive()
+    script_place.clear(tmp_path)
+    assert supervised(text, settings=two, stop_seconds=1) == script_rank.STOPPED, "the other one died"
 
 
 def test_a_script_that_ends_in_time_is_finished_whatever_was_requested(supervised):

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,19 @@ def copy_dumps(folder: Path, target: Path, script: str) -> None:
 
 def write_measured(folder: Path, rank: int, values: dict[str, Any]) -> None:
     write_json(folder / MEASURED / f"{rank}.json", values)
+
+
+def wait_for_ranks(folder: Path, rank: int, ranks: int, seconds: float) -> None:
+    """Wait until the scripts of all ranks have ended, this rank's on request, but no longer than ``seconds``."""
+    place = folder / MEASURED
+    place.mkdir(exist_ok=True)
+    (place / f"stopped{rank}").touch()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended = {path.stem.removeprefix("stopped") for path in place.iterdir()}
+        if ended >= {str(number) for number in range(ranks)}:
+            return
+        time.sleep(0.1)
 
 
 def write_usage(folder: Path, rank: int, values: dict[str, Any]) -> None:

@@ -248,6 +248,9 @@ def supervise(
     if (asked or signalled) and (status or not written):
         if recorder and asked:
             recorder.stopped(asked)
+        if run.script_launcher:
+            # srun ends all ranks once the first one ends so, also one that saves. torchrun gives them time.
+            script_place.wait_for_ranks(folder, rank, run.world_size, run.site.stop_seconds)
         return STOPPED
     if status:
         raise UserError(script.failure(rank))
