@@ -89,6 +89,7 @@ def test_each_job_gets_the_gpus_of_its_ranks(finished, started, summary):
     assert set(summary.world_size) == {1, 2, 4}
 
 
+@pytest.mark.long
 def test_a_local_run_in_the_same_image_reaches_the_same_losses(finished, summary, learner):
     shutil.rmtree(learner.path / "results")  # the copy's settings are those of site test
     config = ["site=local", "container=on"]

@@ -71,6 +71,7 @@ def test_all_gpus_of_two_nodes_and_none(learner):
         assert len(report["hosts"]) == (expected or 2)
 
 
+@pytest.mark.long
 def test_short_runs_share_a_job(learner):
     """Snakemake's groups, by the flags of docs/sweeps.md: one after the other, with what one of them needs."""
     page = (ROOT / "docs/sweeps.md").read_text()
