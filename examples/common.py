@@ -114,13 +114,17 @@ def load_data(run, folder):
     return tokens[:, :-1], tokens[:, 1:]  # the target of each position is the next token
 
 
+def order_of_epoch(run, epoch, samples):
+    """Return the sample indices of an epoch, in their order: the same on all ranks."""
+    return np.random.default_rng((run.seed, epoch)).permutation(samples)
+
+
 def batches(run, samples):
     """Yield the sample indices of each step's global batch: the same on all ranks, in another order in each epoch."""
 
     def of_all_epochs():
         for epoch in range(run.recipe.epochs):
-            order = np.random.default_rng((run.seed, epoch)).permutation(samples)
-            yield from torch.from_numpy(order).split(run.recipe.global_batch_size)
+            yield from torch.from_numpy(order_of_epoch(run, epoch, samples)).split(run.recipe.global_batch_size)
 
     return islice(of_all_epochs(), run.recipe.max_steps)
 

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import torch
 
 import common
@@ -18,7 +17,7 @@ class InOrder:
         return self.samples
 
     def __iter__(self):
-        order = np.random.default_rng((self.run.seed, self.epoch)).permutation(self.samples)
+        order = common.order_of_epoch(self.run, self.epoch, self.samples)
         self.epoch += 1
         return iter(order.tolist())
 

@@ -35,8 +35,10 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 """Room: the rooms below it. Ground is what lies in no room: errors, files, schema."""
-NO_TORCH = ("ground", "patches", "settings", "data", "records", "report", "runs", "workflow", "docs_generator")
-NO_TORCH += ("course",)
+NO_TORCH = (
+    *("ground", "patches", "settings", "data", "records", "report", "runs"),
+    *("course", "workflow", "docs_generator"),
+)
 
 
 def room(path):

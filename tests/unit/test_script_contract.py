@@ -217,6 +217,7 @@ finish()
     used = [each for each in metrics.read(tmp_path / metrics.NAME) if each["kind"] == "usage"]
     samples = [each for each in used if each["step"] == 0]  # one more may come before the script ends
     assert len(samples) >= 2
+    assert {each["step"] for each in used} <= {0, 3}
     known = [each for each in samples if each["cpu_cores"] != [None]]  # a process may end while it is looked at
     assert max(each["cpu_cores"][0] for each in known) > 0.2
     assert all(each["memory_bytes"][0] > 2**20 and each["watts"] == [None] for each in known)

@@ -68,9 +68,14 @@ def loss_of(run: Run, data: Path, weights: Path, split: str) -> float:
     """
     task, model = _whole(run, data, weights)
     total = sum(float(task.loss(outputs, batch)) for outputs, batch in _outputs(run, task, model, split))
-    loss = total / task.targets(split, np.arange(task.samples(split)))
+    loss = total / _targets(task, split)
     check_finite(run, split, loss)
     return loss
+
+
+def _targets(task: Task, split: str) -> int:
+    """Return the number of targets of a whole split."""
+    return task.targets(split, np.arange(task.samples(split)))
 
 
 def _outputs(run: Run, task: Task, model: nn.Module, split: str) -> Iterator[tuple[Tensor, Batch]]:
@@ -96,7 +101,7 @@ def evaluate_model(run: Run, task: Task, model: nn.Module) -> Evaluated:
         for outputs, batch in _outputs(run, task, model, "test"):
             loss += float(task.loss(outputs, batch))
             score += task.score(model, outputs, batch)
-    evaluated = _report(run, task, loss / task.targets("test", np.arange(task.samples("test"))), score)
+    evaluated = _report(run, task, loss / _targets(task, "test"), score)
     if chosen:
         choices = np.stack([torch.cat(layer).cpu().numpy() for layer in chosen])
         evaluated = evaluated.model_copy(update={"expert_choices": expert_choices.encode(choices)})
@@ -171,5 +176,5 @@ def _report(run: Run, task: Task, loss: float, score: float | None) -> Evaluated
         metric_name=task.metric_name,
         metric_value=metric if metric is not None and math.isfinite(metric) else None,
         samples=samples,
-        targets=task.targets("test", np.arange(samples)),
+        targets=_targets(task, "test"),
     )
