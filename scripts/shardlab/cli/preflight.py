@@ -213,7 +213,7 @@ def ranks(run: Ranks, output: Path) -> int:
     from shardlab.measure.collectives import wrong
     from shardlab.runtime import distributed
 
-    distributed.start(run.site.device, timeout_seconds=4 * PATIENCE)
+    distributed.start(run.site, timeout_seconds=4 * PATIENCE)
     world = distributed.world(run)
     problems = [
         f"{name} over {world.size} ranks gives wrong numbers; check NCCL's environment variables in the site's file"
