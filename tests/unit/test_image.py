@@ -112,7 +112,7 @@ def test_wheels_of_another_python_than_debian_has(monkeypatch, tmp_path):
 
 
 def test_an_image_that_has_gone_after_its_report(tmp_path):
-    report = ImageReport(path=tmp_path / "gone.sif", sha256="0", bytes=1, labels={})
+    report = ImageReport(path=str(tmp_path / "gone.sif"), sha256="0", bytes=1, labels={})
     write_json(tmp_path / "train.json", report.model_dump(mode="json"))
     with pytest.raises(UserError, match=r"gone.sif is missing; build it again with: snakemake"):
         read_image(tmp_path / "train.json")
@@ -151,7 +151,7 @@ def test_a_wheel_that_was_changed_is_not_installed(tmp_path):
 def test_an_image_that_was_changed_after_its_report(tmp_path):
     (tmp_path / "train.sif").write_text("image")
     digest = sha256(tmp_path / "train.sif")
-    report = ImageReport(path=tmp_path / "train.sif", sha256=digest, bytes=5, labels={})
+    report = ImageReport(path=str(tmp_path / "train.sif"), sha256=digest, bytes=5, labels={})
     write_json(tmp_path / "train.image.json", report.model_dump(mode="json"))
     os.utime(tmp_path / "train.sif", (2e9, 2e9))
     assert read_image(tmp_path / "train.image.json").sha256 == digest, "only its time has changed"

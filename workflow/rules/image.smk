@@ -60,7 +60,7 @@ rule named_image:
         environment("workflow")
     params:
         container=SITE.container.model_dump_json(
-            include={"command", "image", "image_is"}
+            include={"command", "image", "image_is", "srun_options"}
         ),
     message:
         "Reading the image that the site names"

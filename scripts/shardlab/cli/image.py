@@ -45,16 +45,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="report to write; a built image is put next to it")
     args = parser.parse_args()
     command = args.container.command
-    container.require(command)
+    container.require(args.container)
     for name in args.clear:
         os.environ.pop(name, None)
     if args.container.image and args.container.image_is == "name":
-        named = ImageReport(path=Path(args.container.image), sha256=None, bytes=None, labels={})
+        named = ImageReport(path=args.container.image, sha256=None, bytes=None, labels={})
         write_json(args.output, named.model_dump(mode="json"))
         return
     facts: dict[str, str | float] = {}
-    image = Path(args.container.image or args.output.with_name(args.output.name.split(".")[0] + ".sif"))
-    if args.container.image is None:
+    # Absolute, as srun's plugins take a file without a folder for the name of an image in a registry.
+    named_file = Path(args.container.image).absolute() if args.container.image else None
+    image = named_file or args.output.with_name(args.output.name.split(".")[0] + ".sif")
+    if named_file is None:
         begin = time.monotonic()
         build(command, image, args.definition, args.compression, build_arguments(args))
         seconds = round(time.monotonic() - begin, 1)
@@ -64,9 +66,9 @@ def main() -> None:
             f"the image {image} does not exist; set container.image in the site's file to an existing one, or "
             "to null, and the workflow builds one."
         )
-    image_labels = labels(command, image)
+    image_labels = {} if args.container.srun_options else labels(command, image)
     report = ImageReport(
-        path=image,
+        path=str(image),
         sha256=sha256(image),
         bytes=image.stat().st_size,
         labels=image_labels,

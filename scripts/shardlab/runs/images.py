@@ -15,7 +15,7 @@ class ImageReport(Strict):
     """The image that runs use: containers/train.image.json."""
 
     schema_version: Literal[1] = Field(1, description="Version of this format.")
-    path: Path = Field(description="The image: a file, or a name known to the site's command.")
+    path: str = Field(description="The image: a file, or a name known to the site's command.")
     sha256: str | None = Field(description="SHA-256 of the file; null for a name.")
     bytes: int | None = Field(description="Size in bytes; null for a name.")
     labels: dict[str, str] = Field(description="Labels of the image: versions, git commit, hash of the lock file.")
@@ -56,16 +56,17 @@ def read_image(report: Path) -> ImageReport:
         UserError: the report is missing, or the image that it names.
     """
     image = read_report(report)
-    if image.sha256 is not None and not image.path.is_file():
+    file = Path(image.path)
+    if image.sha256 is not None and not file.is_file():
         raise UserError(
             f"the image {image.path} is missing; {remedy('build it again', report, '-f')}, "
             "or correct container.image in the site's file."
         )
     # Only hash the image again if its time or size differs from the report's.
     if image.sha256 is not None:
-        now = image.path.stat()
+        now = file.stat()
         as_reported = now.st_size == image.bytes and now.st_mtime <= report.stat().st_mtime
-        if not as_reported and sha256(image.path) != image.sha256:
+        if not as_reported and sha256(file) != image.sha256:
             raise UserError(
                 f"the image {image.path} is not the one in {report} (its SHA-256 differs); "
                 f"{remedy('build it again', report, '-f')}."

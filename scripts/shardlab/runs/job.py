@@ -95,7 +95,7 @@ def train(
     run: Run,
     story: AttemptLog,
     program: list[str],
-    image: Path | None,
+    image: str | None,
     done: Path | None,
     descriptor: int,
     *,
@@ -152,7 +152,7 @@ def train(
     raise Stopped(f"{name} stopped on request ({stop_signal}): {why}. {saved}", stop_signal)
 
 
-def image_of(run: Ranks, report: Path | None, *, dry_run: bool) -> Path | None:
+def image_of(run: Ranks, report: Path | None, *, dry_run: bool) -> str | None:
     """Return the image to run in, or None for a site without one; in a dry run it may not exist yet.
 
     Raises:
@@ -161,13 +161,13 @@ def image_of(run: Ranks, report: Path | None, *, dry_run: bool) -> Path | None:
     if run.site.container is None:
         return None
     if report is None and dry_run:
-        return Path("IMAGE")
+        return "IMAGE"
     if report is None:
         raise UserError(f"site {run.site_name} runs in an image; name its report with --image.")
     return read_image(report).path
 
 
-def check_place(run: Ranks, image: Path | None) -> None:
+def check_place(run: Ranks, image: str | None) -> None:
     """Check that this machine can start what the site starts.
 
     Raises:
@@ -175,7 +175,7 @@ def check_place(run: Ranks, image: Path | None) -> None:
     """
     launchers.for_site(run.site).require(run.site_name)
     if run.site.container and image:
-        container.require(run.site.container.command)
+        container.require(run.site.container)
 
 
 def commit() -> list[str]:
