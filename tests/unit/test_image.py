@@ -80,28 +80,43 @@ def test_a_failed_build_leaves_the_old_image(tmp_path):
     assert (tmp_path / "train.sif").read_text() == "old"
 
 
-def test_root_needs_no_fakeroot(tmp_path):
-    """Which wants an entry for it in /etc/subuid; others need it."""
+@pytest.mark.parametrize("flags", [None, [], ["--userns", "--quiet"]])
+def test_flags_of_the_build_are_those_of_the_site_or_fakeroot_except_for_root(tmp_path, flags):
+    """Fakeroot wants an entry in /etc/subuid, which root has no need of, and some sites forbid it."""
     program = tmp_path / "failing"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\nexit 1\n')
     program.chmod(0o755)
-    build(tmp_path, command=str(program), mirror="http://127.0.0.1:9")
+    build(tmp_path, command=str(program), mirror="http://127.0.0.1:9", build_flags=flags)
     words = (tmp_path / "words").read_text().split()
-    assert words[0] == "build"
-    assert ("--fakeroot" in words) == (os.geteuid() != 0)
+    fakeroot = ["--fakeroot"] if os.geteuid() else []
+    given = fakeroot if flags is None else flags
+    assert words[: 3 + len(given)] == ["build", "--force", *given, "--mksquashfs-args"]
 
 
 def test_an_image_by_its_name(tmp_path):
-    settings = Container(command="true", image="nersc/pytorch:25.02.01", image_is="name").model_dump_json()
+    settings = Container(command="true", image="docker://nersc/pytorch:1", image_is="name").model_dump_json()
     words = ["--container", settings, "--output", tmp_path / "named.json"]
     subprocess.run([sys.executable, ROOT / "scripts/shardlab", "image", *words], check=True)
     report = read_image(tmp_path / "named.json")
-    assert (str(report.path), report.sha256) == ("nersc/pytorch:25.02.01", None)
+    assert (report.path, report.sha256) == ("docker://nersc/pytorch:1", None)
+
+
+def test_a_file_for_srun_is_named_by_its_whole_path_and_needs_no_program(tmp_path):
+    """Pyxis would look for image.sqsh in a registry, and Apptainer cannot read such a file."""
+    (tmp_path / "image.sqsh").write_text("image")
+    settings = Container(command="no-such-program", image="image.sqsh", srun_options=["-i{image}"]).model_dump_json()
+    words = ["--container", settings, "--output", tmp_path / "named.json"]
+    subprocess.run([sys.executable, ROOT / "scripts/shardlab", "image", *words], check=True, cwd=tmp_path)
+    report = read_image(tmp_path / "named.json")
+    assert (report.path, report.labels) == (str(tmp_path / "image.sqsh"), {})
 
 
 def test_a_named_image_that_is_not_there(tmp_path):
     seen = build(tmp_path, command="true", image=str(tmp_path / "none.sif"))
-    assert "none.sif does not exist; set container.image in the site's file to an existing one" in seen
+    assert (
+        "none.sif does not exist; set container.image in the site's file to an existing one, to one that you built on"
+        in seen
+    )
 
 
 def test_wheels_of_another_python_than_debian_has(monkeypatch, tmp_path):

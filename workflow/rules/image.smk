@@ -38,7 +38,7 @@ rule image:
         environment("workflow")
     params:
         container=SITE.container.model_dump_json(
-            include={"command", "base", "rocm_image", "mirror"}
+            include={"command", "base", "rocm_image", "mirror", "build_flags"}
         ),
         variables=SITE.environment_clear,
         wheelhouse=subpath(input.wheels, parent=True),

@@ -1,8 +1,8 @@
 """Build the image for training, or inspect the one that the site names; write its
 report.
 
-Ordinary users build with --fakeroot. APPTAINER_TMPDIR and APPTAINER_CACHEDIR
-set its working folders.
+Ordinary users build with --fakeroot, unless container.build_flags says
+otherwise. APPTAINER_TMPDIR and APPTAINER_CACHEDIR set its working folders.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from shardlab.schema import check
 from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 
+ELSEWHERE = 'docs/cluster.md, "Where to build"'
 COMPRESSIONS = {"zstd": "-comp zstd -Xcompression-level 3", "gzip": "-comp gzip"}
 
 
@@ -58,13 +59,13 @@ def main() -> None:
     image = named_file or args.output.with_name(args.output.name.split(".")[0] + ".sif")
     if named_file is None:
         begin = time.monotonic()
-        build(command, image, args.definition, args.compression, build_arguments(args))
+        build(args.container, image, args.definition, args.compression, build_arguments(args))
         seconds = round(time.monotonic() - begin, 1)
         facts = {"base": args.container.base, "compression": args.compression, "build_seconds": seconds}
     elif not image.is_file():
         raise UserError(
-            f"the image {image} does not exist; set container.image in the site's file to an existing one, or "
-            "to null, and the workflow builds one."
+            f"the image {image} does not exist; set container.image in the site's file to an existing one, to one that "
+            f"you built on another machine ({ELSEWHERE}), or, if this machine may build, to null."
         )
     image_labels = {} if args.container.srun_options else labels(command, image)
     report = ImageReport(
@@ -79,7 +80,7 @@ def main() -> None:
     print(f"{image}: {image.stat().st_size / 1e6:.0f} MB, sha256 {report.sha256}")
 
 
-def build(command: str, image: Path, definition: Path, compression: str, values: dict[str, str]) -> None:
+def build(container: Container, image: Path, definition: Path, compression: str, values: dict[str, str]) -> None:
     """Build under a temporary name, then rename.
 
     Raises:
@@ -88,16 +89,16 @@ def build(command: str, image: Path, definition: Path, compression: str, values:
     temporary = image.with_name(f".{image.name}.{os.getpid()}.tmp")
     arguments = [word for key, value in values.items() for word in ("--build-arg", f"{key}={value}")]
     # Root does not need it, and apptainer requires an entry in /etc/subuid, which fresh systems do not have.
-    fakeroot = [] if os.geteuid() == 0 else ["--fakeroot"]
-    words = [command, "build", "--force", *fakeroot, "--mksquashfs-args", COMPRESSIONS[compression], *arguments]
+    flags = ([] if os.geteuid() == 0 else ["--fakeroot"]) if container.build_flags is None else container.build_flags
+    words = [container.command, "build", "--force", *flags, "--mksquashfs-args", COMPRESSIONS[compression], *arguments]
     # debootstrap is an administrator's program, whose folder is not on everybody's PATH.
     environment = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
     try:
         files = [str(path.absolute()) for path in (temporary, definition)]
         if subprocess.run([*words, *files], env=environment, cwd=ROOT).returncode:
             raise UserError(
-                f"{command} could not build {image}; see the error above. An existing image can be set "
-                "with container.image in the site's file."
+                f"{container.command} could not build {image}; see the error above. If this machine may not build "
+                f"(container.build_flags), build on another one and set container.image ({ELSEWHERE})."
             )
         temporary.replace(image)
     finally:

@@ -46,8 +46,9 @@ def missing(container: ContainerExec) -> str | None:
     if container.srun_options or shutil.which(container.command):
         return None
     return (
-        f"{container.command}, which builds and starts the image, was not found on {os.uname().nodename}; load its module "
-        "before snakemake, set container.command in the site's file to its path, or set config key container to off"
+        f"{container.command}, which builds and starts the image, was not found on {os.uname().nodename}; load its "
+        "module before snakemake, set container.command in the site's file to its path, or set config key container to "
+        "off"
     )
 
 

@@ -221,6 +221,12 @@ class Container(ContainerExec):
         None, description="Debian mirror for base debootstrap (null: as in this machine's apt settings)."
     )
 
+    build_flags: list[str] | None = Field(
+        None,
+        description="Flags of the image's build (null: --fakeroot, except for root; []: none, where the site forbids "
+        "fakeroot).",
+    )
+
     @model_validator(mode="after")
     def _srun_gets_an_image(self) -> Self:
         if self.srun_options and self.image is None:
