@@ -14,6 +14,7 @@ from helpers.common import ROOT
 from shardlab.cli import image, wheelhouse
 from shardlab.errors import UserError
 from shardlab.files import lock, sha256, write_json
+from shardlab.runs import job
 from shardlab.runs.images import ImageReport, read_image
 from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
@@ -292,6 +293,7 @@ def test_labels_of_pytorch_are_written_in_the_build_and_read_from_the_image(tmp_
 def test_the_report_of_an_image_says_its_pytorch(tmp_path):
     program = tmp_path / "apptainer"
     named = {"shardlab.torch": "2.13.0+cu130", "shardlab.cuda": "13.0", "org.x.deffile.mirrorurl": "http://127.0.0.1:9"}
+    named["org.label-schema.build-arch"] = "arm64"
     found = json.dumps({"data": {"attributes": {"labels": named}}})
     program.write_text(f"#!/bin/sh\necho '{found}'\n")
     program.chmod(0o755)
@@ -301,7 +303,22 @@ def test_the_report_of_an_image_says_its_pytorch(tmp_path):
     subprocess.run([sys.executable, ROOT / "scripts/shardlab", "image", *words], check=True)
     report = read_image(tmp_path / "named.json")
     assert (report.torch, report.cuda, report.rocm, report.driver) == ("2.13.0+cu130", "13.0", None, 580)
-    assert set(report.labels) == {"shardlab.torch", "shardlab.cuda"}
+    assert set(report.labels) == {"shardlab.torch", "shardlab.cuda", "org.label-schema.build-arch"}
+    assert report.architecture == "aarch64"
+
+
+@pytest.mark.parametrize(("machine", "fits"), [("x86_64", True), (None, True), ("riscv64", False)])
+def test_a_job_on_a_node_of_another_architecture_than_the_image_s_starts_no_ranks(tmp_path, monkeypatch, machine, fits):
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64", nodename="n7"))
+    report = ImageReport(path="mine", sha256=None, bytes=None, labels={}, architecture=machine)
+    write_json(tmp_path / "train.json", report.model_dump(mode="json"))
+    run = SimpleNamespace(site=SimpleNamespace(container=Container()))
+    assert job.image_of(run, tmp_path / "train.json", dry_run=True) == "mine"
+    if fits:
+        assert job.image_of(run, tmp_path / "train.json", dry_run=False) == "mine"
+    else:
+        with pytest.raises(UserError, match="the image mine is for riscv64, but n7 is x86_64; build it on a machine"):
+            job.image_of(run, tmp_path / "train.json", dry_run=False)
 
 
 def test_the_driver_follows_from_the_major_version_of_cuda():

@@ -24,6 +24,8 @@ from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 
 ELSEWHERE = 'docs/cluster.md, "Where to build"'
+ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Names of architectures in an image's label, and those that Linux uses."""
 COMPRESSIONS = {"zstd": "-comp zstd -Xcompression-level 3", "gzip": "-comp gzip"}
 
 
@@ -73,6 +75,7 @@ def main() -> None:
         sha256=sha256(image),
         bytes=image.stat().st_size,
         labels=image_labels,
+        architecture=ARCHITECTURES.get(image_labels.get("org.label-schema.build-arch", "")),
         **facts,
         **pytorch(image_labels),
     )

@@ -1,5 +1,6 @@
 """The container image: its report, and its location."""
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,9 @@ class ImageReport(Strict):
     sha256: str | None = Field(description="SHA-256 of the file; null for a name.")
     bytes: int | None = Field(description="Size in bytes; null for a name.")
     labels: dict[str, str] = Field(description="Labels of the image: versions, git commit, hash of the lock file.")
+    architecture: str | None = Field(
+        None, description="Machine that the image runs on, such as x86_64 or aarch64; null if it does not say."
+    )
     base: str | None = Field(None, description="Base that it was built from; null for an existing image.")
     compression: str | None = Field(None, description="Compression of its file system; null if not built here.")
     build_seconds: float | None = Field(None, description="Duration of apptainer build; null if not built here.")
@@ -38,6 +42,17 @@ def read_report(path: Path) -> ImageReport:
     """
     values = read_json(path, "report of the image", remedy("make it", path))
     return check(ImageReport, values, str(path))
+
+
+def other_architecture(image: ImageReport) -> str | None:
+    """Return a sentence if the image is not for machines such as this one; None if it is, or does not say."""
+    node = os.uname()
+    if image.architecture in (None, node.machine):
+        return None
+    return (
+        f"the image {image.path} is for {image.architecture}, but {node.nodename} is {node.machine}; build it on a "
+        'machine of the nodes\' architecture (docs/cluster.md, "Where to build"), or request other nodes'
+    )
 
 
 def origin_of(commit: str | None, image: Path | None) -> dict[str, Any]:
