@@ -20,6 +20,8 @@ from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 
 DEFINITION = (ROOT / "containers/train.def").read_text()
+INSTALL, TEST = ((ROOT / f"containers/{name}.sh").read_text() for name in ("install", "test"))
+CONTAINERFILE = (ROOT / "containers/Containerfile").read_text()
 LOCK = ROOT / "envs/train.txt"
 
 
@@ -177,17 +179,29 @@ def test_an_image_that_was_changed_after_its_report(tmp_path):
         read_image(tmp_path / "train.image.json")
 
 
-@pytest.mark.parametrize("lines", [r"^Include: .*", r"^ +apt-get install .*"])
-def test_every_base_gets_what_nccl_needs_between_nodes(lines):
-    packages = re.search(lines, DEFINITION, re.MULTILINE)[0].split()
+@pytest.mark.parametrize(("source", "lines"), [(DEFINITION, r"^Include: .*"), (INSTALL, r"^ +apt-get install .*")])
+def test_every_base_gets_what_nccl_needs_between_nodes(source, lines):
+    packages = re.search(lines, source, re.MULTILINE)[0].split()
     assert {"libibverbs1", "ibverbs-providers", "librdmacm1", "g++"} <= set(packages)
 
 
 def test_the_image_is_tested_for_what_nccl_loads():
-    test = section("test")
-    assert test.index("set -eu") < test.index("/opt/shardlab/bin/python")
-    assert all(f'ctypes.CDLL("{name}")' in test for name in ("libibverbs.so.1", "librdmacm.so.1"))
-    assert "/libibverbs/libmlx5-rdmav*.so" in test
+    assert TEST.index("set -eu") < TEST.index("/opt/shardlab/bin/python")
+    assert all(f'ctypes.CDLL("{name}")' in TEST for name in ("libibverbs.so.1", "librdmacm.so.1"))
+    assert "/libibverbs/libmlx5-rdmav*.so" in TEST
+
+
+def test_both_kinds_of_image_are_made_and_tested_by_the_same_scripts():
+    """Which get a value for each variable that they read."""
+    needed = {"BASE", "IMAGE", "PYTHON"}
+    assert set(re.findall(r"\$(?:\{)?([A-Z]+)", INSTALL + TEST)) == needed
+    for text, call in ((section("post"), "sh /opt/shardlab.install.sh"), (CONTAINERFILE, "sh /containers/install.sh")):
+        (line,) = [line for line in text.splitlines() if call in line]
+        assert set(re.findall(r"([A-Z]+)=", line.partition(call)[0])) == needed
+    assert section("test").split() == ["sh", "/opt/shardlab.test.sh"]
+    assert "&& sh /containers/test.sh\n" in CONTAINERFILE
+    path = section("environment").partition("export ")[2].strip()
+    assert f"\nENV {path}\n" in CONTAINERFILE
 
 
 @pytest.mark.parametrize(
@@ -230,7 +244,7 @@ def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(t
     assert set(pins) < {line.split()[0] for line in lines}
     assert "--no-deps" in words
     assert "-r" not in words
-    assert "$pip --no-deps --ignore-installed /wheelhouse/*.whl" in section("post")
+    assert "$pip --no-deps --ignore-installed /wheelhouse/*.whl" in INSTALL
 
 
 @pytest.mark.parametrize("base", ["docker", "debootstrap"])
@@ -262,9 +276,9 @@ def test_base_rocm_must_have_the_python_and_the_pytorch_of_the_wheels(tmp_path, 
     if torch is None:
         (tmp_path / "torch.py").write_text("raise ModuleNotFoundError")
     (tmp_path / "python3").symlink_to(sys.executable)
-    values = {"base": "rocm", "python": python or actual, "torch": "2.13.0", "from": "IMAGE"}
-    checks = filled(section("post").partition("# DeepSpeed")[0], values)
-    done = subprocess.run(["sh", "-ec", checks], capture_output=True, text=True, env=environment)
+    environment |= {"BASE": "rocm", "PYTHON": python or actual, "IMAGE": "IMAGE"}
+    checks = INSTALL.partition("# DeepSpeed")[0].replace("/wheelhouse.txt", str(LOCK))
+    done = subprocess.run(["sh", "-c", checks], capture_output=True, text=True, env=environment)
     assert done.returncode == (says is not None)
     assert not says or f"error: the {says.replace('3.11', actual)}" in done.stderr
 

@@ -28,6 +28,7 @@ rule wheelhouse:
 rule image:
     input:
         definition=HERE / "containers/train.def",
+        scripts=[HERE / "containers/install.sh", HERE / "containers/test.sh"],
         lock=HERE / "envs/train.txt",
         wheels="containers/wheelhouse/wheels.json",
     output:

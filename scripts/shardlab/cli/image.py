@@ -124,7 +124,7 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
     check_wheels(args.wheelhouse, settings.base)
     mirror = settings.mirror or (debian.mirror() if settings.base == "debootstrap" else "none")
     lock = args.lock.read_text(encoding="utf-8")
-    versions = dict(re.findall(r"^(torch|deepspeed)==(\S+)", lock, flags=re.MULTILINE))
+    versions = dict(re.findall(r"^(deepspeed)==(\S+)", lock, flags=re.MULTILINE))
     describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     commit = (
         subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
@@ -138,9 +138,11 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
         # Relative: %files of a definition does not support spaces in paths.
         "wheelhouse": os.path.relpath(args.wheelhouse.resolve(), ROOT),
         "lock": os.path.relpath(args.lock.resolve(), ROOT),
+        "scripts": os.path.relpath(args.definition.resolve().parent, ROOT),
         "commit": commit or "unknown",
         "lock_sha256": sha256(args.lock),
         "definition_sha256": sha256(args.definition),
+        "install_sha256": sha256(args.definition.with_name("install.sh")),
     } | versions
 
 
