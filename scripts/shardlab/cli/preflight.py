@@ -72,7 +72,7 @@ def login(run: Ranks, site: Site) -> Findings:
     for program in launchers.for_site(run.site).programs:
         if shutil.which(program) is None:
             problems.append(f"{program} was not found on {socket.gethostname()}; load its module, then try again")
-    if run.site.container and (reason := container.missing(run.site.container.command)):
+    if run.site.container and (reason := container.missing(run.site.container)):
         problems.append(reason)
     said, wrong = policy(site, run.nodes, run.devices_per_node)
     problems += wrong

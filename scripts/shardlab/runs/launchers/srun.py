@@ -35,13 +35,15 @@ class Launcher(launchers.JobLauncher):
     def command(self, nodes: int, cpus: int) -> list[str]:
         return self._step(nodes, cpus, 1)
 
-    def lines_of_ranks(self, on_node: list[str], nodes: int, cpus: int, ranks_per_node: int) -> list[str]:
+    def lines_of_ranks(
+        self, on_node: list[str], nodes: int, cpus: int, ranks_per_node: int, options: list[str]
+    ) -> list[str]:
         # What scripts that srun starts expect of the job's script: where their rank 0 listens.
         lines = [
             f'export MASTER_ADDR="{launchers.address(self.settings)}"',
             f'export MASTER_PORT="{self.port}"',
         ]
-        words = [*self._step(nodes, cpus // ranks_per_node, ranks_per_node), *self.settings.flags]
+        words = [*self._step(nodes, cpus // ranks_per_node, ranks_per_node), *self.settings.flags, *options]
         return [*lines, f"exec {shlex.join([*words, 'bash', '-c', chr(10).join(on_node)])}"]
 
     def _step(self, nodes: int, cpus: int, tasks: int) -> list[str]:
