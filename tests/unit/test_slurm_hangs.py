@@ -10,7 +10,7 @@ from shardlab.files import ROOT
 from shardlab.runs import run_status, slurm, slurm_limits, slurm_reattach
 from shardlab.settings.sites import Site
 
-CLIENTS = ("sacct", "scontrol", "sinfo", "squeue")
+CLIENTS = ("sacct", "sacctmgr", "sbatch", "scontrol", "sinfo", "squeue", "sshare")
 
 
 @pytest.fixture
