@@ -209,8 +209,8 @@ FAULTS = [
     Fault(
         "a stage that needs no GPU asks for one",
         f"{RUNS}/slurm.py",
+        'if gpus == "gres":',
         'if slurm.gpus == "gres":',
-        'if site.slurm.gpus == "gres":',
         at("unit/test_sites", "test_a_stage_that_needs_no_gpu_need_not_ask_for_one"),
     ),
     Fault(

@@ -132,6 +132,7 @@ def test_the_image_is_switched_by_one_key(container, inside):
         ({"container": {"binds": ["/a,b"]}}, ["/a,b has a comma"]),
         ({"slurm": {"stages": {"evalute": {}}}}, ["slurm.stages", "evaluate"]),
         ({"slurm": {"gpus": "gpu"}}, ["slurm.gpus", "'gres' or 'gpus-per-node'"]),
+        ({"slurm": {"queue": ["big"]}}, ["queue: big is not one of queues (known: none; define it there)"]),
     ],
 )
 def test_a_wrong_key_of_a_site_is_one_sentence(settings, words):
@@ -151,13 +152,33 @@ def test_what_only_submits_does_not_change_a_run():
     assert changed != run
 
 
-def test_a_stage_can_ask_for_something_else():
-    stages = {"evaluate": {"qos": "debug", "runtime": 7}, "init": {"partition": "shared"}}
-    _, site = loaded(site="test", site_settings={"slurm": {"qos": "regular", "stages": stages}})
-    train, evaluate, init = (slurm.resources(site, stage, 1, 1, 30) for stage in ("train", "evaluate", "init"))
-    assert (train["qos"], train["runtime"]) == ("regular", 30)
-    assert (evaluate["qos"], evaluate["runtime"]) == ("debug", 7)
-    assert (init["qos"], init["slurm_partition"], init["runtime"]) == ("regular", "shared", 30)
+QUEUES = {
+    "small": {"partition": "small", "nodes_max": 1, "gpus_per_node_max": 2},
+    "whole": {"partition": "whole", "flags": ["--exclusive"], "gpus_max": 8},
+    "debug": {"partition": "debug", "qos": "debug", "runtime_max": 30, "nodes_max": 1},
+}
+
+
+def with_queues(**slurm):
+    settings = {"slurm": {"queues": QUEUES, "queue": ["small", "whole"], **slurm}}
+    return loaded(site="test", site_settings=settings)[1]
+
+
+def test_a_job_goes_to_the_first_queue_that_takes_its_size():
+    site = with_queues(qos="normal", flags=["--x"], stages={"preflight": {"queue": ["debug"]}, "init": {"runtime": 7}})
+    small, nodes, init = (slurm.resources(site, *job) for job in (("train", 1, 2), ("train", 2, 4), ("init", 1, 1)))
+    assert (small["slurm_partition"], small["qos"], small["slurm_extra"].split()[0]) == ("small", "normal", "--x")
+    assert (nodes["slurm_partition"], nodes["slurm_extra"].split()[:2]) == ("whole", ["--x", "--exclusive"])
+    assert (init["slurm_partition"], init["runtime"]) == ("small", 7)
+    preflight = slurm.resources(site, "preflight", 1, 4, 60)
+    assert (preflight["slurm_partition"], preflight["qos"], preflight["runtime"]) == ("debug", "debug", 30)
+
+
+def test_a_job_that_no_queue_takes_is_refused_with_the_limits():
+    with pytest.raises(UserError) as error:
+        slurm.resources(with_queues(), "train", 3, 4)
+    assert "train requests 3 x 4 GPUs" in str(error.value)
+    assert "small: 1 node, 2 GPUs per node; whole: 8 GPUs in all" in str(error.value)
 
 
 def test_a_stage_that_needs_no_gpu_need_not_ask_for_one():

@@ -37,12 +37,12 @@ def test_slurm_s_times(text, expected):
     ],
 )
 def test_what_it_means(slurm, partition, config, words):
-    said, wrong = means(Site(slurm=slurm), BATCH | partition, CONFIG | config)
+    said, wrong = means(Site(slurm=slurm), 60, BATCH | partition, CONFIG | config)
     assert all(word in " ".join(said) for word in words), said
     assert wrong == []
     assert ("scancel" in " ".join(said)) == ("KillWait" in config)
 
 
 def test_a_time_limit_that_the_partition_does_not_give():
-    _, wrong = means(Site(slurm={"runtime": 121}), BATCH, CONFIG)
+    _, wrong = means(Site(slurm={}), 121, BATCH, CONFIG)
     assert wrong == ["partition batch limits jobs to 120 min, but slurm.runtime is 121; lower it to 120"]

@@ -10,12 +10,12 @@ from shardlab.workflow.job_requests import JobRequests
 with call_start.as_workflow_error():
     call_start.take_over(sys.argv[1:], Path.cwd())
     CALL = CallRuns(config, sys.argv[1:], workflow.config_settings.overwrite_config)
+    REQUESTS = JobRequests(CALL)
     call_start.note_done(sys.argv[1:], Path.cwd(), CALL.requested.values())
 
 CONFIG, SITE = CALL.config, CALL.site
 CONFIG_JSON = CONFIG.model_dump_json()
 FILES = rule_files.RuleFiles(CALL)
-REQUESTS = JobRequests(CALL)
 
 # `ancient`: a new image does not cause retraining.
 IMAGE = [ancient(path) for path in rule_files.image_of(SITE.container)]

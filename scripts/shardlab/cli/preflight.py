@@ -74,7 +74,7 @@ def login(run: Ranks, site: Site) -> Findings:
             problems.append(f"{program} was not found on {socket.gethostname()}; load its module, then try again")
     if run.site.container and (reason := container.missing(run.site.container.command)):
         problems.append(reason)
-    said, wrong = policy(site)
+    said, wrong = policy(site, run.nodes, run.devices_per_node)
     problems += wrong
     return {
         "where": "login node",

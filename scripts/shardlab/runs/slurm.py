@@ -174,6 +174,36 @@ def requeue(why: str) -> bool:
         return False
 
 
+SIZED = (
+    "nodes",
+    "mem_mb",
+    "tasks_per_node",
+    "cpus_per_task",
+    "gres",
+    "slurm_extra",
+    "runtime",
+    "slurm_partition",
+    "qos",
+    "constraint",
+)
+"""Resources that may depend on the size of a job."""
+
+
+def check_size(site: Site, stage: Stage, nodes: int, gpus_per_node: int) -> None:
+    """Check that a queue of the site takes a stage's job of this size.
+
+    Raises:
+        UserError: none does; names the limits.
+    """
+    if site.slurm is None or site.slurm.queue_for(stage, nodes, gpus_per_node):
+        return
+    most = "; ".join(f"{name}: {site.slurm.queues[name].limits}" for name in site.slurm.queue_names(stage))
+    raise UserError(
+        f"{stage} requests {nodes} x {gpus_per_node} GPUs (nodes x GPUs per node), and no queue of the site's file "
+        f"takes that ({most}); set nodes and ranks_per_node to less, or slurm.queue to other queues."
+    )
+
+
 def resources(
     site: Site, stage: Stage, nodes: int, devices_per_node: int, runtime: int | None = None
 ) -> dict[str, Any]:
@@ -183,35 +213,40 @@ def resources(
 
     Every job uses the plugin's `mpi` mode: its command runs once, on the first node, outside of any job step, so that
     `shardlab launch` can start job steps, and signals from Slurm reach the ranks. Empty for a site without Slurm.
+
+    Raises:
+        UserError: no queue of the site takes such a job.
     """
     if site.slurm is None:
         return {}
-    slurm = site.slurm.for_stage(stage)
-    if stage in slurm.stages:
-        runtime = slurm.stages[stage].runtime or runtime
+    check_size(site, stage, nodes, devices_per_node)
+    slurm = site.slurm
+    queue = slurm.queue_for(stage, nodes, devices_per_node)
+    assert queue is not None
     memory = devices_per_node * slurm.memory_mb_per_rank
-    requested: dict[str, Any] = {"nodes": nodes, "mem_mb": memory, "runtime": runtime or slurm.runtime}
+    requested: dict[str, Any] = {"nodes": nodes, "mem_mb": memory, "runtime": slurm.minutes(stage, queue, runtime)}
     # The plugin requires at least two tasks per node; `shardlab launch` starts one step task on each in any case.
     tasks = max(2, devices_per_node)
     cores = -(-devices_per_node * site.cpus_per_rank // tasks)
     requested |= {"mpi": "srun", "tasks_per_node": tasks, "cpus_per_task": cores}
-    flags = list(slurm.flags)
+    flags = list(queue.flags)
     if stage == "train":
         flags += ["--open-mode=append"]
         flags += ["--requeue"] if slurm.requeue else ["--no-requeue"]
-    if slurm.gpus == "gres":
+    gpus = None if stage in slurm.stages and slurm.stages[stage].gpus == "none" else slurm.gpus
+    if gpus == "gres":
         # tasks_per_gpu: without it the plugin requests tasks times GPUs.
         requested |= {
             "gres": ":".join(["gpu", *filter(None, [slurm.gpu_type]), str(devices_per_node)]),
             "tasks_per_gpu": 0,
         }
-    elif slurm.gpus == "gpus-per-node":
+    elif gpus == "gpus-per-node":
         flags.append("--gpus-per-node=" + ":".join([*filter(None, [slurm.gpu_type]), str(devices_per_node)]))
     named = {
-        "slurm_partition": slurm.partition,
+        "slurm_partition": queue.partition,
         "slurm_account": slurm.account,
-        "qos": slurm.qos,
-        "constraint": slurm.constraint,
+        "qos": queue.qos,
+        "constraint": queue.constraint,
         "slurm_extra": " ".join(flags) or None,
     }
     return requested | {key: value for key, value in named.items() if value is not None}

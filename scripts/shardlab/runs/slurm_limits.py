@@ -13,14 +13,17 @@ NO_WORD = (
 ENDS = "ends, and Snakemake submits it again (preemptible-retries)"
 
 
-def policy(site: Site) -> tuple[list[str], list[str]]:
-    """Return (effects of the site's limits on a training, problems in the site's file), as sentences.
+def policy(site: Site, nodes: int, gpus_per_node: int) -> tuple[list[str], list[str]]:
+    """Return (effects of the site's limits on a training of this size, problems in the site's file), as sentences.
 
     Empty without Slurm, or if it does not know the partition; a sentence if it does not answer.
     """
     if site.slurm is None or shutil.which("scontrol") is None:
         return [], []
-    named = site.slurm.for_stage("train").partition
+    queue = site.slurm.queue_for("train", nodes, gpus_per_node)
+    if queue is None:
+        return [], []
+    named = queue.partition
     shown = answer_or_none(["scontrol", "--oneliner", "show", "partition", *([named] if named else [])])
     configured = answer_or_none(["scontrol", "show", "config"]) if shown is not None else None
     if shown is None or configured is None:
@@ -28,24 +31,22 @@ def policy(site: Site) -> tuple[list[str], list[str]]:
     partitions = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in shown.splitlines()]
     chosen = [each for each in partitions if each.get("PartitionName") == named or each.get("Default") == "YES"]
     config = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", configured, re.MULTILINE))
-    return means(site, chosen[0], config) if chosen else ([], [])
+    return means(site, site.slurm.minutes("train", queue), chosen[0], config) if chosen else ([], [])
 
 
-def means(site: Site, partition: dict[str, str], config: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Return the same as ``policy``, for a partition and a configuration as scontrol shows them."""
+def means(site: Site, runtime: int, partition: dict[str, str], config: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Return the same as ``policy``, for a time limit, a partition and a configuration as scontrol shows them."""
     assert site.slurm is not None
-    slurm, name = site.slurm.for_stage("train"), partition["PartitionName"]
+    slurm, name = site.slurm, partition["PartitionName"]
     said, wrong = [], []
     most = minutes(partition.get("MaxTime", "UNLIMITED"))
-    if most is not None and slurm.runtime > most:
-        wrong.append(
-            f"partition {name} limits jobs to {most} min, but slurm.runtime is {slurm.runtime}; lower it to {most}"
-        )
+    if most is not None and runtime > most:
+        wrong.append(f"partition {name} limits jobs to {most} min, but slurm.runtime is {runtime}; lower it to {most}")
     back = slurm.requeue and config.get("JobRequeue", "1") != "0"
     again = "is requeued under the same id, as often as it takes" if back else ENDS
     limit = f"of at most {most}" if most is not None else "without a partition limit"
     said.append(
-        f"time: a training on {name} requests {slurm.runtime} min {limit}; {site.warning} s before the end it saves "
+        f"time: a training on {name} requests {runtime} min {limit}; {site.warning} s before the end it saves "
         f"and {again}"
     )
     mode = partition.get("PreemptMode") or config.get("PreemptMode", "OFF")

@@ -18,12 +18,45 @@ Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight",
 """Stages that run in separate jobs."""
 
 
-class SlurmStage(Strict):
-    """Overrides of the Slurm settings for one stage; null: the site's value."""
+class Queue(Strict):
+    """A way to submit jobs, such as a partition or a QOS, and the jobs that it takes. Unset keys are `slurm`'s own."""
 
     partition: str | None = Field(None, description="Partition.")
     qos: str | None = Field(None, description="Quality of service.")
-    constraint: str | None = Field(None, description="Node features.")
+    constraint: str | None = Field(None, description="Required node features.")
+    flags: list[str] = Field(default=[], description="sbatch flags in addition to those of `slurm`.")
+    nodes_max: PositiveInt | None = Field(None, description="Maximum nodes of a job (null: no limit).")
+    gpus_per_node_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job on a node (null: no limit).")
+    gpus_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job (null: no limit).")
+    runtime_max: PositiveInt | None = Field(
+        None, description="Longest time limit (minutes); a job that wants more requests this (null: no limit)."
+    )
+
+    def takes(self, nodes: int, gpus_per_node: int) -> bool:
+        """Return whether a job of this size is within the limits."""
+        limits = (
+            (nodes, self.nodes_max),
+            (gpus_per_node, self.gpus_per_node_max),
+            (nodes * gpus_per_node, self.gpus_max),
+        )
+        return all(most is None or wanted <= most for wanted, most in limits)
+
+    @property
+    def limits(self) -> str:
+        """The limits in words."""
+        limits = (
+            (self.nodes_max, "node"),
+            (self.gpus_per_node_max, "GPU per node"),
+            (self.gpus_max, "GPU in all"),
+        )
+        words = [f"{most} {what.replace(' ', 's ', 1) if most > 1 else what}" for most, what in limits if most]
+        return ", ".join(words) or "any size"
+
+
+class SlurmStage(Strict):
+    """Overrides of the Slurm settings for one stage; null: the site's value."""
+
+    queue: list[str] | None = Field(None, description="Queues to try in this order.")
     runtime: PositiveInt | None = Field(None, description="Time limit (minutes).")
     gpus: Literal["none"] | None = Field(
         None, description="none: request no GPU, if the partition accepts such jobs; only plan can run without one."
@@ -49,15 +82,46 @@ class Slurm(Strict):
         "if the site forbids it; Snakemake then submits it again).",
     )
     flags: list[str] = Field(default=[], description="Additional sbatch flags, such as --exclusive.")
+    queues: dict[str, Queue] = Field(
+        default={}, description="Queues by name, where jobs of different sizes or stages go different ways."
+    )
+    queue: list[str] | None = Field(
+        None, description="Queues to try in this order; the first that takes a job's size gets it (null: all)."
+    )
     stages: dict[Stage, SlurmStage] = Field(
-        default={}, description="Overrides of partition, qos, constraint, runtime and gpus for a stage's jobs."
+        default={}, description="Overrides of queue, runtime and gpus for a stage's jobs."
     )
 
-    def for_stage(self, stage: Stage) -> "Slurm":
-        """Return the settings with the overrides of one stage."""
-        over = self.stages.get(stage, SlurmStage())
-        values = over.model_dump(exclude_none=True)
-        return self.model_copy(update=values | ({"gpus": None} if over.gpus == "none" else {}))
+    @model_validator(mode="after")
+    def _known_queues(self) -> Self:
+        chosen = {"queue": self.queue} | {f"stages.{name}.queue": stage.queue for name, stage in self.stages.items()}
+        for key, names in chosen.items():
+            if names is not None and not names:
+                raise ValueError(f"{key} is empty; remove it, or name one of queues")
+            for name in names or []:
+                if name not in self.queues:
+                    known = ", ".join(self.queues) or "none; define it there"
+                    raise ValueError(f"{key}: {name} is not one of queues (known: {known})")
+        return self
+
+    def queue_names(self, stage: Stage) -> list[str]:
+        """Return the names of the queues that a stage's jobs may go to, in the order in which they are tried."""
+        return self.stages.get(stage, SlurmStage()).queue or self.queue or list(self.queues)
+
+    def queue_for(self, stage: Stage, nodes: int, gpus_per_node: int) -> Queue | None:
+        """Return the queue that takes a stage's job of this size, with the unset keys filled in; None if none does."""
+        names = self.queue_names(stage)
+        tried = [self.queues[name] for name in names] if names else [Queue()]
+        for queue in tried:
+            if queue.takes(nodes, gpus_per_node):
+                own = {key: getattr(queue, key) or getattr(self, key) for key in ("partition", "qos", "constraint")}
+                return queue.model_copy(update=own | {"flags": [*self.flags, *queue.flags]})
+        return None
+
+    def minutes(self, stage: Stage, queue: Queue, wanted: int | None = None) -> int:
+        """Return the time limit of a stage's job: the stage's, ``wanted`` or a training's, as far as the queue goes."""
+        limit = self.stages.get(stage, SlurmStage()).runtime or wanted or self.runtime
+        return min(limit, queue.runtime_max or limit)
 
 
 class LauncherSettings(Strict):
@@ -244,11 +308,15 @@ class Site(SiteRuntime):
 
     @model_validator(mode="after")
     def _leaves_time_to_train(self) -> Self:
-        minutes = self.slurm and (self.slurm.for_stage("train").runtime)
-        if minutes and 60 * minutes < self.warning + 60:
+        if self.slurm is None:
+            return self
+        names = self.slurm.queue_names("train")
+        queues = [self.slurm.queues[name] for name in names] if names else [Queue()]
+        minutes = min(self.slurm.minutes("train", queue) for queue in queues)
+        if 60 * minutes < self.warning + 60:
             raise ValueError(
                 f"a training has {minutes} minutes and is asked to stop {self.warning} s before the end, so it may "
-                "not fit one checkpoint; raise slurm.runtime or lower warning"
+                "not fit one checkpoint; raise slurm.runtime (and runtime_max of its queue), or lower warning"
             )
         return self
 
