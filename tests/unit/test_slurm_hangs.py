@@ -38,7 +38,7 @@ def nodes_to_avoid():
         pytest.param(lambda _: slurm.requeue(slurm.TIME_LIMIT), False, id="requeue"),
         pytest.param(lambda _: slurm.seconds_left(), None, id="time left"),
         pytest.param(
-            lambda _: slurm_limits.policy(Site(slurm={})),
+            lambda _: slurm_limits.policy(Site(slurm={}), 1, 1),
             (["limits: unknown, because scontrol does not answer"], []),
             id="limits",
         ),
