@@ -23,6 +23,8 @@ PATIENCE = 60.0
 
 PACKED = "SHARDLAB_PACKED"
 """Environment variable in a job whose nodes several runs share (`shardlab pack`): memory of a step per device (MiB)."""
+DRIVER = "SHARDLAB_DRIVER_JOB"
+"""Environment variable with the Slurm job that a call of Snakemake runs in: the Slurm plugin removes Slurm's own."""
 TIME_LIMIT = "time limit"
 """Reason to stop a training whose job is near its time limit."""
 

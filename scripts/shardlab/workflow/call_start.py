@@ -38,6 +38,8 @@ def begin(arguments: list[str], folder: Path) -> None:
     # Jobs inherit it, for the calls that their error messages name.
     if profile := call_checks.profile(arguments):
         os.environ.setdefault(PROFILE, profile)
+    if job := slurm.job_id():
+        os.environ.setdefault(slurm.DRIVER, job)
     call_checks.check_folder(folder)
     # Also in a dry run.
     snakemake_dag.ancient_inputs_decide_nothing()
