@@ -87,7 +87,7 @@ def text_of_size(name, nodes, per_node):
 
 def started(run, site, scope):
     """The variables that a job exports, and the rest of its script; names instead of paths, which may need quotes."""
-    image = Path("IMAGE.sif") if site.container.enabled else None
+    image = "IMAGE.sif" if site.container.enabled else None
     project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
     command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
     with project, command, mock.patch.object(sys, "executable", "python"):
@@ -161,6 +161,13 @@ def test_the_image_is_switched_by_one_key(container, inside):
         ({"srun": {"interface": "ib0; reboot"}}, ["srun.interface"]),
         ({"srun": {"port_first": 65000}}, ["exceeds the last port, 65535"]),
         ({"container": {"binds": ["/a,b"]}}, ["/a,b has a comma"]),
+        ({"container": {"exec_template": ["{images}"]}}, ["unknown placeholder images", "binds, image, mount"]),
+        ({"container": {"srun_options": ["{command}"]}}, ["container.srun_options", "unknown placeholder command"]),
+        ({"container": {"srun_options": ["-i{image}"]}}, ["srun_options need an image", "set image"]),
+        (
+            {"srun": None, "container": {"srun_options": ["-i"], "image": "x"}},
+            ["srun_options are of srun", "`srun: {}`"],
+        ),
         ({"slurm": {"stages": {"evalute": {}}}}, ["slurm.stages", "evaluate"]),
         ({"slurm": {"gpus": "gpu"}}, ["slurm.gpus", "'gres' or 'gpus-per-node'"]),
         ({"slurm": {"queue": ["big"]}}, ["queue: big is not one of queues (known: none; define it there)"]),
@@ -221,8 +228,51 @@ def test_a_stage_that_needs_no_gpu_need_not_ask_for_one():
 def test_podman_hands_the_environment_on():
     """As nothing of it gets into its containers otherwise: NCCL's, the threads', the ranks' numbers."""
     _, site = loaded(site="perlmutter")
-    words = container.exec_words(site.container, Path("IMAGE"))
+    words = container.exec_words(site.container, "IMAGE")
     assert "--env-host" in words[: words.index("IMAGE")]
+
+
+def test_a_folder_of_a_workflow_that_uses_this_one_is_mounted_too(monkeypatch):
+    """And the project itself, which podman would not have otherwise; a bind may name its place inside."""
+    monkeypatch.setattr(container, "PROJECT", Path("/mine"))
+    monkeypatch.setattr(container, "ROOT", Path("/project"))
+    _, site = loaded(site="perlmutter", site_settings={"container": {"binds": ["/data", "/a:/b:ro"]}})
+    words = container.exec_words(site.container, "IMAGE")
+    volumes = [word.removeprefix("--volume=") for word in words if word.startswith("--volume=")]
+    assert volumes == ["/mine:/mine", "/project:/project", "/data:/data", "/a:/b:ro"]
+
+
+PYXIS = ["--container-image={image}", "--container-mounts={mounts}"]
+"""Enroot by its plugin for Slurm."""
+
+
+@pytest.mark.parametrize(
+    ("options", "image", "words"),
+    [
+        (PYXIS, "docker://a/b:1", "--container-image=docker://a/b:1 --container-mounts=/my/p:/my/p,/data:/in:ro"),
+        (["--environment={image}"], "/my/ce.toml", "--environment=/my/ce.toml"),
+        (["--x={binds}", "{project}"], "x", "--x=/my/p,/data:/in:ro /my/p"),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["fsdp_tp", "by_srun"])
+def test_srun_itself_starts_the_image(monkeypatch, options, image, words, strategy):
+    """In every step, with the Python and the variables of inside; no program has to be on the PATH, and sbatch, whose
+    job has the driver, knows nothing of it."""
+    monkeypatch.setattr(container, "PROJECT", Path("/my/p"))
+    monkeypatch.setattr(container, "ROOT", Path("/my/p"))
+    settings = {"srun_options": options, "image": image, "image_is": "name", "binds": ["/data:/in:ro"]}
+    settings |= {"python": "/opt/python", "command": "no-such-program", "flags": ["--nv"]}
+    config, site = loaded(site="test", site_settings={"container": settings, "srun": {"flags": ["--own"]}})
+    run = resolve.run(config, "fsdp_tp", "llama2")
+    if strategy == "by_srun":
+        run = run.model_copy(update={"script": "examples/ddp.py", "script_launcher": "srun"})
+    text = commands.lines(run, ["x.py"], image, Scope.RANKS)
+    assert f" --export=ALL --own {words} bash -c 'cd /my/p\nunset PYTHONPATH\nexport HF" in text
+    assert "exec /opt/python " in text
+    assert "no-such-program" not in text
+    assert "--nv" not in text
+    assert container.missing(site.container) is None
+    assert not set(words.split()) & set(str(slurm.resources(site, "train", 1, 2)).split())
 
 
 def test_lines_before_the_ranks_and_threads_apart_from_cores():
