@@ -94,9 +94,11 @@ def test_lines_of_a_driver_that_fails_are_no_gpus(driver):
 
 
 def test_another_release_of_pytorch_than_the_lock_file_s():
-    assert other_torch("2.13.0+cu130", rocm=False) is None
-    assert "PyTorch is 2.1.0, but this project needs 2.13; install 2.13" in other_torch("2.1.0", rocm=False)
-    assert "use an image whose PyTorch for ROCm is 2.13" in other_torch("2.9.1+rocm7.0", rocm=True)
+    assert not any(other_torch(release, rocm=False) for release in ("2.13.0+cu130", "2.11.0", "2.12.1a0"))
+    for release in ("2.1.0", "2.10.1", "2.14.0", "3.0"):
+        sentence = f"PyTorch is {release}, but this project needs 2.11 to 2.13; install 2.13"
+        assert other_torch(release, rocm=False) == sentence
+    assert "2.11 to 2.13; use an image with such a PyTorch for ROCm" in other_torch("2.9.1+rocm7.0", rocm=True)
 
 
 def test_a_rank_says_why_its_gpu_is_missing(driver, monkeypatch):
