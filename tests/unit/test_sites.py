@@ -15,7 +15,7 @@ from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from shardlab.cli import preflight
 from shardlab.errors import UserError
-from shardlab.runs import commands, container, launchers, slurm
+from shardlab.runs import commands, container, launchers, slurm, stages
 from shardlab.runs.managed_process import Child
 from shardlab.runs.stages import Scope
 from shardlab.schema import check
@@ -45,38 +45,69 @@ def loaded(**values):
     return config, load.site(config)
 
 
+STARTED = {
+    "preflight": (Scope.NODES, Scope.RANKS),
+    "init": (Scope.ONE,),
+    "plan": (Scope.ONE,),
+    "train": (Scope.RANKS,),
+    "noise_floor": (Scope.ONE,),
+    "evaluate": (Scope.ONE,),
+    "collectives": (Scope.RANKS,),
+    "microbatch_sweep": (Scope.RANKS,),
+}
+"""What a job of each stage starts: one process, one per node, the ranks."""
+SUBMIT = "sbatch --parsable --job-name RUN --output LOG --export=ALL --comment RULE"
+"""What the submission of every job has in common, beside its folder."""
+
+
+def text_of_size(name, nodes, per_node):
+    """What jobs of this size request and start; stages that share a line share it here, too."""
+    config, site = loaded(site=name, nodes=nodes, ranks_per_node=per_node)
+    run = resolve.ranks(config)
+    shared = {}
+    stages_of_size = [stage for stage in STARTED if STARTED[stage] != (Scope.ONE,) or (nodes, per_node) == (1, 1)]
+    for stage in stages_of_size if site.slurm else []:
+        requested = slurm.resources(site, stage, nodes, per_node, stages.MINUTES.get(stage))
+        named = {
+            "account": f" -A {requested['slurm_account']}" if "slurm_account" in requested else "",
+            "partition": f" -p {requested['slurm_partition']}" if "slurm_partition" in requested else "",
+        }
+        line = get_submit_command(Job(requested), SUBMISSION | named) + set_gres_string(Job(requested))
+        line = " ".join(line.split())
+        assert line.startswith(SUBMIT)
+        shared.setdefault(line.replace(SUBMIT, "sbatch ...").replace(" -D PROJECT", ""), []).append(stage)
+    for stage in stages_of_size:
+        for scope in STARTED[stage]:
+            each = stage if len(STARTED[stage]) == 1 else f"{stage} of the {scope.name.lower()}"
+            shared.setdefault(started(run, site, scope)[1], []).append(each)
+    return "\n".join(
+        [f"## {nodes} x {per_node}", *(f"# {', '.join(them)}\n{line}" for line, them in shared.items()), ""]
+    )
+
+
+def started(run, site, scope):
+    """The variables that a job exports, and the rest of its script; names instead of paths, which may need quotes."""
+    image = "IMAGE.sif" if site.container.enabled else None
+    project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
+    command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
+    with project, command, mock.patch.object(sys, "executable", "python"):
+        script = commands.lines(run, ["PROJECT/scripts/shardlab", "STAGE", "--settings=run.json"], image, scope)
+    first = re.search(f"^(exec|export {launchers.RENDEZVOUS}=)", script, re.MULTILINE).start()
+    return script[:first], script[first:]
+
+
 def lines(name):
-    """The sbatch line and the script of one training run and one evaluation."""
-    most = loaded(site=name)[1]
-    size = {
-        "nodes": 1 if most.launcher == "local" else min(2, most.nodes_max or 2),
-        "ranks_per_node": most.ranks_per_node_max or 4,
-    }
-    config, site = loaded(site=name, **size)
-    run = resolve.run(config, "fsdp_tp", "llama2")
-    text, before = [], []
-    for stage, spread, job in (("train", Scope.RANKS, tuple(size.values())), ("evaluate", Scope.ONE, (1, 1))):
-        requested = slurm.resources(site, stage, *job)
-        text.append(f"# {stage}, {job[0]} x {job[1]}")
-        if site.slurm:
-            named = {
-                "account": f" -A {requested['slurm_account']}" if "slurm_account" in requested else "",
-                "partition": f" -p {requested['slurm_partition']}" if "slurm_partition" in requested else "",
-            }
-            submit = get_submit_command(Job(requested), SUBMISSION | named) + set_gres_string(Job(requested))
-            text.append(" ".join(submit.split()))
-        image = "IMAGE.sif" if site.container.enabled else None
-        # Names instead of this machine's paths, which may need quotes.
-        project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
-        command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
-        with project, command, mock.patch.object(sys, "executable", "python"):
-            started = commands.lines(run, ["PROJECT/scripts/shardlab", stage, "--settings=run.json"], image, spread)
-        *variables, command = started.splitlines()
-        common = [line for line in variables if not line.startswith(f"export {launchers.RENDEZVOUS}=")]
-        text += ["# variables: as above"] if common == before else variables
-        text.append(f"{command}\n")
-        before = common
-    return "\n".join(text)
+    """What the jobs of each stage request and start: on one GPU, on a node, and on two."""
+    config, site = loaded(site=name)
+    most = site.ranks_per_node_max or 4
+    text = [f"# every job: {SUBMIT} -D PROJECT\n"] if site.slurm else []
+    text += [started(resolve.ranks(config), site, Scope.ONE)[0], text_of_size(name, 1, 1), text_of_size(name, 1, most)]
+    while most and site.slurm and site.slurm.queue_for("train", 2, most) is None:
+        with pytest.raises(UserError) as refused:
+            text_of_size(name, 2, most)
+        text.append(f"## 2 x {most}\nerror: {refused.value}\n")
+        most //= 2
+    return "\n".join([*text, text_of_size(name, 2, most)] if most and site.nodes_max != 1 else text)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -106,7 +137,7 @@ def test_every_key_of_a_site_file_has_a_comment_that_says_what_happens_without_i
 
 @pytest.mark.parametrize("name", load.names("sites"))
 def test_lines_can_be_made_for_every_site(name):
-    assert "shardlab train" in lines(name)
+    assert "shardlab STAGE" in lines(name)
 
 
 def test_settings_of_the_configuration_go_over_the_file_key_by_key():

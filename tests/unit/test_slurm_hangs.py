@@ -10,7 +10,7 @@ from shardlab.files import ROOT
 from shardlab.runs import run_status, slurm, slurm_limits, slurm_reattach
 from shardlab.settings.sites import Site
 
-CLIENTS = ("sacct", "scontrol", "sinfo", "squeue")
+CLIENTS = ("sacct", "sacctmgr", "sbatch", "scontrol", "sinfo", "squeue", "sshare")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def nodes_to_avoid():
         pytest.param(lambda _: slurm.requeue(slurm.TIME_LIMIT), False, id="requeue"),
         pytest.param(lambda _: slurm.seconds_left(), None, id="time left"),
         pytest.param(
-            lambda _: slurm_limits.policy(Site(slurm={})),
+            lambda _: slurm_limits.policy(Site(slurm={}), 1, 1),
             (["limits: unknown, because scontrol does not answer"], []),
             id="limits",
         ),

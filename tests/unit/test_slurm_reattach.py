@@ -1,6 +1,7 @@
 """What this project changes in the executor plugin: it is still the plugin that was changed, and does what is said."""
 
 import asyncio
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -178,3 +179,13 @@ def test_the_patched_executor_follows_and_asks_by_the_common_name(monkeypatch, t
     monkeypatch.setattr(slurm_reattach, "live_job", fails)
     executor.run_job(requested)
     assert reported[2] == "Slurm does not answer.", "and nothing was submitted"
+    assert (copy.validate_account("project", None), copy.get_account(None)) == ("project", None)
+    assert copy.subprocess.check_output.__module__ == snakemake_slurm.__name__
+
+
+def test_a_query_of_the_plugin_that_does_not_end_has_failed():
+    check_output = snakemake_slurm.limited(0.1)
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        check_output("exec sleep 9", shell=True, text=True, stderr=subprocess.PIPE)
+    assert "timed out after 0.1 seconds" in caught.value.stderr
+    assert snakemake_slurm.limited(9)("echo n1", shell=True, text=True) == "n1\n"

@@ -14,7 +14,8 @@ from helpers.reports import STEP, finished
 from shardlab.cli import watch
 from shardlab.records.reports import Attempt
 from shardlab.runs.attempts import Attempts
-from shardlab.runs.run_status import status_of
+from shardlab.runs.run_status import next_action, queue, status_of
+from shardlab.runs.slurm_reattach import name_of
 
 RUN = tiny_run("mlp", "ddp")
 BEGUN = {"kind": "attempt", "step": 0, "steps": 9}
@@ -45,7 +46,29 @@ def under_way(results, *whys, steps=3):
 def test_a_run_that_is_not_trained_now(tmp_path, whys, state, why):
     found = status_of(RUN, under_way(tmp_path, *whys), {})
     assert (found.state, found.why, found.step, found.steps, found.seconds_left) == (state, why, 3, 9, None)
-    assert status_of(RUN, tmp_path / "ddp/mlp", {"ddp/mlp": "7"}).state == "queued"
+
+
+def test_a_run_whose_job_waits_and_why(tmp_path, monkeypatch):
+    """The queue is asked once for all runs."""
+    name = name_of(tmp_path)
+    answers = [
+        "7|QOSMaxGRESPerUser|rule_train_wildcards_ddp_mlp",
+        "8|None|rule_train_wildcards_fsdp_tp_mlp",
+        "9|Priority|rule_evaluate_wildcards_single_mlp",
+    ]
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text(f"#!/bin/sh\necho \"$*\" >> {tmp_path}/asked\nprintf '%s\\n' '{chr(10).join(answers)}'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(squeue.parent), prepend=":")
+    queued = queue(tmp_path)
+    assert queued == {"ddp/mlp": "job 7 waits: QOSMaxGRESPerUser", "fsdp_tp/mlp": "job 8"}
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert asked == f"--me --noheader --states=PENDING --name={name} --format=%i|%r|%k"
+    found = status_of(RUN, tmp_path / "ddp/mlp", queued)
+    assert (found.state, str(watch.cells(found)[-1])) == ("queued", "job 7 waits: QOSMaxGRESPerUser")
+    action = next_action(RUN, tmp_path / "ddp/mlp", queued)
+    assert action == "job 7 waits: QOSMaxGRESPerUser; the next call follows it"
 
 
 def test_a_run_that_is_trained_now(tmp_path):

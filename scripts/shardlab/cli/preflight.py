@@ -19,11 +19,21 @@ from typing import Any
 
 from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
-from shardlab.runs import container, gpus, launchers
+from shardlab.runs import (
+    container,
+    gpus,
+    launchers,
+    nccl_network,
+    project_folder,
+    slurm,
+    slurm_accounts,
+    slurm_limits,
+    slurm_trial,
+)
 from shardlab.runs.launchers import RENDEZVOUS, JobLauncher
-from shardlab.runs.slurm_limits import policy
-from shardlab.settings import load
-from shardlab.settings.sites import Site
+from shardlab.runs.slurm_request import Request, trainings
+from shardlab.settings import load, resolve
+from shardlab.settings.config import Config
 from shardlab.settings.types import Ranks, read_ranks
 
 PACKAGES = ("torch", "deepspeed", "numpy", "safetensors", "tokenizers", "pydantic")
@@ -43,6 +53,7 @@ def main() -> int:
     )
     parser.add_argument("--settings", type=Path, required=True, help="site.json: the ranks to check")
     load.add_config_argument(parser)
+    parser.add_argument("--jobs", type=int, help="login: jobs that the call submits at a time")
     parser.add_argument("--output", type=Path, help="report to write")
     parser.add_argument("--reports", type=Path, nargs="*", default=[], help="show: reports to print")
     args = parser.parse_args()
@@ -52,37 +63,62 @@ def main() -> int:
         return 0
     if args.what == "ranks":
         return ranks(run, args.output)
-    findings = login(run, load.site(args.config)) if args.what == "login" else nodes(run)
+    findings = login(run, args.config, args.jobs) if args.what == "login" else nodes(run)
     return report(findings, args.output) if findings else 0
 
 
 def report(found: Findings, output: Path) -> int:
     """Write the findings, or print the problems; return the status."""
-    for problem in found["problems"]:
-        print(f"wrong: {problem}", file=sys.stderr)
     if found["problems"]:
+        for sentence in [*found.get("said", []), *(f"wrong: {problem}" for problem in found["problems"])]:
+            print(sentence, file=sys.stderr)
         return 1
     write_json(output, found)
     return 0
 
 
-def login(run: Ranks, site: Site) -> Findings:
-    """Check the machine that Snakemake runs on, and Slurm's limits and preemption."""
-    problems = storage(ROOT / "results")
+def login(run: Ranks, config: Config, jobs: int | None) -> Findings:
+    """Check the machine that Snakemake runs on, and what Slurm would do with the jobs of a call.
+
+    ``jobs``: that Snakemake submits at a time.
+    """
+    said, wrong = project_folder.look(ROOT, SPACE)
+    problems = [*storage(ROOT / "results"), *wrong]
     for program in launchers.for_site(run.site).programs:
         if shutil.which(program) is None:
             problems.append(f"{program} was not found on {socket.gethostname()}; load its module, then try again")
     if run.site.container and (reason := container.missing(run.site.container)):
         problems.append(reason)
-    said, wrong = policy(site, run.nodes, run.devices_per_node)
+    about_slurm, wrong = queues(run, config, jobs)
     problems += wrong
     return {
         "where": "login node",
-        "policy": said,
+        "said": said + about_slurm,
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "problems": problems,
     }
+
+
+def queues(run: Ranks, config: Config, jobs: int | None) -> tuple[list[str], list[str]]:
+    """Return (what Slurm does with the jobs of a call, what it would refuse), as sentences; empty without Slurm."""
+    site = load.site(config)
+    if site.slurm is None:
+        return [], []
+    size = run.nodes, run.devices_per_node
+    planned, _ = resolve.matrix(config)
+    checks = Request("preflight", slurm.resources(site, "preflight", *size, 10))
+    full = Request("a training", slurm.resources(site, "train", *size))
+    said = [
+        f"driver: this call runs in Slurm job {job} and ends with it; its jobs go on, and the same command follows them"
+        for job in filter(None, [os.environ.get(slurm.DRIVER)])
+    ]
+    (checks, full, *others), tried = slurm_trial.trial([checks, full, *trainings(planned, site)])
+    at_a_time = None if jobs is None else min(jobs, len(planned))
+    requests = [checks, full, *others]
+    asked = slurm_accounts.check(site.slurm, requests, slurm_limits.partition_qos(), at_a_time)
+    limits, wrong = slurm_limits.policy(site, *size, full.partition)
+    return said + asked.said + tried.said + limits, asked.wrong + tried.wrong + wrong
 
 
 def nodes(run: Ranks) -> Findings | None:
@@ -213,7 +249,9 @@ def ranks(run: Ranks, output: Path) -> int:
     from shardlab.measure.collectives import wrong
     from shardlab.runtime import distributed
 
-    distributed.start(run.site.device, timeout_seconds=4 * PATIENCE)
+    log = Path(tempfile.gettempdir()) / f"shardlab-preflight-nccl.{os.getpid()}"
+    logged = run.site.device == "cuda" and run.nodes > 1 and nccl_network.log_to(log)
+    distributed.start(run.site, timeout_seconds=4 * PATIENCE)
     world = distributed.world(run)
     problems = [
         f"{name} over {world.size} ranks gives wrong numbers; check NCCL's environment variables in the site's file"
@@ -222,7 +260,10 @@ def ranks(run: Ranks, output: Path) -> int:
     hosts = world.gather(socket.gethostname())
     # On all ranks at the same time, as in a training.
     figures = device_benchmark.least(world.gather(device_benchmark.figures(world.device)))
+    network = nccl_network.sentence(log.read_text(errors="replace")) if logged and log.exists() else None
+    log.unlink(missing_ok=True)
     found: Findings = {"where": "ranks", "hosts": hosts, "hardware": figures, "problems": problems}
+    found["said"] = [network] if network else []
     status = report(found, output) if world.is_rank0 else 0
     if not status:
         distributed.finish()
@@ -232,7 +273,7 @@ def ranks(run: Ranks, output: Path) -> int:
 def show(run: Ranks, reports: list[Findings]) -> None:
     """Print the findings."""
     for report in reports:
-        for sentence in report.get("policy", []):
+        for sentence in report.get("said", []):
             print(sentence)
         for node in report.get("nodes", []):
             driver = f", driver {node['driver']}" if node["driver"] else ""

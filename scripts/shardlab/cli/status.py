@@ -1,5 +1,5 @@
-"""Report the state of each run: done, alive, finished without its driver,
-resumable from which step, or lost, and why.
+"""Report the state of each run: done, alive, waiting in Slurm's queue and why,
+finished without its driver, resumable from which step, or lost, and why.
 
 Changes nothing: the next call of Snakemake does what this announces. Example:
 shardlab status
@@ -8,7 +8,7 @@ shardlab status
 import argparse
 from pathlib import Path
 
-from shardlab.runs.run_status import next_action
+from shardlab.runs.run_status import next_action, queue
 from shardlab.settings import load, resolve
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of results (results)")
     args = parser.parse_args()
     planned, _ = resolve.matrix(args.config)
+    queued = queue(args.results.resolve().parent)
     for run in planned:
-        print(
-            f"{f'{run.strategy} x {run.workload}':<32} {next_action(run, args.results / run.strategy / run.workload)}"
-        )
+        folder = args.results / run.strategy / run.workload
+        print(f"{f'{run.strategy} x {run.workload}':<32} {next_action(run, folder, queued)}")

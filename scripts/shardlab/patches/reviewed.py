@@ -41,8 +41,10 @@ PATCHES = [
         "snakemake_slurm.install",
         *SLURM_PLUGIN,
         ("snakemake/snakemake#4084", "snakemake/snakemake#3438", "snakemake/snakemake-executor-plugin-slurm#109"),
-        "a second call starts jobs again that still run for a first one that died, and waits forever for lost ones",
-        "the plugin attaches to the jobs of an earlier call, and ends jobs that Slurm forgot or preempted for good",
+        "a second call starts jobs again that still run for a first one that died, and waits forever for lost ones; "
+        "sacctmgr, or a guess by sacct, decides on each account, and may be missing or hang",
+        "the plugin attaches to the jobs of an earlier call, ends jobs that Slurm forgot or preempted for good, and "
+        "limits its queries",
     ),
     Patch(
         "snakemake_logging.respect_no_color",

@@ -2,12 +2,16 @@
 
 All calls with one name give their Slurm jobs that name, by which the plugin asks for their states. Which job is live,
 when a lost one has ended and which nodes are avoided is decided by the caller (`runs/slurm_reattach.py`).
+
+Besides, it asks nothing of accounting before it submits, and does not wait for it for ever.
 """
 
 import inspect
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from shardlab.errors import UserError
@@ -38,12 +42,13 @@ def install(
     find: Callable[[str, Any], str | None],
     settle: Callable[[dict[str, str], set[str]], dict[str, str]],
     failed_nodes: Callable[[Collection[str]], Any],
+    patience: float,
 ) -> None:
     """Change the plugin, where Snakemake has loaded it.
 
     ``find(name, job)`` gives the live Slurm job of that name that does a Snakemake job, or None;
     ``settle(states, followed)`` the states of jobs by which the plugin goes; ``failed_nodes(nodes)`` replaces the
-    plugin's set of nodes to avoid.
+    plugin's set of nodes to avoid. ``patience``: seconds to wait for a query.
     """
     plugin = sys.modules.get(PLUGIN)
     if plugin is None or getattr(plugin.Executor, "shardlab", False):
@@ -89,7 +94,26 @@ def install(
 
     executor.__post_init__, executor.run_job = post_init, run_job
     executor.check_active_jobs = check_active_jobs
-    setattr(plugin, "query_job_status", query_job_status)  # noqa: B010
+    vars(plugin).update(
+        query_job_status=query_job_status,
+        # sbatch itself refuses an account that is not the user's, and knows the default one; sacctmgr and sacct may be
+        # missing, or wait for slurmdbd.
+        validate_account=lambda account, logger: account,
+        get_account=lambda logger: None,
+        subprocess=SimpleNamespace(**vars(subprocess) | {"check_output": limited(patience)}),
+    )
+
+
+def limited(patience: float) -> Callable[..., str]:
+    """Return ``subprocess.check_output`` for queries: one that does not end has failed, as the plugin expects it."""
+
+    def check_output(words: Any, **options: Any) -> str:
+        try:
+            return str(subprocess.check_output(words, **{"timeout": patience} | options))
+        except subprocess.TimeoutExpired as error:
+            raise subprocess.CalledProcessError(1, words, stderr=str(error)) from None
+
+    return check_output
 
 
 def log_of(executor: Any, plugin: Any, job: Any, number: str) -> Path:

@@ -100,6 +100,8 @@ def _torchrun(run: Ranks) -> list[str]:
     # It forwards requests to stop to the ranks; an unhandled signal would kill it, and the ranks would train on.
     words += [f"--signals-to-handle={','.join(number.name for number in STOP)},SIGQUIT"]
     words += [f"--shutdown-timeout={site.stop_seconds}"]
+    if isinstance(site.cpu_binding, str):
+        words += [f"--numa-binding={site.cpu_binding}"]
     if run.nodes == 1:
         # A c10d rendezvous on a free port of this machine, so that concurrent runs do not meet.
         return [*words, "--standalone"]

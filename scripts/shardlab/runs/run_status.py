@@ -17,6 +17,8 @@ from shardlab.settings.types import Run
 
 RECENT = 20
 """Steps whose median time is used to estimate the remaining time."""
+NO_REASON = ("", "None", "(null)")
+"""What squeue says of a job that the scheduler has not looked at."""
 
 
 @dataclass
@@ -72,10 +74,12 @@ def trained(run: Run, folder: Path) -> str | None:
     return f"a different {key}" if key else ""
 
 
-def next_action(run: Run, folder: Path) -> str:
-    """Describe what the next call will do with a run, in one sentence."""
+def next_action(run: Run, folder: Path, queued: dict[str, str] | None = None) -> str:
+    """Describe what the next call will do with a run, in one sentence; ``queued``: see ``queue``."""
     if holder := alive(folder):
         return f"alive: {holder} trains it; the next call follows it or waits for it"
+    if waiting := (queued or {}).get(f"{run.strategy}/{run.workload}"):
+        return f"{waiting}; the next call follows it"
     other = trained(run, folder)
     changed = done.changed(folder)
     if other == "" and not changed:
@@ -118,7 +122,7 @@ def status_of(run: Run, folder: Path, queued: dict[str, str]) -> RunStatus:
     status.seconds_left = None
     other = trained(run, folder)
     if status.name in queued:
-        status.state, status.where, status.why = "queued", f"job {queued[status.name]}", ""
+        status.state, status.where, status.why = "queued", queued[status.name], ""
     elif other == "":
         status.state, status.why = "done", ""
     elif other:
@@ -131,16 +135,21 @@ def status_of(run: Run, folder: Path, queued: dict[str, str]) -> RunStatus:
 
 
 def queue(folder: Path) -> dict[str, str]:
-    """Return {strategy/workload: job number} of a project folder's waiting Slurm jobs."""
+    """Return {strategy/workload: job number, and squeue's reason} of a project folder's waiting Slurm jobs."""
     if shutil.which("squeue") is None:
         return {}
-    words = ["squeue", "--me", "--noheader", "--states=PENDING", f"--name={name_of(folder)}", "--format=%i|%k"]
+    words = ["squeue", "--me", "--noheader", "--states=PENDING", f"--name={name_of(folder)}", "--format=%i|%r|%k"]
     listed = (slurm.answer_or_none(words) or "").splitlines()
     prefix = "rule_train_wildcards_"
-    jobs = [line.split("|", 1) for line in listed]
+    jobs = [line.split("|", 2) for line in listed]
     # Names of strategies and workloads may contain underscores: the last one separates them, which is enough for a
     # table.
-    return {"/".join(c.removeprefix(prefix).rsplit("_", 1)): job for job, c in jobs if c.startswith(prefix)}
+    return {
+        "/".join(comment.removeprefix(prefix).rsplit("_", 1)): f"job {job}"
+        + ("" if reason in NO_REASON else f" waits: {reason}")
+        for job, reason, comment in jobs
+        if comment.startswith(prefix)
+    }
 
 
 def _fill(found: RunStatus, records: list[dict[str, Any]]) -> None:

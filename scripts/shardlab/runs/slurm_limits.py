@@ -13,17 +13,25 @@ NO_WORD = (
 ENDS = "ends, and Snakemake submits it again (preemptible-retries)"
 
 
-def policy(site: Site, nodes: int, gpus_per_node: int) -> tuple[list[str], list[str]]:
+def partition_qos() -> dict[str, str]:
+    """Return the QOS of each partition that has one; empty if Slurm does not answer."""
+    shown = answer_or_none(["scontrol", "--oneliner", "show", "partition"]) if shutil.which("scontrol") else None
+    found = re.findall(r"^PartitionName=(\S+).*? QoS=(\S+)", shown or "", re.MULTILINE)
+    return {name: qos for name, qos in found if qos != "N/A"}
+
+
+def policy(site: Site, nodes: int, gpus_per_node: int, placed: str | None = None) -> tuple[list[str], list[str]]:
     """Return (effects of the site's limits on a training of this size, problems in the site's file), as sentences.
 
-    Empty without Slurm, or if it does not know the partition; a sentence if it does not answer.
+    ``placed``: the partition that Slurm chooses, where QOS or constraint decide. Empty without Slurm, or if it does not
+    know the partition; a sentence if it does not answer.
     """
     if site.slurm is None or shutil.which("scontrol") is None:
         return [], []
     queue = site.slurm.queue_for("train", nodes, gpus_per_node)
     if queue is None:
         return [], []
-    named = queue.partition
+    named = queue.partition or placed
     shown = answer_or_none(["scontrol", "--oneliner", "show", "partition", *([named] if named else [])])
     configured = answer_or_none(["scontrol", "show", "config"]) if shown is not None else None
     if shown is None or configured is None:

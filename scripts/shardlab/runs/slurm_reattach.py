@@ -29,6 +29,7 @@ def install(folder: Path) -> None:
         find=lambda name, job: live_job(folder, name, job),
         settle=lambda states, followed: resolve_lost_jobs(states, followed, absent),
         failed_nodes=FailedNodes,
+        patience=slurm.PATIENCE,
     )
 
 

@@ -21,6 +21,9 @@ Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 Host = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$")]
 """Part of a host name, or the name of a network interface."""
 
+CpuList = Annotated[str, StringConstraints(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
+"""Numbers of CPU cores, as in 0-3,8."""
+
 
 Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight", "collectives", "microbatch_sweep"]
 """Stages that run in separate jobs."""
@@ -246,6 +249,11 @@ class SiteRuntime(Strict):
     omp_threads: PositiveInt | None = Field(
         None, description="OpenMP threads per rank (null: cpus_per_rank), for Slurm that counts hardware threads."
     )
+    cpu_binding: Literal["node", "socket", "exclusive", "core-complex"] | list[CpuList] | None = Field(
+        None,
+        description="Bind each rank to the cores next to its GPU: torchrun's --numa-binding, or a list of cores for "
+        "each GPU of a node, in their order, such as [0-15, 16-31] (null: as Slurm leaves it).",
+    )
     setup_commands: list[str] = Field(
         default=[], description="Shell lines to run on each node before its ranks start, such as module load."
     )
@@ -276,6 +284,17 @@ class SiteRuntime(Strict):
     def _one_launcher(self) -> Self:
         if len(chosen := [name for name, value in self if isinstance(value, LauncherSettings)]) > 1:
             raise ValueError(f"{' and '.join(chosen)} both start ranks; remove all but one")
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_to_bind_to(self) -> Self:
+        if isinstance(self.cpu_binding, str) and self.device == "cpu":
+            raise ValueError(
+                f"cpu_binding {self.cpu_binding} looks for the cores next to a GPU, and device is cpu; give a list of "
+                "cores for each rank, such as [0-15, 16-31]"
+            )
+        if self.cpu_binding == []:
+            raise ValueError("cpu_binding is empty; give a list of cores for each GPU of a node, or remove it")
         return self
 
     @model_validator(mode="after")

@@ -38,6 +38,8 @@ def begin(arguments: list[str], folder: Path) -> None:
     # Jobs inherit it, for the calls that their error messages name.
     if profile := call_checks.profile(arguments):
         os.environ.setdefault(PROFILE, profile)
+    if job := slurm.job_id():
+        os.environ.setdefault(slurm.DRIVER, job)
     call_checks.check_folder(folder)
     # Also in a dry run.
     snakemake_dag.ancient_inputs_decide_nothing()
@@ -86,5 +88,6 @@ def check_executor(executor: str, config: Config, site: Site) -> None:
 def start_forkserver(executor: str, site: Site, folder: Path) -> None:
     """Start a fork server before the first job if jobs run on this machine's CPU, so that imports happen once."""
     runtime = site.place()
-    if executor == "local" and runtime.device == "cpu" and not site.container.enabled:
+    starts_here = executor == "local" and runtime.launcher == "local"
+    if starts_here and runtime.device == "cpu" and not site.container.enabled:
         forkserver.start(folder, commands.environment(runtime), runtime.environment_clear)

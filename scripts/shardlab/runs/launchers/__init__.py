@@ -60,10 +60,13 @@ class JobLauncher(Launcher):
 
     job_id: ClassVar[str]
     """Environment variable with the id of the job."""
-    job_number: ClassVar[str]
-    """Shell arithmetic that gives a number that differs between concurrent jobs; for their ports."""
     node_rank: ClassVar[str]
     """Environment variable with the number of a node within the job, from 0."""
+
+    @property
+    @abstractmethod
+    def job_number(self) -> str:
+        """Shell arithmetic that gives a number that differs between concurrent jobs; for their ports."""
 
     @property
     def settings(self) -> LauncherSettings:

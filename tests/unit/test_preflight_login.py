@@ -1,0 +1,290 @@
+"""What preflight asks on the login node: account, limits, start, driver, folder; with programs that print real text."""
+
+import os
+from pathlib import Path
+
+import pytest
+import snakemake_executor_plugin_slurm  # noqa: F401 (its import starts `which`)
+
+from helpers.common import tiny_run
+from shardlab.cli import preflight
+from shardlab.runs import nccl_network, project_folder, slurm, slurm_accounts, slurm_trial
+from shardlab.runs.slurm_request import Request, gpus, sbatch, trainings
+from shardlab.settings import load
+from shardlab.settings.sites import Site
+
+
+def row(fields, **values):
+    """A line of `sacctmgr --noheader --parsable2`, with these fields."""
+    assert values.keys() <= set(fields.split(","))
+    return "|".join(values.get(name, "") for name in fields.split(","))
+
+
+def association(**values):
+    named = {"Cluster": "box", "Account": "teaching", "QOS": "normal,small"}
+    return row(slurm_accounts.ASSOCIATION, **named | values)
+
+
+def qos(**values):
+    return row(slurm_accounts.QOS, **{"Name": "normal"} | values)
+
+
+NO_DBD = "sacctmgr: error: Sending PersistInit msg: Connection refused"
+START = "sbatch: Job 2 to start at 2026-11-26T17:05:06 using 8 processors on nodes n[1-2] in partition batch"
+
+
+@pytest.fixture
+def programs(monkeypatch, tmp_path):
+    """Function that puts programs on the PATH, of which nothing else is: name, {part of the arguments: output}."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("USER", "learner")
+    monkeypatch.setenv("LOGNAME", "learner")
+
+    def make(name, answers, status=0):
+        cases = "".join(f"  *'{part}'*) /bin/cat <<'END'\n{text}\nEND\n  ;;\n" for part, text in answers.items())
+        (folder / name).write_text(f'#!/bin/sh\ncase "$*" in\n{cases}esac\nexit {status}\n')
+        (folder / name).chmod(0o755)
+
+    return make
+
+
+def accounts(programs, *associations, qos=(), default="teaching"):
+    shown = {"show assoc": "\n".join(associations), "show user": f"learner|{default}", "show qos": "\n".join(qos)}
+    programs("sacctmgr", shown)
+
+
+def request(nodes=1, devices=4, **asked):
+    site = Site(cpus_per_rank=2, slurm={"gpus": "gres", **asked})
+    return Request("ddp x mlp", slurm.resources(site, "train", nodes, devices))
+
+
+def checked(*requests, jobs=100, partition_qos=None, **asked):
+    site = Site(slurm=asked)
+    return slurm_accounts.check(site.slurm, requests or [request()], partition_qos or {}, jobs)
+
+
+def test_a_request_in_the_units_of_limits():
+    site = load.site(load.config({"site": "kempner"}))
+    asked = Request("x", slurm.resources(site, "train", 2, 4))
+    assert (asked.nodes, asked.gpus, asked.cores, asked.minutes) == (2, 8, 128, 60)
+    assert str(asked) == "x (2 x 4 GPUs)"
+    typed = {"nodes": 2, "gres": "gpu:h200:4"}
+    assert [gpus(each) for each in (typed, {"gres": "gpu:3"}, {"slurm_extra": "--x --gpus-per-node=a100:2"}, {})] == [
+        *(8, 3, 2, 0)
+    ]
+
+
+def test_one_request_of_each_size():
+    runs = [tiny_run("mlp", name) for name in ("ddp", "fsdp")]
+    assert [each.what for each in trainings(runs, Site(slurm={}))] == ["ddp x mlp"]
+    assert trainings(runs, Site()) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "default", "asked", "said", "wrong"),
+    [
+        (["teaching"], "teaching", None, "account: teaching, your default", None),
+        (["teaching"], "teaching", "Teaching", "account: teaching", None),
+        (["teaching", "other"], "teaching", "other", "account: other; also yours: teaching", None),
+        (["teaching"], "", "nope", None, "slurm.account is nope, which is not an account of yours; set"),
+        (["a", "b"], "", None, None, "you have no default account; set slurm.account to one of: a, b"),
+        ([], "", None, "account: Slurm records none for learner, so none limits the call", None),
+    ],
+)
+def test_which_account_is_charged(programs, names, default, asked, said, wrong):
+    accounts(programs, *(association(Account=name) for name in names), default=default)
+    answer = checked(account=asked)
+    assert answer.said == [said] * (said is not None)
+    assert len(answer.wrong) == (wrong is not None)
+    assert all(sentence.startswith(wrong) for sentence in answer.wrong)
+
+
+NEVER = (
+    "but ddp x mlp requests 4, so it would never start; lower nodes or ranks_per_node, or choose another queue or QOS"
+)
+LONG = "limits jobs to 30 min, but ddp x mlp requests 60; lower slurm.runtime"
+MANY = "lets 5 jobs wait or run, and this call may submit 100, of which Slurm would refuse the others; add --jobs 5 to"
+
+
+@pytest.mark.parametrize(
+    ("of_account", "of_qos", "words"),
+    [
+        ({"GrpTRES": "gres/gpu=2"}, {}, f"account teaching gives everybody's jobs 2 GPUs, {NEVER}"),
+        ({"MaxWall": "00:30:00"}, {}, f"account teaching {LONG}"),
+        ({"MaxSubmit": "5"}, {}, f"account teaching {MANY}"),
+        ({}, {"MaxTRESPU": "cpu=8,gres/gpu=2"}, f"QOS normal gives all jobs of a user 2 GPUs, {NEVER}"),
+        ({}, {"MaxTRESPU": "cpu=4"}, f"QOS normal gives all jobs of a user 4 cores, {NEVER.replace('4', '8')}"),
+        ({}, {"MaxTRES": "gres/gpu=2"}, f"QOS normal gives a job 2 GPUs, {NEVER}"),
+        ({}, {"MaxWall": "00:30:00"}, f"QOS normal {LONG}"),
+        ({}, {"MaxSubmitPU": "5"}, f"QOS normal {MANY}"),
+    ],
+)  # fmt: skip
+def test_a_limit_that_the_call_exceeds(programs, of_account, of_qos, words):
+    accounts(programs, association(**of_account), qos=[qos(**of_qos)])
+    (wrong,) = checked().wrong
+    assert wrong.startswith(words)
+    assert checked(request(devices=1, runtime=20), jobs=5).wrong == []
+
+
+def test_a_qos_that_the_account_may_not_use(programs):
+    accounts(programs, association(QOS="normal,long"))
+    assert checked(request(qos="small")).wrong == [
+        "QOS small is not one of account teaching; set slurm.qos to one of: normal, long"
+    ]
+    assert checked(request(qos="long")).wrong == []
+
+
+def test_limits_that_it_keeps_are_said_with_the_number_of_jobs_at_once(programs):
+    accounts(programs, association(MaxJobs="3"), qos=[qos(MaxTRESPU="gres/gpu=16")])
+    assert checked().said == [
+        "account: teaching, your default",
+        "limit: account teaching runs 3 of your jobs at a time; others wait",
+        "limit: QOS normal gives all jobs of a user 16 GPUs at a time: 4 times ddp x mlp (1 x 4 GPUs)",
+    ]
+
+
+def test_the_qos_of_a_partition_limits_too_and_an_association_may_be_of_one_partition(programs):
+    of_gpu = association(Partition="gpu", GrpTRES="gres/gpu=1")
+    accounts(programs, association(), of_gpu, qos=[qos(), qos(Name="part", MaxTRESPU="gres/gpu=2")])
+    assert checked(request(partition="batch")).wrong == []
+    assert "account teaching gives everybody's jobs 1 GPUs" in checked(request(partition="gpu")).wrong[0]
+    (wrong,) = checked(request(partition="batch"), partition_qos={"batch": "part"}).wrong
+    assert "QOS part gives all jobs of a user 2 GPUs" in wrong
+
+
+def test_associations_on_another_cluster_are_not_asked(programs):
+    accounts(programs, association(), association(Cluster="elsewhere", Account="there"))
+    programs("scontrol", {"show config": "Configuration data\nClusterName             = box\n"})
+    assert checked().said == ["account: teaching, your default"]
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_without_accounting_it_is_said_that_limits_are_unknown(programs, missing):
+    if not missing:
+        programs("sacctmgr", {"show": ""}, status=1)
+        path = Path(os.environ["PATH"]) / "sacctmgr"
+        path.write_text(f"#!/bin/sh\necho '{NO_DBD}' >&2\nexit 1\n")
+    reason = "sacctmgr was not found" if missing else f"sacctmgr does not answer ({NO_DBD})"
+    answer = checked()
+    assert (answer.said, answer.wrong) == ([f"account and limits: unknown, because {reason}"], [])
+
+
+def test_when_the_largest_job_would_start_and_where(programs):
+    programs("sbatch", {"--test-only": START})
+    small, large = request(devices=1), request(nodes=2)
+    placed, answer = slurm_trial.trial([large, small])
+    assert [each.partition for each in placed] == ["batch", "batch"]
+    start = "start: ddp x mlp (2 x 4 GPUs), the largest job for batch, would start at 2026-11-26T17:05:06"
+    assert (answer.said, answer.wrong) == ([start], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "wrong"),
+    [
+        ("allocation failure: Invalid account or account/partition combination specified", None, "refuses ddp x mlp"),
+        ("allocation failure: Required node not available (down, drained or reserved)", "start: unknown for ddp", None),
+    ],
+)
+def test_a_job_that_slurm_would_refuse(programs, text, said, wrong):
+    programs("sbatch", {"--test-only": text}, status=1)
+    _, answer = slurm_trial.trial([request()])
+    reason = text.removeprefix("allocation failure: ")
+    for sentences, part in ((answer.said, said), (answer.wrong, wrong)):
+        assert len(sentences) == (part is not None)
+        assert all(part in sentence and reason in sentence for sentence in sentences)
+
+
+def test_the_trial_asks_for_what_is_submitted():
+    site = load.site(load.config({"site": "jureca", "site_settings": {"slurm": {"account": "mine"}}}))
+    words = " ".join(sbatch(slurm.resources(site, "train", 2, 4)))
+    for part in ("-A mine -p dc-gpu -t 60", "--nodes=2", "--ntasks-per-node=4", "--gres=gpu:4", "--requeue"):
+        assert part in words
+
+
+def test_a_driver_inside_a_job_is_told_so_and_nothing_is_asked_without_slurm(programs, monkeypatch):
+    monkeypatch.setenv(slurm.DRIVER, "7")
+    config = load.config({"site": "test", "strategies": ["ddp"], "workloads": ["mlp"]})
+    said, wrong = preflight.queues(tiny_run("mlp", "ddp"), config, 100)
+    assert "driver: this call runs in Slurm job 7 and ends with it" in said[0]
+    assert said[1:] == ["account and limits: unknown, because sacctmgr was not found"]
+    assert wrong == []
+    assert preflight.queues(tiny_run("mlp"), load.config({}), None) == ([], [])
+
+
+MOUNTS = """proc /proc proc rw 0 0
+/dev/sda1 / ext4 rw 0 0
+nas:/home /home nfs4 rw 0 0
+10.0.0.1@o2ib:/fs /lustre\\040big lustre rw,flock 0 0
+"""
+LFS = "/lustre big\n                1048576* 0   2097152       -     900       0    1500       -"
+QUOTA = """Disk quotas for user learner (uid 1000):
+     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
+      nas:/home 9437184* 9437184 10485760  6days   70000  100000  100000
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "mount"),
+    [
+        ("/home/me/shardlab", ("nas:/home", "/home", "nfs4")),
+        ("/lustre big/me", ("10.0.0.1@o2ib:/fs", "/lustre big", "lustre")),
+        ("/homes", ("/dev/sda1", "/", "ext4")),
+    ],
+)
+def test_the_file_system_of_a_folder(folder, mount):
+    assert project_folder.mount_of(Path(folder), MOUNTS) == mount
+
+
+def test_quotas_of_lustre_and_nfs(programs):
+    assert project_folder.quota_of("nas:/home", "/home", "nfs4") is None
+    programs("quota", {"-w": QUOTA})
+    programs("lfs", {"quota -q -u learner /lustre": LFS.replace("/lustre big", "/lustre")})
+    assert project_folder.quota_of("nas:/home", "/home", "nfs4") == (9437184, 10485760, 70000, 100000)
+    assert project_folder.quota_of("10.0.0.1@o2ib:/fs", "/lustre", "lustre") == (1048576, 2097152, 900, 1500)
+    assert project_folder.quota_of("/dev/sda1", "/", "ext4") is None
+
+
+def test_a_folder_that_is_too_small_or_purged_or_at_home(programs, monkeypatch, tmp_path):
+    home, scratch = tmp_path / "home", tmp_path / "scratch"
+    for folder in (home, scratch):
+        folder.mkdir()
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"nas:/home {home} nfs4 rw 0 0\n")
+    monkeypatch.setattr(project_folder, "MOUNTS", mounts)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("SCRATCH", str(scratch))
+    programs("quota", {"-w": QUOTA.replace("9437184*", "10000000*")})
+    said, wrong = project_folder.look(home, 2**30)
+    assert said[0].startswith(f"folder: {home} is on nfs4, mounted at {home}, with ")
+    assert said[1:] == [
+        "quota: you use 9.5 GiB of 10.0 GiB, 70,000 of 100,000 files",
+        "folder: it is in your home, which is often small and slow; $SCRATCH is larger",
+    ]
+    assert wrong == [f"your quota at {home} leaves less than 1.0 GiB; free some, or use another folder"]
+    said, wrong = project_folder.look(scratch, 2**30)
+    assert said[-1].startswith("purge: the folder is in $SCRATCH, where clusters delete old files")
+    assert wrong == []
+
+
+NCCL = (
+    "n1:71:71 [0] NCCL INFO NET/{0} : Using [0]x [RO]; OOB eth0:10.0.0.1<0>\nn1:71:71 [0] NCCL INFO Using network {0}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("Socket", "uses TCP, which is slow"), ("IB", "NCCL uses IB"), ("AWS Libfabric", "NCCL uses AWS Libfabric")],
+)
+def test_the_network_in_nccl_s_log(name, words):
+    assert words in nccl_network.sentence(NCCL.format(name))
+    assert nccl_network.sentence("NCCL INFO cudaDriverVersion 13000\n") is None
+
+
+def test_a_log_that_the_user_asked_for_stays_where_it_goes(monkeypatch, tmp_path):
+    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+    monkeypatch.setenv("NCCL_DEBUG_FILE", "")
+    assert nccl_network.log_to(tmp_path / "log")
+    assert os.environ["NCCL_DEBUG_FILE"] == str(tmp_path / "log")
+    assert not nccl_network.log_to(tmp_path / "other")
