@@ -17,7 +17,7 @@ from typing import Any
 from snakemake.cli import parse_config
 
 from shardlab.errors import UserError
-from shardlab.runs import slurm, stages
+from shardlab.runs import slurm, slurm_request, stages
 from shardlab.settings import load
 from shardlab.settings.sites import Site
 from shardlab.workflow.call_runs import CallRuns
@@ -79,10 +79,14 @@ def submission(call: CallRuns, nodes: int | None, minutes: int | None, arguments
         f"{run.strategy} x {run.workload}": stages.scope("train", run).size(run) for run in call.requested.values()
     }
     nodes = nodes or max(size[0] for size in sizes.values())
-    per_node = site.ranks_per_node_max or max(size[1] for size in sizes.values())
+    per_node = most = site.ranks_per_node_max or max(size[1] for size in sizes.values())
+    while per_node > 1 and not site.slurm.queue_for("train", nodes, per_node):
+        per_node -= 1
     for name, size in sizes.items():
         if size[0] > nodes:
             raise UserError(f"{name} needs {size[0]} nodes; raise --nodes to {size[0]}, or choose other runs.")
+        if size[1] > per_node:
+            slurm.check_size(site, "train", nodes, most)
     requested = slurm.resources(site, "train", nodes, per_node)
     if minutes:
         requested["runtime"] = minutes
@@ -91,9 +95,8 @@ def submission(call: CallRuns, nodes: int | None, minutes: int | None, arguments
         raise UserError(
             f"{requested['runtime']} min are too short, as the last {late} s start nothing; raise --minutes."
         )
-    words = ["sbatch", "--parsable", "--job-name=shardlab-pack", "--output=results/logs/pack-%j.log"]
-    words += [f"--signal=B:USR1@{late}", *slurm.sbatch_words(requested)]
-    return words, _script(site, nodes, per_node, arguments)
+    words = slurm_request.sbatch(requested, "shardlab-pack", "results/logs/pack-%j.log")
+    return [*words, f"--signal=B:USR1@{late}"], _script(site, nodes, per_node, arguments)
 
 
 def _script(site: Site, nodes: int, per_node: int, arguments: list[str]) -> str:

@@ -263,24 +263,6 @@ def resources(
     return requested | {key: value for key, value in named.items() if value is not None}
 
 
-def sbatch_words(requested: dict[str, Any]) -> list[str]:
-    """Return sbatch's options for the resources of a job."""
-    options = {
-        "nodes": "nodes",
-        "tasks_per_node": "ntasks-per-node",
-        "cpus_per_task": "cpus-per-task",
-        "mem_mb": "mem",
-        "runtime": "time",
-        "slurm_partition": "partition",
-        "slurm_account": "account",
-        "qos": "qos",
-        "constraint": "constraint",
-        "gres": "gres",
-    }
-    words = [f"--{option}={requested[key]}" for key, option in options.items() if key in requested]
-    return [*words, *shlex.split(requested.get("slurm_extra", ""))]
-
-
 def packed_step(devices_per_node: int, *, meet: bool) -> list[str]:
     """Return srun's further options for a step that shares its job with others; empty for one that has it alone.
 
