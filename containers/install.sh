@@ -4,6 +4,7 @@
 # BASE: docker, debootstrap or rocm, as container.base
 # IMAGE: name of the image that this one starts from
 # PYTHON: release of the Python that the wheels are for
+# OLDEST_TORCH: oldest release of PyTorch that base rocm may have; the newest is the pinned one
 set -eu
 export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
 fail() { echo "error: $1." >&2; exit 1; }
@@ -12,11 +13,10 @@ if [ "$BASE" = rocm ]; then
     has=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])') || has=none
     [ "$has" = "$PYTHON" ] || fail "the Python of $IMAGE is $has, but the wheels are those of $PYTHON; set container.rocm_image to an image with Python $PYTHON, or run Snakemake with the image's"
     has=$(python3 -c 'import torch; print(torch.__version__ if torch.version.hip else "not for ROCm")') || has=none
-    wants=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' /wheelhouse.txt)
-    case "$has" in
-        "${wants%.*}".*) ;;
-        *) fail "the PyTorch of $IMAGE is $has, but envs/train.txt pins $wants; set container.rocm_image to an image with PyTorch ${wants%.*} for ROCm" ;;
-    esac
+    release=$(echo "$has" | sed 's/^\([0-9]*\.[0-9]*\).*/\1/')
+    newest=$(sed -n 's/^torch==\([0-9]*\.[0-9]*\).*/\1/p' /wheelhouse.txt)
+    [ "$(printf '%s\n' "$OLDEST_TORCH" "$release" "$newest" | sort -V | sed -n 2p)" = "$release" ] ||
+        fail "the PyTorch of $IMAGE is $has, but this project needs $OLDEST_TORCH to $newest; set container.rocm_image to an image with such a PyTorch for ROCm"
 fi
 
 # DeepSpeed compiles some of its optimizers when they are first used (ninja is in the lock file). NCCL loads the

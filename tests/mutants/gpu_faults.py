@@ -95,6 +95,30 @@ FAULTS = [
         ),
     ),
     Fault(
+        "an image that srun starts is not there for a script's ranks",
+        "scripts/shardlab/runs/launchers/srun.py",
+        "*self.settings.flags, *options]",
+        "*self.settings.flags]",
+        at("unit/test_sites", "test_srun_itself_starts_the_image"),
+    ),
+    Fault(
+        "the job's variables lose against those of an image that srun starts",
+        "scripts/shardlab/runs/commands.py",
+        'container.PROJECT))}", *lines] if options',
+        'container.PROJECT))}"] if options',
+        at("unit/test_sites", "test_srun_itself_starts_the_image"),
+    ),
+    Fault(
+        "an image of another architecture starts",
+        "scripts/shardlab/runs/images.py",
+        "in (None, node.machine)",
+        "in (None, image.architecture)",
+        at(
+            "unit/test_image",
+            "test_a_job_on_a_node_of_another_architecture_than_the_image_s_starts_no_ranks",
+        ),
+    ),
+    Fault(
         "no providers of InfiniBand in the image",
         "containers/train.def",
         "g++ ca-certificates libibverbs1 ibverbs-providers",

@@ -4,7 +4,7 @@ import pytest
 
 from shardlab.errors import UserError
 from shardlab.runs import gpus
-from shardlab.runs.gpus import busy, listed, old_driver, other_torch, why_missing
+from shardlab.runs.gpus import busy, listed, old_driver, why_missing
 from shardlab.runtime import device
 from shardlab.settings import cuda as versions
 
@@ -91,12 +91,6 @@ def test_lines_of_a_driver_that_fails_are_no_gpus(driver):
     assert listed() == []
     driver("0, NVIDIA A100, 580.95.05, [N/A], [N/A]\n")
     assert listed()[0].used_mib == 0
-
-
-def test_another_release_of_pytorch_than_the_lock_file_s():
-    assert other_torch("2.13.0+cu130", rocm=False) is None
-    assert "PyTorch is 2.1.0, but this project needs 2.13; install 2.13" in other_torch("2.1.0", rocm=False)
-    assert "use an image whose PyTorch for ROCm is 2.13" in other_torch("2.9.1+rocm7.0", rocm=True)
 
 
 def test_a_rank_says_why_its_gpu_is_missing(driver, monkeypatch):

@@ -16,6 +16,7 @@ from shardlab.errors import UserError
 from shardlab.files import lock, sha256, write_json
 from shardlab.runs import job
 from shardlab.runs.images import ImageReport, read_image
+from shardlab.settings import torch_releases
 from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 
@@ -193,11 +194,12 @@ def test_the_image_is_tested_for_what_nccl_loads():
 
 def test_both_kinds_of_image_are_made_and_tested_by_the_same_scripts():
     """Which get a value for each variable that they read."""
-    needed = {"BASE", "IMAGE", "PYTHON"}
-    assert set(re.findall(r"\$(?:\{)?([A-Z]+)", INSTALL + TEST)) == needed
+    needed = {"BASE", "IMAGE", "PYTHON", "OLDEST_TORCH"}
+    assert set(re.findall(r"\$(?:\{)?([A-Z_]+)", INSTALL + TEST)) == needed
     for text, call in ((section("post"), "sh /opt/shardlab.install.sh"), (CONTAINERFILE, "sh /containers/install.sh")):
         (line,) = [line for line in text.splitlines() if call in line]
-        assert set(re.findall(r"([A-Z]+)=", line.partition(call)[0])) == needed
+        assert set(re.findall(r"([A-Z_]+)=", line.partition(call)[0])) == needed
+    assert f"\nARG OLDEST_TORCH={torch_releases.OLDEST}\n" in CONTAINERFILE
     assert section("test").split() == ["sh", "/opt/shardlab.test.sh"]
     assert "&& sh /containers/test.sh\n" in CONTAINERFILE
     path = section("environment").partition("export ")[2].strip()
@@ -258,16 +260,18 @@ def test_wheels_for_other_bases_are_those_of_the_lock_file(tmp_path, base):
     ("python", "torch", "hip", "says"),
     [
         (None, "2.13.1+rocm7.2", "7.2", None),
+        (None, "2.11.0", "7.0", None),
         (
             "3.9",
             "2.13.1+rocm7.2",
             "7.2",
             "Python of IMAGE is 3.11, but the wheels are those of 3.9; set container.rocm",
         ),
-        (None, "2.9.1+rocm7.2", "7.2", "PyTorch of IMAGE is 2.9.1+rocm7.2, but envs/train.txt pins 2.13.0; set contai"),
-        (None, "2.1.0", "7.2", "PyTorch of IMAGE is 2.1.0, but envs/train.txt pins 2.13.0"),
-        (None, "2.13.0+cu130", None, "PyTorch of IMAGE is not for ROCm, but envs/train.txt pins 2.13.0"),
-        (None, None, None, "PyTorch of IMAGE is none, but envs/train.txt pins 2.13.0"),
+        (None, "2.9.1+rocm7.2", "7.2", "PyTorch of IMAGE is 2.9.1+rocm7.2, but this project needs 2.11 to 2.13; set "),
+        (None, "2.1.0", "7.2", "PyTorch of IMAGE is 2.1.0, but this project needs 2.11 to 2.13"),
+        (None, "2.14.0+rocm7.2", "7.2", "PyTorch of IMAGE is 2.14.0+rocm7.2, but this project needs 2.11 to 2.13"),
+        (None, "2.13.0+cu130", None, "PyTorch of IMAGE is not for ROCm, but this project needs 2.11 to 2.13"),
+        (None, None, None, "PyTorch of IMAGE is none, but this project needs 2.11 to 2.13"),
     ],
 )
 def test_base_rocm_must_have_the_python_and_the_pytorch_of_the_wheels(tmp_path, python, torch, hip, says):
@@ -276,7 +280,7 @@ def test_base_rocm_must_have_the_python_and_the_pytorch_of_the_wheels(tmp_path, 
     if torch is None:
         (tmp_path / "torch.py").write_text("raise ModuleNotFoundError")
     (tmp_path / "python3").symlink_to(sys.executable)
-    environment |= {"BASE": "rocm", "PYTHON": python or actual, "IMAGE": "IMAGE"}
+    environment |= {"BASE": "rocm", "PYTHON": python or actual, "IMAGE": "IMAGE", "OLDEST_TORCH": torch_releases.OLDEST}
     checks = INSTALL.partition("# DeepSpeed")[0].replace("/wheelhouse.txt", str(LOCK))
     done = subprocess.run(["sh", "-c", checks], capture_output=True, text=True, env=environment)
     assert done.returncode == (says is not None)

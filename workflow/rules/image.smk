@@ -60,7 +60,8 @@ rule named_image:
     conda:
         environment("workflow")
     params:
-        container=SITE.container.model_dump_json(
+        # A function, as Snakemake would take the braces of srun_options for wildcards.
+        container=lambda _: SITE.container.model_dump_json(
             include={"command", "image", "image_is", "srun_options"}
         ),
     message:

@@ -20,6 +20,7 @@ from shardlab.files import ROOT, read_json, sha256, write_json
 from shardlab.runs import container, debian
 from shardlab.runs.images import ImageReport
 from shardlab.schema import check
+from shardlab.settings import torch_releases
 from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 
@@ -134,6 +135,7 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
         "bootstrap": "debootstrap" if settings.base == "debootstrap" else "docker",
         "from": settings.rocm_image if settings.base == "rocm" else f"python:{python}-slim",
         "python": python,
+        "oldest_torch": torch_releases.OLDEST,
         "mirror": mirror,
         # Relative: %files of a definition does not support spaces in paths.
         "wheelhouse": os.path.relpath(args.wheelhouse.resolve(), ROOT),

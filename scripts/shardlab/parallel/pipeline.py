@@ -19,6 +19,7 @@ from shardlab.patches import torch_pipelining
 from shardlab.runtime.device import generators_kept, wait
 from shardlab.runtime.module_state import Snapshot
 from shardlab.runtime.tasks import MicroBatch, Outputs
+from shardlab.settings import torch_releases
 from shardlab.settings.pipeline_schedules import boundaries
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,12 @@ def _boundary(stage: nn.Module, inputs: Any, outputs: Any, *, splits_backward: b
     """
 
     def passed(value: Tensor) -> Tensor:
-        if not torch.is_grad_enabled() or not value.is_floating_point():
+        if not torch.is_grad_enabled():
+            return value
+        if not value.is_floating_point():
+            torch_releases.require_whole_pipelines(
+                "a pipeline whose stages hand on integers, as those of this model do", torch.__version__
+            )
             return value
         if splits_backward and value._is_view():
             value = value.clone()
@@ -145,6 +151,9 @@ class PipelineEngine(NativeEngine):
         self.group, self.rank, self.ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
         self.chunks = run.options.n_microbatches
         self.plan = run.options.pipeline
+        if self.plan.mirrored:
+            what = f"pipeline_schedule {run.options.pipeline_schedule}, in which a rank hands on to itself,"
+            torch_releases.require_whole_pipelines(what, torch.__version__)
         self.stages = self.plan.stages(self.ranks, self.rank)
         self.owner: dict[str, int] = {}
         super().__init__(run, task, world, weights)

@@ -1,13 +1,12 @@
 """GPUs of a node as its driver lists them, and why PyTorch sees fewer than a run needs."""
 
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from shardlab.files import ROOT
+from shardlab.settings import torch_releases
 from shardlab.settings.cuda import driver_needed
 
 FIELDS = ("index", "name", "driver_version", "mig.mode.current", "memory.used")
@@ -91,9 +90,7 @@ def busy(gpus: list[Gpu]) -> list[str]:
 
 
 def other_torch(installed: str, rocm: bool) -> str | None:
-    """Return a sentence if PyTorch's release differs from the one in envs/train.txt; None if it does not."""
-    pinned = re.search(r"^torch==(\d+\.\d+)", (ROOT / "envs/train.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    if pinned is None or installed.startswith(f"{pinned[1]}."):
+    """Return a sentence if this project does not take this version of PyTorch; None if it does."""
+    if (reason := torch_releases.refusal(installed)) is None:
         return None
-    remedy = "use an image whose PyTorch for ROCm is" if rocm else "install"
-    return f"PyTorch is {installed}, but this project needs {pinned[1]}; {remedy} {pinned[1]}"
+    return f"{reason}; {'use an image with such a PyTorch for ROCm' if rocm else f'install {torch_releases.newest()}'}"

@@ -218,7 +218,7 @@ class Container(ContainerExec):
     )
     rocm_image: str = Field(
         "rocm/pytorch:latest",
-        description="Docker Hub image for base rocm, with PyTorch for ROCm of the release in envs/train.txt.",
+        description="Docker Hub image for base rocm, with PyTorch for ROCm, of 2.11 to the release in envs/train.txt.",
     )
     mirror: str | None = Field(
         None, description="Debian mirror for base debootstrap (null: as in this machine's apt settings)."
