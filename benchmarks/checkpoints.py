@@ -24,6 +24,7 @@ from trainers.table import show  # type: ignore[import-not-found]
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import read_json, write_json
+from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import read_run
 
 EVERY, COUNT = 6, 5
@@ -75,7 +76,7 @@ def inside(place: Path) -> None:
     from shardlab.train.step import ControlFlags, train_step
 
     run = read_run(place / "run.json")
-    distributed.start("cpu")
+    distributed.start(SiteRuntime())
     world = distributed.world(run, "cpu")
     task = tasks.load(run.task, place, torch.float32, world.device)
     weights = place / "initial.safetensors"

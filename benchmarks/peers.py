@@ -34,6 +34,7 @@ from trainers.table import show  # type: ignore[import-not-found]
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_json
+from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run
 
 OTHERS = {
@@ -114,7 +115,7 @@ def inside(place: Path, alone: str) -> None:
     from shardlab.settings.types import read_run
 
     run = read_run(place / "run.json")
-    distributed.start("cpu")
+    distributed.start(SiteRuntime())
     names = json.loads((place / "names.json").read_text())["names"]
     output = Path(tempfile.mkdtemp(dir=place))
     reported = by_itself(run, place, output, alone) if alone else race(run, place, output, names)

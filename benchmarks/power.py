@@ -30,6 +30,7 @@ from shardlab.records.reports import FIRST_STEPS
 from shardlab.report.verdict import DIFFERENCES, EQUAL, judge
 from shardlab.settings import load, resolve
 from shardlab.settings.precisions import STATES
+from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run
 
 Engine = Any
@@ -209,7 +210,7 @@ def main() -> None:
     args = parser.parse_args()
     from shardlab.runtime import distributed
 
-    distributed.start("cpu")
+    distributed.start(SiteRuntime())
     tables = []
     for workload in args.workloads:
         for dtype in args.dtypes:

@@ -33,6 +33,7 @@ from shardlab.measure import flops
 from shardlab.models.weights import on_disk
 from shardlab.parallel import ddp, tensor
 from shardlab.runtime import device, distributed, tasks
+from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run
 from shardlab.train import evaluation, loop
 from shardlab.train.capture import capture
@@ -45,7 +46,7 @@ def main(cases):
     foreign.register()
     if cases:
         kind = cases[0]["run"]["site"]["device"] if "run" in cases[0] else "cpu"
-        distributed.start(kind, timeout_seconds=60)
+        distributed.start(SiteRuntime(device=kind), timeout_seconds=60)
     for case in cases:
         if "attention" in case:
             attention.of_rank(case)

@@ -123,7 +123,7 @@ def test_files_of_a_user_s_model_are_inputs_and_a_downloaded_one_has_a_mark(tmp_
 def test_only_what_depends_on_the_size_of_a_run_is_a_function():
     site = {"site": "perlmutter", "site_settings": {"slurm": {"account": "mine"}}}
     requests = JobRequests(call(TWO | site | {"nodes": 2, "ranks_per_node": 4}))
-    train, init = requests.of_a_run("train"), requests.of_a_run("init", runtime=30)
+    train, init = requests.of_a_run("train"), requests.of_a_run("init")
     assert train["slurm_account"] == "mine"
     job = wildcards(strategy="ddp", workload="mlp")
     assert (train["nodes"](job), init["nodes"](job)) == (2, 1)

@@ -38,7 +38,7 @@ def take_steps(state, options):
 loop.take_steps = take_steps
 for name, settings in jobs.items():
     run = Run.model_validate(settings)
-    distributed.start("cpu")
+    distributed.start(run.site)
     loop.train(run, data, weights, output / name, {})
     found[name] = sorted(str(Path(sys.modules[module].__file__)) for module in loaded() - before)
     before = loaded()

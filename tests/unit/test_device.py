@@ -22,6 +22,7 @@ from shardlab.parallel import float8, native, parallelize
 from shardlab.runtime import device, distributed, tasks
 from shardlab.runtime.batches import Step, Steps
 from shardlab.runtime.distributed import World
+from shardlab.settings.sites import SiteRuntime
 from shardlab.train import heartbeat, loop
 from shardlab.train.heartbeat import Heartbeat
 from shardlab.train.step import PendingStep
@@ -121,7 +122,7 @@ def test_an_error_of_gloo_or_nccl_about_another_rank_is_known(phrase):
 def test_float32_is_float32():
     """PyTorch lets convolutions round to TF32."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    distributed.start("cpu")
+    distributed.start(SiteRuntime())
     assert not torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
 

@@ -14,11 +14,14 @@ from helpers.common import ROOT
 from shardlab.cli import image, wheelhouse
 from shardlab.errors import UserError
 from shardlab.files import lock, sha256, write_json
+from shardlab.runs import job
 from shardlab.runs.images import ImageReport, read_image
 from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 
 DEFINITION = (ROOT / "containers/train.def").read_text()
+INSTALL, TEST = ((ROOT / f"containers/{name}.sh").read_text() for name in ("install", "test"))
+CONTAINERFILE = (ROOT / "containers/Containerfile").read_text()
 LOCK = ROOT / "envs/train.txt"
 
 
@@ -80,28 +83,43 @@ def test_a_failed_build_leaves_the_old_image(tmp_path):
     assert (tmp_path / "train.sif").read_text() == "old"
 
 
-def test_root_needs_no_fakeroot(tmp_path):
-    """Which wants an entry for it in /etc/subuid; others need it."""
+@pytest.mark.parametrize("flags", [None, [], ["--userns", "--quiet"]])
+def test_flags_of_the_build_are_those_of_the_site_or_fakeroot_except_for_root(tmp_path, flags):
+    """Fakeroot wants an entry in /etc/subuid, which root has no need of, and some sites forbid it."""
     program = tmp_path / "failing"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\nexit 1\n')
     program.chmod(0o755)
-    build(tmp_path, command=str(program), mirror="http://127.0.0.1:9")
+    build(tmp_path, command=str(program), mirror="http://127.0.0.1:9", build_flags=flags)
     words = (tmp_path / "words").read_text().split()
-    assert words[0] == "build"
-    assert ("--fakeroot" in words) == (os.geteuid() != 0)
+    fakeroot = ["--fakeroot"] if os.geteuid() else []
+    given = fakeroot if flags is None else flags
+    assert words[: 3 + len(given)] == ["build", "--force", *given, "--mksquashfs-args"]
 
 
 def test_an_image_by_its_name(tmp_path):
-    settings = Container(command="true", image="nersc/pytorch:25.02.01", image_is="name").model_dump_json()
+    settings = Container(command="true", image="docker://nersc/pytorch:1", image_is="name").model_dump_json()
     words = ["--container", settings, "--output", tmp_path / "named.json"]
     subprocess.run([sys.executable, ROOT / "scripts/shardlab", "image", *words], check=True)
     report = read_image(tmp_path / "named.json")
-    assert (str(report.path), report.sha256) == ("nersc/pytorch:25.02.01", None)
+    assert (report.path, report.sha256) == ("docker://nersc/pytorch:1", None)
+
+
+def test_a_file_for_srun_is_named_by_its_whole_path_and_needs_no_program(tmp_path):
+    """Pyxis would look for image.sqsh in a registry, and Apptainer cannot read such a file."""
+    (tmp_path / "image.sqsh").write_text("image")
+    settings = Container(command="no-such-program", image="image.sqsh", srun_options=["-i{image}"]).model_dump_json()
+    words = ["--container", settings, "--output", tmp_path / "named.json"]
+    subprocess.run([sys.executable, ROOT / "scripts/shardlab", "image", *words], check=True, cwd=tmp_path)
+    report = read_image(tmp_path / "named.json")
+    assert (report.path, report.labels) == (str(tmp_path / "image.sqsh"), {})
 
 
 def test_a_named_image_that_is_not_there(tmp_path):
     seen = build(tmp_path, command="true", image=str(tmp_path / "none.sif"))
-    assert "none.sif does not exist; set container.image in the site's file to an existing one" in seen
+    assert (
+        "none.sif does not exist; set container.image in the site's file to an existing one, to one that you built on"
+        in seen
+    )
 
 
 def test_wheels_of_another_python_than_debian_has(monkeypatch, tmp_path):
@@ -112,7 +130,7 @@ def test_wheels_of_another_python_than_debian_has(monkeypatch, tmp_path):
 
 
 def test_an_image_that_has_gone_after_its_report(tmp_path):
-    report = ImageReport(path=tmp_path / "gone.sif", sha256="0", bytes=1, labels={})
+    report = ImageReport(path=str(tmp_path / "gone.sif"), sha256="0", bytes=1, labels={})
     write_json(tmp_path / "train.json", report.model_dump(mode="json"))
     with pytest.raises(UserError, match=r"gone.sif is missing; build it again with: snakemake"):
         read_image(tmp_path / "train.json")
@@ -151,7 +169,7 @@ def test_a_wheel_that_was_changed_is_not_installed(tmp_path):
 def test_an_image_that_was_changed_after_its_report(tmp_path):
     (tmp_path / "train.sif").write_text("image")
     digest = sha256(tmp_path / "train.sif")
-    report = ImageReport(path=tmp_path / "train.sif", sha256=digest, bytes=5, labels={})
+    report = ImageReport(path=str(tmp_path / "train.sif"), sha256=digest, bytes=5, labels={})
     write_json(tmp_path / "train.image.json", report.model_dump(mode="json"))
     os.utime(tmp_path / "train.sif", (2e9, 2e9))
     assert read_image(tmp_path / "train.image.json").sha256 == digest, "only its time has changed"
@@ -161,17 +179,29 @@ def test_an_image_that_was_changed_after_its_report(tmp_path):
         read_image(tmp_path / "train.image.json")
 
 
-@pytest.mark.parametrize("lines", [r"^Include: .*", r"^ +apt-get install .*"])
-def test_every_base_gets_what_nccl_needs_between_nodes(lines):
-    packages = re.search(lines, DEFINITION, re.MULTILINE)[0].split()
+@pytest.mark.parametrize(("source", "lines"), [(DEFINITION, r"^Include: .*"), (INSTALL, r"^ +apt-get install .*")])
+def test_every_base_gets_what_nccl_needs_between_nodes(source, lines):
+    packages = re.search(lines, source, re.MULTILINE)[0].split()
     assert {"libibverbs1", "ibverbs-providers", "librdmacm1", "g++"} <= set(packages)
 
 
 def test_the_image_is_tested_for_what_nccl_loads():
-    test = section("test")
-    assert test.index("set -eu") < test.index("/opt/shardlab/bin/python")
-    assert all(f'ctypes.CDLL("{name}")' in test for name in ("libibverbs.so.1", "librdmacm.so.1"))
-    assert "/libibverbs/libmlx5-rdmav*.so" in test
+    assert TEST.index("set -eu") < TEST.index("/opt/shardlab/bin/python")
+    assert all(f'ctypes.CDLL("{name}")' in TEST for name in ("libibverbs.so.1", "librdmacm.so.1"))
+    assert "/libibverbs/libmlx5-rdmav*.so" in TEST
+
+
+def test_both_kinds_of_image_are_made_and_tested_by_the_same_scripts():
+    """Which get a value for each variable that they read."""
+    needed = {"BASE", "IMAGE", "PYTHON"}
+    assert set(re.findall(r"\$(?:\{)?([A-Z]+)", INSTALL + TEST)) == needed
+    for text, call in ((section("post"), "sh /opt/shardlab.install.sh"), (CONTAINERFILE, "sh /containers/install.sh")):
+        (line,) = [line for line in text.splitlines() if call in line]
+        assert set(re.findall(r"([A-Z]+)=", line.partition(call)[0])) == needed
+    assert section("test").split() == ["sh", "/opt/shardlab.test.sh"]
+    assert "&& sh /containers/test.sh\n" in CONTAINERFILE
+    path = section("environment").partition("export ")[2].strip()
+    assert f"\nENV {path}\n" in CONTAINERFILE
 
 
 @pytest.mark.parametrize(
@@ -214,7 +244,7 @@ def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(t
     assert set(pins) < {line.split()[0] for line in lines}
     assert "--no-deps" in words
     assert "-r" not in words
-    assert "$pip --no-deps --ignore-installed /wheelhouse/*.whl" in section("post")
+    assert "$pip --no-deps --ignore-installed /wheelhouse/*.whl" in INSTALL
 
 
 @pytest.mark.parametrize("base", ["docker", "debootstrap"])
@@ -246,9 +276,9 @@ def test_base_rocm_must_have_the_python_and_the_pytorch_of_the_wheels(tmp_path, 
     if torch is None:
         (tmp_path / "torch.py").write_text("raise ModuleNotFoundError")
     (tmp_path / "python3").symlink_to(sys.executable)
-    values = {"base": "rocm", "python": python or actual, "torch": "2.13.0", "from": "IMAGE"}
-    checks = filled(section("post").partition("# DeepSpeed")[0], values)
-    done = subprocess.run(["sh", "-ec", checks], capture_output=True, text=True, env=environment)
+    environment |= {"BASE": "rocm", "PYTHON": python or actual, "IMAGE": "IMAGE"}
+    checks = INSTALL.partition("# DeepSpeed")[0].replace("/wheelhouse.txt", str(LOCK))
+    done = subprocess.run(["sh", "-c", checks], capture_output=True, text=True, env=environment)
     assert done.returncode == (says is not None)
     assert not says or f"error: the {says.replace('3.11', actual)}" in done.stderr
 
@@ -277,6 +307,7 @@ def test_labels_of_pytorch_are_written_in_the_build_and_read_from_the_image(tmp_
 def test_the_report_of_an_image_says_its_pytorch(tmp_path):
     program = tmp_path / "apptainer"
     named = {"shardlab.torch": "2.13.0+cu130", "shardlab.cuda": "13.0", "org.x.deffile.mirrorurl": "http://127.0.0.1:9"}
+    named["org.label-schema.build-arch"] = "arm64"
     found = json.dumps({"data": {"attributes": {"labels": named}}})
     program.write_text(f"#!/bin/sh\necho '{found}'\n")
     program.chmod(0o755)
@@ -286,7 +317,22 @@ def test_the_report_of_an_image_says_its_pytorch(tmp_path):
     subprocess.run([sys.executable, ROOT / "scripts/shardlab", "image", *words], check=True)
     report = read_image(tmp_path / "named.json")
     assert (report.torch, report.cuda, report.rocm, report.driver) == ("2.13.0+cu130", "13.0", None, 580)
-    assert set(report.labels) == {"shardlab.torch", "shardlab.cuda"}
+    assert set(report.labels) == {"shardlab.torch", "shardlab.cuda", "org.label-schema.build-arch"}
+    assert report.architecture == "aarch64"
+
+
+@pytest.mark.parametrize(("machine", "fits"), [("x86_64", True), (None, True), ("riscv64", False)])
+def test_a_job_on_a_node_of_another_architecture_than_the_image_s_starts_no_ranks(tmp_path, monkeypatch, machine, fits):
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64", nodename="n7"))
+    report = ImageReport(path="mine", sha256=None, bytes=None, labels={}, architecture=machine)
+    write_json(tmp_path / "train.json", report.model_dump(mode="json"))
+    run = SimpleNamespace(site=SimpleNamespace(container=Container()))
+    assert job.image_of(run, tmp_path / "train.json", dry_run=True) == "mine"
+    if fits:
+        assert job.image_of(run, tmp_path / "train.json", dry_run=False) == "mine"
+    else:
+        with pytest.raises(UserError, match="the image mine is for riscv64, but n7 is x86_64; build it on a machine"):
+            job.image_of(run, tmp_path / "train.json", dry_run=False)
 
 
 def test_the_driver_follows_from_the_major_version_of_cuda():

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import time
-from pathlib import Path
 from threading import Thread
 from unittest import mock
 
@@ -384,14 +383,14 @@ def test_a_sweep_varies_a_script_s_ranks_and_no_options_of_engines():
 def test_srun_starts_a_task_per_rank_without_torchrun():
     run = resolved(script=OWN, site="engaging", launcher="srun", tp=-1, min_ranks=4)
     run = run.model_copy(update={"nodes": 2})
-    lines = commands.lines(run, ["program"], Path("image.sif"), Scope.RANKS)
+    lines = commands.lines(run, ["program"], "image.sif", Scope.RANKS)
     assert "torchrun" not in lines
     assert "srun --nodes=2 --ntasks=8 --ntasks-per-node=4" in lines
     assert f"--cpus-per-task={run.site.cpus_per_rank} " in lines
     assert re.search(r'^export MASTER_ADDR="\$\(hostname.*"$', lines, re.MULTILINE)
     assert re.search(r'^export MASTER_PORT="\$\(\(\d+ \+ SLURM_JOB_ID % \d+\)\)"$', lines, re.MULTILINE)
     # What checks it afterwards is one process.
-    assert "srun --nodes=1 --ntasks=1 --ntasks-per-node=1" in commands.lines(run, [], Path("image.sif"), Scope.ONE)
+    assert "srun --nodes=1 --ntasks=1 --ntasks-per-node=1" in commands.lines(run, [], "image.sif", Scope.ONE)
 
 
 def test_status_says_what_becomes_of_a_script_s_checkpoints(tmp_path):

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from shardlab.cli import preflight
 from shardlab.errors import UserError
-from shardlab.runs import commands, container, launchers, slurm
+from shardlab.runs import commands, container, launchers, slurm, stages
 from shardlab.runs.managed_process import Child
 from shardlab.runs.stages import Scope
 from shardlab.schema import check
@@ -45,38 +45,69 @@ def loaded(**values):
     return config, load.site(config)
 
 
+STARTED = {
+    "preflight": (Scope.NODES, Scope.RANKS),
+    "init": (Scope.ONE,),
+    "plan": (Scope.ONE,),
+    "train": (Scope.RANKS,),
+    "noise_floor": (Scope.ONE,),
+    "evaluate": (Scope.ONE,),
+    "collectives": (Scope.RANKS,),
+    "microbatch_sweep": (Scope.RANKS,),
+}
+"""What a job of each stage starts: one process, one per node, the ranks."""
+SUBMIT = "sbatch --parsable --job-name RUN --output LOG --export=ALL --comment RULE"
+"""What the submission of every job has in common, beside its folder."""
+
+
+def text_of_size(name, nodes, per_node):
+    """What jobs of this size request and start; stages that share a line share it here, too."""
+    config, site = loaded(site=name, nodes=nodes, ranks_per_node=per_node)
+    run = resolve.ranks(config)
+    shared = {}
+    stages_of_size = [stage for stage in STARTED if STARTED[stage] != (Scope.ONE,) or (nodes, per_node) == (1, 1)]
+    for stage in stages_of_size if site.slurm else []:
+        requested = slurm.resources(site, stage, nodes, per_node, stages.MINUTES.get(stage))
+        named = {
+            "account": f" -A {requested['slurm_account']}" if "slurm_account" in requested else "",
+            "partition": f" -p {requested['slurm_partition']}" if "slurm_partition" in requested else "",
+        }
+        line = get_submit_command(Job(requested), SUBMISSION | named) + set_gres_string(Job(requested))
+        line = " ".join(line.split())
+        assert line.startswith(SUBMIT)
+        shared.setdefault(line.replace(SUBMIT, "sbatch ...").replace(" -D PROJECT", ""), []).append(stage)
+    for stage in stages_of_size:
+        for scope in STARTED[stage]:
+            each = stage if len(STARTED[stage]) == 1 else f"{stage} of the {scope.name.lower()}"
+            shared.setdefault(started(run, site, scope)[1], []).append(each)
+    return "\n".join(
+        [f"## {nodes} x {per_node}", *(f"# {', '.join(them)}\n{line}" for line, them in shared.items()), ""]
+    )
+
+
+def started(run, site, scope):
+    """The variables that a job exports, and the rest of its script; names instead of paths, which may need quotes."""
+    image = "IMAGE.sif" if site.container.enabled else None
+    project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
+    command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
+    with project, command, mock.patch.object(sys, "executable", "python"):
+        script = commands.lines(run, ["PROJECT/scripts/shardlab", "STAGE", "--settings=run.json"], image, scope)
+    first = re.search(f"^(exec|export {launchers.RENDEZVOUS}=)", script, re.MULTILINE).start()
+    return script[:first], script[first:]
+
+
 def lines(name):
-    """The sbatch line and the script of one training run and one evaluation."""
-    most = loaded(site=name)[1]
-    size = {
-        "nodes": 1 if most.launcher == "local" else min(2, most.nodes_max or 2),
-        "ranks_per_node": most.ranks_per_node_max or 4,
-    }
-    config, site = loaded(site=name, **size)
-    run = resolve.run(config, "fsdp_tp", "llama2")
-    text, before = [], []
-    for stage, spread, job in (("train", Scope.RANKS, tuple(size.values())), ("evaluate", Scope.ONE, (1, 1))):
-        requested = slurm.resources(site, stage, *job)
-        text.append(f"# {stage}, {job[0]} x {job[1]}")
-        if site.slurm:
-            named = {
-                "account": f" -A {requested['slurm_account']}" if "slurm_account" in requested else "",
-                "partition": f" -p {requested['slurm_partition']}" if "slurm_partition" in requested else "",
-            }
-            submit = get_submit_command(Job(requested), SUBMISSION | named) + set_gres_string(Job(requested))
-            text.append(" ".join(submit.split()))
-        image = Path("IMAGE.sif") if site.container.enabled else None
-        # Names instead of this machine's paths, which may need quotes.
-        project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
-        command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
-        with project, command, mock.patch.object(sys, "executable", "python"):
-            started = commands.lines(run, ["PROJECT/scripts/shardlab", stage, "--settings=run.json"], image, spread)
-        *variables, command = started.splitlines()
-        common = [line for line in variables if not line.startswith(f"export {launchers.RENDEZVOUS}=")]
-        text += ["# variables: as above"] if common == before else variables
-        text.append(f"{command}\n")
-        before = common
-    return "\n".join(text)
+    """What the jobs of each stage request and start: on one GPU, on a node, and on two."""
+    config, site = loaded(site=name)
+    most = site.ranks_per_node_max or 4
+    text = [f"# every job: {SUBMIT} -D PROJECT\n"] if site.slurm else []
+    text += [started(resolve.ranks(config), site, Scope.ONE)[0], text_of_size(name, 1, 1), text_of_size(name, 1, most)]
+    while most and site.slurm and site.slurm.queue_for("train", 2, most) is None:
+        with pytest.raises(UserError) as refused:
+            text_of_size(name, 2, most)
+        text.append(f"## 2 x {most}\nerror: {refused.value}\n")
+        most //= 2
+    return "\n".join([*text, text_of_size(name, 2, most)] if most and site.nodes_max != 1 else text)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -106,7 +137,7 @@ def test_every_key_of_a_site_file_has_a_comment_that_says_what_happens_without_i
 
 @pytest.mark.parametrize("name", load.names("sites"))
 def test_lines_can_be_made_for_every_site(name):
-    assert "shardlab train" in lines(name)
+    assert "shardlab STAGE" in lines(name)
 
 
 def test_settings_of_the_configuration_go_over_the_file_key_by_key():
@@ -130,6 +161,13 @@ def test_the_image_is_switched_by_one_key(container, inside):
         ({"srun": {"interface": "ib0; reboot"}}, ["srun.interface"]),
         ({"srun": {"port_first": 65000}}, ["exceeds the last port, 65535"]),
         ({"container": {"binds": ["/a,b"]}}, ["/a,b has a comma"]),
+        ({"container": {"exec_template": ["{images}"]}}, ["unknown placeholder images", "binds, image, mount"]),
+        ({"container": {"srun_options": ["{command}"]}}, ["container.srun_options", "unknown placeholder command"]),
+        ({"container": {"srun_options": ["-i{image}"]}}, ["srun_options need an image", "set image"]),
+        (
+            {"srun": None, "container": {"srun_options": ["-i"], "image": "x"}},
+            ["srun_options are of srun", "`srun: {}`"],
+        ),
         ({"slurm": {"stages": {"evalute": {}}}}, ["slurm.stages", "evaluate"]),
         ({"slurm": {"gpus": "gpu"}}, ["slurm.gpus", "'gres' or 'gpus-per-node'"]),
         ({"slurm": {"queue": ["big"]}}, ["queue: big is not one of queues (known: none; define it there)"]),
@@ -190,8 +228,51 @@ def test_a_stage_that_needs_no_gpu_need_not_ask_for_one():
 def test_podman_hands_the_environment_on():
     """As nothing of it gets into its containers otherwise: NCCL's, the threads', the ranks' numbers."""
     _, site = loaded(site="perlmutter")
-    words = container.exec_words(site.container, Path("IMAGE"))
+    words = container.exec_words(site.container, "IMAGE")
     assert "--env-host" in words[: words.index("IMAGE")]
+
+
+def test_a_folder_of_a_workflow_that_uses_this_one_is_mounted_too(monkeypatch):
+    """And the project itself, which podman would not have otherwise; a bind may name its place inside."""
+    monkeypatch.setattr(container, "PROJECT", Path("/mine"))
+    monkeypatch.setattr(container, "ROOT", Path("/project"))
+    _, site = loaded(site="perlmutter", site_settings={"container": {"binds": ["/data", "/a:/b:ro"]}})
+    words = container.exec_words(site.container, "IMAGE")
+    volumes = [word.removeprefix("--volume=") for word in words if word.startswith("--volume=")]
+    assert volumes == ["/mine:/mine", "/project:/project", "/data:/data", "/a:/b:ro"]
+
+
+PYXIS = ["--container-image={image}", "--container-mounts={mounts}"]
+"""Enroot by its plugin for Slurm."""
+
+
+@pytest.mark.parametrize(
+    ("options", "image", "words"),
+    [
+        (PYXIS, "docker://a/b:1", "--container-image=docker://a/b:1 --container-mounts=/my/p:/my/p,/data:/in:ro"),
+        (["--environment={image}"], "/my/ce.toml", "--environment=/my/ce.toml"),
+        (["--x={binds}", "{project}"], "x", "--x=/my/p,/data:/in:ro /my/p"),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["fsdp_tp", "by_srun"])
+def test_srun_itself_starts_the_image(monkeypatch, options, image, words, strategy):
+    """In every step, with the Python and the variables of inside; no program has to be on the PATH, and sbatch, whose
+    job has the driver, knows nothing of it."""
+    monkeypatch.setattr(container, "PROJECT", Path("/my/p"))
+    monkeypatch.setattr(container, "ROOT", Path("/my/p"))
+    settings = {"srun_options": options, "image": image, "image_is": "name", "binds": ["/data:/in:ro"]}
+    settings |= {"python": "/opt/python", "command": "no-such-program", "flags": ["--nv"]}
+    config, site = loaded(site="test", site_settings={"container": settings, "srun": {"flags": ["--own"]}})
+    run = resolve.run(config, "fsdp_tp", "llama2")
+    if strategy == "by_srun":
+        run = run.model_copy(update={"script": "examples/ddp.py", "script_launcher": "srun"})
+    text = commands.lines(run, ["x.py"], image, Scope.RANKS)
+    assert f" --export=ALL --own {words} bash -c 'cd /my/p\nunset PYTHONPATH\nexport HF" in text
+    assert "exec /opt/python " in text
+    assert "no-such-program" not in text
+    assert "--nv" not in text
+    assert container.missing(site.container) is None
+    assert not set(words.split()) & set(str(slurm.resources(site, "train", 1, 2)).split())
 
 
 def test_lines_before_the_ranks_and_threads_apart_from_cores():

@@ -87,7 +87,7 @@ def test_another_container_runtime_is_data(extended):
     tree.run("sh", "-c", resolve)
     last = tree.run("sh", "-c", launch).stdout.splitlines()[-1]
     program = f"{tree.path}/scripts/shardlab fork_torchrun"
-    image = f"--volume {tree.path}:{tree.path} --workdir {tree.path} IMAGE /usr/bin/python3 {program}"
+    image = f"--volume={tree.path}:{tree.path} --workdir {tree.path} IMAGE /usr/bin/python3 {program}"
     assert last.startswith(f"exec podman-hpc run --rm --env-host --gpu {image}")
 
 

@@ -1,6 +1,7 @@
 """Data and models of the hub, with the real client and a small hub on loopback."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from helpers import transformers_models
+from helpers.common import ROOT, Tree
 from helpers.hub_files import articles, environment, pictures, repository
 from helpers.hub_server import Hub
 from shardlab.files import COMMAND
@@ -61,6 +63,30 @@ def test_from_the_hub_to_the_summary_without_a_call_after_prepare(hub, tree):
     tree.run(*without_network(), *local, *config, "results/single/xsum/test.json", **environment(hub))
     assert hub.calls[calls:] == []
     assert tree.json("results/single/xsum/test.json")["samples"] == 20
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not without_network(), reason="needs the right to take the network from a process")
+def test_a_login_node_without_internet_is_served_from_another_machine_as_the_document_says(hub, make_tree, tmp_path):
+    """`make setup` from a folder of wheels; `all`, here without Slurm, from the copied data."""
+    text = (ROOT / "docs/cluster.md").read_text().partition("### A login node without internet\n")[2]
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)[:2]
+    (_, _, wheels, data, copy), (_, setup, _, everything) = (block.splitlines() for block in blocks)
+    small = "'workloads=[mnist]' 'strategies=[single,ddp]' 'recipe={max_steps: 2}' noise_floor_runs=0"
+    elsewhere, login = make_tree(tmp_path / "elsewhere"), tmp_path / "login"
+    elsewhere.run("sh", "-c", wheels)
+    elsewhere.run("sh", "-c", data.replace("data=hub", f"data=hub {small}"), **environment(hub))
+    login.mkdir()
+    elsewhere.run("sh", "-c", copy.replace("LOGIN-NODE:/PATH", str(login)))
+    there, calls = Tree(login / "shardlab"), len(hub.calls)
+    prepared = (there.path / "data/prepared/mnist/dataset.json").stat().st_mtime_ns
+    there.run(*without_network(), "bash", "-c", setup, PIP_CONFIG_FILE=os.devnull)
+    assert "--profile" in there.run(*without_network(), ".venv/bin/snakemake", "--help").stdout
+    call = everything.replace("--profile slurm", "--profile workflow/profiles/local").replace("marenostrum5", "local")
+    there.run(*without_network(), "sh", "-c", call.replace("data=hub", f"data=hub {small}"), **environment(hub))
+    assert (there.path / "results/report.html").exists()
+    assert hub.calls[calls:] == []
+    assert (there.path / "data/prepared/mnist/dataset.json").stat().st_mtime_ns == prepared
 
 
 PRETRAINED = """

@@ -5,6 +5,7 @@ localrules:
     download,
     download_model,
     prepare,
+    prefetch,
 
 
 rule download:
@@ -63,3 +64,13 @@ rule prepare:
         f"{SHARDLAB} prepare"
         " --data {params.data:q} --raw data/raw/{wildcards.dataset:q}"
         " --output {params.folder:q} > {log:q} 2>&1"
+
+
+# Everything that needs a network; jobs inside an allocation, and a copy of this folder, find it there.
+rule prefetch:
+    input:
+        FILES.every_data_set(),
+        FILES.every_model(),
+        IMAGE,
+    message:
+        "Data sets, models and the image are here"

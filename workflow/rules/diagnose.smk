@@ -16,7 +16,7 @@ rule capture:
         environment("train")
     threads: REQUESTS.threads("capture")
     resources:
-        **REQUESTS.of_a_run("capture", runtime=30, like="train"),
+        **REQUESTS.of_a_run("capture", like="train"),
     params:
         image=IN_IMAGE,
     message:
@@ -42,7 +42,7 @@ rule diagnose:
     conda:
         environment("train")
     resources:
-        **REQUESTS.of_a_run("diagnose", runtime=30, like="evaluate"),
+        **REQUESTS.of_a_run("diagnose", like="evaluate"),
     params:
         image=IN_IMAGE,
     message:

@@ -17,7 +17,7 @@ rule evaluate:
         environment("train")
     threads: REQUESTS.threads("evaluate")
     resources:
-        **REQUESTS.of_a_run("evaluate", runtime=30),
+        **REQUESTS.of_a_run("evaluate"),
     params:
         image=IN_IMAGE,
     message:
@@ -45,7 +45,7 @@ rule compare:
     conda:
         environment("train")
     resources:
-        **REQUESTS.of_a_run("compare", runtime=30, like="evaluate"),
+        **REQUESTS.of_a_run("compare", like="evaluate"),
     params:
         image=IN_IMAGE,
     message:

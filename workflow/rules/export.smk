@@ -13,7 +13,7 @@ rule export:
     conda:
         environment("train")
     resources:
-        **REQUESTS.of_a_run("init", runtime=30, like="evaluate"),
+        **REQUESTS.of_a_run("export", like="evaluate"),
     params:
         image=IN_IMAGE,
         weights=lambda wildcards, input: str(

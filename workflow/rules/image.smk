@@ -28,6 +28,7 @@ rule wheelhouse:
 rule image:
     input:
         definition=HERE / "containers/train.def",
+        scripts=[HERE / "containers/install.sh", HERE / "containers/test.sh"],
         lock=HERE / "envs/train.txt",
         wheels="containers/wheelhouse/wheels.json",
     output:
@@ -38,7 +39,7 @@ rule image:
         environment("workflow")
     params:
         container=SITE.container.model_dump_json(
-            include={"command", "base", "rocm_image", "mirror"}
+            include={"command", "base", "rocm_image", "mirror", "build_flags"}
         ),
         variables=SITE.environment_clear,
         wheelhouse=subpath(input.wheels, parent=True),
@@ -60,7 +61,7 @@ rule named_image:
         environment("workflow")
     params:
         container=SITE.container.model_dump_json(
-            include={"command", "image", "image_is"}
+            include={"command", "image", "image_is", "srun_options"}
         ),
     message:
         "Reading the image that the site names"

@@ -15,7 +15,7 @@ rule plan:
     conda:
         environment("train")
     resources:
-        **REQUESTS.of_one_device("plan", runtime=60),
+        **REQUESTS.of_one_device("plan"),
     params:
         config=CONFIG_JSON,
         image=IN_IMAGE,
@@ -40,7 +40,7 @@ rule plan_run:
     conda:
         environment("train")
     resources:
-        **REQUESTS.of_one_device("plan", runtime=60),
+        **REQUESTS.of_one_device("plan"),
     params:
         # Triggers planning again; other figures of the site's hardware do not.
         identity=CALL.identity_of,

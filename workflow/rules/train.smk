@@ -64,7 +64,7 @@ rule init:
     conda:
         environment("train")
     resources:
-        **REQUESTS.of_a_run("init", runtime=30),
+        **REQUESTS.of_a_run("init"),
     params:
         image=IN_IMAGE,
         # As a function of the input it does not draw the weights again when the strategies change.

@@ -8,6 +8,7 @@ VERBS = {
     "Before a call of snakemake": {
         "preflight": "check a site: the login node, each node, all ranks",
         "resolve": "print or write the settings of one run",
+        "pack": "run a call of snakemake inside one allocation of whole nodes",
         "plan": "predict memory, traffic and time of runs, without training",
     },
     "During and after it": {

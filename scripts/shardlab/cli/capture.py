@@ -26,6 +26,6 @@ def main() -> None:
         script_place.copy_dumps(args.settings.parent, args.output, run.script)
         return
     run = settings(run)
-    distributed.start(run.site.device, run.site.hang_seconds)
+    distributed.start(run.site, run.site.hang_seconds)
     capture(run, args.data, args.weights, args.output)
     distributed.finish()

@@ -15,7 +15,7 @@ def main() -> None:
     from shardlab.train import script_report
 
     run = read_run(args.settings)
-    distributed.start(run.site.device)
+    distributed.start(run.site)
     origin = origin_of(args.commit, args.image)
     fingerprint = store.fingerprint_of(args.data)
     script_report.accept(run, args.data, args.weights, args.output, fingerprint, origin)

@@ -25,7 +25,7 @@ def main() -> None:
     run = read_ranks(args.settings)
     if run.world_size < 2:
         raise UserError(f"{args.settings} has one rank; set nodes or ranks_per_node to measure collectives.")
-    distributed.start(run.site.device)
+    distributed.start(run.site)
     world = distributed.world(run)
     sizes = [1024 * 4**power for power in range(12) if 1024 * 4**power <= args.largest] or [args.largest]
     rows = []

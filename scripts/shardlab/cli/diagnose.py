@@ -54,7 +54,7 @@ def _compare_with_single(args: argparse.Namespace, place: Path) -> None:
     # In the strategy's arithmetic: DeepSpeed has no float64, and a script has dumped what it trained.
     like = like if like.script else settings(like)
     run = settings(read_run(args.settings), dtype=like.recipe.dtype)
-    distributed.start(run.site.device)
+    distributed.start(run.site)
     capture(run, args.data, args.weights, place / "single", divided_like=like)
     move(run, args.weights, 0, place / "twin.safetensors")
     capture(run, args.data, place / "twin.safetensors", place / "twin")

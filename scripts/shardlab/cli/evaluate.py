@@ -32,7 +32,7 @@ def main() -> None:
     initial = None
     if args.initial:
         initial = InitialReport.read(args.initial, remedy("recreate it", args.initial, "-f"))
-    distributed.start(run.site.device, run.site.hang_seconds)
+    distributed.start(run.site, run.site.hang_seconds)
     digest = weights_digest(args.weights, initial) if distributed.is_main() else ""
     result = evaluate(run, args.data, args.weights)
     code_fingerprint.check_imported(run.sources, run.model.sources)

@@ -1,8 +1,8 @@
 """Build the image for training, or inspect the one that the site names; write its
 report.
 
-Ordinary users build with --fakeroot. APPTAINER_TMPDIR and APPTAINER_CACHEDIR
-set its working folders.
+Ordinary users build with --fakeroot, unless container.build_flags says
+otherwise. APPTAINER_TMPDIR and APPTAINER_CACHEDIR set its working folders.
 """
 
 import argparse
@@ -23,6 +23,9 @@ from shardlab.schema import check
 from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 
+ELSEWHERE = 'docs/cluster.md, "Where to build"'
+ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Names of architectures in an image's label, and those that Linux uses."""
 COMPRESSIONS = {"zstd": "-comp zstd -Xcompression-level 3", "gzip": "-comp gzip"}
 
 
@@ -45,31 +48,34 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="report to write; a built image is put next to it")
     args = parser.parse_args()
     command = args.container.command
-    container.require(command)
+    container.require(args.container)
     for name in args.clear:
         os.environ.pop(name, None)
     if args.container.image and args.container.image_is == "name":
-        named = ImageReport(path=Path(args.container.image), sha256=None, bytes=None, labels={})
+        named = ImageReport(path=args.container.image, sha256=None, bytes=None, labels={})
         write_json(args.output, named.model_dump(mode="json"))
         return
     facts: dict[str, str | float] = {}
-    image = Path(args.container.image or args.output.with_name(args.output.name.split(".")[0] + ".sif"))
-    if args.container.image is None:
+    # Absolute, as srun's plugins take a file without a folder for the name of an image in a registry.
+    named_file = Path(args.container.image).absolute() if args.container.image else None
+    image = named_file or args.output.with_name(args.output.name.split(".")[0] + ".sif")
+    if named_file is None:
         begin = time.monotonic()
-        build(command, image, args.definition, args.compression, build_arguments(args))
+        build(args.container, image, args.definition, args.compression, build_arguments(args))
         seconds = round(time.monotonic() - begin, 1)
         facts = {"base": args.container.base, "compression": args.compression, "build_seconds": seconds}
     elif not image.is_file():
         raise UserError(
-            f"the image {image} does not exist; set container.image in the site's file to an existing one, or "
-            "to null, and the workflow builds one."
+            f"the image {image} does not exist; set container.image in the site's file to an existing one, to one that "
+            f"you built on another machine ({ELSEWHERE}), or, if this machine may build, to null."
         )
-    image_labels = labels(command, image)
+    image_labels = {} if args.container.srun_options else labels(command, image)
     report = ImageReport(
-        path=image,
+        path=str(image),
         sha256=sha256(image),
         bytes=image.stat().st_size,
         labels=image_labels,
+        architecture=ARCHITECTURES.get(image_labels.get("org.label-schema.build-arch", "")),
         **facts,
         **pytorch(image_labels),
     )
@@ -77,7 +83,7 @@ def main() -> None:
     print(f"{image}: {image.stat().st_size / 1e6:.0f} MB, sha256 {report.sha256}")
 
 
-def build(command: str, image: Path, definition: Path, compression: str, values: dict[str, str]) -> None:
+def build(container: Container, image: Path, definition: Path, compression: str, values: dict[str, str]) -> None:
     """Build under a temporary name, then rename.
 
     Raises:
@@ -86,16 +92,16 @@ def build(command: str, image: Path, definition: Path, compression: str, values:
     temporary = image.with_name(f".{image.name}.{os.getpid()}.tmp")
     arguments = [word for key, value in values.items() for word in ("--build-arg", f"{key}={value}")]
     # Root does not need it, and apptainer requires an entry in /etc/subuid, which fresh systems do not have.
-    fakeroot = [] if os.geteuid() == 0 else ["--fakeroot"]
-    words = [command, "build", "--force", *fakeroot, "--mksquashfs-args", COMPRESSIONS[compression], *arguments]
+    flags = ([] if os.geteuid() == 0 else ["--fakeroot"]) if container.build_flags is None else container.build_flags
+    words = [container.command, "build", "--force", *flags, "--mksquashfs-args", COMPRESSIONS[compression], *arguments]
     # debootstrap is an administrator's program, whose folder is not on everybody's PATH.
     environment = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
     try:
         files = [str(path.absolute()) for path in (temporary, definition)]
         if subprocess.run([*words, *files], env=environment, cwd=ROOT).returncode:
             raise UserError(
-                f"{command} could not build {image}; see the error above. An existing image can be set "
-                "with container.image in the site's file."
+                f"{container.command} could not build {image}; see the error above. If this machine may not build "
+                f"(container.build_flags), build on another one and set container.image ({ELSEWHERE})."
             )
         temporary.replace(image)
     finally:
@@ -118,7 +124,7 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
     check_wheels(args.wheelhouse, settings.base)
     mirror = settings.mirror or (debian.mirror() if settings.base == "debootstrap" else "none")
     lock = args.lock.read_text(encoding="utf-8")
-    versions = dict(re.findall(r"^(torch|deepspeed)==(\S+)", lock, flags=re.MULTILINE))
+    versions = dict(re.findall(r"^(deepspeed)==(\S+)", lock, flags=re.MULTILINE))
     describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     commit = (
         subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
@@ -132,9 +138,11 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
         # Relative: %files of a definition does not support spaces in paths.
         "wheelhouse": os.path.relpath(args.wheelhouse.resolve(), ROOT),
         "lock": os.path.relpath(args.lock.resolve(), ROOT),
+        "scripts": os.path.relpath(args.definition.resolve().parent, ROOT),
         "commit": commit or "unknown",
         "lock_sha256": sha256(args.lock),
         "definition_sha256": sha256(args.definition),
+        "install_sha256": sha256(args.definition.with_name("install.sh")),
     } | versions
 
 

@@ -35,7 +35,7 @@ def main() -> None:
     if args.report and not args.data:
         parser.error("--report needs --data")
     run = read_run(args.settings)
-    distributed.start(run.site.device)
+    distributed.start(run.site)
     dtype = getattr(torch, run.recipe.dtype)
     model = models.build(run.model, run.task, dtype)
     models.check_plan(run.model, model)

@@ -32,7 +32,7 @@ def main() -> None:
     run = read_run(args.settings)
     fingerprint = store.fingerprint_of(args.data)
     initial_weights = initial_digest(args.weights)
-    distributed.start(run.site.device)
+    distributed.start(run.site)
     single_weights = weights_digest(args.single)
     twins = [twin(run, args.data, args.weights, args.single, number) for number in range(args.draws)]
     code_fingerprint.check_imported(run.sources, run.model.sources)

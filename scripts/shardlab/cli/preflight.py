@@ -87,7 +87,7 @@ def login(run: Ranks, config: Config, jobs: int | None) -> Findings:
     for program in launchers.for_site(run.site).programs:
         if shutil.which(program) is None:
             problems.append(f"{program} was not found on {socket.gethostname()}; load its module, then try again")
-    if run.site.container and (reason := container.missing(run.site.container.command)):
+    if run.site.container and (reason := container.missing(run.site.container)):
         problems.append(reason)
     about_slurm, wrong = queues(run, config, jobs)
     problems += wrong
@@ -251,7 +251,7 @@ def ranks(run: Ranks, output: Path) -> int:
 
     log = Path(tempfile.gettempdir()) / f"shardlab-preflight-nccl.{os.getpid()}"
     logged = run.site.device == "cuda" and run.nodes > 1 and nccl_network.log_to(log)
-    distributed.start(run.site.device, timeout_seconds=4 * PATIENCE)
+    distributed.start(run.site, timeout_seconds=4 * PATIENCE)
     world = distributed.world(run)
     problems = [
         f"{name} over {world.size} ranks gives wrong numbers; check NCCL's environment variables in the site's file"

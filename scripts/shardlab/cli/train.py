@@ -41,7 +41,7 @@ def main() -> int:
     run = read_run(args.settings)
     origin = origin_of(args.commit, args.image) | {"attempt": args.attempt}
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(args.output / "nccl_rank_"))
-    distributed.start(run.site.device, run.site.hang_seconds)
+    distributed.start(run.site, run.site.hang_seconds)
     if distributed.is_main():
         applied = logging.getLogger("shardlab")  # strategies log what they do to the model
         applied.addHandler(logging.StreamHandler(sys.stdout))

@@ -8,12 +8,14 @@ from shardlab.runs import signals
 def main() -> int:
     """Start the script, follow it to its end."""
     signals.listen()
-    from shardlab.runs import script_place, script_rank
+    from shardlab.runs import cpu_binding, script_place, script_rank
     from shardlab.settings import scripts
     from shardlab.settings.types import read_run
 
     args = script_place.arguments(__doc__)
     run = read_run(args.settings)
+    if isinstance(run.site.cpu_binding, list):
+        cpu_binding.bind(run.site.cpu_binding)
     rank = script_rank.number(run)
     signals.name(f"rank {rank} of script")
     if rank == 0:

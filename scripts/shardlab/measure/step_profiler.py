@@ -94,6 +94,7 @@ class Meter:
             "traffic": self.traffic.report(world) if self.measures else None,
             "idle": (idle or None) if self.measures else None,
             "hosts": world.gather(os.uname().nodename),
+            "cpus": world.gather(world.cpus),
             "devices": [name(device)],
             "peak_memory_bytes": world.gather(peak_memory(world.devices)) if self.measures else None,
             "peak_memory_kind": "process RSS" if device.type == "cpu" else "CUDA allocated",

@@ -116,6 +116,7 @@ class TrainReport(Report):
     world_size: int = Field(description="Number of ranks.")
     nodes: int = Field(description="Number of nodes.")
     hosts: list[str] = Field(description="Host name of each rank.")
+    cpus: list[str] | None = Field(None, description="CPU cores that each rank may run on, as in 0-3,8.")
     devices: list[str] = Field(description="Models of the ranks' devices.")
     parameters: int = Field(description="Number of trainable values in the whole model.")
     expert_parameters: int = Field(0, description="Those of them that ep can split.")

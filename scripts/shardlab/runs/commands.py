@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 from shardlab.files import COMMAND
@@ -26,7 +25,7 @@ class Command(NamedTuple):
     """Python's arguments in these lines, if a fork of this process can run the program directly."""
 
 
-def command(run: Ranks, program: list[str], image: Path | None, scope: Scope) -> Command:
+def command(run: Ranks, program: list[str], image: str | None, scope: Scope) -> Command:
     """Return the command that starts ``program`` (a script and its arguments).
 
     A fork of a server runs it directly on this machine's CPU, if no shell has to do anything first.
@@ -40,7 +39,7 @@ def command(run: Ranks, program: list[str], image: Path | None, scope: Scope) ->
     return Command(lines(run, program, image, scope), forked)
 
 
-def lines(run: Ranks, program: list[str], image: Path | None, scope: Scope) -> str:
+def lines(run: Ranks, program: list[str], image: str | None, scope: Scope) -> str:
     """Return Bash lines that run ``program`` (a script and its arguments).
 
     They work on a job's first node, or on this machine for a site without a launcher, and can be run by hand.
@@ -49,18 +48,21 @@ def lines(run: Ranks, program: list[str], image: Path | None, scope: Scope) -> s
     nodes, per_node = scope.size(run)
     python = site.container.python if site.container and image else sys.executable
     inside = container.exec_words(site.container, image) if site.container and image else []
+    options = container.srun_words(site.container, image) if site.container and image else []
     words = [*map(shlex.quote, inside), shlex.quote(python), *_words(run, program, scope)]
     lines = [f"unset {' '.join(site.environment_clear)}"] if site.environment_clear else []
     lines += [f"export {key}={shlex.quote(value)}" for key, value in environment(site).items()]
-    on_node = list(site.setup_commands)
+    # Where srun starts the image, a node's lines run inside it: in its folder, and its variables win over the job's.
+    on_node = [f"cd {shlex.quote(str(container.PROJECT))}", *lines] if options else []
+    on_node += site.setup_commands
     on_node += [f'export {key}="{value}"' for key, value in site.environment_node.items()]
     on_node += ["exec " + " ".join(words)]
     launcher = launchers.for_site(site)
     cpus = per_node * site.cpus_per_rank
     if scope is Scope.RANKS and isinstance(run, Run) and run.script_launcher:
-        lines += launcher.lines_of_ranks(on_node, nodes, cpus, per_node)
+        lines += launcher.lines_of_ranks(on_node, nodes, cpus, per_node, options)
     else:
-        lines += launcher.lines(on_node, nodes, cpus)
+        lines += launcher.lines(on_node, nodes, cpus, options)
     return "\n".join(lines)
 
 
@@ -98,6 +100,8 @@ def _torchrun(run: Ranks) -> list[str]:
     # It forwards requests to stop to the ranks; an unhandled signal would kill it, and the ranks would train on.
     words += [f"--signals-to-handle={','.join(number.name for number in STOP)},SIGQUIT"]
     words += [f"--shutdown-timeout={site.stop_seconds}"]
+    if isinstance(site.cpu_binding, str):
+        words += [f"--numa-binding={site.cpu_binding}"]
     if run.nodes == 1:
         # A c10d rendezvous on a free port of this machine, so that concurrent runs do not meet.
         return [*words, "--standalone"]

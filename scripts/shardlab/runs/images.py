@@ -1,5 +1,6 @@
 """The container image: its report, and its location."""
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +16,13 @@ class ImageReport(Strict):
     """The image that runs use: containers/train.image.json."""
 
     schema_version: Literal[1] = Field(1, description="Version of this format.")
-    path: Path = Field(description="The image: a file, or a name known to the site's command.")
+    path: str = Field(description="The image: a file, or a name known to the site's command.")
     sha256: str | None = Field(description="SHA-256 of the file; null for a name.")
     bytes: int | None = Field(description="Size in bytes; null for a name.")
     labels: dict[str, str] = Field(description="Labels of the image: versions, git commit, hash of the lock file.")
+    architecture: str | None = Field(
+        None, description="Machine that the image runs on, such as x86_64 or aarch64; null if it does not say."
+    )
     base: str | None = Field(None, description="Base that it was built from; null for an existing image.")
     compression: str | None = Field(None, description="Compression of its file system; null if not built here.")
     build_seconds: float | None = Field(None, description="Duration of apptainer build; null if not built here.")
@@ -40,6 +44,17 @@ def read_report(path: Path) -> ImageReport:
     return check(ImageReport, values, str(path))
 
 
+def other_architecture(image: ImageReport) -> str | None:
+    """Return a sentence if the image is not for machines such as this one; None if it is, or does not say."""
+    node = os.uname()
+    if image.architecture in (None, node.machine):
+        return None
+    return (
+        f"the image {image.path} is for {image.architecture}, but {node.nodename} is {node.machine}; build it on a "
+        'machine of the nodes\' architecture (docs/cluster.md, "Where to build"), or request other nodes'
+    )
+
+
 def origin_of(commit: str | None, image: Path | None) -> dict[str, Any]:
     """Return a training's origin for train.json: commit, Slurm job and, given the report of one, image."""
     origin: dict[str, Any] = {"git_commit": commit, "slurm_job_id": slurm.job_id()}
@@ -56,16 +71,17 @@ def read_image(report: Path) -> ImageReport:
         UserError: the report is missing, or the image that it names.
     """
     image = read_report(report)
-    if image.sha256 is not None and not image.path.is_file():
+    file = Path(image.path)
+    if image.sha256 is not None and not file.is_file():
         raise UserError(
             f"the image {image.path} is missing; {remedy('build it again', report, '-f')}, "
             "or correct container.image in the site's file."
         )
     # Only hash the image again if its time or size differs from the report's.
     if image.sha256 is not None:
-        now = image.path.stat()
+        now = file.stat()
         as_reported = now.st_size == image.bytes and now.st_mtime <= report.stat().st_mtime
-        if not as_reported and sha256(image.path) != image.sha256:
+        if not as_reported and sha256(file) != image.sha256:
             raise UserError(
                 f"the image {image.path} is not the one in {report} (its SHA-256 differs); "
                 f"{remedy('build it again', report, '-f')}."

@@ -12,7 +12,7 @@ from shardlab.errors import UserError, remedy
 from shardlab.files import COMMAND, ROOT, lock
 from shardlab.runs import commands, container, launchers, script_place, signals, slurm
 from shardlab.runs.attempts import AttemptLog
-from shardlab.runs.images import read_image
+from shardlab.runs.images import other_architecture, read_image
 from shardlab.runs.managed_process import Child
 from shardlab.runs.stages import STAGES, Scope, scope, words
 from shardlab.settings.types import Ranks, Run, read_ranks, read_run
@@ -95,7 +95,7 @@ def train(
     run: Run,
     story: AttemptLog,
     program: list[str],
-    image: Path | None,
+    image: str | None,
     done: Path | None,
     descriptor: int,
     *,
@@ -152,22 +152,25 @@ def train(
     raise Stopped(f"{name} stopped on request ({stop_signal}): {why}. {saved}", stop_signal)
 
 
-def image_of(run: Ranks, report: Path | None, *, dry_run: bool) -> Path | None:
+def image_of(run: Ranks, report: Path | None, *, dry_run: bool) -> str | None:
     """Return the image to run in, or None for a site without one; in a dry run it may not exist yet.
 
     Raises:
-        UserError: the site uses an image and none is given, or it is missing.
+        UserError: the site uses an image and none is given, or it is missing or not for this node.
     """
     if run.site.container is None:
         return None
     if report is None and dry_run:
-        return Path("IMAGE")
+        return "IMAGE"
     if report is None:
         raise UserError(f"site {run.site_name} runs in an image; name its report with --image.")
-    return read_image(report).path
+    image = read_image(report)
+    if not dry_run and (reason := other_architecture(image)):
+        raise UserError(f"{reason}.")
+    return image.path
 
 
-def check_place(run: Ranks, image: Path | None) -> None:
+def check_place(run: Ranks, image: str | None) -> None:
     """Check that this machine can start what the site starts.
 
     Raises:
@@ -175,7 +178,7 @@ def check_place(run: Ranks, image: Path | None) -> None:
     """
     launchers.for_site(run.site).require(run.site_name)
     if run.site.container and image:
-        container.require(run.site.container.command)
+        container.require(run.site.container)
 
 
 def commit() -> list[str]:

@@ -20,7 +20,7 @@ from shardlab.errors import UserError
 from shardlab.files import ROOT, write_text
 from shardlab.records import metrics
 from shardlab.records.script_lines import Lines
-from shardlab.runs import script_place, signals, slurm
+from shardlab.runs import cpu_binding, script_place, signals, slurm
 from shardlab.settings.types import Run
 
 POLL = 0.02
@@ -257,7 +257,12 @@ def supervise(
     if recorder:
         recorder.finish()
     seconds = time.monotonic() - script.began
-    values = {"host": os.uname().nodename, "peak_memory_bytes": script.peak_bytes, "wall_seconds": seconds}
+    values = {
+        "host": os.uname().nodename,
+        "cpus": cpu_binding.own(),
+        "peak_memory_bytes": script.peak_bytes,
+        "wall_seconds": seconds,
+    }
     script_place.write_measured(folder, rank, values)
     return 0
 

@@ -21,6 +21,8 @@ PATIENCE = 60.0
 """Seconds to wait for a client command: without its daemon, sacct waits for ever, and others for minutes."""
 
 
+PACKED = "SHARDLAB_PACKED"
+"""Environment variable in a job whose nodes several runs share (`shardlab pack`): memory of a step per device (MiB)."""
 DRIVER = "SHARDLAB_DRIVER_JOB"
 """Environment variable with the Slurm job that a call of Snakemake runs in: the Slurm plugin removes Slurm's own."""
 TIME_LIMIT = "time limit"
@@ -158,9 +160,10 @@ def requeue(why: str) -> bool:
     """Requeue this process's own job, if allowed and not cancelled; Slurm then ends this process.
 
     Needs no Snakemake: a run continues over any number of time limits, even if its driver has ended. ``why`` is the
-    reason to stop: the time limit, SIGUSR1 which means the same, or another one if the job is preempted.
+    reason to stop: the time limit, SIGUSR1 which means the same, or another one if the job is preempted. A job that
+    other runs share requeues itself when all have stopped.
     """
-    if not (job := job_id()):
+    if not (job := job_id()) or PACKED in os.environ:
         return False
     shown = answer_or_none(["scontrol", "show", "job", "--oneliner", job]) or ""
     fields = dict(re.findall(r"\b(Requeue|PreemptTime|StartTime)=(\S+)", shown))
@@ -177,6 +180,7 @@ def requeue(why: str) -> bool:
 
 
 SIZED = (
+    "devices",
     "nodes",
     "mem_mb",
     "tasks_per_node",
@@ -226,7 +230,12 @@ def resources(
     queue = slurm.queue_for(stage, nodes, devices_per_node)
     assert queue is not None
     memory = devices_per_node * slurm.memory_mb_per_rank
-    requested: dict[str, Any] = {"nodes": nodes, "mem_mb": memory, "runtime": slurm.minutes(stage, queue, runtime)}
+    requested: dict[str, Any] = {
+        "devices": nodes * devices_per_node,
+        "nodes": nodes,
+        "mem_mb": memory,
+        "runtime": slurm.minutes(stage, queue, runtime),
+    }
     # The plugin requires at least two tasks per node; `shardlab launch` starts one step task on each in any case.
     tasks = max(2, devices_per_node)
     cores = -(-devices_per_node * site.cpus_per_rank // tasks)
@@ -252,3 +261,16 @@ def resources(
         "slurm_extra": " ".join(flags) or None,
     }
     return requested | {key: value for key, value in named.items() if value is not None}
+
+
+def packed_step(devices_per_node: int, *, meet: bool) -> list[str]:
+    """Return srun's further options for a step that shares its job with others; empty for one that has it alone.
+
+    ``meet``: its tasks meet at an address of the node where this process is, which is then one of theirs.
+    """
+    if PACKED not in os.environ:
+        return []
+    words = ["--exact", f"--mem={int(os.environ[PACKED]) * devices_per_node}"]
+    if "SLURM_GPUS_ON_NODE" in os.environ:
+        words.append(f"--gpus-per-node={devices_per_node}")
+    return [*words, "--relative=0"] if meet else words

@@ -71,8 +71,8 @@ def trainings(runs: Iterable[Run], site: Site) -> list[Request]:
     return list(kinds.values())
 
 
-def sbatch(resources: Mapping[str, Any]) -> list[str]:
-    """Return the words of the sbatch command with which Snakemake's plugin submits a job."""
+def sbatch(resources: Mapping[str, Any], name: str = "shardlab", log: str = "/dev/null") -> list[str]:
+    """Return the words of the sbatch command with which Snakemake's plugin submits a job of this name."""
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command
     from snakemake_executor_plugin_slurm.utils import set_gres_string
 
@@ -81,7 +81,7 @@ def sbatch(resources: Mapping[str, Any]) -> list[str]:
         option: f" {flag} {shlex.quote(str(resources[key]))}" if key in resources else ""
         for option, flag, key in (("account", "-A", "slurm_account"), ("partition", "-p", "slurm_partition"))
     }
-    fixed = {"run_uuid": "shardlab", "slurm_logfile": "/dev/null", "comment_str": "shardlab", "workdir": None}
+    fixed = {"run_uuid": name, "slurm_logfile": log, "comment_str": "shardlab", "workdir": None}
     return shlex.split(f"{get_submit_command(job, fixed | named)} {set_gres_string(job)}")
 
 

@@ -43,6 +43,20 @@ STAGES = {
     "preflight_ranks": Stage(("preflight", "ranks"), Scope.RANKS, Ranks),
 }
 
+MINUTES = {
+    "init": 30,
+    "evaluate": 30,
+    "compare": 30,
+    "capture": 30,
+    "diagnose": 30,
+    "export": 30,
+    "plan": 60,
+    "preflight": 10,
+    "collectives": 10,
+    "microbatch_sweep": 10,
+}
+"""Time limits of the jobs that are not as long as a training, unless the site's file sets others (minutes)."""
+
 
 def words(stage: str, run: Ranks) -> tuple[str, ...]:
     """Return the verb of a stage."""

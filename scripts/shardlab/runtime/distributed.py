@@ -15,8 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shardlab.errors import UserError
 from shardlab.models._sequence import SequenceSplit
 from shardlab.patches import torch_distributed
+from shardlab.runs import cpu_binding
 from shardlab.runtime import device
 from shardlab.settings.mesh import TIMES, ParallelDims
+from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Ranks
 
 T = TypeVar("T")
@@ -45,6 +47,11 @@ class World:
     def devices(self) -> list[torch.device]:
         """All devices of this rank."""
         return [self.device, *self.others]
+
+    @property
+    def cpus(self) -> str:
+        """The CPU cores that this rank may run on, as in 0-3,8."""
+        return cpu_binding.own()
 
     @property
     def is_rank0(self) -> bool:
@@ -172,13 +179,16 @@ class World:
         return values
 
 
-def start(device_name: str, timeout_seconds: int = 600) -> None:
-    """Set this rank's device and join the process group that torchrun prepared; without torchrun, a world of one.
+def start(site: SiteRuntime, timeout_seconds: int = 600) -> None:
+    """Set this rank's device and cores, and join the process group that torchrun prepared; without torchrun, a world of
+    one.
 
     Raises:
         UserError: the site says cuda, but there are fewer GPUs than ranks on this node.
     """
-    own = device.device_for_rank(device_name)
+    if isinstance(site.cpu_binding, list):
+        cpu_binding.bind(site.cpu_binding)
+    own = device.device_for_rank(site.device)
     device.use(own)
     device.warn_if_shared(own)
     device.exact()

@@ -3,7 +3,15 @@
 import re
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, field_validator, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from shardlab.schema import Strict, one_of
 from shardlab.settings.precisions import ARITHMETIC
@@ -12,6 +20,9 @@ Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 """Name of an environment variable: letters, digits and _, not beginning with a digit."""
 Host = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$")]
 """Part of a host name, or the name of a network interface."""
+
+CpuList = Annotated[str, StringConstraints(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
+"""Numbers of CPU cores, as in 0-3,8."""
 
 
 Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight", "collectives", "microbatch_sweep"]
@@ -148,7 +159,9 @@ class LauncherSettings(Strict):
         return self
 
 
-BRACES = ("binds", "command", "flags", "image", "project")
+OF_IMAGE = ("binds", "image", "mount", "mounts", "project")
+"""Placeholders of words that name an image and what is mounted in it."""
+BRACES = ("command", "flags", *OF_IMAGE)
 """Placeholders of a container's command words."""
 
 
@@ -159,7 +172,14 @@ class ContainerExec(Strict):
     exec_template: list[str] = Field(
         default=["{command}", "exec", "{flags}", "--bind", "{binds}", "{image}"],
         description="Words that precede a command inside the image: {command}, {flags}, {image}; {binds}: the "
-        "project's folder and `binds`, comma-separated; {project}: only the project's folder.",
+        "project's folder and `binds`, comma-separated; {mounts}: the same as SOURCE:TARGET pairs; a word with {mount} "
+        "is repeated for each pair; {project}: only the project's folder.",
+    )
+    srun_options: list[str] = Field(
+        default=[],
+        description="Options that make srun itself start a step inside the image, where a plugin of Slurm does that "
+        "(Pyxis: --container-image={image}), with the same placeholders; never options of sbatch. Instead of "
+        "`command`, `exec_template` and `flags`.",
     )
     flags: list[str] = Field(default=[], description="Flags of the command: --nv (NVIDIA) or --rocm (AMD).")
     binds: list[str] = Field(default=[], description="Host folders to mount inside, in addition to the project's.")
@@ -172,12 +192,13 @@ class ContainerExec(Strict):
                 raise ValueError(f"{folder} has a comma, which apptainer takes as a separator; bind a parent folder")
         return binds
 
-    @field_validator("exec_template")
+    @field_validator("exec_template", "srun_options")
     @classmethod
-    def _known_braces(cls, words: list[str]) -> list[str]:
+    def _known_braces(cls, words: list[str], field: ValidationInfo) -> list[str]:
+        known = BRACES if field.field_name == "exec_template" else OF_IMAGE
         for name in re.findall(r"\{(.*?)\}", " ".join(words)):
-            if name not in BRACES:
-                raise ValueError(f"unknown placeholder {name}; known: {', '.join(BRACES)}")
+            if name not in known:
+                raise ValueError(f"unknown placeholder {name}; known: {', '.join(known)}")
         return words
 
     python: str = Field("python", description="Python inside the image.")
@@ -206,6 +227,18 @@ class Container(ContainerExec):
         None, description="Debian mirror for base debootstrap (null: as in this machine's apt settings)."
     )
 
+    build_flags: list[str] | None = Field(
+        None,
+        description="Flags of the image's build (null: --fakeroot, except for root; []: none, where the site forbids "
+        "fakeroot).",
+    )
+
+    @model_validator(mode="after")
+    def _srun_gets_an_image(self) -> Self:
+        if self.srun_options and self.image is None:
+            raise ValueError("srun_options need an image, and the workflow builds one for apptainer only; set image")
+        return self
+
 
 class SiteRuntime(Strict):
     """Settings of the site that a running job needs; part of run.json."""
@@ -218,6 +251,11 @@ class SiteRuntime(Strict):
     cpus_per_rank: PositiveInt = Field(1, description="CPU cores per rank.")
     omp_threads: PositiveInt | None = Field(
         None, description="OpenMP threads per rank (null: cpus_per_rank), for Slurm that counts hardware threads."
+    )
+    cpu_binding: Literal["node", "socket", "exclusive", "core-complex"] | list[CpuList] | None = Field(
+        None,
+        description="Bind each rank to the cores next to its GPU: torchrun's --numa-binding, or a list of cores for "
+        "each GPU of a node, in their order, such as [0-15, 16-31] (null: as Slurm leaves it).",
     )
     setup_commands: list[str] = Field(
         default=[], description="Shell lines to run on each node before its ranks start, such as module load."
@@ -249,6 +287,26 @@ class SiteRuntime(Strict):
     def _one_launcher(self) -> Self:
         if len(chosen := [name for name, value in self if isinstance(value, LauncherSettings)]) > 1:
             raise ValueError(f"{' and '.join(chosen)} both start ranks; remove all but one")
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_to_bind_to(self) -> Self:
+        if isinstance(self.cpu_binding, str) and self.device == "cpu":
+            raise ValueError(
+                f"cpu_binding {self.cpu_binding} looks for the cores next to a GPU, and device is cpu; give a list of "
+                "cores for each rank, such as [0-15, 16-31]"
+            )
+        if self.cpu_binding == []:
+            raise ValueError("cpu_binding is empty; give a list of cores for each GPU of a node, or remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _srun_takes_options(self) -> Self:
+        if self.container and self.container.srun_options and self.srun is None:
+            raise ValueError(
+                "container.srun_options are of srun, which does not start the ranks of this site; add `srun: {}`, or "
+                "use container.exec_template"
+            )
         return self
 
     @property

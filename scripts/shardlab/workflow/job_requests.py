@@ -27,26 +27,28 @@ class JobRequests:
             except UserError as error:
                 raise UserError(f"{run.strategy} x {run.workload}: {error}") from None
 
-    def of_a_run(self, stage: str, runtime: int | None = None, like: Stage | None = None) -> dict[str, Any]:
+    def of_a_run(self, stage: str, like: Stage | None = None) -> dict[str, Any]:
         """Return the Slurm resources of a stage's jobs: what `shardlab launch` will start.
 
-        ``runtime`` is in minutes. The site's settings are those of the stage, or of the one that it is ``like``.
+        The site's settings are those of the stage, or of the one that it is ``like``.
         """
 
         def size(wildcards: Any) -> tuple[int, int]:
             run = self.call.run_of(wildcards)
             return stages.scope(stage, run).size(run)
 
-        return self._resources(like or cast(Stage, stage), runtime, size)
+        return self._resources(like or cast(Stage, stage), stages.MINUTES.get(stage), size)
 
-    def of_one_device(self, stage: Stage, runtime: int) -> dict[str, Any]:
-        """Return the resources of a job on one device, in minutes."""
-        return slurm.resources(self.call.site, stage, 1, 1, runtime)
+    def of_one_device(self, stage: Stage) -> dict[str, Any]:
+        """Return the resources of a job on one device."""
+        return slurm.resources(self.call.site, stage, 1, 1, stages.MINUTES.get(stage))
 
     def of_the_configuration(self, stage: Stage) -> dict[str, Any]:
         """Return the resources of a job on the configuration's nodes and ranks, whatever the strategy."""
         config = self.call.config
-        return self._resources(stage, 10, lambda wildcards: (config.nodes, config.ranks_per_node))
+        return self._resources(
+            stage, stages.MINUTES.get(stage), lambda wildcards: (config.nodes, config.ranks_per_node)
+        )
 
     def _resources(self, stage: Stage, runtime: int | None, size: Callable[[Any], tuple[int, int]]) -> dict[str, Any]:
         """Return the resources of jobs whose nodes, and GPUs per node, depend on their wildcards."""

@@ -35,10 +35,15 @@ class Launcher(ABC):
         """Raise a UserError unless programs can be started from this process."""
 
     @abstractmethod
-    def lines(self, on_node: list[str], nodes: int, cpus: int) -> list[str]:
-        """Return Bash lines that run the lines ``on_node`` once per node, with this number of CPU cores each."""
+    def lines(self, on_node: list[str], nodes: int, cpus: int, options: list[str]) -> list[str]:
+        """Return Bash lines that run the lines ``on_node`` once per node, with this number of CPU cores each.
 
-    def lines_of_ranks(self, on_node: list[str], nodes: int, cpus: int, ranks_per_node: int) -> list[str]:
+        ``options``: those of the command itself that start the lines inside the image.
+        """
+
+    def lines_of_ranks(
+        self, on_node: list[str], nodes: int, cpus: int, ranks_per_node: int, options: list[str]
+    ) -> list[str]:
         """Return Bash lines that run the lines once per rank, without torchrun; ``cpus`` are those of a node.
 
         Only launchers that a strategy's key `launcher` can name do this.
@@ -55,10 +60,13 @@ class JobLauncher(Launcher):
 
     job_id: ClassVar[str]
     """Environment variable with the id of the job."""
-    job_number: ClassVar[str]
-    """Shell arithmetic that gives a number that differs between concurrent jobs; for their ports."""
     node_rank: ClassVar[str]
     """Environment variable with the number of a node within the job, from 0."""
+
+    @property
+    @abstractmethod
+    def job_number(self) -> str:
+        """Shell arithmetic that gives a number that differs between concurrent jobs; for their ports."""
 
     @property
     def settings(self) -> LauncherSettings:
@@ -76,11 +84,11 @@ class JobLauncher(Launcher):
     def command(self, nodes: int, cpus: int) -> list[str]:
         """Return the words that start a command once per node, without the site's flags."""
 
-    def lines(self, on_node: list[str], nodes: int, cpus: int) -> list[str]:
+    def lines(self, on_node: list[str], nodes: int, cpus: int, options: list[str]) -> list[str]:
         lines = []
         if nodes > 1:
             lines.append(f'export {RENDEZVOUS}="{address(self.settings)}:{self.port}"')
-        words = [*self.command(nodes, cpus), *self.settings.flags, "bash", "-c", "\n".join(on_node)]
+        words = [*self.command(nodes, cpus), *self.settings.flags, *options, "bash", "-c", "\n".join(on_node)]
         return [*lines, f"exec {shlex.join(words)}"]
 
     def rendezvous(self) -> list[str]:

@@ -10,7 +10,7 @@ class Launcher(launchers.Launcher):
 
     runs_here: ClassVar[bool] = True
 
-    def lines(self, on_node: list[str], nodes: int, cpus: int) -> list[str]:
+    def lines(self, on_node: list[str], nodes: int, cpus: int, options: list[str]) -> list[str]:
         return on_node
 
     def rendezvous(self) -> list[str]:

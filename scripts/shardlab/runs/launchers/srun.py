@@ -1,5 +1,6 @@
 """Steps of a Slurm job (srun)."""
 
+import os
 import shlex
 import signal
 from typing import ClassVar
@@ -15,7 +16,7 @@ class Launcher(launchers.JobLauncher):
     stop_signal: ClassVar[signal.Signals] = signal.SIGUSR1
     kill_signal: ClassVar[signal.Signals] = signal.SIGTERM
     programs: ClassVar[tuple[str, ...]] = ("sbatch", "squeue", "srun")
-    job_id = job_number = "SLURM_JOB_ID"
+    job_id = "SLURM_JOB_ID"
     node_rank = "SLURM_NODEID"
 
     def require(self, site_name: str) -> None:
@@ -26,19 +27,27 @@ class Launcher(launchers.JobLauncher):
                 "run snakemake with --profile slurm, or choose site local."
             )
 
+    @property
+    def job_number(self) -> str:
+        # The steps of a packed job meet at ports of their own.
+        return "(SLURM_JOB_ID + $$)" if slurm.PACKED in os.environ else "SLURM_JOB_ID"
+
     def command(self, nodes: int, cpus: int) -> list[str]:
         return self._step(nodes, cpus, 1)
 
-    def lines_of_ranks(self, on_node: list[str], nodes: int, cpus: int, ranks_per_node: int) -> list[str]:
+    def lines_of_ranks(
+        self, on_node: list[str], nodes: int, cpus: int, ranks_per_node: int, options: list[str]
+    ) -> list[str]:
         # What scripts that srun starts expect of the job's script: where their rank 0 listens.
         lines = [
             f'export MASTER_ADDR="{launchers.address(self.settings)}"',
             f'export MASTER_PORT="{self.port}"',
         ]
-        words = [*self._step(nodes, cpus // ranks_per_node, ranks_per_node), *self.settings.flags]
+        words = [*self._step(nodes, cpus // ranks_per_node, ranks_per_node), *self.settings.flags, *options]
         return [*lines, f"exec {shlex.join([*words, 'bash', '-c', chr(10).join(on_node)])}"]
 
     def _step(self, nodes: int, cpus: int, tasks: int) -> list[str]:
         # Nothing is inherited from the job: each number is given explicitly.
-        step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}"]
+        packed = slurm.packed_step(cpus * tasks // self.site.cpus_per_rank, meet=nodes * tasks > 1)
+        step = ["srun", *packed, f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}"]
         return [*step, f"--cpus-per-task={cpus}", "--kill-on-bad-exit=1", "--export=ALL"]

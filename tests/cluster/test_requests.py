@@ -1,0 +1,63 @@
+"""Requests to Slurm: many runs in one allocation, cores next to GPUs, and a size that no queue takes."""
+
+import re
+
+import pytest
+
+from login import RECIPE, gpus, now, queue, sacct, snakemake, until
+from shardlab.runs.attempts import history
+
+pytestmark = pytest.mark.timeout(2400)
+CORES = "site_settings={cpu_binding: ['0', '1', '0', '1']}"
+"""Of each of a node's four GPUs; the machine of the tests has two cores."""
+ON_TWO_NODES = "ddp@nodes=2"
+CONFIG = ["site=test", RECIPE, "noise_floor_runs=0", "workloads=[mlp]", "strategies=[single,ddp,fsdp]", CORES]
+TARGETS = ["all", f"results/{ON_TWO_NODES}/mlp/test.json"]
+
+
+@pytest.fixture(scope="module")
+def packed(make_copy):
+    """The project after a call inside one allocation, when the job was submitted, and its id."""
+    with make_copy("packed") as learner:
+        begin = now()
+        said = learner.run("python", "scripts/shardlab", "pack", "--config", *CONFIG, "--", *TARGETS).stdout
+        job = re.search(r"Job (\d+) runs everything", said)[1]
+        until("the end of the packed job", lambda: not queue(job), seconds=600)
+        yield learner, begin, job
+
+
+def log(learner, job):
+    return (learner.path / f"results/logs/pack-{job}.log").read_text()
+
+
+def test_all_runs_share_one_job_and_are_equal(packed):
+    learner, begin, job = packed
+    assert "All 3 runs are equal to single" in (learner.path / "results/summary.md").read_text(), log(learner, job)
+    assert gpus(since=begin) == {job: 8}
+    assert {row["State"] for row in sacct("State", since=begin)} == {"COMPLETED"}
+    hosts = {name: learner.json(f"results/{name}/mlp/train.json")["hosts"] for name in ("ddp", "fsdp", ON_TWO_NODES)}
+    assert hosts[ON_TWO_NODES] == ["n1", "n1", "n2", "n2"]
+
+
+def test_small_runs_train_at_the_same_time(packed):
+    learner, *_ = packed
+    (first,), (second,) = (history(learner.path / f"results/{name}/mlp") for name in ("ddp", "fsdp"))
+    assert first.began < second.ended
+    assert second.began < first.ended
+
+
+def test_each_rank_runs_on_the_cores_of_its_gpu(packed):
+    learner, *_ = packed
+    for name, cores in (("single", ["0"]), ("ddp", ["0", "1"]), (ON_TWO_NODES, ["0", "1", "0", "1"])):
+        assert learner.json(f"results/{name}/mlp/train.json")["cpus"] == cores, name
+
+
+def test_a_size_that_no_queue_takes_is_refused_before_submission(packed):
+    learner, *_ = packed
+    begin = now()
+    small = "site_settings={slurm: {queues: {small: {nodes_max: 1, gpus_per_node_max: 2}}}}"
+    call = learner.run(*snakemake("results/ddp/mlp.done", config=["nodes=2", small]), check=False)
+    assert call.returncode
+    assert "ddp x mlp: train requests 2 x 2 GPUs" in call.stdout
+    assert "small: 1 node, 2 GPUs per node" in call.stdout
+    assert not sacct("JobID", since=begin)
