@@ -75,6 +75,23 @@ def test_hours_by_stage_and_strategy_and_their_sum(accounted, tmp_path):
     assert "From Slurm's accounting (sacct)" in made.notes[0]
 
 
+def test_an_allocation_that_runs_share_lost_what_they_lost(accounted):
+    """Four GPUs for an hour; of an attempt on two of them 100 s."""
+    span = {"Start": f"{BEGAN}", "End": f"{BEGAN + 3600}"}
+    row = {"JobName": "shardlab-pack", "State": "TIMEOUT", "ElapsedRaw": "3600"}
+    results = accounted({}, row | span)
+    (results / "logs").mkdir()
+    (results / "logs/pack-7.log").touch()
+    folder = results / "ddp/mlp"
+    folder.mkdir(parents=True)
+    begun = attempt(began="2023-11-14T23:11:40Z", ended="2023-11-15T00:00:00Z", why="lost: killed")
+    (folder / "attempts.json").write_text(attempts.Attempts(numbers="n", attempts=[begun]).model_dump_json())
+    run = tiny_run("mlp", "ddp")
+    (use,), _ = job_use.uses(SITE, [run], results)
+    assert (use.stage, use.devices, use.seconds) == ("pack", 4, 3600)
+    assert use.lost_seconds == 100 * run.world_size / 4
+
+
 def test_of_an_attempt_with_a_checkpoint_only_the_steps_after_it_are_lost(accounted):
     results = accounted(
         {"7": "train/ddp_mlp"},

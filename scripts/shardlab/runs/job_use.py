@@ -4,12 +4,14 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from shardlab.records import plan
 from shardlab.records.reports import Attempt
 from shardlab.report import snakemake_jobs
-from shardlab.report.bill import Source, Use, lost_seconds, seconds_of
-from shardlab.runs import attempts, slurm_accounting, stages
+from shardlab.report.bill import Bill, Source, Use, bill, lost_seconds, seconds_of
+from shardlab.runs import attempts, planned_hours, slurm_accounting, stages
 from shardlab.runs.slurm_accounting import Start
-from shardlab.settings import variants
+from shardlab.settings import load, resolve, variants
+from shardlab.settings.config import Config
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run
 
@@ -17,6 +19,14 @@ SLACK = 60.0
 """Seconds by which the clocks of a node and of Slurm's controller may differ."""
 OF_A_RUN = ("train", "evaluate", "compare", "capture", "plan_run", "export")
 """Rules whose jobs belong to a strategy."""
+
+
+def bill_of(config: Config, results: Path) -> Bill:
+    """Return the bill of a call's runs, and of all jobs that Slurm accounted for in this folder."""
+    runs, _ = resolve.matrix(config)
+    used, source = uses(load.site(config), runs, results)
+    planned = planned_hours.by_strategy(runs, lambda run: plan.find(run, *plan.places(results, run)))
+    return bill(used, planned, source)
 
 
 def uses(site: Site, runs: Iterable[Run], results: Path) -> tuple[list[Use], Source]:
@@ -44,8 +54,13 @@ def _accounted(start: Start, runs: dict[str, Run], results: Path, *, gpus: bool)
         size = stages.scope(start.rule, run).size(run) if run and start.rule in stages.STAGES else (1, 1)
         devices = size[0] * size[1]
     lost = start.seconds if start.failed else 0.0
+    end = min(start.span[1], time.time())
     if start.rule == "train" and run and (attempt := _attempt_in(start, results / run.strategy / run.workload)):
-        lost = min(start.seconds, lost_seconds(attempt, min(start.span[1], time.time())))
+        lost = min(start.seconds, lost_seconds(attempt, end))
+    elif start.rule == slurm_accounting.PACK:
+        within = [(each, _attempt_in(start, results / each.strategy / each.workload)) for each in runs.values()]
+        wasted = [_devices(each) * lost_seconds(attempt, end) for each, attempt in within if attempt]
+        lost = min(start.seconds, sum(wasted) / max(1, devices))
     return Use(
         start.rule,
         variants.base(strategy) if start.rule in OF_A_RUN else "",
@@ -78,9 +93,12 @@ def _attempted(runs: Iterable[Run], results: Path) -> Iterable[Use]:
             log = folder / attempts.LOGS / f"{attempt.number:03d}.log"
             if attempt.why.startswith("lost") and log.exists():  # the next attempt recorded its end, maybe days later
                 end = max(begin, min(end, log.stat().st_mtime))
-            devices = run.nodes * run.devices_per_node
             lost = min(end - begin, lost_seconds(attempt, end))
-            yield Use("train", variants.base(run.strategy), devices, run.nodes, end - begin, lost)
+            yield Use("train", variants.base(run.strategy), _devices(run), run.nodes, end - begin, lost)
+
+
+def _devices(run: Run) -> int:
+    return run.nodes * run.devices_per_node
 
 
 def _finished(folder: Path, runs: dict[str, Run]) -> Iterable[Use]:

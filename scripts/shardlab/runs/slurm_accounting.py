@@ -15,6 +15,8 @@ FIELDS = (
     *("JobID", "JobName", "State", "AllocTRES", "NNodes", "ElapsedRaw", "TimelimitRaw", "Start", "End"),
     *("CPUTimeRAW", "TotalCPU", "MaxRSS", "NTasks", "ConsumedEnergyRaw"),
 )
+PACK, PACKED = "pack", "shardlab-pack"
+"""Allocations that runs share (cli/pack.py): the stage that they count as, and the name of their jobs."""
 AT_ONCE = 500
 """Jobs to ask for at a time."""
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -90,7 +92,9 @@ def jobs(folder: Path) -> dict[str, tuple[str, str]]:
         rule, *wildcards = path.relative_to(folder / LOGS).parts[:-1]
         if path.stem.isdigit():
             found[path.stem] = rule.removeprefix("rule_"), "_".join(wildcards)
-    return found
+    for path in (folder / "results/logs").glob("pack-*.log"):
+        found[path.stem.removeprefix("pack-")] = PACK, ""
+    return {number: job for number, job in found.items() if number.isdigit()}
 
 
 def starts(folder: Path) -> list[Start] | None:
@@ -107,7 +111,8 @@ def starts(folder: Path) -> list[Start] | None:
             return None
         text += answer
     # A number may belong to a job of another cluster's database, or of before its numbers began again.
-    own = [start for start in parse(text, known) if start.values["JobName"] == name_of(folder)]
+    names = (name_of(folder), PACKED)
+    own = [start for start in parse(text, known) if start.values["JobName"] in names]
     return own or None
 
 
