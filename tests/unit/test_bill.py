@@ -193,12 +193,10 @@ def test_the_bill_as_markdown_and_what_no_plan_says():
 def test_what_a_call_requests_and_plans_in_one_sentence():
     requests = [Request("train", {"nodes": 2, "gres": "gpu:4", "runtime": 30})] * 3
     assert planned_hours.sentence(requests, [1.0, None], "Trainings") == (
-        "Trainings request at most 12.0 GPU-hours and 3.0 node-hours (the time limits of 3 jobs); 1 trainings are "
-        "planned to take 1 device-hours; 1 have no planned time."
+        "Trainings request at most 12.0 GPU-hours and 3.0 node-hours (the time limits of 3 jobs); planned for "
+        "1 training: 1 device-hours, without 1 training of unknown length."
     )
-    assert planned_hours.sentence(requests[:1], [None], "Jobs").endswith(
-        "(the time limits of 1 jobs); no times are planned."
-    )
+    assert planned_hours.sentence(requests[:1], [None], "Jobs").endswith("limits of 1 job); no times are planned.")
     assert planned_hours.sentence([], [None], "Jobs") == ""
 
 

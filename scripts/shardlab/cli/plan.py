@@ -53,7 +53,8 @@ def main() -> None:
         if site.slurm
     ]
     planned = [planned_hours.hours(run, by_name.get((run.strategy, run.workload)), args.data) for run in runs]
-    text += f"\n{planned_hours.sentence(requests, planned, 'Trainings')}\n"
+    if sentence := planned_hours.sentence(requests, planned, "Trainings"):
+        text += f"\n{sentence}\n"
     if args.table:
         write_text(args.table, text)
     print(text)

@@ -48,11 +48,15 @@ def sentence(requests: Iterable[Request], planned: Iterable[float | None], what:
     parts = []
     if listed:
         amount = f"{gpus:,.1f} GPU-hours and {nodes:,.1f} node-hours" if gpus else f"{nodes:,.1f} node-hours"
-        parts.append(f"{what} request at most {amount} (the time limits of {len(listed):,} jobs)")
+        parts.append(f"{what} request at most {amount} (the time limits of {_counted(len(listed), 'job')})")
     if there:
         unplanned = len(known) - len(there)
-        but = f"; {unplanned:,} have no planned time" if unplanned else ""
-        parts.append(f"{len(there):,} trainings are planned to take {sum(there):,.3g} device-hours{but}")
+        but = f", without {_counted(unplanned, 'training')} of unknown length" if unplanned else ""
+        parts.append(f"planned for {_counted(len(there), 'training')}: {sum(there):,.3g} device-hours{but}")
     elif listed and known:
         parts.append("no times are planned")
     return "; ".join(parts) + "." if parts else ""
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
