@@ -139,10 +139,10 @@ def loss_sum(outputs, targets):
 # Optimizer
 
 
-def make_optimizer(run, parameters):
+def make_optimizer(run, parameters, **options):
     settings = {key: value for key, value in vars(run.recipe.optimizer).items() if value is not None}
     name, learning_rate = settings.pop("name"), settings.pop("learning_rate")
-    return OPTIMIZERS[name](parameters, lr=learning_rate, **settings)
+    return OPTIMIZERS[name](parameters, lr=learning_rate, **settings, **options)
 
 
 def make_scheduler(run, optimizer, samples):

@@ -56,7 +56,8 @@ def main():
         fully_shard(block, mesh=mesh["dp_shard"])
     fully_shard(model, mesh=mesh["dp_shard"])
     inputs, targets = common.load_data(run, args.data)
-    optimizer = common.make_optimizer(run, model.parameters())
+    # One call for all weights, the default on GPUs (foreach), does not take split and whole ones together.
+    optimizer = common.make_optimizer(run, model.parameters(), foreach=False)
     scheduler = common.make_scheduler(run, optimizer, len(inputs))
     metrics = common.Metrics(args.output) if rank == 0 else None
 
