@@ -12,6 +12,7 @@ from helpers.common import tiny_run
 from helpers.reports import BYTES, STEP, finished, planned
 from shardlab.records.reports import TrainReport
 from shardlab.report import charts, html, run_data, snakemake_jobs, summary, summary_markdown
+from shardlab.report.bill import Bill
 from shardlab.report.charts.helpers import byte_ticks
 from shardlab.report.families import FAMILIES, family
 from shardlab.report.recommendation import advice
@@ -23,6 +24,7 @@ from shardlab.settings.types import WARMUP_STEPS
 
 COUNT = WARMUP_STEPS + 2
 CONFIG = load.config({"strategies": ["single", "ddp", "pp", "tp_sp"], "workloads": ["mlp"]})
+BILL = Bill(["stage", "used"], [["train", "<1>"]], ["From `sacct`."])
 
 
 @pytest.fixture
@@ -112,7 +114,7 @@ def test_a_chart_shows_at_most_so_many_steps_of_a_run(tmp_path):
 
 
 def test_the_page_has_all_in_it_and_takes_no_text_for_html(found):
-    text = html.html(found, html.charts(found, ["mlp"]), CONFIG, {("tp_sp", "mlp"): "no `norm` <here>"}, {})
+    text = html.html(found, html.charts(found, ["mlp"]), CONFIG, {("tp_sp", "mlp"): "no `norm` <here>"}, {}, BILL)
     assert "Of 3 runs, 1 not finished: pp x mlp (missing)." in text
     assert "no <code>norm</code> &lt;here&gt;" in text
     assert "<b>x" not in text
@@ -124,10 +126,12 @@ def test_the_page_has_all_in_it_and_takes_no_text_for_html(found):
 
 def test_the_page_links_the_diagnosis_of_a_run_that_is_not_equal(found, tmp_path):
     found.table.loc[found.table.strategy == "ddp", "equality"] = "unequal"
-    assert "ddp x mlp: <code>results/diagnosis/ddp/mlp.md</code>" in html.html(found, {}, CONFIG, {}, {}, tmp_path)
+    assert "ddp x mlp: <code>results/diagnosis/ddp/mlp.md</code>" in html.html(
+        found, {}, CONFIG, {}, {}, BILL, tmp_path
+    )
     (tmp_path / "diagnosis/ddp").mkdir(parents=True)
     (tmp_path / "diagnosis/ddp/mlp.md").write_text("# ddp x mlp")
-    assert '<a href="diagnosis/ddp/mlp.md">ddp x mlp</a>' in html.html(found, {}, CONFIG, {}, {}, tmp_path)
+    assert '<a href="diagnosis/ddp/mlp.md">ddp x mlp</a>' in html.html(found, {}, CONFIG, {}, {}, BILL, tmp_path)
 
 
 def test_jobs_are_read_off_snakemake_s_notes_and_damaged_ones_left_out(tmp_path):
@@ -181,11 +185,11 @@ def test_advice_comes_from_the_figures(speeds, words):
 
 
 def test_the_matrix_says_how_it_is_with_each_run(found):
-    text = html.html(found, {}, CONFIG, {}, {})
+    text = html.html(found, {}, CONFIG, {}, {}, BILL)
     cells = re.findall(r'<td class="(\w+)">([^<]*)', text.partition('id="mlp"')[0])
     assert cells == [("equal", "2.000000"), ("equal", "2.000000 (0)"), ("missing", "missing"), ("empty", "-")]
     reasons = {("tp_sp", "mlp"): "no `norm`", ("pp", "mlp"): "not shown, as the run is in the table"}
-    text = html.html(found, {}, CONFIG, reasons, {})
+    text = html.html(found, {}, CONFIG, reasons, {}, BILL)
     assert '<td class="empty">- <sup><a href="#note-1">1</a></sup></td>' in text
     assert re.findall("<li id=.*?</li>", text) == ['<li id="note-1">no <code>norm</code></li>']
     assert summary_markdown.figures(found.table).strategy.tolist() == ["single", "ddp", "pp"]
@@ -199,7 +203,7 @@ def test_the_page_begins_with_the_verdict_the_matrix_and_the_comparison(tmp_path
         finished(tmp_path, run, steps=steps)
     found = run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
     drawn = html.charts(found, config.workloads)
-    text = html.html(found, drawn, config, {}, {})
+    text = html.html(found, drawn, config, {}, {}, BILL)
     places = ['class="verdict', 'class="matrix"', 'class="panels"', '<section id="vit"', '<section id="mlp"']
     assert sorted(places, key=text.index) == places
     first = text[text.index('class="panels"') : text.index('<section id="vit"')]
@@ -313,7 +317,7 @@ def test_a_run_that_measured_nothing_leaves_its_cells_empty(tmp_path):
     drawn = html.charts(found, ["mlp"])
     assert not {"memory.mlp", "traffic.mlp", "memory_per_rank.ddp"} & set(drawn)
     assert "| ddp" in summary_markdown.markdown(table, CONFIG, {})
-    assert "not measured" in html.html(found, drawn, CONFIG, {}, {})
+    assert "not measured" in html.html(found, drawn, CONFIG, {}, {}, BILL)
 
 
 @pytest.mark.parametrize("broken", ["empty", "folder"])

@@ -8,6 +8,7 @@ from helpers.browser import opened
 from helpers.common import tiny_run
 from helpers.reports import STEP, finished
 from shardlab.report import html, run_data, summary
+from shardlab.report.bill import Bill
 from shardlab.report.verdict import judge
 from shardlab.settings import load
 
@@ -37,7 +38,7 @@ def path(tmp_path_factory):
     found = run_data.collect(judge(summary.collect(runs, folder, 0)), folder)
     config = load.config({"workloads": ["mlp"]})
     config = config.model_copy(update={"strategies": [each.strategy for each in runs]})
-    (folder / "report.html").write_text(html.html(found, html.charts(found, ["mlp"]), config, {}, {}))
+    (folder / "report.html").write_text(html.html(found, html.charts(found, ["mlp"]), config, {}, {}, Bill([], [], [])))
     return folder / "report.html"
 
 

@@ -3,7 +3,7 @@ import json
 
 from shardlab.settings import variants
 from shardlab.settings.types import RESERVED, sealed
-from shardlab.workflow import call_start, rule_files
+from shardlab.workflow import call_start, dry_run, rule_files
 from shardlab.workflow.call_runs import CallRuns
 from shardlab.workflow.job_requests import JobRequests
 
@@ -12,6 +12,8 @@ with call_start.as_workflow_error():
     CALL = CallRuns(config, sys.argv[1:], workflow.config_settings.overwrite_config)
     REQUESTS = JobRequests(CALL)
     call_start.note_done(sys.argv[1:], Path.cwd(), CALL.requested.values())
+
+dry_run.announce(workflow, CALL.runs)
 
 CONFIG, SITE = CALL.config, CALL.site
 CONFIG_JSON = CONFIG.model_dump_json()

@@ -16,6 +16,7 @@ VERBS = {
         "watch": "watch all runs until q",
         "summarize": "compare all runs: the table and the verdict",
         "report": "draw the report of all runs",
+        "bill": "sum up what jobs used, requested and lost",
         "diagnose": "find where two trainings first differ, and why",
         "completion": "complete verbs, strategies and workloads in Bash",
     },

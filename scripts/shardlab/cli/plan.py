@@ -12,6 +12,8 @@ from shardlab.files import write_text
 from shardlab.records import plan
 from shardlab.records.plan import Plan
 from shardlab.report import plan_table
+from shardlab.runs import planned_hours, slurm, stages
+from shardlab.runs.slurm_request import Request
 from shardlab.settings import load, resolve
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run
@@ -38,11 +40,21 @@ def main() -> None:
         runs = [resolve.run(args.config, args.strategy, args.workload)]
     else:
         runs, _ = resolve.matrix(args.config)
-    plans, refused = made(runs, load.site(args.config), args.data, args.cores)
+    site = load.site(args.config)
+    plans, refused = made(runs, site, args.data, args.cores)
     args.results.mkdir(parents=True, exist_ok=True)
     for each in plans:
         each.write(args.results / each.strategy / each.workload / plan.FILE)
     text = plan_table.markdown(plans, refused, args.config)
+    by_name = {(each.strategy, each.workload): each for each in plans}
+    requests = [
+        Request(run.strategy, slurm.resources(site, "train", *stages.scope("train", run).size(run)))
+        for run in runs
+        if site.slurm
+    ]
+    planned = [planned_hours.hours(run, by_name.get((run.strategy, run.workload)), args.data) for run in runs]
+    if sentence := planned_hours.sentence(requests, planned, "Trainings"):
+        text += f"\n{sentence}\n"
     if args.table:
         write_text(args.table, text)
     print(text)

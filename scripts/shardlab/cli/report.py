@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardlab.files import write_text
 from shardlab.report import charts, html, run_data, summary, summary_markdown
-from shardlab.runs import slurm
+from shardlab.runs import job_use, slurm
 from shardlab.settings import load
 
 
@@ -25,7 +25,8 @@ def main() -> None:
     found = run_data.collect(table, args.results, workloads)
     drawn = html.charts(found, workloads)
     accounting = slurm.accounting(job for run in found.runs if (job := run.train.slurm_job_id))
-    text = html.html(found, drawn, args.config, left_out, accounting, args.results)
+    billed = job_use.bill_of(args.config, args.results)
+    text = html.html(found, drawn, args.config, left_out, accounting, billed, args.results)
     write_text(args.results / "report.html", text)
     new = args.results / ".charts.new"
     shutil.rmtree(new, ignore_errors=True)

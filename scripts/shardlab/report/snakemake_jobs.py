@@ -23,6 +23,7 @@ def jobs(project: Path) -> list[Job]:
     """Return the jobs of a project's folder, by start; unreadable metadata is skipped."""
     folder = project / ".snakemake/metadata"
     jobs: dict[tuple[str, float], Job] = {}
+    # Each output has a record of its own, with the same hash of the job and a start that is some microseconds later.
     for path in sorted(folder.glob("*")) if folder.is_dir() else []:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
@@ -30,7 +31,7 @@ def jobs(project: Path) -> list[Job]:
             job = Job(str(record["rule"]), output, float(record["starttime"]), float(record["endtime"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        jobs.setdefault((job.rule, job.start), job)
+        jobs.setdefault((job.rule, record.get("job_hash", job.start)), job)
     return sorted(jobs.values(), key=lambda job: job.start)
 
 

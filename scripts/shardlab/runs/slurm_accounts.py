@@ -122,14 +122,14 @@ def _compare(row: Row, source: str, requests: list[Request], jobs: int | None, a
                     f"limit: {source} gives {whose} {limit} {name} at a time: {limit // wanted} times {largest}"
                 )
     for field_ in ("MaxSubmit", "MaxSubmitPU", "MaxSubmitPA", "GrpSubmit"):
-        if (limit := row.get(field_, "")).isdigit() and jobs is not None and jobs > int(limit):
+        if (count := row.get(field_, "")).isdigit() and jobs is not None and jobs > int(count):
             answer.wrong.append(
-                f"{source} lets {limit} jobs wait or run, and this call may submit {jobs}, of which Slurm would refuse "
-                f"the others; add --jobs {limit} to each call, or lower `jobs` in workflow/profiles/slurm/config.yaml"
+                f"{source} lets {count} jobs wait or run, and this call may submit {jobs}, of which Slurm would refuse "
+                f"the others; add --jobs {count} to each call, or lower `jobs` in workflow/profiles/slurm/config.yaml"
             )
     for field_ in ("MaxJobs", "MaxJobsPU"):
-        if (limit := row.get(field_, "")).isdigit():
-            answer.said.append(f"limit: {source} runs {limit} of your jobs at a time; others wait")
+        if (count := row.get(field_, "")).isdigit():
+            answer.said.append(f"limit: {source} runs {count} of your jobs at a time; others wait")
 
 
 NAMES = {"gres/gpu": "GPUs", "node": "nodes", "cpu": "cores"}

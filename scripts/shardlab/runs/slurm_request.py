@@ -26,7 +26,7 @@ class Request:
 
     @property
     def nodes(self) -> int:
-        return int(self.resources["nodes"])
+        return int(self.resources.get("nodes") or 1)
 
     @property
     def gpus(self) -> int:
@@ -35,11 +35,12 @@ class Request:
 
     @property
     def cores(self) -> int:
-        return self.nodes * int(self.resources["tasks_per_node"]) * int(self.resources["cpus_per_task"])
+        tasks, each = (int(self.resources.get(key) or 1) for key in ("tasks_per_node", "cpus_per_task"))
+        return self.nodes * tasks * each
 
     @property
     def minutes(self) -> int:
-        return int(self.resources["runtime"])
+        return int(self.resources.get("runtime") or 0)
 
     @property
     def queue(self) -> tuple[str | None, str | None]:

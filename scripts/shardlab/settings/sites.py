@@ -93,6 +93,9 @@ class Slurm(Strict):
         "if the site forbids it; Snakemake then submits it again).",
     )
     flags: list[str] = Field(default=[], description="Additional sbatch flags, such as --exclusive.")
+    billing: Literal["gpu", "node"] = Field(
+        "gpu", description="What the site charges for: allocated GPUs, or whole nodes (the bill then has node-hours)."
+    )
     queues: dict[str, Queue] = Field(
         default={}, description="Queues by name, where jobs of different sizes or stages go different ways."
     )

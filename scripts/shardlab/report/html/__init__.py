@@ -13,6 +13,7 @@ import vl_convert
 from markupsafe import Markup
 
 from shardlab.report import summary_markdown, sweep_table
+from shardlab.report.bill import Bill
 from shardlab.report.charts import ANCHORS, COMPARISON, OVERALL, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
 from shardlab.report.families import FAMILIES
 from shardlab.report.recommendation import advice
@@ -66,6 +67,7 @@ def html(
     config: Config,
     left_out: dict[tuple[str, str], str],
     accounting: dict[str, dict[str, str]],
+    billed: Bill,
     results: Path = Path("results"),
 ) -> str:
     """Render the page for a folder of ``results``. ``accounting``: Slurm's record of each job."""
@@ -92,6 +94,7 @@ def html(
         strategies=[_strategy(run_data.under(name), name, drawn) for name in strategies(run_data)],
         overall=[_shown(name, name) for name in OVERALL if name in drawn],
         faults=_faults(run_data),
+        billed=billed,
         results="results",
         made=f"Shardlab with Altair {version('altair')}",
         style=_raw((HERE / "style.css").read_text(encoding="utf-8")),

@@ -1,0 +1,24 @@
+"""Write the bill of a folder's jobs: hours planned, requested, used and lost, by
+stage and strategy, from Slurm's accounting or the runs' own times.
+
+Example: shardlab bill
+"""
+
+import argparse
+from pathlib import Path
+
+from shardlab.files import write_text
+from shardlab.report import bill
+from shardlab.runs import job_use
+from shardlab.settings import load
+
+
+def main() -> None:
+    """Write bill.md and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    load.add_config_argument(parser)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
+    args = parser.parse_args()
+    text = bill.markdown(job_use.bill_of(args.config, args.results))
+    write_text(args.results / "bill.md", text)
+    print(text)

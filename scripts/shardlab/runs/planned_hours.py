@@ -1,0 +1,62 @@
+"""Hours of devices that trainings are planned to use, and those that they request."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from shardlab.data import order, store
+from shardlab.errors import UserError
+from shardlab.records.plan import Plan
+from shardlab.runs.slurm_request import Request
+from shardlab.settings import variants
+from shardlab.settings.types import Run
+
+PREPARED = Path("data/prepared")
+
+
+def steps(run: Run, prepared: Path = PREPARED) -> int | None:
+    """Return the number of steps of a training; None if its data are not prepared yet."""
+    try:
+        samples = store.samples_in(prepared / run.data.name, "train")
+    except UserError:
+        return None
+    per_epoch = order.BatchOrder(samples, run.recipe.global_batch_size, run.seed).steps_per_epoch
+    return min(run.recipe.epochs * per_epoch, run.recipe.max_steps or 2**63)
+
+
+def hours(run: Run, plan: Plan | None, prepared: Path = PREPARED) -> float | None:
+    """Return the hours of devices that a training is planned to take; None if that is unknown."""
+    count = steps(run, prepared)
+    if plan is None or plan.step_seconds is None or count is None:
+        return None
+    return run.nodes * run.devices_per_node * count * plan.step_seconds / 3600
+
+
+def by_strategy(runs: Iterable[Run], find: Callable[[Run], Plan | None]) -> dict[str, float | None]:
+    """Return the planned hours of the trainings of each strategy, all its variants together; None: unknown."""
+    found: dict[str, list[float | None]] = {}
+    for run in runs:
+        found.setdefault(variants.base(run.strategy), []).append(hours(run, find(run)))
+    return {name: None if None in each else sum(filter(None, each)) for name, each in found.items()}
+
+
+def sentence(requests: Iterable[Request], planned: Iterable[float | None], what: str) -> str:
+    """Return what jobs request at most, and what trainings are planned to use, in one sentence."""
+    listed, known = list(requests), list(planned)
+    there = [each for each in known if each is not None]
+    gpus = sum(request.minutes * request.gpus for request in listed) / 60
+    nodes = sum(request.minutes * request.nodes for request in listed) / 60
+    parts = []
+    if listed:
+        amount = f"{gpus:,.1f} GPU-hours and {nodes:,.1f} node-hours" if gpus else f"{nodes:,.1f} node-hours"
+        parts.append(f"{what} request at most {amount} (the time limits of {_counted(len(listed), 'job')})")
+    if there:
+        unplanned = len(known) - len(there)
+        but = f", without {_counted(unplanned, 'training')} of unknown length" if unplanned else ""
+        parts.append(f"planned for {_counted(len(there), 'training')}: {sum(there):,.3g} device-hours{but}")
+    elif listed and known:
+        parts.append("no times are planned")
+    return "; ".join(parts) + "." if parts else ""
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

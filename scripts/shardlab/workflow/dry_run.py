@@ -1,0 +1,33 @@
+"""What a dry run says at its end: how much the jobs of the call would request."""
+
+import atexit
+from pathlib import Path
+from typing import Any
+
+from shardlab.records import plan
+from shardlab.runs import planned_hours
+from shardlab.runs.slurm_request import Request
+from shardlab.settings.types import Run
+
+
+def announce(workflow: Any, runs: list[Run]) -> None:
+    """Print that sentence when this process ends, if it is a dry run."""
+    atexit.register(lambda: say(workflow, runs))
+
+
+def say(workflow: Any, runs: list[Run]) -> None:
+    """Print what the jobs of a call request, and what its trainings are planned to take."""
+    if not workflow.dryrun or (dag := workflow.dag) is None:
+        return
+    # A dry run counts its jobs as local, and as finished.
+    due = list(dag.needrun_jobs(exclude_finished=False))
+    requests = [Request(job.rule.name, job.resources) for job in due if job.resources.get("tasks_per_node")]
+    trained = {(job.wildcards.strategy, job.wildcards.workload) for job in due if job.rule.name == "train"}
+    results = Path("results")
+    planned = [
+        planned_hours.hours(run, plan.find(run, *plan.places(results, run)))
+        for run in runs
+        if (run.strategy, run.workload) in trained
+    ]
+    if text := planned_hours.sentence(requests, planned, "These jobs"):
+        print(text)
