@@ -130,7 +130,7 @@ def _boundary(stage: nn.Module, inputs: Any, outputs: Any, *, splits_backward: b
             return value
         if not value.is_floating_point():
             torch_releases.require_whole_pipelines(
-                "a pipeline whose stages hand on integers, as those of this model do", torch.__version__
+                "a pipeline whose stages hand on integers, as those of this model do,", torch.__version__
             )
             return value
         if splits_backward and value._is_view():
