@@ -34,7 +34,11 @@ rule preflight_login:
         environment("workflow")
     params:
         config=CONFIG_JSON,
-        jobs=[f"--jobs={number}" for number in [workflow.resource_settings.nodes] if number],
+        jobs=[
+            f"--jobs={number}"
+            for number in [workflow.resource_settings.nodes]
+            if number
+        ],
     message:
         "Looking at the login node"
     shell:
