@@ -25,7 +25,7 @@ ELSEWHERE = {
     ("python", "-c"): "tests/workflow/test_course.py runs it",
 }
 OTHERS = {"cat", "cd", "chgrp", "chmod", "diff", "find", "git", "grep", "head", "kill", "sbatch", "scontrol", "source"}
-OTHERS |= {"rsync", "ssh", "tail", "true", "umask", "until"}
+OTHERS |= {"pip", "podman-hpc", "rsync", "ssh", "tail", "true", "umask", "until"}
 """Not the project's own."""
 
 
