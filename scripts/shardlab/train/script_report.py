@@ -81,7 +81,7 @@ def check_weights(path: Path, initial: Path, script: str) -> None:
             raise UserError(f"{path} lacks the weight {missing[0]}; write all weights under the names of {initial}.")
         if extra := sorted(theirs.keys() - ours.keys()):
             raise UserError(f"{path} has a weight {extra[0]}, which {initial} does not have; write only its weights.")
-        for name in sorted(theirs):
+        for name in sorted(ours):
             if theirs[name] != ours[name]:
                 raise UserError(f"{name} is {theirs[name]} in {path}, but must be {ours[name]}, as in {initial}.")
             value = file.get_tensor(name)
