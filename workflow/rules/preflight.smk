@@ -43,7 +43,7 @@ rule preflight_login:
         "Looking at the login node"
     shell:
         f"{SHARDLAB} preflight"
-        " login --config {params.config:q} --settings {input:q} {params.jobs} --output {output:q} > {log:q} 2>&1"
+        " login --config {params.config:q} --settings {input:q} {params.jobs:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule preflight_nodes:
