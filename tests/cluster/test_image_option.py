@@ -1,5 +1,7 @@
 """An image as an option of srun, which a plugin of the cluster's Slurm adds (image_option.c)."""
 
+import shutil
+
 import pytest
 import yaml
 
@@ -29,6 +31,7 @@ def test_srun_gets_the_image_and_sbatch_does_not(learner):
     settings = yaml.safe_load((sites / "test.yaml").read_text())
     settings |= {"container": settings["container"] | container, "setup_commands": [SAY]}
     (sites / "image_option.yaml").write_text(yaml.safe_dump(settings))
+    shutil.rmtree(learner.path / "results")  # the copy's settings are those of site test
     own(learner.path)
     learner.snakemake("results/ddp/mlp.done", config=["nodes=2", "site=image_option"])
     run = learner.path / "results/ddp/mlp"
