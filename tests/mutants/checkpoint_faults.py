@@ -126,7 +126,7 @@ FAULTS = [
     ),
     Fault(
         "a day of Slurm's has 12 hours",
-        f"{S}runs/slurm_limits.py",
+        f"{S}runs/slurm.py",
         "(days * 24 + hours)",
         "(days * 12 + hours)",
         at("unit/test_slurm_limits", "test_slurm_s_times"),

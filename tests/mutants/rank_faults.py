@@ -271,9 +271,9 @@ FAULTS = [
     ),
     Fault(
         "one epoch too many",
-        BATCHES,
-        "recipe.epochs * self.order",
-        "(recipe.epochs + 1) * self.order",
+        "scripts/shardlab/settings/recipe.py",
+        "self.epochs * steps_per_epoch",
+        "(self.epochs + 1) * steps_per_epoch",
         reference("mlp"),
     ),
     Fault(
@@ -360,9 +360,9 @@ FAULTS = [
     ),
     Fault(
         "max_steps beyond the epochs",
-        BATCHES,
-        "min(recipe.epochs * self.order.steps_per_epoch, recipe.max_steps or 2**63)",
-        "(recipe.max_steps or recipe.epochs * self.order.steps_per_epoch)",
+        "scripts/shardlab/settings/recipe.py",
+        "min(self.epochs * steps_per_epoch, self.max_steps or 2**63)",
+        "(self.max_steps or self.epochs * steps_per_epoch)",
         VALIDATED,
     ),
     Fault(

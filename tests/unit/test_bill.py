@@ -9,7 +9,7 @@ from helpers.common import tiny_run
 from shardlab.records.reports import Attempt
 from shardlab.report import bill
 from shardlab.report.bill import Use, lost_seconds
-from shardlab.runs import attempts, job_use, planned_hours, slurm_accounting
+from shardlab.runs import attempts, job_use, planned_hours, slurm, slurm_accounting
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.runs.slurm_request import Request
 from shardlab.settings.sites import Site
@@ -202,4 +202,4 @@ def test_what_a_call_requests_and_plans_in_one_sentence():
 
 def test_times_of_sacct():
     texts = ("1-01:00:01", "01:00:01", "00:30.500", "UNLIMITED")
-    assert [slurm_accounting.seconds(text) for text in texts] == [90001, 3601, 30.5, None]
+    assert [slurm.seconds(text) for text in texts] == [90001, 3601, 30.5, None]

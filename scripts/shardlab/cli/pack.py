@@ -17,7 +17,7 @@ from typing import Any
 from snakemake.cli import parse_config
 
 from shardlab.errors import UserError
-from shardlab.runs import slurm, slurm_request, stages
+from shardlab.runs import slurm, slurm_accounting, slurm_request, stages
 from shardlab.settings import load
 from shardlab.settings.sites import Site
 from shardlab.workflow.call_runs import CallRuns
@@ -55,8 +55,7 @@ def main() -> None:
     if args.dry_run:
         print(shlex.join(words), script, sep="\n\n")
         return
-    driver = [str(Path(sys.executable).with_name("snakemake")), "--profile", "workflow/profiles/local"]
-    if status := subprocess.run([*driver, *given, "--", "prefetch"]).returncode:
+    if status := subprocess.run([*_snakemake("local"), *given, "--", "prefetch"]).returncode:
         sys.exit(status)
     Path("results/logs").mkdir(parents=True, exist_ok=True)
     done = subprocess.run(words, input=script, text=True, stdout=subprocess.PIPE)
@@ -64,6 +63,10 @@ def main() -> None:
         raise UserError("sbatch refused the job; see its message above.")
     job = done.stdout.strip().split(";")[0]
     print(f"Job {job} runs everything; its output is in results/logs/pack-{job}.log. To look at it: shardlab watch")
+
+
+def _snakemake(profile: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("snakemake")), "--profile", f"workflow/profiles/{profile}"]
 
 
 def submission(call: CallRuns, nodes: int | None, minutes: int | None, arguments: list[str]) -> tuple[list[str], str]:
@@ -86,7 +89,7 @@ def submission(call: CallRuns, nodes: int | None, minutes: int | None, arguments
         if size[0] > nodes:
             raise UserError(f"{name} needs {size[0]} nodes; raise --nodes to {size[0]}, or choose other runs.")
         if size[1] > per_node:
-            slurm.check_size(site, "train", nodes, most)
+            slurm.queue_for(site.slurm, "train", nodes, most)
     requested = slurm.resources(site, "train", nodes, per_node)
     if minutes:
         requested["runtime"] = minutes
@@ -95,17 +98,16 @@ def submission(call: CallRuns, nodes: int | None, minutes: int | None, arguments
         raise UserError(
             f"{requested['runtime']} min are too short, as the last {late} s start nothing; raise --minutes."
         )
-    words = slurm_request.sbatch(requested, "shardlab-pack", "results/logs/pack-%j.log")
+    words = slurm_request.sbatch(requested, slurm_accounting.PACK_JOB, "results/logs/pack-%j.log")
     return [*words, f"--signal=B:USR1@{late}"], _script(site, nodes, per_node, arguments)
 
 
 def _script(site: Site, nodes: int, per_node: int, arguments: list[str]) -> str:
     assert site.slurm is not None
-    driver = [str(Path(sys.executable).with_name("snakemake")), "--profile", "workflow/profiles/allocation"]
     values: dict[str, Any] = {
         "packed": slurm.PACKED,
         "memory": site.slurm.memory_mb_per_rank,
-        "driver": shlex.join(driver),
+        "driver": shlex.join(_snakemake("allocation")),
         "cores": nodes * per_node * site.cpus_per_rank,
         "devices": nodes * per_node,
         "call": shlex.join(arguments),

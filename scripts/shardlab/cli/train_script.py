@@ -14,8 +14,7 @@ def main() -> int:
 
     args = script_place.arguments(__doc__)
     run = read_run(args.settings)
-    if isinstance(run.site.cpu_binding, list):
-        cpu_binding.bind(run.site.cpu_binding)
+    cpu_binding.bind(run.site.cpu_binding)
     rank = script_rank.number(run)
     signals.name(f"rank {rank} of script")
     if rank == 0:

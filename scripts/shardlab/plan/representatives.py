@@ -34,7 +34,7 @@ def first_of_each_part(run: Run, task: Task) -> dict[int, int]:
     """
     recipe = run.recipe
     of_all = order.BatchOrder(task.samples("train"), recipe.global_batch_size, run.seed)
-    last = min(recipe.epochs * of_all.steps_per_epoch, recipe.max_steps or 2**63) - 1
+    last = recipe.steps(of_all.steps_per_epoch) - 1
     batch = of_all.batch(min(COUNTED, last))
     plain: Any = SimpleNamespace(chunks=None)
     found: dict[Any, int] = {}

@@ -19,8 +19,7 @@ def steps(run: Run, prepared: Path = PREPARED) -> int | None:
         samples = store.samples_in(prepared / run.data.name, "train")
     except UserError:
         return None
-    per_epoch = order.BatchOrder(samples, run.recipe.global_batch_size, run.seed).steps_per_epoch
-    return min(run.recipe.epochs * per_epoch, run.recipe.max_steps or 2**63)
+    return run.recipe.steps(order.BatchOrder(samples, run.recipe.global_batch_size, run.seed).steps_per_epoch)
 
 
 def hours(run: Run, plan: Plan | None, prepared: Path = PREPARED) -> float | None:

@@ -126,7 +126,7 @@ class Recorder:
         """``folder`` is the run's; of an ``attempt`` before this one, the steps that are not taken again are kept."""
         recipe = run.recipe
         self.order = BatchOrder(store.samples_in(data, "train"), recipe.global_batch_size, run.seed)
-        self.count = min(recipe.epochs * self.order.steps_per_epoch, recipe.max_steps or 2**63)
+        self.count = recipe.steps(self.order.steps_per_epoch)
         self.path, self.attempt = folder / metrics.NAME, attempt
         self.kept = metrics.read(self.path) if attempt > 1 else []
         earlier = sum(record["kind"] == "train" for record in self.kept)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from shardlab.errors import UserError
-from shardlab.settings.sites import Site, Stage
+from shardlab.settings.sites import Queue, Site, Slurm, Stage
 
 LIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
 """States of a job that has not ended."""
@@ -119,11 +119,16 @@ def seconds_left() -> float | None:
         left = answer(["squeue", "--noheader", f"--jobs={job}", "--format=%L"]).strip()
     except UserError:
         return None
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", left)
+    return seconds(left)
+
+
+def seconds(text: str) -> float | None:
+    """Convert Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS.mmm; None for UNLIMITED or any other text."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text)
     if match is None:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
+    return ((days * 24 + hours) * 60 + minutes) * 60 + float(match[4])
 
 
 ACCOUNTED = {
@@ -195,15 +200,15 @@ SIZED = (
 """Resources that may depend on the size of a job."""
 
 
-def check_size(site: Site, stage: Stage, nodes: int, gpus_per_node: int) -> None:
-    """Check that a queue of the site takes a stage's job of this size.
+def queue_for(slurm: Slurm, stage: Stage, nodes: int, gpus_per_node: int) -> Queue:
+    """Return the queue that takes a stage's job of this size.
 
     Raises:
         UserError: none does; names the limits.
     """
-    if site.slurm is None or site.slurm.queue_for(stage, nodes, gpus_per_node):
-        return
-    most = "; ".join(f"{name}: {site.slurm.queues[name].limits}" for name in site.slurm.queue_names(stage))
+    if queue := slurm.queue_for(stage, nodes, gpus_per_node):
+        return queue
+    most = "; ".join(f"{name}: {slurm.queues[name].limits}" for name in slurm.queue_names(stage))
     raise UserError(
         f"{stage} requests {nodes} x {gpus_per_node} GPUs (nodes x GPUs per node), and no queue of the site's file "
         f"takes that ({most}); set nodes and ranks_per_node to less, or slurm.queue to other queues."
@@ -225,10 +230,8 @@ def resources(
     """
     if site.slurm is None:
         return {}
-    check_size(site, stage, nodes, devices_per_node)
     slurm = site.slurm
-    queue = slurm.queue_for(stage, nodes, devices_per_node)
-    assert queue is not None
+    queue = queue_for(slurm, stage, nodes, devices_per_node)
     memory = devices_per_node * slurm.memory_mb_per_rank
     requested: dict[str, Any] = {
         "devices": nodes * devices_per_node,

@@ -15,7 +15,7 @@ FIELDS = (
     *("JobID", "JobName", "State", "AllocTRES", "NNodes", "ElapsedRaw", "TimelimitRaw", "Start", "End"),
     *("CPUTimeRAW", "TotalCPU", "MaxRSS", "NTasks", "ConsumedEnergyRaw"),
 )
-PACK, PACKED = "pack", "shardlab-pack"
+PACK, PACK_JOB = "pack", "shardlab-pack"
 """Allocations that runs share (cli/pack.py): the stage that they count as, and the name of their jobs."""
 AT_ONCE = 500
 """Jobs to ask for at a time."""
@@ -69,7 +69,7 @@ class Start:
     @property
     def cpu_seconds(self) -> tuple[float, float] | None:
         """CPU time used, and that of the allocated cores."""
-        used, allocated = seconds(self.values["TotalCPU"]), float(self.values["CPUTimeRAW"] or 0)
+        used, allocated = slurm.seconds(self.values["TotalCPU"]), float(self.values["CPUTimeRAW"] or 0)
         return None if used is None or not allocated else (used, allocated)
 
     @property
@@ -111,7 +111,7 @@ def starts(folder: Path) -> list[Start] | None:
             return None
         text += answer
     # A number may belong to a job of another cluster's database, or of before its numbers began again.
-    names = (name_of(folder), PACKED)
+    names = (name_of(folder), PACK_JOB)
     own = [start for start in parse(text, known) if start.values["JobName"] in names]
     return own or None
 
@@ -131,15 +131,6 @@ def parse(text: str, known: dict[str, tuple[str, str]]) -> Iterator[Start]:
         start = Start(job, *known[job], row) if job in known else None
     if start is not None:
         yield start
-
-
-def seconds(text: str) -> float | None:
-    """Convert sacct's D-HH:MM:SS, HH:MM:SS or MM:SS.mmm; None for any other text."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text)
-    if match is None:
-        return None
-    days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
-    return ((days * 24 + hours) * 60 + minutes) * 60 + float(match[4])
 
 
 def _bytes(text: str) -> float:

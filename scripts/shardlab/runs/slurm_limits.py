@@ -3,7 +3,7 @@
 import re
 import shutil
 
-from shardlab.runs.slurm import answer_or_none
+from shardlab.runs.slurm import answer_or_none, seconds
 from shardlab.settings.sites import Site
 
 NO_WORD = (
@@ -78,8 +78,5 @@ def means(site: Site, runtime: int, partition: dict[str, str], config: dict[str,
 
 def minutes(text: str) -> int | None:
     """Convert Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS to minutes; None for UNLIMITED or any other text."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if match is None:
-        return None
-    days, hours, rest, _ = (int(part or 0) for part in match.groups())
-    return (days * 24 + hours) * 60 + rest
+    found = seconds(text)
+    return None if found is None else int(found // 60)

@@ -41,7 +41,7 @@ class Steps:
     def __init__(self, task: Task, engine: Engine, recipe: Recipe, seed: int, world: World) -> None:
         self.task, self.engine, self.recipe, self.world = task, engine, recipe, world
         self.order = order.BatchOrder(task.samples("train"), recipe.global_batch_size, seed)
-        self.count = min(recipe.epochs * self.order.steps_per_epoch, recipe.max_steps or 2**63)
+        self.count = recipe.steps(self.order.steps_per_epoch)
 
     def __getitem__(self, number: int) -> Step:
         per_epoch = self.order.steps_per_epoch

@@ -186,8 +186,7 @@ def start(site: SiteRuntime, timeout_seconds: int = 600) -> None:
     Raises:
         UserError: the site says cuda, but there are fewer GPUs than ranks on this node.
     """
-    if isinstance(site.cpu_binding, list):
-        cpu_binding.bind(site.cpu_binding)
+    cpu_binding.bind(site.cpu_binding)
     own = device.device_for_rank(site.device)
     device.use(own)
     device.warn_if_shared(own)

@@ -158,6 +158,10 @@ class Recipe(Strict):
         """True if checkpoints are written during training."""
         return self.checkpoint_interval_steps is not None or self.checkpoint_interval_minutes is not None
 
+    def steps(self, steps_per_epoch: int) -> int:
+        """Return the number of optimizer steps of a training."""
+        return min(self.epochs * steps_per_epoch, self.max_steps or 2**63)
+
     def learning_rate(self, step: int, steps: int, steps_per_epoch: int) -> float:
         """Return the learning rate of ``step``, counted from 0 over all epochs, of ``steps``."""
         return self.optimizer.learning_rate * self.lr_schedule.factor(step, steps, steps_per_epoch)

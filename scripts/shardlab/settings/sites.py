@@ -122,11 +122,13 @@ class Slurm(Strict):
         """Return the names of the queues that a stage's jobs may go to, in the order in which they are tried."""
         return self.stages.get(stage, SlurmStage()).queue or self.queue or list(self.queues)
 
+    def queues_of(self, stage: Stage) -> list[Queue]:
+        """Return these queues; one without limits where the site names none."""
+        return [self.queues[name] for name in self.queue_names(stage)] or [Queue()]
+
     def queue_for(self, stage: Stage, nodes: int, gpus_per_node: int) -> Queue | None:
         """Return the queue that takes a stage's job of this size, with the unset keys filled in; None if none does."""
-        names = self.queue_names(stage)
-        tried = [self.queues[name] for name in names] if names else [Queue()]
-        for queue in tried:
+        for queue in self.queues_of(stage):
             if queue.takes(nodes, gpus_per_node):
                 own = {key: getattr(queue, key) or getattr(self, key) for key in ("partition", "qos", "constraint")}
                 return queue.model_copy(update=own | {"flags": [*self.flags, *queue.flags]})
@@ -371,9 +373,7 @@ class Site(SiteRuntime):
     def _leaves_time_to_train(self) -> Self:
         if self.slurm is None:
             return self
-        names = self.slurm.queue_names("train")
-        queues = [self.slurm.queues[name] for name in names] if names else [Queue()]
-        minutes = min(self.slurm.minutes("train", queue) for queue in queues)
+        minutes = min(self.slurm.minutes("train", queue) for queue in self.slurm.queues_of("train"))
         if 60 * minutes < self.warning + 60:
             raise ValueError(
                 f"a training has {minutes} minutes and is asked to stop {self.warning} s before the end, so it may "

@@ -21,9 +21,11 @@ class JobRequests:
             UserError: it has none for one of them.
         """
         self.call = call
+        if call.site.slurm is None:
+            return
         for run in call.requested.values():
             try:
-                slurm.check_size(call.site, "train", *stages.scope("train", run).size(run))
+                slurm.queue_for(call.site.slurm, "train", *stages.scope("train", run).size(run))
             except UserError as error:
                 raise UserError(f"{run.strategy} x {run.workload}: {error}") from None
 
