@@ -35,7 +35,7 @@ def test_all_runs_share_one_job_and_are_equal(packed):
     learner, begin, job = packed
     assert "All 3 runs are equal to single" in (learner.path / "results/summary.md").read_text(), log(learner, job)
     assert gpus(since=begin) == {job: 8}
-    assert {row["State"] for row in sacct("State", since=begin)} == {"COMPLETED"}
+    assert {row["State"] for row in sacct("State", since=begin)} == {"COMPLETED"}, log(learner, job)
     hosts = {name: learner.json(f"results/{name}/mlp/train.json")["hosts"] for name in ("ddp", "fsdp", ON_TWO_NODES)}
     assert hosts[ON_TWO_NODES] == ["n1", "n1", "n2", "n2"]
 
@@ -56,11 +56,10 @@ def test_each_rank_runs_on_the_cores_of_its_gpu(packed):
 
 
 def test_a_size_that_no_queue_takes_is_refused_before_submission(packed):
-    learner, *_ = packed
-    begin = now()
+    learner, begin, job = packed
     small = "site_settings={slurm: {queues: {small: {nodes_max: 1, gpus_per_node_max: 2}}}}"
     call = learner.run(*snakemake("results/ddp/mlp.done", config=["nodes=2", small]), check=False)
     assert call.returncode
     assert "ddp x mlp: train requests 2 x 2 GPUs" in call.stdout
     assert "small: 1 node, 2 GPUs per node" in call.stdout
-    assert not sacct("JobID", since=begin)
+    assert {row["JobID"] for row in sacct("JobID", since=begin)} == {job}

@@ -135,7 +135,7 @@ def theory_noted(output):
         world, taken = state.world, rows[meter.counted - state.start.step :]
         part = 0 if world.expert_mesh is None else world.expert_mesh.get_local_rank()
         batches = state.steps[step].micro_batches
-        sent = theory.bytes_per_step(state.run, state.task, batches, taken[0] if taken else 0, part)
+        sent = theory.bytes_per_step(state.engine.run, state.task, batches, taken[0] if taken else 0, part)
         (output / f"theory-{world.rank}.json").write_text(json.dumps(sent))
         return collect(state, meter)
 

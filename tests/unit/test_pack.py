@@ -42,10 +42,10 @@ def test_what_does_not_fit_is_one_sentence(values, nodes, minutes, sentence):
 def test_steps_share_the_job_each_with_its_part_and_a_port_of_its_own(monkeypatch):
     run = call(nodes=2, ranks_per_node=2).run(("ddp", "mlp"))
     assert "--exact" not in commands.lines(run, ["x.py"], None, Scope.RANKS)
-    monkeypatch.setenv(slurm.PACKED, "1000")
+    monkeypatch.setenv(slurm.PACKED, "1")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
     lines = commands.lines(run, ["x.py"], None, Scope.RANKS)
-    assert "srun --exact --mem=2000 --gpus-per-node=2 --relative=0 --nodes=2" in lines
+    assert "srun --exact --mem=0 --gpus-per-node=2 --relative=0 --nodes=2" in lines
     assert "$((20000 + (SLURM_JOB_ID + $$) % 10000))" in lines
     assert "--relative" not in commands.lines(run, ["x.py"], None, Scope.ONE)
 
@@ -53,5 +53,5 @@ def test_steps_share_the_job_each_with_its_part_and_a_port_of_its_own(monkeypatc
 def test_a_run_does_not_requeue_the_job_of_the_others(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(slurm, "client", lambda words: pytest.fail(f"asked Slurm: {words}"))
-    monkeypatch.setenv(slurm.PACKED, "1000")
+    monkeypatch.setenv(slurm.PACKED, "1")
     assert slurm.requeue(slurm.TIME_LIMIT) is False

@@ -12,6 +12,7 @@ import torch
 from shardlab import models
 from shardlab.data import store
 from shardlab.models import contents
+from shardlab.models.declared import completed
 from shardlab.models.weights import materialize, save
 from shardlab.records.reports import InitialReport
 from shardlab.runtime import distributed, tasks, trial
@@ -38,12 +39,13 @@ def main() -> None:
     distributed.start(run.site)
     dtype = getattr(torch, run.recipe.dtype)
     model = models.build(run.model, run.task, dtype)
-    models.check_plan(run.model, model)
+    complete = completed(run, model)
+    models.check_plan(complete.model, model)
     tasks.check_loss(run, model)
     code_fingerprint.check_imported(run.sources, run.model.sources)
-    runs = [Run.model_validate(run.model_dump() | {"strategy": n} | some) for n, some in args.strategies.items()]
-    contents.check_all(run, model, runs, {})
-    contents.check_drawn(run, model)
+    runs = [Run.model_validate(complete.model_dump() | {"strategy": n} | some) for n, some in args.strategies.items()]
+    contents.check_all(complete, model, runs, {})
+    contents.check_drawn(complete, model)
     digest = save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
     parameters = models.parameter_count(model)
     print(f"{parameters:,} parameters, seed {run.seed}")
@@ -54,7 +56,7 @@ def main() -> None:
         device = device_for_rank(run.site.device)
         task = tasks.load(run.task, args.data, dtype, device, loss_chunks=run.recipe.loss_chunks)
         materialize(model, args.output, device)
-        for sentence in contents.check_all(run, model, runs, trial.find_properties(run, task, model)):
+        for sentence in contents.check_all(complete, model, runs, trial.find_properties(complete, task, model)):
             print(f"note: {sentence}")
         loss = evaluation.evaluate_model(run, task, model).loss
     report = InitialReport(

@@ -25,8 +25,8 @@ from shardlab.workflow.call_runs import CallRuns
 LATE = 60
 """Seconds before the end of the trainings at which Snakemake starts no further jobs."""
 SCRIPT = """#!/bin/bash
-# The runs share the nodes of this job; memory of a step per device (MiB).
-export {packed}={memory}
+# The runs share the nodes of this job.
+export {packed}=1
 {driver} --cores {cores} --resources devices={devices} {call} &
 driver=$!
 # Slurm's warning: let Snakemake start nothing more; the trainings save and stop by themselves.
@@ -106,7 +106,6 @@ def _script(site: Site, nodes: int, per_node: int, arguments: list[str]) -> str:
     assert site.slurm is not None
     values: dict[str, Any] = {
         "packed": slurm.PACKED,
-        "memory": site.slurm.memory_mb_per_rank,
         "driver": shlex.join(_snakemake("allocation")),
         "cores": nodes * per_node * site.cpus_per_rank,
         "devices": nodes * per_node,

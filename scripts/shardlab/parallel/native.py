@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.models import contents
+from shardlab.models.declared import completed
 from shardlab.models.weights import materialize
 from shardlab.parallel import parallelize
 from shardlab.runtime import optimizers
@@ -38,9 +39,10 @@ class NativeEngine:
 
     def __init__(self, run: Run, task: Task, world: World, weights: Path | None) -> None:
         """See strategies.build. Without ``weights`` the caller allocates the parameters, and then calls ``ready``."""
-        self.run, self.task, self.world = run, task, world
         # On the meta device: a sharded model is never whole on a rank.
         whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
+        run = completed(run, whole)
+        self.run, self.task, self.world = run, task, world
         models.check_plan(run.model, whole)
         contents.check(run, whole)
         if run.mesh.axes("sequence"):

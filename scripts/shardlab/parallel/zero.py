@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shardlab import models
 from shardlab.errors import Unsupported
 from shardlab.models import contents
+from shardlab.models.declared import completed
 from shardlab.models.weights import check_weights, materialize, open_weights, read
 from shardlab.parallel import batch_norm, parallelize
 from shardlab.patches import deepspeed_startup
@@ -101,11 +102,12 @@ class ZeroEngine:
     def __init__(self, run: Run, task: Task, world: World, weights: Path) -> None:
         deepspeed_startup.without_shared_memory()
         deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
+        whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
+        run = completed(run, whole)
         self.run, self.task, self.world = run, task, world
         self.precision = PRECISIONS[run.recipe.arithmetic]
         self.scales_loss = self.precision.scales_loss
         self.weights_file = weights
-        whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
         contents.check(run, whole)
         self.meta_state_dict = {
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()

@@ -22,7 +22,7 @@ PATIENCE = 60.0
 
 
 PACKED = "SHARDLAB_PACKED"
-"""Environment variable in a job whose nodes several runs share (`shardlab pack`): memory of a step per device (MiB)."""
+"""Environment variable in a job whose nodes several runs share (`shardlab pack`)."""
 DRIVER = "SHARDLAB_DRIVER_JOB"
 """Environment variable with the Slurm job that a call of Snakemake runs in: the Slurm plugin removes Slurm's own."""
 TIME_LIMIT = "time limit"
@@ -273,7 +273,8 @@ def packed_step(devices_per_node: int, *, meet: bool) -> list[str]:
     """
     if PACKED not in os.environ:
         return []
-    words = ["--exact", f"--mem={int(os.environ[PACKED]) * devices_per_node}"]
+    # Memory is the job's: a step waits for GPUs and cores that others still have, but where memory is short it fails.
+    words = ["--exact", "--mem=0"]
     if "SLURM_GPUS_ON_NODE" in os.environ:
         words.append(f"--gpus-per-node={devices_per_node}")
     return [*words, "--relative=0"] if meet else words

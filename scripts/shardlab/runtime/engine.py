@@ -8,11 +8,14 @@ from torch import Tensor, nn
 
 from shardlab.runtime.module_state import LocalState
 from shardlab.runtime.tasks import MicroBatch
+from shardlab.settings.types import Run
 
 
 class Engine(Protocol):
     """Everything that a training run needs from a strategy."""
 
+    run: Run
+    """Its settings, with what the library declares of a transformers model (models/declared.py)."""
     chunks: int | None
     """If set, all micro-batches need the same number of rows, a multiple of this; None: any number of rows."""
     meta_state_dict: dict[str, Tensor]

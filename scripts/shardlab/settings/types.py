@@ -131,7 +131,11 @@ class Workload(Strict):
         description="Task: a file in scripts/shardlab/runtime/tasks (batches, loss and metric) and one in "
         "scripts/shardlab/data/encoders (prepared arrays).",
     )
-    blocks: list[str] = Field(default=[], description="Submodules that FSDP shards separately, as patterns (layers.*).")
+    blocks: list[str] = Field(
+        default=[],
+        description="Submodules that FSDP shards separately, as patterns (layers.*). Empty: with a transformers model, "
+        "its layers.",
+    )
     tensor: dict[str, TensorStyle] = Field(
         default={},
         description="Tensor-parallel plan, submodule pattern: how it is split. column, row: Linear "
@@ -161,6 +165,11 @@ class Workload(Strict):
         min_length=1, description="Data sources; config key `data` selects one."
     )
     sizes: dict[str, Size] = Field(min_length=1, description="Named sizes; config key `size` selects one.")
+
+    @property
+    def is_declared(self) -> bool:
+        """True if the transformers library declares what the file leaves out: blocks, tensor, experts, segments."""
+        return self.model.startswith("hf:") and self.task == "language_modelling"
 
 
 class StrategyOptions(Strict):

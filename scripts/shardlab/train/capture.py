@@ -127,7 +127,7 @@ class _Recorder:
         self.native = state.engine if isinstance(state.engine, NativeEngine) else None
         self.steps: list[dict[str, Any]] = []
         self.indices: list[list[int]] = []
-        self.outputs = ModuleOutputs(state.run, state.engine)
+        self.outputs = ModuleOutputs(state.engine)
         named = self.native.parameter_names if self.native else None
         self.names = named or models.trained_names(state.engine.plain)  # type: ignore[attr-defined]
 
@@ -185,7 +185,7 @@ class _Recorder:
 
     def about(self) -> dict[str, Any]:
         """Return what is known of all steps, and each rank's place; a collective."""
-        world, run = self.state.world, self.state.run
+        world, run = self.state.world, self.engine.run
         sequence = world.sequence
         split = {"ranks": sequence.ranks, "rank": sequence.rank, "head_tail": sequence.head_tail}
         ranks = world.gather({"place": world.place, "data_rank": world.data_rank, "sequence": split})

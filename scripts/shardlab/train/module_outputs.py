@@ -17,8 +17,9 @@ LARGE, EVERY = 10**8, 16
 class ModuleOutputs:
     """Hooks on all modules of a rank that keep each one's output in CPU memory, until ``take``."""
 
-    def __init__(self, run: Run, engine: Engine) -> None:
+    def __init__(self, engine: Engine) -> None:
         """Hook each module, or with recipe.compile only what calls compiled code."""
+        run = engine.run
         self.micro_batch = 0
         self._pieces = engine.chunks or 1
         """Forward passes of a micro-batch: a pipeline divides it."""

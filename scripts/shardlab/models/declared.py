@@ -1,0 +1,30 @@
+"""What the transformers library declares of its models, for the keys that a workload's file leaves out."""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from shardlab.settings.types import Run
+
+
+def completed(run: Run, model: nn.Module) -> Run:
+    """Return the run with the ``blocks`` of its model filled in, if that is one of transformers."""
+    settings = run.model
+    if settings.folder is None:
+        return run
+    found = {} if settings.blocks else {"blocks": [f"{name}.*" for name in layer_lists(model)]}
+    return run.model_copy(update={"model": settings.model_copy(update=found)})
+
+
+def layer_lists(model: nn.Module) -> list[str]:
+    """Return the names of the lists of layers: those of the classes that the library keeps on one device, or else the
+    longest list.
+    """
+    classes = {*(getattr(model, "_no_split_modules", None) or [])}
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    named = [name for name, modules in lists if len(modules) and {*_classes(modules)} <= classes]
+    return named or [name for name, _ in sorted(lists, key=lambda each: -len(each[1]))[:1]]
+
+
+def _classes(modules: nn.ModuleList) -> Iterator[str]:
+    return (type(module).__name__ for module in modules)
