@@ -64,12 +64,13 @@ onsuccess:
         mark.unlink()
 
 
-# If runs are missing, table and report still name them and show the others.
+# If runs are missing, table and report still name them and show the others; a preflight has none.
 onerror:
-    shell(
-        f"{SHARDLAB} summarize"
-        " --config {CONFIG_JSON:q} --results results"
-        f" && {SHARDLAB} report"
-        " --config {CONFIG_JSON:q} --results results"
-        " && echo 'results/report.html shows what is there and what is missing.' || true"
-    )
+    if {*workflow.dag_settings.targets} != {"preflight"}:
+        shell(
+            f"{SHARDLAB} summarize"
+            " --config {CONFIG_JSON:q} --results results"
+            f" && {SHARDLAB} report"
+            " --config {CONFIG_JSON:q} --results results"
+            " && echo 'results/report.html shows what is there and what is missing.' || true"
+        )

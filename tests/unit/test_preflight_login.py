@@ -131,7 +131,8 @@ def test_a_limit_that_the_call_exceeds(programs, of_account, of_qos, words):
 def test_a_qos_that_the_account_may_not_use(programs):
     accounts(programs, association(QOS="normal,long"))
     assert checked(request(qos="small")).wrong == [
-        "QOS small is not one of account teaching; set slurm.qos to one of: normal, long"
+        "QOS small is not one of account teaching; in the site's file, set slurm.qos or that of the queue in "
+        "slurm.queues to one of: normal, long"
     ]
     assert checked(request(qos="long")).wrong == []
 

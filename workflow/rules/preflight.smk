@@ -30,6 +30,7 @@ rule preflight_login:
         temp("results/preflight/login.json"),
     log:
         "results/logs/preflight/login.log",
+    retries: 0
     conda:
         environment("workflow")
     params:

@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from snakemake.cli import parse_config
-
 from shardlab.errors import UserError
 from shardlab.runs import slurm, slurm_accounting, slurm_request, stages
 from shardlab.settings import load
@@ -50,7 +48,7 @@ def main() -> None:
     args, options = parser.parse_known_args()
     given = ["--config", *args.config] if args.config else []
     targets = args.targets or ["all"]
-    call = CallRuns(load.merged(load.read_yaml(load.CONFIG / "config.yaml"), parse_config(args.config)), targets)
+    call = CallRuns(load.called_with(args.config), targets)
     words, script = submission(call, args.nodes, args.minutes, [*options, *given, "--", *targets])
     if args.dry_run:
         print(shlex.join(words), script, sep="\n\n")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError
@@ -23,6 +24,8 @@ PATIENCE = 60.0
 
 PACKED = "SHARDLAB_PACKED"
 """Environment variable in a job whose nodes several runs share (`shardlab pack`)."""
+REFUSED = "srun: error: Unable to create step"
+"""How srun's last line begins then."""
 DRIVER = "SHARDLAB_DRIVER_JOB"
 """Environment variable with the Slurm job that a call of Snakemake runs in: the Slurm plugin removes Slurm's own."""
 TIME_LIMIT = "time limit"
@@ -278,3 +281,16 @@ def packed_step(devices_per_node: int, *, meet: bool) -> list[str]:
     if "SLURM_GPUS_ON_NODE" in os.environ:
         words.append(f"--gpus-per-node={devices_per_node}")
     return [*words, "--relative=0"] if meet else words
+
+
+def has_to_wait(log: Path) -> bool:
+    """Return whether srun could not create a step of a packed job, and other steps still have what it needs.
+
+    For one node srun waits by itself; for several, Slurm 22.05 refuses the step at once (seen; as of which release it
+    waits is not documented).
+    """
+    last = log.read_text(errors="replace").rstrip().rpartition("\n")[2]
+    if PACKED not in os.environ or not last.startswith(REFUSED):
+        return False
+    steps = answer_or_none(["squeue", "--noheader", "--steps", f"--jobs={job_id()}", "--format=%i"])
+    return any(step.rpartition(".")[2].isdecimal() for step in (steps or "").split())

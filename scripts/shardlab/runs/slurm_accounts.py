@@ -65,7 +65,10 @@ def check(asked: Slurm, requests: Sequence[Request], partition_qos: dict[str, st
         association = _of_partition(of_account, partition)
         if name and association["QOS"] and name not in association["QOS"].split(","):
             allowed = ", ".join(association["QOS"].split(","))
-            answer.wrong.append(f"QOS {name} is not one of account {account}; set slurm.qos to one of: {allowed}")
+            answer.wrong.append(
+                f"QOS {name} is not one of account {account}; in the site's file, set slurm.qos or that of the queue "
+                f"in slurm.queues to one of: {allowed}"
+            )
             continue
         both = (name or association["DefaultQOS"] or DEFAULT_QOS, partition_qos.get(partition or "", ""))
         sources = [("account", account, association)]

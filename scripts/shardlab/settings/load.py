@@ -46,13 +46,46 @@ def read_yaml(path: Path) -> Any:
 
 
 def add_config_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config``: the configuration as JSON, or the path of a YAML file; parsed to a Config."""
+    """Add ``--config``, parsed to a Config: what a call of Snakemake changes, or all of it as JSON or a YAML file."""
     parser.add_argument(
         "--config",
-        type=lambda text: config(_from_json(text) if text.startswith("{") else read_yaml(Path(text))),
+        nargs="+",
+        type=_word,
+        action=_Given,
+        metavar="KEY=VALUE",
         default=str(CONFIG / "config.yaml"),
-        help="configuration: a YAML file, or JSON (default: config/config.yaml)",
+        help="what the call of Snakemake changed in config/config.yaml (or all of it: a YAML file, or JSON)",
     )
+
+
+def _word(text: str) -> str | Config:
+    if re.match(r"\w+=", text):
+        return text
+    return config(_from_json(text) if text.startswith("{") else read_yaml(Path(text)))
+
+
+class _Given(argparse.Action):
+    """Keep the Config that the words of ``--config`` describe."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, _: str | None = None) -> None:
+        changes = [word for word in values if isinstance(word, str)]
+        if len(values) > 1 and len(changes) < len(values):
+            parser.error("--config takes words KEY=VALUE, or one file or JSON; give --config once")
+        setattr(namespace, self.dest, config(called_with(changes)) if changes else values[0])
+
+
+def called_with(changes: list[str]) -> dict[str, Any]:
+    """Return the configuration's values after the words KEY=VALUE of a call of Snakemake.
+
+    Raises:
+        UserError: a word is something else.
+    """
+    from snakemake.cli import parse_config  # takes half a second, which most calls need not wait
+
+    for word in changes:
+        if not re.match(r"[a-zA-Z_]\w*=", word):
+            raise UserError(f"--config takes words KEY=VALUE, and {word} is none; write -- before what follows them.")
+    return merged(read_yaml(CONFIG / "config.yaml"), parse_config(changes))
 
 
 def _from_json(text: str) -> Any:
