@@ -73,6 +73,8 @@ def read_run(path, models=("mlp", "cnn", "llama"), dtypes=("float32", "float64")
         stop(f"{path}: recipe.dtype {recipe['dtype']}: this example knows only {', '.join(dtypes)}.")
     if run.recipe.lr_schedule.name not in ("constant", "step") or run.recipe.lr_schedule.warmup_steps:
         stop(f"{path}: recipe.lr_schedule: the examples know only constant and step, without warmup_steps.")
+    if run.recipe.optimizer.name not in OPTIMIZERS:
+        stop(f"{path}: recipe.optimizer {run.recipe.optimizer.name}: the examples know only {', '.join(OPTIMIZERS)}.")
     for key in recipe.keys() - IMPLEMENTED - OF_OTHER_STAGES:
         if key not in NOT_IMPLEMENTED or recipe[key] != NOT_IMPLEMENTED[key]:
             stop(f"{path}: recipe.{key}: the examples know only {NOT_IMPLEMENTED.get(key)}.")

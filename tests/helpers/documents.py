@@ -17,6 +17,7 @@ def follow(text, tree):
             commands += [re.sub(r"^shardlab ", "python scripts/shardlab ", line) for line in lines]
         elif kind == "diff":
             (tree.path / "change.diff").write_text(block)
+            # If this fails: the lines around the change are others by now; edit them in the document.
             tree.run("git", "apply", "--verbose", "change.diff", GIT_CEILING_DIRECTORIES=str(tree.path.parent))
             (tree.path / "change.diff").unlink()
         else:

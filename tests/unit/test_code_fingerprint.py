@@ -12,6 +12,7 @@ import shardlab
 from helpers.common import ROOT, save_initial, tiny_run
 from shardlab.errors import UserError
 from shardlab.settings import code_fingerprint
+from shardlab.settings.recipe import OPTIMIZERS, OptimizerClass
 from shardlab.train import loop
 
 LOADS = """
@@ -120,6 +121,12 @@ def test_a_run_names_the_files_that_make_its_numbers(strategy, workload, uses, u
     assert not any("/measure/" in name or "/report/" in name or "/launch/" in name for name in named)
 
 
+def test_an_optimizer_of_the_project_is_among_the_code_of_a_run(monkeypatch):
+    run = tiny_run("mlp")
+    monkeypatch.setitem(OPTIMIZERS, run.recipe.optimizer.name, OptimizerClass("shardlab.runtime.trial.Lion"))
+    assert "scripts/shardlab/runtime/trial.py" in code_fingerprint.training_sources(run)
+
+
 def test_comments_docstrings_and_layout_do_not_count(tmp_path, monkeypatch):
     def digest(name, text):
         (tmp_path / name).write_text(text)
@@ -136,6 +143,7 @@ from pathlib import Path
 
 from shardlab.errors import UserError
 from shardlab.settings import code_fingerprint
+from shardlab.settings.recipe import OPTIMIZERS, OptimizerClass
 
 def refused(sources):
     try:

@@ -63,6 +63,7 @@ def test_a_run_with_more_warm_up_than_steps_still_has_a_rate():
 @pytest.mark.parametrize("values", [{}, TAKES], ids=["defaults", "arguments"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_set_reaches_the_optimizer(name, values):
+    assert {*OPTIMIZERS[name].takes} <= TAKES.keys(), "give each argument a value in TAKES"
     given = {key: values[key] for key in OPTIMIZERS[name].takes if values}
     settings = Recipe.model_validate({"optimizer": {"name": name, "weight_decay": 0.25, "learning_rate": 2.0} | given})
     weight = torch.nn.Parameter(torch.zeros(2))

@@ -88,6 +88,11 @@ def test_strategies_vary_by_what_means_something_to_them():
     assert left_out.keys() == {
         (f"{name}tp=3", "llama2") for name in ("fsdp_tp@", *(f"pp@n_microbatches={n}@" for n in (2, 4)))
     }
+    assert [name for name, _ in names(strategies=["ddp", "tp"], sweep={"find_unused_parameters": [True, False]})] == [
+        "ddp@find_unused_parameters=true",
+        "ddp@find_unused_parameters=false",
+        "tp",
+    ]
     assert names(strategies=["single", "ddp", "dp"], sweep={"ranks_per_node": [2, 3]}) == [
         ("single", "mnist"),
         *((f"{name}@ranks_per_node={n}", "mnist") for name in ("ddp", "dp") for n in (2, 3)),

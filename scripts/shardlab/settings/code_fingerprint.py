@@ -18,6 +18,7 @@ from shardlab.errors import UserError
 from shardlab.files import ROOT
 from shardlab.settings import scripts
 from shardlab.settings.precisions import PRECISIONS
+from shardlab.settings.recipe import OPTIMIZERS
 from shardlab.settings.types import Run
 
 PACKAGE = ROOT / "scripts/shardlab"
@@ -55,7 +56,10 @@ def training_sources(run: Run) -> dict[str, str]:
         uses.append("data_parallel")
     if technique := PRECISIONS[run.recipe.arithmetic].technique:
         uses.append(technique)
-    files = (f"parallel/{name}.py" for name in uses)
+    files = [f"parallel/{name}.py" for name in uses]
+    module = OPTIMIZERS[run.recipe.optimizer.name].path.rpartition(".")[0]
+    if module.startswith("shardlab."):
+        files.append(f"{module.removeprefix('shardlab.').replace('.', '/')}.py")
     return _digests(("train/loop.py", f"runtime/tasks/{run.task}.py", *files), TRAINING)
 
 

@@ -13,7 +13,7 @@ from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Strategy, Workload
-from shardlab.settings.variants import NEEDS
+from shardlab.settings.variants import ALONE, NEEDS
 
 
 def check_degrees(strategy: Strategy, where: str) -> None:
@@ -25,10 +25,10 @@ def check_degrees(strategy: Strategy, where: str) -> None:
             raise UserError(f"{where}: {key} needs {axes}; add it, or remove {key}.")
     if strategy.single_process and degrees:
         raise UserError(f"{where}: single_process runs on one rank and takes no degrees; remove {choices(degrees)}.")
-    if strategy.find_unused_parameters and (not splits & {"samples"} or splits - {"samples", "states"}):
-        raise UserError(
-            f"{where}: find_unused_parameters is for DDP and FSDP alone; remove it, or leave dp_replicate and dp_shard."
-        )
+    for key, possible in ALONE.items():
+        if splits - possible and getattr(strategy, key) != Strategy.model_fields[key].default:
+            fitting = " and ".join(axis for axis, each in AXES.items() if each.splits and {*each.splits} <= possible)
+            raise UserError(f"{where}: {key} works with {fitting} alone; remove it, or the other degrees.")
     if "experts" in splits and "states" not in splits:
         raise UserError(f"{where}: ep also needs dp_shard; add dp_shard: 1 to replicate everything but the experts.")
     if "samples" in splits and "states" not in splits and splits - {"samples"}:

@@ -28,7 +28,7 @@ class Axis(NamedTuple):
     splits: tuple[Split, ...] = ()
     """Things that its ranks divide; they have the same of everything else."""
     techniques: tuple[str, ...] = ()
-    """Files in strategies/ that apply it to a model."""
+    """Files in parallel/ that apply it to a model."""
     among: tuple[Split, ...] = ()
     """If not empty: the axis is not a factor of the world size; it groups the ranks that split these once more."""
 
@@ -159,7 +159,7 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
 
     @property
     def techniques(self) -> tuple[str, ...]:
-        """Files in strategies/ that apply the axes; FSDP also replicates its shards (HSDP), so without DDP."""
+        """Files in parallel/ that apply the axes; FSDP also replicates its shards (HSDP), so without DDP."""
         axes = [axis for axis in self.root if not (self.sharded and axis in self.replica_axes)]
         return tuple(dict.fromkeys(technique for axis in axes for technique in AXES[axis].techniques))
 

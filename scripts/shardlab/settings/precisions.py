@@ -42,7 +42,7 @@ class Precision(NamedTuple):
     scales_loss: bool = False
     """True if small gradients become 0 unless the loss is scaled up."""
     technique: str | None = None
-    """File in strategies/ that replaces the layers that compute in it."""
+    """File in parallel/ that replaces the layers that compute in it."""
     capability: tuple[int, int] = (0, 0)
     """Lowest compute capability of NVIDIA GPUs that have it."""
     unsupported: Mapping[str, str] = MappingProxyType({})

@@ -38,6 +38,10 @@ OPTIMIZERS = {
 """Name: class. Each updates every parameter separately, so that shards can be updated independently."""
 
 
+def _taking(argument: str) -> list[str]:
+    return [name for name, each in OPTIMIZERS.items() if argument in each.takes]
+
+
 LARGEST = 1e6
 """Maximum of any factor in a training: float32 would overflow within a few steps."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -49,8 +53,10 @@ class Optimizer(Strict):
     name: Annotated[str, *one_of(OPTIMIZERS)] = Field("adamw", description=f"{choices(OPTIMIZERS)}.")
     learning_rate: float = Field(1e-3, gt=0, le=LARGEST, description="Learning rate, before the schedule.")
     weight_decay: float = Field(0.0, ge=0, le=LARGEST, description="Weight decay.")
-    betas: tuple[Decay, Decay] | None = Field(None, description="adam, adamw: decay rates of the two moments.")
-    momentum: float | None = Field(None, ge=0, le=LARGEST, description="sgd: momentum.")
+    betas: tuple[Decay, Decay] | None = Field(
+        None, description=f"{choices(_taking('betas'))}: decay rates of the two moments."
+    )
+    momentum: float | None = Field(None, ge=0, le=LARGEST, description=f"{choices(_taking('momentum'))}: momentum.")
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -251,9 +251,8 @@ def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> ParallelDims
     if strategy.engine == "deepspeed":
         own = strategy.model_fields_set - {"engine", "config", "min_ranks"}
         if own or strategy.config is None:
-            raise UserError(
-                f"{where}: engine deepspeed takes `config` (a JSON file) and none of PyTorch's own keys; remove these."
-            )
+            wrong = f"remove {choices(own)}" if own else "add it"
+            raise UserError(f"{where}: engine deepspeed takes `config` (a JSON file) and no key of PyTorch; {wrong}.")
         return multiply_out({"dp_shard": -1}, nodes, ranks, where)
     if strategy.config is not None:
         raise UserError(f"{where}: `config` belongs to engine deepspeed; remove it or set the engine.")

@@ -41,8 +41,11 @@ NEEDS: dict[str, Split] = {
     "loss_parallel": "tensors",
     "pipeline_schedule": "layers",
     "n_microbatches": "layers",
+    "find_unused_parameters": "samples",
 }
 """Option of a strategy: what an axis has to split for the option to have an effect."""
+ALONE: dict[str, set[Split]] = {"find_unused_parameters": {"samples", "states"}}
+"""Option of a strategy: what its axes may split if it is set."""
 NAMED = ("engine", "config", "script", "workloads", "launcher", "min_ranks", "single_process")
 """Keys that define a strategy; different values need separate entries in config/strategies.yaml."""
 
@@ -228,7 +231,8 @@ def takes(settings: Strategy, key: str) -> bool:
         return distributed and key in ("nodes", *AXES)
     if key == "nodes" or settings.engine == "deepspeed":
         return distributed and key == "nodes"
-    return distributed and (key not in NEEDS or NEEDS[key] in settings.splits)
+    splits = settings.splits
+    return distributed and (key not in NEEDS or NEEDS[key] in splits) and splits <= ALONE.get(key, splits)
 
 
 def over(values: Values, kind: Literal["recipe", "strategy"]) -> dict[str, Any]:
