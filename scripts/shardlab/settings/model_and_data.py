@@ -100,8 +100,8 @@ def _source(workload: Workload, config: Config) -> DataSource:
 def data_of(workload: Workload, config: Config, size: Size, seed: int, varied: str) -> DataSet:
     """Return the workload's data set. ``varied``: the size that a variant names, which has a separate data set."""
     source = _source(workload, config)
-    tokenizer = pretrained.folder_of(workload.model) if workload.task in pretrained.TEXT_TASKS else None
     args = model_args(workload, config, size)
+    tokenizer = pretrained.tokenizer_of(workload, args)
     return DataSet(
         name=f"{source.name}_{varied}" if varied else source.name,
         task=workload.task,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError, choices
-from shardlab.settings.types import Model
+from shardlab.settings.types import Model, Workload
 
 MODELS = Path("data/models")
 OF_TOKENS = re.compile(
@@ -32,6 +32,19 @@ def folder_of(name: str) -> str | None:
         return None
     place = name.removeprefix("hf:")
     return place if place[0] in "/." else str(MODELS / place.replace("/", "--"))
+
+
+def tokenizer_of(workload: Workload, args: Mapping[str, Any]) -> str | None:
+    """Return the folder of the tokenizer that encodes a workload's texts: its model's; None: one is trained, also where
+    a folder with fresh weights (``args``: those of the model) has none.
+    """
+    folder = folder_of(workload.model)
+    if folder is None or workload.task not in TEXT_TASKS:
+        return None
+    is_users = folder == workload.model.removeprefix("hf:")
+    if is_users and args.get("pretrained") is False and not (Path(folder) / "tokenizer.json").exists():
+        return None
+    return folder
 
 
 def settings(model: Model, where: str) -> Model:
