@@ -7,6 +7,7 @@ file), GPT-2 (output tied to the embedding), ViT (pretrained for another number 
 import json
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,6 +57,7 @@ class Case:
 
 CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in BASES]
 CASES += [Case("fsdp_size", "gpt2")]  # its units are the tied embedding, the output, the layers' modules
+CASES += [Case("tp", "llama")]
 LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in BASES]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 LONG += [case for case in CASES if case.hard]
@@ -69,7 +71,13 @@ def resolved(tmp_path_factory):
 
     def changed(name):
         workload = load.workload(BASES[name]).model_copy(deep=True)  # the loaded one is everybody's
-        no_plan = {"tensor": {}, "segments": [], "blocks": BLOCKS.get(name, []), "model": f"hf:{folder / name}"}
+        no_plan = {
+            "tensor": {},
+            "tensor_sizes": [],
+            "segments": [],
+            "blocks": BLOCKS.get(name, []),
+            "model": f"hf:{folder / name}",
+        }
         size = workload.sizes["small"].model_copy(update={"model": {}, "shape": {}})
         size.data.update(TINY[BASES[name]], document_tokens=24, summary_tokens=8)
         return workload.model_copy(update=no_plan | {"sizes": {"small": size}})
@@ -102,7 +110,7 @@ def folder(request, server, resolved, tmp_path_factory):
         settings = resolved("single", name).data
         store.write(data / name, settings, *encode(settings, data_sets.read(settings, data)))
     group = Group(server, tmp_path_factory.mktemp("transformers"), data)
-    cases = [case for case in CASES if request.config.getoption("--long") or case not in LONG]
+    cases = requested(request.session.items)
     for case in cases:
         hard = {"max_grad_norm": HARD["max_grad_norm"]} if case.hard else {}
         group.add(case.single, resolved("single", case.model, dtype=case.dtype, **hard))
@@ -114,6 +122,15 @@ def folder(request, server, resolved, tmp_path_factory):
                 group.add(case.name, run)
         group.start(ranks)
     return group
+
+
+def requested(items):
+    """The cases of the tests that will run, and of those that read what a case trained."""
+    items = [item for item in items if item.path == Path(__file__) and not item.get_closest_marker("skip")]
+    of_tests = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    names = {params.get("name") for params in of_tests}
+    cases = {params.get("case") for params in of_tests}
+    return [case for case in CASES if case in cases or (case.strategy == "fsdp" and case.model in names)]
 
 
 @with_marks(CASES, lambda case: case in LONG)
