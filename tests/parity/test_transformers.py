@@ -26,6 +26,10 @@ from shardlab.errors import UserError
 from shardlab.settings import load, pretrained, resolve
 
 BASES = {"t5": "xsum", "llama": "llama2", "gpt2": "llama2", "vit": "vit"}
+PLAIN = tuple(BASES)
+SPLIT = ("llama", "qwen3", "phi3", "mixtral")
+"""Models that are split: with heads alone, norms per head and ties, gathered products, experts."""
+BASES |= dict.fromkeys(SPLIT, "llama2")
 """Model: the workload whose task, data and recipe it takes."""
 BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 """Those of the others are what the library declares."""
@@ -55,10 +59,11 @@ class Case:
         return f"single-{self.model}-{self.dtype}" + ("-hard" if self.hard else "")
 
 
-CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in BASES]
+CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in PLAIN]
 CASES += [Case("fsdp_size", "gpt2")]  # its units are the tied embedding, the output, the layers' modules
-CASES += [Case("tp", "llama")]
-LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in BASES]
+CASES += [Case(s, m) for s in ("tp", "fsdp_tp") for m in SPLIT]
+CASES += [Case(s, m, hard=True) for s in ("tp", "fsdp_tp") for m in SPLIT]
+LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in PLAIN]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 LONG += [case for case in CASES if case.hard]
 """Cases of the long form."""
@@ -144,7 +149,7 @@ def test_equals_one_device(folder, resolved, case, record_property):
         assert report["bytes_per_step"] == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", PLAIN)
 def test_the_library_reads_what_was_trained(folder, resolved, name, tmp_path):
     run = resolved("single", name)
     trained = folder.folder / f"fsdp-{name}" / "model.safetensors"
