@@ -1,5 +1,7 @@
 """Small transformers models for tests: T5, Llama, GPT-2 and ViT, with a tokenizer."""
 
+import json
+
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -26,6 +28,48 @@ CONFIGS = {
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        vocab_size=300,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+    ),
+    "qwen3": transformers.Qwen3Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=300,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+        tie_word_embeddings=True,
+    ),
+    "phi3": transformers.Phi3Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+        max_position_embeddings=64,
+        original_max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=1,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+    ),
+    "mixtral": transformers.MixtralConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        experts_implementation="eager",  # the others have no float64
         vocab_size=300,
         max_position_embeddings=64,
         bos_token_id=0,
@@ -58,6 +102,9 @@ CLASSES = {
     "t5": transformers.T5ForConditionalGeneration,
     "llama": transformers.LlamaForCausalLM,
     "gpt2": transformers.GPT2LMHeadModel,
+    "qwen3": transformers.Qwen3ForCausalLM,
+    "phi3": transformers.Phi3ForCausalLM,
+    "mixtral": transformers.MixtralForCausalLM,
     "vit": transformers.ViTForImageClassification,
 }
 
@@ -81,6 +128,9 @@ def make(name, folder):
     """Write a model with weights, as save_pretrained does, into ``folder``; returns the folder."""
     torch.manual_seed(0)
     CLASSES[name](CONFIGS[name]).save_pretrained(folder)
+    if implementation := CONFIGS[name]._experts_implementation:  # which it does not save
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"experts_implementation": implementation}))
     if name != "vit":
         tokenizer().save(str(folder / "tokenizer.json"))
     return folder

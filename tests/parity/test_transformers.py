@@ -7,11 +7,12 @@ file), GPT-2 (output tied to the embedding), ViT (pretrained for another number 
 import json
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from cases import with_marks
-from group import Group, bytes_by_theory, differences, outside
+from group import Group, bytes_by_theory, differences, outside, steps
 from safetensors.torch import load_file
 
 from helpers import transformers_models
@@ -25,10 +26,19 @@ from shardlab.errors import UserError
 from shardlab.settings import load, pretrained, resolve
 
 BASES = {"t5": "xsum", "llama": "llama2", "gpt2": "llama2", "vit": "vit"}
+PLAIN = tuple(BASES)
+SPLIT = ("llama", "qwen3", "phi3", "mixtral")
+"""Models that are split: with heads alone, norms per head and ties, gathered products, experts."""
+BASES |= dict.fromkeys(SPLIT, "llama2")
 """Model: the workload whose task, data and recipe it takes."""
 BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 """Those of the others are what the library declares."""
 HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "max_grad_norm": 0.01}
+
+
+HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
+RESUMED = [("tp", "fsdp_tp", "mixtral"), ("fsdp_tp", "single", "mixtral"), ("tp", "ddp", "qwen3"), ("fsdp", "tp", "qwen3")]
+"""Strategy that stops, strategy that resumes, model."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +64,11 @@ class Case:
         return f"single-{self.model}-{self.dtype}" + ("-hard" if self.hard else "")
 
 
-CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in BASES]
+CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in PLAIN]
 CASES += [Case("fsdp_size", "gpt2")]  # its units are the tied embedding, the output, the layers' modules
-LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in BASES]
+CASES += [Case(s, m) for s in ("tp", "fsdp_tp") for m in SPLIT]
+CASES += [Case(s, m, hard=True) for s in ("tp", "fsdp_tp") for m in SPLIT]
+LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in PLAIN]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 LONG += [case for case in CASES if case.hard]
 """Cases of the long form."""
@@ -69,7 +81,13 @@ def resolved(tmp_path_factory):
 
     def changed(name):
         workload = load.workload(BASES[name]).model_copy(deep=True)  # the loaded one is everybody's
-        no_plan = {"tensor": {}, "segments": [], "blocks": BLOCKS.get(name, []), "model": f"hf:{folder / name}"}
+        no_plan = {
+            "tensor": {},
+            "tensor_sizes": [],
+            "segments": [],
+            "blocks": BLOCKS.get(name, []),
+            "model": f"hf:{folder / name}",
+        }
         size = workload.sizes["small"].model_copy(update={"model": {}, "shape": {}})
         size.data.update(TINY[BASES[name]], document_tokens=24, summary_tokens=8)
         return workload.model_copy(update=no_plan | {"sizes": {"small": size}})
@@ -102,7 +120,9 @@ def folder(request, server, resolved, tmp_path_factory):
         settings = resolved("single", name).data
         store.write(data / name, settings, *encode(settings, data_sets.read(settings, data)))
     group = Group(server, tmp_path_factory.mktemp("transformers"), data)
-    cases = [case for case in CASES if request.config.getoption("--long") or case not in LONG]
+    cases, pairs = requested(request.session.items)
+    for _, _, model in pairs:
+        group.add(f"single-{model}-float64", resolved("single", model, dtype="float64"))
     for case in cases:
         hard = {"max_grad_norm": HARD["max_grad_norm"]} if case.hard else {}
         group.add(case.single, resolved("single", case.model, dtype=case.dtype, **hard))
@@ -112,8 +132,28 @@ def folder(request, server, resolved, tmp_path_factory):
             run = resolved(case.strategy, case.model, dtype=case.dtype, **(HARD if case.hard else {}))
             if run.world_size == ranks:
                 group.add(case.name, run)
+        for before, after, model in pairs:
+            run = resolved(before, model, dtype="float64", **HALF)
+            if run.world_size == ranks:
+                group.add(f"{before}-{after}-{model}-half", run)
+        group.start(ranks)
+    for ranks in (1, 2, 4):
+        for before, after, model in pairs:
+            run = resolved(after, model, dtype="float64")
+            if run.world_size == ranks:
+                group.add(f"{before}-{after}-{model}", run, resume=f"{before}-{after}-{model}-half")
         group.start(ranks)
     return group
+
+
+def requested(items):
+    """The cases of the tests that will run, and of those that read what a case trained; the pairs of those that resume."""
+    items = [item for item in items if item.path == Path(__file__) and not item.get_closest_marker("skip")]
+    of_tests = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    names = {params.get("name") for params in of_tests}
+    cases = {params.get("case") for params in of_tests}
+    pairs = [pair for pair in RESUMED if pair in {params.get("pair") for params in of_tests}]
+    return [case for case in CASES if case in cases or (case.strategy == "fsdp" and case.model in names)], pairs
 
 
 @with_marks(CASES, lambda case: case in LONG)
@@ -127,7 +167,20 @@ def test_equals_one_device(folder, resolved, case, record_property):
         assert report["bytes_per_step"] == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("pair", RESUMED, ids="-".join)
+def test_resumes_under_another_strategy(folder, resolved, pair):
+    before, after, model = pair
+    actual, single = folder.folder / f"{before}-{after}-{model}", folder.folder / f"single-{model}-float64"
+    for mine, reference in zip(steps(actual), steps(single)[HALF["max_steps"] :], strict=True):
+        assert [mine[key] for key in ("loss", "grad_norm")] == pytest.approx(
+            [reference[key] for key in ("loss", "grad_norm")], rel=1e-10
+        )
+    weights, expected = (load_file(path / "model.safetensors") for path in (actual, single))
+    assert weights.keys() == expected.keys()
+    assert all(torch.allclose(weights[name], expected[name], rtol=1e-9, atol=1e-12) for name in expected)
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_the_library_reads_what_was_trained(folder, resolved, name, tmp_path):
     run = resolved("single", name)
     trained = folder.folder / f"fsdp-{name}" / "model.safetensors"

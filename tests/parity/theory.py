@@ -40,6 +40,8 @@ def bytes_per_step(
     plain = plain and recipe.loss_chunks == 1
     if not plain or run.options.loss_parallel or run.options.wrap_parameters:
         return None
+    if run.model.folder and run.mesh.axes("tensors"):  # the library's own collectives
+        return None
     if not run.mesh:
         return 0.0
     model = meta_model(run)

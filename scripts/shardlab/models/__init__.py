@@ -160,12 +160,12 @@ def check_plan(settings: types.Model, model: nn.Module) -> None:
     """
     for key, patterns in (("blocks", settings.blocks), ("tensor", settings.tensor), ("experts", settings.experts)):
         for pattern in patterns:
-            if not matching(model, pattern):
+            if not (named if settings.folder and key == "tensor" else matching)(model, pattern):
                 names = [name for name, _ in model.named_modules() if name.count(".") == pattern.count(".") and name]
                 raise UserError(
                     f"{key}: no submodule of model {settings.name} matches {pattern}; it has {choices(names[:20])}."
                 )
-    for pattern, style in settings.tensor.items():
+    for pattern, style in settings.tensor.items() if settings.folder is None else ():
         wanted = LAYERS.get(style, nn.Module)
         if wrong := [module for module in matching(model, pattern) if not isinstance(module, wanted)]:
             raise UserError(
@@ -214,10 +214,18 @@ def expert_parameter_count(settings: types.Model, whole: Mapping[str, Tensor]) -
     )
 
 
+def named(model: nn.Module, pattern: str) -> list[nn.Module | nn.Parameter]:
+    """Return submodules and parameters whose name matches: the library's plans name both."""
+    return [
+        *matching(model, pattern),
+        *(value for name, value in model.named_parameters(remove_duplicate=False) if _matches(name, pattern)),
+    ]
+
+
 def matching(model: nn.Module, pattern: str) -> list[nn.Module]:
     """Return submodules whose name matches; ``layers.*`` means the children of ``layers``, not all descendants."""
-    return [
-        module
-        for name, module in model.named_modules()
-        if name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)
-    ]
+    return [module for name, module in model.named_modules() if _matches(name, pattern)]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)

@@ -243,6 +243,8 @@ def check_outputs(run: Run, outputs: Any) -> None:
 
 
 def _in_split_layers(run: Run, model: nn.Module, ties: list[list[str]]) -> list[str]:
+    if run.model.folder:  # parallel/library_tensor.py splits what is tied in one way
+        return []
     split = {id(module) for pattern in run.model.tensor for module in matching(model, pattern)}
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for names in ties for name in names}
     return [name for names in ties if any(id(owners[name]) in split for name in names) for name in names]

@@ -4,16 +4,27 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from shardlab.models import named
 from shardlab.settings.types import Run
 
 
 def completed(run: Run, model: nn.Module) -> Run:
-    """Return the run with the ``blocks`` of its model filled in, if that is one of transformers."""
+    """Return the run with ``blocks`` and ``tensor`` of its model filled in, if that is one of transformers."""
     settings = run.model
     if settings.folder is None:
         return run
-    found = {} if settings.blocks else {"blocks": [f"{name}.*" for name in layer_lists(model)]}
+    found: dict[str, object] = {}
+    if not settings.blocks:
+        found["blocks"] = [f"{name}.*" for name in layer_lists(model)]
+    if not settings.tensor:
+        found["tensor"] = tensor_plan(model)
     return run.model_copy(update={"model": settings.model_copy(update=found)})
+
+
+def tensor_plan(model: nn.Module) -> dict[str, str]:
+    """Return the library's tensor-parallel plan (pattern: style), without patterns that match nothing."""
+    plan: dict[str, str] = getattr(model, "tp_plan", None) or {}
+    return {pattern: style for pattern, style in plan.items() if named(model, pattern)}
 
 
 def layer_lists(model: nn.Module) -> list[str]:

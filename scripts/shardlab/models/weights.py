@@ -148,6 +148,28 @@ def assign(target: Tensor, whole: Tensor) -> None:
     shard.to_local().copy_(distribute_tensor(whole, mesh, shard.placements, src_data_rank=None).to_local())
 
 
+def in_one_piece(value: Tensor) -> Tensor:
+    """Return a DTensor of which each rank has one piece, as checkpoints take them; any other tensor unchanged.
+
+    Of matrices packed into one (gate and up) a tensor-parallel rank has a piece each: these are split along another
+    dimension instead. A collective.
+    """
+    placements: Any = getattr(value, "placements", ())
+    if not is_packed(placements):
+        return value
+    from torch.distributed.tensor import Shard
+
+    other = next(dim for dim in reversed(range(value.dim())) if dim != placements[-1].dim)
+    return cast(Any, value).redistribute(placements=[*placements[:-1], Shard(other)])  # type: ignore[no-any-return]
+
+
+def is_packed(placements: Any) -> bool:
+    """Return whether tensor parallelism, the innermost axis, gives each rank several pieces."""
+    if not placements or not hasattr(placements[-1], "split_factor"):
+        return False
+    return bool(placements[-1].split_factor > 1)
+
+
 def on_disk(value: Tensor) -> Tensor:
     """Return a tensor as a file of safetensors has it: complex128 as pairs of float64 in a last dimension, a view."""
     return torch.view_as_real(value) if value.dtype == torch.complex128 else value

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Shard
 
 from shardlab.models.contents import reached, shared_outside
+from shardlab.models.weights import is_packed
 from shardlab.runtime.distributed import World, text_of_mesh
 from shardlab.settings.types import StrategyOptions
 
@@ -139,18 +140,22 @@ def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
 
 
 def _placement(parameter: nn.Parameter, ranks: int) -> Shard:
-    return Shard(shard_dimension(getattr(parameter, "_local_tensor", parameter).shape, ranks))
+    placements = getattr(parameter, "placements", ())
+    packed = placements[-1].dim if is_packed(placements) else None
+    return Shard(shard_dimension(getattr(parameter, "_local_tensor", parameter).shape, ranks, packed))
 
 
-def shard_dimension(shape: Sequence[int], ranks: int) -> int:
+def shard_dimension(shape: Sequence[int], ranks: int, packed: int | None = None) -> int:
     """Return the dimension of a parameter to shard: the first one, whose rows are filled up to a multiple of the ranks.
 
     Stacked matrices, such as those of experts, and what has fewer rows than ranks would fill up much: of these it is
-    the first dimension that the ranks divide, if there is one.
+    the first dimension that the ranks divide, if there is one. It is never the ``packed`` one, of which tensor
+    parallelism gives each rank several pieces.
     """
-    if len(shape) != 3 and (not shape or shape[0] >= ranks):
+    if len(shape) != 3 and packed != 0 and (not shape or shape[0] >= ranks):
         return 0
-    return next((dimension for dimension, size in enumerate(shape) if size % ranks == 0), 0)
+    possible = (dimension for dimension, size in enumerate(shape) if size % ranks == 0 and dimension != packed)
+    return next(possible, 1 if packed == 0 else 0)
 
 
 def _large(model: nn.Module, parameters: int) -> list[nn.Module]:

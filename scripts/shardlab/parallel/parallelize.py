@@ -53,7 +53,11 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
     if precision.technique:
         technique = import_module(f"shardlab.parallel.{precision.technique}")
         technique.apply(_blocks(model, run.model.blocks), world.device)
-    if (mesh := world.tensor_mesh) is not None:
+    if (mesh := world.tensor_mesh) is not None and run.model.folder:
+        from shardlab.parallel import library_tensor
+
+        library_tensor.apply(model, run.model.tensor, mesh)
+    elif mesh is not None:
         from shardlab.parallel import tensor
 
         tensor.apply(

@@ -44,13 +44,14 @@ def check_tensor(
     if not mesh.tensor_parallel:
         return
     parts = mesh.tensor_parts
-    if not workload.tensor:
+    if not workload.tensor and not workload.is_declared:
         raise Unsupported(
             f"{name} has no tensor-parallel plan; write one under `tensor:` in config/workloads/{name}.yaml."
         )
-    if strategy.sequence_parallel and "norm" not in workload.tensor.values():
+    hf = workload.is_declared  # models/contents.py checks these once the library is there
+    if strategy.sequence_parallel and not hf and "norm" not in workload.tensor.values():
         raise Unsupported(f"{name} has no `norm` in its tensor-parallel plan, so there is no sequence to split.")
-    if strategy.loss_parallel and "column_gather" not in workload.tensor.values():
+    if strategy.loss_parallel and not hf and "column_gather" not in workload.tensor.values():
         raise Unsupported(f"{name} has no `column_gather` in its tensor-parallel plan, so no split logits.")
     if ranks % parts:
         raise UserError(

@@ -112,7 +112,7 @@ class Checkpointer:
             LOCAL: {f"{self.world.rank}/{name}": v for name, v in self.engine.local_state.changed().items()},
         }
         tensors = {
-            f"{kind}/{name}": _copy(weights.on_disk(value))
+            f"{kind}/{name}": _copy(weights.on_disk(weights.in_one_piece(value)))
             for kind, state in kinds.items()
             for name, value in state.items()
         }

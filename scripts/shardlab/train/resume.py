@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import link
-from shardlab.models.weights import on_disk
+from shardlab.models.weights import assign, in_one_piece, on_disk
 from shardlab.records import manifest
 from shardlab.records.manifest import Manifest
 from shardlab.runtime.batches import Steps
@@ -185,8 +185,12 @@ def _load(folder: Path, kind: str, tensors: dict[str, Tensor], world: World) -> 
 
     reader = HuggingFaceStorageReader(str(folder / "shards"))
     try:
-        named = {f"{kind}/{name}": on_disk(value) for name, value in tensors.items()}
+        pieces = {name: in_one_piece(value) for name, value in tensors.items()}
+        named = {f"{kind}/{name}": on_disk(value) for name, value in pieces.items()}
         load(named, storage_reader=reader, no_dist=world.size == 1)
+        for name, value in tensors.items():
+            if pieces[name] is not value:
+                assign(value, cast(Any, pieces[name]).full_tensor())
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         first: Any = error
         if failures := getattr(error, "failures", None):

@@ -1,0 +1,93 @@
+"""Tensor parallelism of transformers models: the library's plan (or the workload's, in its words) with its styles.
+
+Its styles replace the ``forward`` of single modules, so a part of a model is cut out first and split then. What they do
+differently here: the gradient of a parameter that every rank uses for its own heads alone (q and k norms) is added up
+once per step. The library's hook adds what has been accumulated, after each backward pass
+(transformers/distributed/tensor_parallel.py, ReplicatedWithGradAllReduce): sums of sums with two micro-batches.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES, _get_parameter_plan
+from transformers.distributed.tensor_parallel import TensorParallelLayer
+
+from shardlab.models.weights import names
+from shardlab.runtime.distributed import text_of_mesh
+
+log = logging.getLogger(__name__)
+
+
+class _OfOwnHeads(TensorParallelLayer):  # type: ignore[misc]
+    """A module that every rank applies to its own heads: its gradient is a sum over the ranks, taken by the engine."""
+
+    def shard_param(self, module: nn.Module, param: str, mesh: DeviceMesh) -> None:
+        whole = module._parameters[param]
+        assert whole is not None
+        module._parameters[param] = _distributed(whole, mesh, Replicate())
+
+    @contextmanager
+    def context_around_forward(self, module: nn.Module, mesh: DeviceMesh) -> Iterator[None]:
+        own = dict(module._parameters)
+        for name, value in own.items():
+            if isinstance(value, DTensor):
+                module._parameters[name] = value.to_local(grad_placements=[Partial()])  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            module._parameters.update(own)
+
+
+OURS = {"replicated_with_grad_allreduce": _OfOwnHeads()}
+"""Styles of the library that are not used as they are."""
+
+
+def apply(model: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
+    """Split in place by ``plan`` (pattern of modules or parameters: a style of the library) over the 1-D ``mesh``.
+
+    Patterns that match nothing are ignored: a pipeline stage has only some of the layers.
+    """
+    styles = dict(_expanded(model, plan))
+    ties = [each for each in names(model.named_parameters(remove_duplicate=False)) if len(each) > 1]
+    modules = dict(model.named_modules())
+    for name, style in styles.items():
+        layer: Any = OURS.get(style, ALL_PARALLEL_STYLES[style])
+        owner, _, leaf = name.rpartition(".")
+        if name in modules:
+            if style == "mla_kv_a_proj":  # it reads the width of the rotated part there
+                modules[name].config = modules[""].config.get_text_config()  # type: ignore[union-attr, operator]
+            layer.install_forward(modules[name], mesh)
+        elif modules[owner]._parameters.get(leaf) is not None:
+            layer.shard_param(modules[owner], leaf, mesh)
+    # Each of a tie was split by itself; they are one again.
+    for first, *others in ties:
+        for name in others:
+            owner, _, leaf = name.rpartition(".")
+            setattr(modules[owner], leaf, model.get_parameter(first))
+    log.info(
+        "Applied the library's tensor parallelism to %d modules and parameters, mesh %s",
+        len(styles),
+        text_of_mesh(mesh),
+    )
+
+
+def _expanded(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the styles of single parameters and modules; a module's parameters come before it."""
+    for prefix, module in model.named_modules():
+        for leaf in module._parameters:
+            name = f"{prefix}.{leaf}".lstrip(".")
+            if style := _get_parameter_plan(name, plan, is_weight=True):
+                yield name, style
+        if style := _get_parameter_plan(prefix, plan, is_weight=False):
+            yield prefix, style
+
+
+def _distributed(whole: torch.Tensor, mesh: DeviceMesh, *placements: Any) -> nn.Parameter:
+    split = distribute_tensor(whole, mesh, [*placements], src_data_rank=None)
+    return nn.Parameter(split, requires_grad=whole.requires_grad)
