@@ -37,7 +37,12 @@ HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "m
 
 
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
-RESUMED = [("tp", "fsdp_tp", "mixtral"), ("fsdp_tp", "single", "mixtral"), ("tp", "ddp", "qwen3"), ("fsdp", "tp", "qwen3")]
+RESUMED = [
+    ("tp", "fsdp_tp", "mixtral"),
+    ("fsdp_tp", "single", "mixtral"),
+    ("tp", "ddp", "qwen3"),
+    ("fsdp", "tp", "qwen3"),
+]
 """Strategy that stops, strategy that resumes, model."""
 
 
@@ -68,6 +73,7 @@ CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for
 CASES += [Case("fsdp_size", "gpt2")]  # its units are the tied embedding, the output, the layers' modules
 CASES += [Case(s, m) for s in ("tp", "fsdp_tp") for m in SPLIT]
 CASES += [Case(s, m, hard=True) for s in ("tp", "fsdp_tp") for m in SPLIT]
+CASES += [Case("pp", "llama")]
 LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in PLAIN]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 LONG += [case for case in CASES if case.hard]
@@ -147,7 +153,7 @@ def folder(request, server, resolved, tmp_path_factory):
 
 
 def requested(items):
-    """The cases of the tests that will run, and of those that read what a case trained; the pairs of those that resume."""
+    """The cases of the tests that will run, those that a test reads or resumes from included."""
     items = [item for item in items if item.path == Path(__file__) and not item.get_closest_marker("skip")]
     of_tests = [item.callspec.params for item in items if hasattr(item, "callspec")]
     names = {params.get("name") for params in of_tests}

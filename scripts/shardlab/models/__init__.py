@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from shardlab.errors import UserError, choices
-from shardlab.models._chain import Chain
+from shardlab.models._chain import Absent, Chain
 from shardlab.models._experts import Experts, Router
 from shardlab.patches.torch_modules import parameters_on_meta
 from shardlab.settings import registry, types
@@ -172,8 +172,10 @@ def check_plan(settings: types.Model, model: nn.Module) -> None:
                 f"tensor: {pattern} of model {settings.name} is a {type(wrong[0]).__name__}, and {style} splits a "
                 f"{wanted.__name__}; correct the pattern or its value."
             )
+    if not settings.segments:
+        return
     count = len(model.segments()) if isinstance(model, Chain) else 0
-    if settings.segments and settings.segments != count:
+    if settings.segments != count:
         raise UserError(
             f"segments: the workload's file says {settings.segments}, but the chain of model {settings.name} has "
             f"{count}; write that number (0, or no key, if it is not a chain)."
@@ -224,7 +226,9 @@ def named(model: nn.Module, pattern: str) -> list[nn.Module | nn.Parameter]:
 
 def matching(model: nn.Module, pattern: str) -> list[nn.Module]:
     """Return submodules whose name matches; ``layers.*`` means the children of ``layers``, not all descendants."""
-    return [module for name, module in model.named_modules() if _matches(name, pattern)]
+    return [
+        module for name, module in model.named_modules() if _matches(name, pattern) and not isinstance(module, Absent)
+    ]
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -18,7 +18,6 @@ from shardlab.models import build, matching
 from shardlab.models._chain import Chain
 from shardlab.patches.torch_modules import attributes_read
 from shardlab.settings.model_rules import KEY, OWN_PIECES, OWN_SAMPLES, RULES, techniques
-from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.types import Run
 
 SHOWN = 3
@@ -134,7 +133,7 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
     properties = {
         "tied": [name for names in ties for name in names],
         "tied_split": _in_split_layers(run, model, ties),
-        "tied_stages": _across_stages(run, model, ties),
+        "apart": _not_apart(run, model),
         "scalar": [name for name, value in parameters.items() if not value.dim()],
         "empty": [name for name, value in parameters.items() if not value.numel()],
         "complex": [name for name, value in parameters.items() if value.is_complex()],
@@ -255,20 +254,16 @@ def blocks_of(run: Run, model: nn.Module) -> list[nn.Module]:
     return [module for pattern in run.model.blocks for module in matching(model, pattern)]
 
 
-def _across_stages(run: Run, model: nn.Module, ties: list[list[str]]) -> list[str]:
-    if not isinstance(model, Chain) or "pipeline" not in techniques(run):
+def _not_apart(run: Run, model: nn.Module) -> list[str]:
+    """Return why a pipeline cannot split the model."""
+    if "pipeline" not in techniques(run):
         return []
-    segments = model.segments()
-    count = run.mesh.stages * run.options.pipeline.stages_per_rank if run.mesh.pipelined else run.devices_per_rank
-    stages = [
-        tuple(f"{name}." for segment in segments[start:stop] for name in segment.names)
-        for start, stop in boundaries(len(segments), count)
-    ]
-
-    def stages_of(names: list[str]) -> set[int]:
-        return {number for number, held in enumerate(stages) for name in names if f"{name}.".startswith(held)}
-
-    return [name for names in ties if len(stages_of(names)) > 1 for name in names]
+    if not isinstance(model, Chain):
+        return ["there is not one list of them"]
+    count = len(model.segments())
+    stages = run.mesh.stages * run.options.pipeline.stages_per_rank if run.mesh.pipelined else run.devices_per_rank
+    few = [f"{count} segments for {stages} stages"] if count < stages else []
+    return model.obstacles() + few
 
 
 def _of_several_dtypes(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:

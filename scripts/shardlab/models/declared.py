@@ -1,23 +1,30 @@
 """What the transformers library declares of its models, for the keys that a workload's file leaves out."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
 from shardlab.models import named
+from shardlab.models._chain import Chain
+from shardlab.settings.model_rules import techniques
 from shardlab.settings.types import Run
 
 
 def completed(run: Run, model: nn.Module) -> Run:
-    """Return the run with ``blocks`` and ``tensor`` of its model filled in, if that is one of transformers."""
+    """Return the run with what its strategy needs of its model filled in, if that is one of transformers: ``blocks``,
+    ``tensor``, and for a pipeline ``segments``.
+    """
     settings = run.model
     if settings.folder is None:
         return run
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     if not settings.blocks:
         found["blocks"] = [f"{name}.*" for name in layer_lists(model)]
     if not settings.tensor:
         found["tensor"] = tensor_plan(model)
+    if isinstance(model, Chain) and "pipeline" in techniques(run):
+        found["segments"] = len(model.segments())
     return run.model_copy(update={"model": settings.model_copy(update=found)})
 
 

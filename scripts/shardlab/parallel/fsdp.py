@@ -140,7 +140,7 @@ def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
 
 
 def _placement(parameter: nn.Parameter, ranks: int) -> Shard:
-    placements = getattr(parameter, "placements", ())
+    placements: tuple[Any, ...] = getattr(parameter, "placements", ())
     packed = placements[-1].dim if is_packed(placements) else None
     return Shard(shard_dimension(getattr(parameter, "_local_tensor", parameter).shape, ranks, packed))
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from shardlab.models._chain import Chain
+from shardlab.models._chain import INPUTS, Chain
 from shardlab.parallel.native import NativeEngine
 from shardlab.runtime.device import wait
 from shardlab.runtime.tasks import MicroBatch, Outputs
@@ -29,7 +29,9 @@ class ModelParallelEngine(NativeEngine):
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         where = boundaries(self.run.model.segments, self.run.devices_per_rank)
-        parts = [copy.deepcopy(cast(Chain, model)) for _ in where]
+        chain = cast(Chain, model)
+        chain.segments()  # found once, not by each part
+        parts = [copy.deepcopy(chain) for _ in where]
         for part, segments in zip(parts, where, strict=True):
             part.cut(*segments)
         log.info("Applied model parallelism: %d parts on %s", len(parts), ", ".join(map(str, self.devices())))
@@ -40,6 +42,8 @@ class ModelParallelEngine(NativeEngine):
 
     def outputs(self, micro: MicroBatch) -> Outputs:
         state, keywords = self.task.inputs(micro.batch)
+        if cast(Chain, self.parts[0]).takes_inputs:
+            keywords = {**keywords, INPUTS: state[0]}
         for number, (model, device) in enumerate(zip(self.models, self.devices(), strict=True)):
             started = self._now(device)
             state = tuple(self.moved(value, number) for value in state)

@@ -74,6 +74,7 @@ class NativeEngine:
         self.local_state = LocalState(self.parts)
         self.buffers = SharedBuffers(self.parts, self._stage_group)
         self.groups = _by_placement(self.parameters())
+        self.counted = _by_placement({name: value for name, value in self.parameters().items() if self.owns(name)})
         self.split: list[Any] = [
             parameter for parameter in self.parameters().values() if hasattr(parameter, "placements")
         ]
@@ -90,8 +91,12 @@ class NativeEngine:
         return [torch.device("cpu") if self.run.options.cpu_offload else self.world.device] * len(self.parts)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return this rank's parameters under the whole model's names."""
-        return {name: parameter for part in self.parts for name, parameter in part.named_parameters()}
+        """Return this rank's parameters under the whole model's names; of one that several parts have, the first."""
+        return {name: copies[0] for name, copies in self._copies().items()}
+
+    def owns(self, name: str) -> bool:
+        """Return whether this rank counts a parameter's gradient: another may have a tied one, too."""
+        return True
 
     def train(self, mode: bool) -> None:
         for model in self.models:
@@ -125,7 +130,7 @@ class NativeEngine:
 
     def step(self, learning_rate: float) -> Tensor:
         self._reduce_partial_gradients()
-        norm = self.sum_over_parts(_square(self.groups, self.world.device)).sqrt()
+        norm = self.sum_over_parts(_square(self.counted, self.world.device)).sqrt()
         if self.run.recipe.on_nonfinite == "skip" and not math.isfinite(float(norm)):
             self.zero_grad()
             return norm
@@ -134,7 +139,8 @@ class NativeEngine:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._renew_copies()
+        self.zero_grad()
         return norm
 
     def expert_load(self) -> Tensor | None:
@@ -149,6 +155,8 @@ class NativeEngine:
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
+        for _, copy in self._pairs():
+            copy.grad = None
 
     def sum_over_parts(self, value: Tensor) -> Tensor:
         """Sum a scalar over the ranks that hold the other parts of the model."""
@@ -161,14 +169,14 @@ class NativeEngine:
         return self._collected(self.parameter_names, gradients)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        own = {name: value for part in self.parts for name, value in models.state(part).items()}
-        return self._collected([*self.meta_state_dict], own)
+        return self._collected([*self.meta_state_dict], self.weights_state())
 
     def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
-        return {name: value.detach() for part in self.parts for name, value in models.state(part).items()}
+        return {name: value.detach() for part in reversed(self.parts) for name, value in models.state(part).items()}
 
     def load_weights(self, state: dict[str, Tensor]) -> None:
         """See Engine; the tensors were the parameters' own memory."""
+        self._renew_copies()
 
     def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
         parameters = self.parameters()
@@ -188,7 +196,7 @@ class NativeEngine:
         """See Engine; the tensors were the optimizer's own."""
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
-        parameters = [*self.parameters().values()]
+        parameters = [each for copies in self._copies().values() for each in copies]
         state = [value for values in self.optimizer.state.values() for value in values.values()]
         return {
             "weights": [local(parameter) for parameter in parameters],
@@ -222,7 +230,29 @@ class NativeEngine:
 
         return loss_parallel()
 
+    def _copies(self) -> dict[str, list[nn.Parameter]]:
+        """Return each parameter of this rank's parts; tied ones of several parts are copies of one."""
+        copies: dict[str, list[nn.Parameter]] = defaultdict(list)
+        for part in self.parts:
+            for name, parameter in part.named_parameters():
+                copies[name].append(parameter)
+        return copies
+
+    def _pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Return (parameter that is trained, its copy in a later part)."""
+        return [(first, copy) for first, *copies in self._copies().values() for copy in copies]
+
+    @torch.no_grad()
+    def _renew_copies(self) -> None:
+        for first, copy in self._pairs():
+            copy.copy_(first)
+
     def _reduce_partial_gradients(self) -> None:
+        for first, copy in self._pairs():
+            if copy.grad is not None:
+                more = copy.grad.to(first.device)
+                first.grad = more if first.grad is None else first.grad + more
+                copy.grad = None
         # A norm's weights under sequence parallelism: each rank has the gradient of its part of the sequence.
         for parameter in self.split:
             gradient: Any = parameter.grad

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
-from shardlab.models._chain import Chain
-from shardlab.parallel.native import NativeEngine, plain
+from shardlab.models import contents
+from shardlab.models._chain import INPUTS, Chain, stages_with
+from shardlab.parallel.native import NativeEngine, local, plain
 from shardlab.patches import torch_pipelining
 from shardlab.runtime.device import generators_kept, wait
 from shardlab.runtime.module_state import Snapshot
@@ -156,6 +157,9 @@ class PipelineEngine(NativeEngine):
             torch_releases.require_whole_pipelines(what, torch.__version__)
         self.stages = self.plan.stages(self.ranks, self.rank)
         self.owner: dict[str, int] = {}
+        self.tied: dict[str, list[int]] = {}
+        """Parameters that stages of several ranks have: these ranks."""
+        self._ties_summed = False
         super().__init__(run, task, world, weights)
         self.watch = Stopwatch(world.device)
         self.schedules: dict[Any, Any] = {}
@@ -169,6 +173,11 @@ class PipelineEngine(NativeEngine):
             held = [segments[number] for stage in self.plan.stages(self.ranks, rank) for number in range(*where[stage])]
             owned = tuple(f"{name}." for piece in held for name in piece.names)
             self.owner |= {name: rank for name in self.meta_state_dict if f"{name}.".startswith(owned)}
+        for name, *others in contents.tied(model):
+            stages = stages_with([name, *others], segments, where)
+            ranks = {self.plan.rank_of(self.ranks, stage) for stage in stages}
+            if len(ranks) > 1:
+                self.tied[name] = sorted(ranks)
         parts = [copy.deepcopy(chain) for _ in self.stages]
         for part, stage in zip(parts, self.stages, strict=True):
             part.cut(*where[stage])
@@ -183,11 +192,15 @@ class PipelineEngine(NativeEngine):
         )
         return list(parts)
 
+    def owns(self, name: str) -> bool:
+        return self.owner[name] == self.rank
+
     def loss(self, micro: MicroBatch) -> Tensor:
         return self._run(micro, 1.0, backward=False)
 
     def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         self.watch.begin()
+        self._ties_summed = False
         loss = self._run(micro, scale, backward=True)
         self.watch.end()
         return loss
@@ -216,10 +229,40 @@ class PipelineEngine(NativeEngine):
             dist.broadcast(whole.view(-1).view(torch.uint8), group=self.group, group_src=self.owner[name])
         return whole
 
+    def _reduce_partial_gradients(self) -> None:
+        super()._reduce_partial_gradients()
+        if not self._ties_summed:
+            self._ties_summed = True
+            self._sum_ties()
+
+    def _sum_ties(self) -> None:
+        """Add the gradients of a tied parameter on all stages that have it, in the same order on each."""
+        parameters = self.parameters()
+        exchanged, operations = [], []
+        for name, ranks in self.tied.items():
+            if self.rank not in ranks or not parameters[name].requires_grad:
+                continue
+            parameter = parameters[name]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            own = local(parameter.grad).to(self.world.device).contiguous()
+            gradients = {rank: own if rank == self.rank else torch.empty_like(own) for rank in ranks}
+            for rank in ranks:
+                if rank != self.rank and own.numel():
+                    operations.append(dist.P2POp(dist.isend, own, group=self.group, group_peer=rank))
+                    operations.append(dist.P2POp(dist.irecv, gradients[rank], group=self.group, group_peer=rank))
+            exchanged.append((local(parameter.grad), gradients))
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+        for gradient, gradients in exchanged:
+            gradient.copy_(torch.stack([gradients[rank] for rank in sorted(gradients)]).sum(0))
+
     def _run(self, micro: MicroBatch, scale: float, *, backward: bool) -> Tensor:
         """Send a micro-batch through the pipeline, in ``chunks`` pieces."""
         positional, keywords = self.task.inputs(micro.batch)
         positional = tuple(value.contiguous() for value in positional)  # PyTorch before 2.13 compares strides
+        if cast(Chain, self.parts[0]).takes_inputs:
+            keywords = {**keywords, INPUTS: positional[0]}
         schedule = self._schedule(backward, *positional, *keywords.values())
         rows = torch.arange(micro.rows, device=self.world.device)
 

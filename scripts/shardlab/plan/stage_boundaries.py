@@ -40,12 +40,11 @@ def states_after_stages(
     where = boundaries(run.model.segments, run.mesh.stages * run.options.pipeline.stages_per_rank)
     last = {stop for _, stop in where}
     states = []
-    for number, segment in enumerate(model.segments(), 1):
-        state = segment.next(state, keywords)
+    for number, values in enumerate(model.states(*state, **keywords), 1):
         if number in last:
             # After a column layer the state stays split over the tensor-parallel ranks.
             split = run.mesh.tensor_parallel and seen and seen[-1][0] == "column"
-            states.append((state, run.mesh.tensor_parts if split else 1))
+            states.append((values, run.mesh.tensor_parts if split else 1))
     return states
 
 

@@ -129,19 +129,29 @@ def check_experts(mesh: ParallelDims, workload: Workload, name: str, args: dict[
 
 
 def check_pipeline(
-    strategy: Strategy, name: str, mesh: ParallelDims, workload: str, segments: int, devices: int
+    strategy: Strategy,
+    name: str,
+    mesh: ParallelDims,
+    workload: str,
+    segments: int,
+    devices: int,
+    *,
+    declared: bool,
 ) -> None:
-    """Check that the model can be split into the stages, and that the schedule supports the number of micro-batches."""
+    """Check that the model can be split into the stages, and that the schedule supports the number of micro-batches.
+
+    ``declared``: the number of segments is known once the model is built (models/contents.py checks it).
+    """
     if not mesh.pipelined and strategy.single_process != "mp":
         return
     schedule = strategy.pipeline
     stages = mesh.stages * schedule.stages_per_rank if mesh.pipelined else devices
-    if not segments:
+    if not segments and not declared:
         raise Unsupported(
             f"{workload} cannot be split into pipeline stages; make its model a chain of segments and set "
             f"`segments:` in config/workloads/{workload}.yaml."
         )
-    if stages > segments:
+    if stages > segments and not declared:
         raise Unsupported(
             f"{workload} can be split into {segments} segments, and {name} needs {stages}; use fewer "
             "ranks, or more layers."

@@ -55,10 +55,7 @@ RULES = {
         "tied parameters of a layer that the `tensor` plan splits",
         {"tensor": "leave these modules out of the `tensor` plan, untie them, or use fsdp"},
     ),
-    "tied_stages": Rule(
-        "tied parameters of several segments, in different stages",
-        {"pipeline": "each stage would train its own copy; untie them, or use fsdp"},
-    ),
+    "apart": Rule("layers that cannot be split into stages", {"pipeline": "use ddp or fsdp"}),
     "scalar": Rule("parameters without dimensions", dict.fromkeys(("fsdp", *ZERO), ONE_VALUE)),
     "strided": Rule("transposed parameters, stored contiguously from then on"),
     "empty": Rule(

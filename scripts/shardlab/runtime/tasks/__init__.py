@@ -236,9 +236,10 @@ def check_loss(run: Run, model: nn.Module) -> None:
     Raises:
         UserError: it cannot.
     """
+    if run.recipe.loss_chunks == 1 or not _class(run.task).of_tokens:
+        return
     segments = model.segments() if isinstance(model, Chain) else []
-    requested = run.recipe.loss_chunks > 1 and _class(run.task).of_tokens
-    if requested and not any(TARGETS in segment.takes for segment in segments):
+    if not any(TARGETS in segment.takes for segment in segments):
         raise UserError(
             f"recipe.loss_chunks: model {run.model.name} returns only logits; set it to 1, or make the last piece of "
             "its chain take `targets`, as llama's does."

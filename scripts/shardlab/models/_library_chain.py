@@ -1,0 +1,283 @@
+"""A model of the transformers library as a chain. Each piece runs the library's own forward, so that masks, positions
+and whatever else the library computes around the layers are its own.
+
+The layers of earlier pieces return the states that this piece was given, and the first layer of a later piece ends the
+forward with what it was given. Every piece also takes the model's inputs. What comes before the layers (embeddings)
+and after them (norm, head) is found by running the model once on fake tensors.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shardlab.models._chain import INPUTS, Absent, Chain, Segment
+from shardlab.models.contents import reached
+from shardlab.models.weights import allocate
+
+SHAPE = (2, 8)
+"""Sequences and tokens of the run on fake tensors."""
+
+
+class Surroundings(NamedTuple):
+    """Modules with parameters before and after the layers, by name, and what prevents that these are split."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    obstacles: list[str]
+
+
+class LibraryChain(Chain):
+    """Base of a class of the library: see ``as_chain``."""
+
+    takes_inputs = True
+    layers_name: str
+    """Its list of layers."""
+    _surroundings: Surroundings | None = None
+    _given: Any = None
+    """Where the layers of earlier pieces find the states that this one was given."""
+
+    def segments(self) -> list[Segment]:
+        """Return what is before the layers, each layer, and what is after them.
+
+        ``run`` of these is never called: a piece runs the whole forward.
+        """
+        before, after, _ = self.surroundings()
+        layers = [*enumerate(self.get_submodule(self.layers_name).children())]
+        each = [Segment((f"{self.layers_name}.{number}",), layer) for number, layer in layers]
+        return [Segment(before, self), *each, Segment(after, self)]
+
+    def surroundings(self) -> Surroundings:
+        if self._surroundings is None:
+            self._surroundings = _find_surroundings(self, self.layers_name)
+        return self._surroundings
+
+    def obstacles(self) -> list[str]:
+        return self.surroundings().obstacles
+
+    def states(self, *state: Any, **context: Any) -> Iterator[tuple[Any, ...]]:
+        """Yield the state after each segment; the layers are not run, as each returns a tensor like its input."""
+        noted = _Calls()
+        outputs = _with_layers(self, noted)(*state, **context)
+        for call in noted.calls:
+            yield (call.states,)
+        yield (noted.calls[-1].result,)
+        yield (outputs,)
+
+    def forward(self, *state: Any, **context: Any) -> Any:
+        run: Callable[..., Any] = super(Chain, self).forward
+        if self._kept is None:
+            return run(*state, **context)
+        inputs = context.pop(INPUTS)
+        self._given.states = state[0]
+        try:
+            return run(inputs, **context)
+        except _Finished as finished:
+            return finished.states
+        finally:
+            self._given.states = None
+
+    def cut(self, start: int, stop: int) -> None:
+        self._given = SimpleNamespace(states=None)
+        super().cut(start, stop)
+
+    def remove(self, name: str, *, later: bool) -> None:
+        parent, _, leaf = name.rpartition(".")
+        owner = self.get_submodule(parent)
+        module = owner._modules.get(leaf)
+        if module is None:  # a parameter that no forward uses
+            super().remove(name, later=later)
+        elif parent == self.layers_name:
+            layer = _Later() if later else _Earlier(self._given)
+            vars(layer).update(_facts(module))
+            owner._modules[leaf] = layer
+        elif isinstance(module, nn.Embedding):
+            owner._modules[leaf] = _NoEmbedding(module.embedding_dim, module.weight.dtype)
+        else:
+            owner._modules[leaf] = _Through()
+
+
+def as_chain(model: nn.Module, layers: str) -> None:
+    """Make a model a ``LibraryChain``, in place, whose list of layers has this name."""
+    kind = type(model)
+    model.__class__ = type(kind.__name__, (LibraryChain, kind), {"layers_name": layers})
+
+
+class _Finished(Exception):
+    """Leaves the library's forward with the states that the next piece takes."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__("a piece is finished")
+        self.states = states
+
+
+class _Earlier(Absent):
+    """A layer of an earlier piece: the last one's result is what the first layer here takes."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__()
+        self.given = given
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.given.states
+
+
+class _Later(Absent):
+    """A layer of a later piece. Its call is where this one ends: a hook of the last layer here would come before the
+    hooks of FSDP, which then never run.
+    """
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        raise _Finished(_states(args, named))
+
+
+class _NoEmbedding(Absent):
+    """An embedding of an earlier piece: its shape, from which the library computes masks and positions."""
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.width, self.dtype = width, dtype
+
+    def forward(self, indices: Tensor, *_: Any, **__: Any) -> Tensor:
+        return torch.zeros(*indices.shape, self.width, dtype=self.dtype, device=indices.device)
+
+
+class _Through(Absent):
+    """Another module of an earlier piece."""
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        return args[0] if args else next(iter(named.values()))
+
+
+class _Call(NamedTuple):
+    """A layer's call."""
+
+    layer: int
+    states: Tensor
+    others: dict[str, Any]
+    """Its other arguments."""
+    result: Tensor
+
+
+class _Calls:
+    """The calls of a model's layers, none of which computes anything."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+
+    def layer(self, number: int, like: nn.Module) -> nn.Module:
+        """Return what stands for a layer."""
+        layer = _Noted(self.calls, number)
+        vars(layer).update(_facts(like))
+        return layer
+
+
+class _Noted(Absent):
+    def __init__(self, calls: list[_Call], number: int) -> None:
+        super().__init__()
+        self.calls, self.number = calls, number
+
+    def forward(self, *args: Any, **named: Any) -> Tensor:
+        states = _states(args, named)
+        result = torch.empty_like(states, requires_grad=states.is_floating_point())
+        others = {str(place): value for place, value in enumerate(args)} | named
+        self.calls.append(_Call(self.number, states, others, result))
+        return result
+
+
+def _states(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    return args[0] if args else named["hidden_states"]
+
+
+def _facts(layer: nn.Module) -> dict[str, Any]:
+    """Return what the library may read of a layer that it calls: its number, its kind."""
+    ours = vars(nn.Module()).keys() | {"forward"}
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if name not in ours and not name.startswith("_") and not isinstance(value, nn.Module | Tensor)
+    }
+
+
+def _with_layers(model: Any, noted: _Calls) -> Any:
+    """Return a copy of a model whose layers do nothing but note their calls."""
+    layers = model.get_submodule(model.layers_name)
+    memo: Any = {id(layer): noted.layer(number, layer) for number, layer in enumerate(layers)}
+    return copy.deepcopy(model, memo)
+
+
+def _find_surroundings(model: Any, layers: str) -> Surroundings:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    noted = _Calls()
+    alone = _with_layers(model, noted).eval()
+    called: dict[str, set[bool]] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: called.setdefault(name, set()).add(bool(noted.calls))
+
+    for name, module in alone.named_modules():
+        if module._parameters and not f"{layers}.".startswith(f"{name}.") and name:
+            module.register_forward_pre_hook(note(name))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        allocate(alone, torch.device("cpu"))
+        logits = alone(torch.zeros(SHAPE, dtype=torch.long))
+        ids_before, ids_after = reached(noted.calls[0].states) if noted.calls else set(), reached(logits)
+    before, after = (_topmost(name for name, places in called.items() if place in places) for place in (False, True))
+    obstacles = [*_between(noted.calls, len(alone.get_submodule(layers)))]
+    obstacles += [f"{name} is used before and after them" for name in before if name in after]
+    direct: list[str] = []
+    unused: list[str] = []
+    held = {id(value) for name, value in _parameters(alone) if _inside(name, after)}
+    for name, value in _parameters(alone):
+        inside, used = _inside(name, before) or _inside(name, after), id(value) in ids_before | ids_after
+        if not inside:
+            (direct if used else unused).append(name)
+        elif _inside(name, before) and id(value) in ids_after - held:
+            obstacles.append(f"{name} is used after them, too")
+    if direct:
+        obstacles.append(f"no module's call uses {', '.join(direct)}")
+    return Surroundings(before, (*after, *unused), obstacles)
+
+
+def _between(calls: list[_Call], layers: int) -> Iterator[str]:
+    """Yield what layers have of each other, besides the states that each hands to the next."""
+    if [call.layer for call in calls] != [*range(layers)]:
+        yield "they are not called once each in their order"
+    elif any(call.states is not last.result for last, call in pairwise(calls)):
+        yield "the states change between them"
+    others = {name: value for call in calls for name, value in call.others.items() if value is not call.states}
+    for name, value in others.items():
+        if isinstance(value, dict | list):
+            yield f"they share {name}"
+        elif any(isinstance(each, Tensor) and each.requires_grad for each in _flat(value)):
+            yield f"they also take {name}, which is computed from weights"
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value
+
+
+def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [*model.named_parameters(remove_duplicate=False)]
+
+
+def _inside(name: str, modules: tuple[str, ...]) -> bool:
+    return f"{name}.".startswith(tuple(f"{module}." for module in modules))
+
+
+def _topmost(names: Iterator[str]) -> tuple[str, ...]:
+    """Return the names that are not inside another of them."""
+    found: list[str] = []
+    for name in sorted(names):
+        if not _inside(name, tuple(found)):
+            found.append(name)
+    return tuple(found)
