@@ -130,7 +130,7 @@ FAULTS = [
     Fault(
         "gradients are never cleared",
         NATIVE,
-        "        self.optimizer.step()\n        self.optimizer.zero_grad()\n",
+        "        self.optimizer.step()\n        self.zero_grad()\n",
         "        self.optimizer.step()\n",
         reference("mlp"),
     ),

@@ -90,7 +90,7 @@ def test_ep_groups_the_data_parallel_ranks_once_more(monkeypatch):
 
 @pytest.mark.parametrize("others", [{}, {"tp": 2}, {"dp_shard": -1, "tp": 2}, {"dp_shard": -1, "pp": 2}])
 def test_unused_parameters_are_found_by_ddp_and_fsdp_alone(monkeypatch, others):
-    with pytest.raises(UserError, match="find_unused_parameters (needs|works with) dp_replicate"):
+    with pytest.raises(UserError, match=r"find_unused_parameters (needs|works with) dp_replicate"):
         resolved(monkeypatch, {"find_unused_parameters": True} | others)
     for own in ({"dp_replicate": -1}, {"dp_shard": -1}):
         assert resolved(monkeypatch, {"find_unused_parameters": True} | own).options.find_unused_parameters
