@@ -130,8 +130,8 @@ FAULTS = [
     Fault(
         "gradients are never cleared",
         NATIVE,
-        "        self.optimizer.step()\n        self.zero_grad()\n",
-        "        self.optimizer.step()\n",
+        "        self._renew_copies()\n        self.zero_grad()\n",
+        "        self._renew_copies()\n",
         reference("mlp"),
     ),
     Fault(
