@@ -7,8 +7,9 @@ once per step. The library's hook adds what has been accumulated, after each bac
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES, _get_pa
 from transformers.distributed.tensor_parallel import TensorParallelLayer
 
 from shardlab.models.weights import names
+from shardlab.parallel import tensor
 from shardlab.runtime.distributed import text_of_mesh
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,9 @@ def apply(model: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
             layer.install_forward(modules[name], mesh)
         elif modules[owner]._parameters.get(leaf) is not None:
             layer.shard_param(modules[owner], leaf, mesh)
+    if _has_dropout(model):
+        for inside in _split_inside(modules, styles):
+            _draw_own_masks(inside, mesh.get_local_rank())
     # Each of a tie was split by itself; they are one again.
     for first, *others in ties:
         for name in others:
@@ -86,6 +91,50 @@ def _expanded(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str
                 yield name, style
         if style := _get_parameter_plan(prefix, plan, is_weight=False):
             yield prefix, style
+
+
+def _has_dropout(model: Any) -> bool:
+    return any(
+        "drop" in key and isinstance(value, float) and value > 0 for key, value in model.config.to_dict().items()
+    )
+
+
+def _split_inside(
+    modules: dict[str, nn.Module], styles: dict[str, str]
+) -> Iterator[tuple[list[nn.Module], list[nn.Module]]]:
+    """Yield, of each module whose activations are split between some of its layers, those layers: columns, rows."""
+    children: dict[str, dict[str, list[nn.Module]]] = defaultdict(lambda: defaultdict(list))
+    for name, style in styles.items():
+        if name in modules and style in ("colwise", "packed_colwise", "rowwise"):
+            children[name.rpartition(".")[0]][style.removeprefix("packed_")].append(modules[name])
+    yield from ((each["colwise"], each["rowwise"]) for each in children.values() if len(each) == 2)
+
+
+def _draw_own_masks(layers: tuple[list[nn.Module], list[nn.Module]], rank: int) -> None:
+    """Draw what is random between column and row layers (dropout of attention) from this rank's own generator.
+
+    As in parallel/tensor.py: every mask's seed comes from the common generator, which is the same again afterwards.
+    """
+    columns, rows = layers
+    own = ExitStack()
+    entered: list[bool] = []
+
+    def enter(module: nn.Module, inputs: tuple[Any, ...], _: Any) -> None:
+        if module.training and not entered:
+            common, device = tensor.drawn(), inputs[0].device
+            devices = [] if device.type == "cpu" else [device]
+            own.enter_context(torch.random.fork_rng(devices, device_type=device.type))
+            torch.manual_seed(common + rank)
+            entered.append(True)
+
+    def leave(_module: nn.Module, _inputs: tuple[Any, ...]) -> None:
+        own.close()
+        entered.clear()
+
+    for column in columns:
+        column.register_forward_hook(enter)
+    for row in rows:
+        row.register_forward_pre_hook(leave)
 
 
 def _distributed(whole: torch.Tensor, mesh: DeviceMesh, *placements: Any) -> nn.Parameter:

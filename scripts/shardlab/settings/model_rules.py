@@ -56,6 +56,11 @@ RULES = {
         {"tensor": "leave these modules out of the `tensor` plan, untie them, or use fsdp"},
     ),
     "apart": Rule("layers that cannot be split into stages", {"pipeline": "use ddp or fsdp"}),
+    "unsplit": Rule(
+        "a tensor-parallel plan that splits no layer",
+        {"tensor": "write one under `tensor:` in the workload's file, in the words of the library, or use fsdp"},
+    ),
+    "indivisible": Rule("heads that tp does not divide", {"tensor": "choose a degree that divides them, or use fsdp"}),
     "scalar": Rule("parameters without dimensions", dict.fromkeys(("fsdp", *ZERO), ONE_VALUE)),
     "strided": Rule("transposed parameters, stored contiguously from then on"),
     "empty": Rule(
