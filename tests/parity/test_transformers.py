@@ -76,6 +76,9 @@ CASES += [Case("fsdp_size", "gpt2")]  # its units are the tied embedding, the ou
 CASES += [Case(s, m) for s in ("tp", "fsdp_tp") for m in SPLIT]
 CASES += [Case(s, m, hard=True) for s in ("tp", "fsdp_tp") for m in SPLIT]
 CASES += [Case("pp", "llama")]
+CASES += [
+    Case(s, m, hard=h) for s in ("tp_sp", "tp_loss", "fsdp_tp_sp") for m in ("llama", "qwen3") for h in (False, True)
+]
 LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in PLAIN]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 LONG += [case for case in CASES if case.hard]

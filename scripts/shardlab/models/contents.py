@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shardlab.errors import UserError
 from shardlab.models import build, matching, without_numbers
 from shardlab.models._chain import Chain
+from shardlab.models.declared import layer_lists
 from shardlab.patches.torch_modules import attributes_read
 from shardlab.settings.model_rules import KEY, OWN_PIECES, OWN_SAMPLES, RULES, techniques
 from shardlab.settings.types import Run
@@ -136,6 +137,8 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
         "tied_split": _in_split_layers(run, model, ties),
         "apart": _not_apart(run, model),
         "unsplit": _unsplit(run, model),
+        "gathered": _between_whole(run, model),
+        "whole_logits": _without_split_logits(run, model),
         "indivisible": _indivisible(run, model),
         "scalar": [name for name, value in parameters.items() if not value.dim()],
         "empty": [name for name, value in parameters.items() if not value.numel()],
@@ -287,6 +290,30 @@ def _indivisible(run: Run, model: nn.Module) -> list[str]:
     config: Any = model.config
     found = {key: getattr(config, key, None) for key in sorted(split)}
     return [f"{key} {count}" for key, count in found.items() if isinstance(count, int) and count % parts]
+
+
+def _between_whole(run: Run, model: nn.Module) -> list[str]:
+    """Return the patterns of a transformers model's plan between whose layers sequence parallelism cannot split: those
+    that gather or that split other than by column and row, and columns that read a layer's own input.
+    """
+    if run.model.folder is None or not run.options.sequence_parallel:
+        return []
+    lists = layer_lists(model)
+    if len(lists) != 1:
+        return lists or ["no list of layers"]
+    inside = f"{without_numbers(lists[0])}.*."
+    plan = {pattern.removeprefix(inside): style for pattern, style in run.model.tensor.items() if inside in pattern}
+    known = ("colwise", "rowwise", "replicated_with_grad_allreduce")
+    return [inside + each for each, style in plan.items() if style not in known or "." not in each]
+
+
+def _without_split_logits(run: Run, model: nn.Module) -> list[str]:
+    if run.model.folder is None or not run.options.loss_parallel:
+        return []
+    heads = {id(module) for module in [cast(Any, model).get_output_embeddings()] if module is not None}
+    names = [name for name, module in model.named_modules() if id(module) in heads]
+    split = ("colwise_gather_output", "colwise_rep")
+    return [] if any(run.model.tensor.get(name) in split for name in names) else names or ["no output layer"]
 
 
 QUERIES, KEYS = (

@@ -56,7 +56,13 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
     if (mesh := world.tensor_mesh) is not None and run.model.folder:
         from shardlab.parallel import library_tensor
 
-        library_tensor.apply(model, run.model.tensor, mesh)
+        library_tensor.apply(
+            model,
+            run.model.tensor,
+            mesh,
+            sequence_parallel=options.sequence_parallel,
+            loss_parallel=options.loss_parallel,
+        )
     elif mesh is not None:
         from shardlab.parallel import tensor
 

@@ -60,6 +60,14 @@ RULES = {
         "a tensor-parallel plan that splits no layer",
         {"tensor": "write one under `tensor:` in the workload's file, in the words of the library, or use fsdp"},
     ),
+    "gathered": Rule(
+        "layers between which sequences are whole, which sequence_parallel would split",
+        {"tensor": "use tp or fsdp_tp, without sequence_parallel"},
+    ),
+    "whole_logits": Rule(
+        "no output layer with split logits in its tensor-parallel plan",
+        {"tensor": "use tp or tp_sp, without loss_parallel"},
+    ),
     "indivisible": Rule("heads that tp does not divide", {"tensor": "choose a degree that divides them, or use fsdp"}),
     "scalar": Rule("parameters without dimensions", dict.fromkeys(("fsdp", *ZERO), ONE_VALUE)),
     "strided": Rule("transposed parameters, stored contiguously from then on"),
