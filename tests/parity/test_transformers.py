@@ -79,6 +79,7 @@ CASES += [Case("pp", "llama")]
 CASES += [
     Case(s, m, hard=h) for s in ("tp_sp", "tp_loss", "fsdp_tp_sp") for m in ("llama", "qwen3") for h in (False, True)
 ]
+CASES += [Case(s, "mixtral", hard=h) for s in ("ep", "fsdp_ep", "fsdp_tp_ep") for h in (False, True)]
 LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in PLAIN]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 LONG += [case for case in CASES if case.hard]
@@ -96,6 +97,7 @@ def resolved(tmp_path_factory):
             "tensor": {},
             "tensor_sizes": [],
             "segments": [],
+            "experts": {},
             "blocks": BLOCKS.get(name, []),
             "model": f"hf:{folder / name}",
         }

@@ -139,6 +139,8 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
         "unsplit": _unsplit(run, model),
         "gathered": _between_whole(run, model),
         "whole_logits": _without_split_logits(run, model),
+        "without_experts": _without_experts(run),
+        "uneven_experts": _uneven_experts(run, model),
         "indivisible": _indivisible(run, model),
         "scalar": [name for name, value in parameters.items() if not value.dim()],
         "empty": [name for name, value in parameters.items() if not value.numel()],
@@ -314,6 +316,19 @@ def _without_split_logits(run: Run, model: nn.Module) -> list[str]:
     names = [name for name, module in model.named_modules() if id(module) in heads]
     split = ("colwise_gather_output", "colwise_rep")
     return [] if any(run.model.tensor.get(name) in split for name in names) else names or ["no output layer"]
+
+
+def _without_experts(run: Run) -> list[str]:
+    if run.model.folder is None or not run.mesh.axes("experts"):
+        return []
+    return [] if run.model.experts else ["none are declared"]
+
+
+def _uneven_experts(run: Run, model: nn.Module) -> list[str]:
+    if run.model.folder is None or not run.mesh.axes("experts"):
+        return []
+    counts = {p: getattr(module, "num_experts", 0) for p in run.model.experts for module in matching(model, p)}
+    return [f"{pattern}: {count}" for pattern, count in counts.items() if count % run.mesh.parts("experts")]
 
 
 QUERIES, KEYS = (

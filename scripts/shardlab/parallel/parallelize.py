@@ -84,7 +84,10 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
         hooks.batch = batch_norm.synchronize(model, world.data_group, world.device)
     experts = _blocks(model, run.model.experts)
     if (mesh := world.expert_mesh) is not None:
-        from shardlab.parallel.experts import split
+        if run.model.folder:
+            from shardlab.parallel.library_experts import split
+        else:
+            from shardlab.parallel.experts import split
 
         split(experts, mesh)
     low = None if recipe.precision == "full" else getattr(torch, precision.dtype)

@@ -68,6 +68,10 @@ RULES = {
         "no output layer with split logits in its tensor-parallel plan",
         {"tensor": "use tp or tp_sp, without loss_parallel"},
     ),
+    "without_experts": Rule("no experts that ep could split", {"fsdp": "use fsdp, without ep"}),
+    "uneven_experts": Rule(
+        "a number of experts that ep does not divide", {"fsdp": "choose an ep that divides it, or use fsdp"}
+    ),
     "indivisible": Rule("heads that tp does not divide", {"tensor": "choose a degree that divides them, or use fsdp"}),
     "scalar": Rule("parameters without dimensions", dict.fromkeys(("fsdp", *ZERO), ONE_VALUE)),
     "strided": Rule("transposed parameters, stored contiguously from then on"),
