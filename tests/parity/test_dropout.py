@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from helpers.common import save_initial, tiny_run
+from helpers.transformers_models import CONFIGS
 from shardlab import models, parallel
 from shardlab.models import weights
 from shardlab.parallel.tensor import _Dropout, drawn
@@ -102,6 +103,51 @@ def test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_o
     initial = tmp_path / "mnist-float64.safetensors"
     with mock.patch.object(parallel, "build", build):
         loop.train(run_of("single"), tiny_data / "mnist", initial, tmp_path / "single", {})
+    for actual, reference in zip(steps(tmp_path / "tp"), steps(tmp_path / "single"), strict=True):
+        for key in ("loss", "grad_norm"):
+            assert actual[key] == pytest.approx(reference[key], rel=1e-10), f"step {actual['step']}"
+
+
+def test_heads_of_transformers_models_have_masks_of_their_own(server, tiny_data, tmp_path):
+    """Dropout inside the attention function: one device draws the masks of two ranks' heads from their seeds."""
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    CONFIGS["llama"].save_pretrained(tmp_path / "model")
+    changes = {"name": f"hf:{tmp_path / 'model'}", "folder": str(tmp_path / "model"), "pretrained": False}
+    changes |= {"tensor": {}, "blocks": [], "segments": 0}
+
+    def run_of(strategy):
+        run = tiny_run("llama2", strategy, dtype="float64")
+        args = {"attention_dropout": 0.3, "vocab_size": run.model.args["vocab_size"]}
+        return run.model_copy(update={"model": run.model.model_copy(update=changes | {"args": args})})
+
+    group = Group(server, tmp_path, tiny_data)
+    group.add("tp", run_of("tp"))
+    group.start(2)
+
+    def in_halves(module, *heads, **options):
+        if not module.training:
+            return sdpa_attention_forward(module, *heads, **options)
+        common, halves = drawn(), []
+        for rank, parts in enumerate(zip(*(each.chunk(2, 1) for each in heads[:3]), strict=True)):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(common + rank)
+                halves.append(sdpa_attention_forward(module, *parts, *heads[3:], **options)[0])
+        return torch.cat(halves, 2), None
+
+    def as_often(module, x, forward=LlamaMLP.forward):
+        if module.training:
+            drawn()
+        return forward(module, x)
+
+    initial = tmp_path / "llama2-float64.safetensors"
+    with (
+        mock.patch.dict(AttentionInterface._global_mapping, {"sdpa": in_halves}),
+        mock.patch.object(LlamaMLP, "forward", as_often),
+    ):
+        loop.train(run_of("single"), tiny_data / "llama2", initial, tmp_path / "single", {})
     for actual, reference in zip(steps(tmp_path / "tp"), steps(tmp_path / "single"), strict=True):
         for key in ("loss", "grad_norm"):
             assert actual[key] == pytest.approx(reference[key], rel=1e-10), f"step {actual['step']}"

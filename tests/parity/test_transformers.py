@@ -23,6 +23,8 @@ from shardlab import models
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
+from shardlab.models import contents
+from shardlab.models.declared import completed
 from shardlab.settings import load, pretrained, resolve
 
 BASES = {"t5": "xsum", "llama": "llama2", "gpt2": "llama2", "vit": "vit"}
@@ -74,6 +76,10 @@ CASES += [Case("fsdp_size", "gpt2")]  # its units are the tied embedding, the ou
 CASES += [Case(s, m) for s in ("tp", "fsdp_tp") for m in SPLIT]
 CASES += [Case(s, m, hard=True) for s in ("tp", "fsdp_tp") for m in SPLIT]
 CASES += [Case("pp", "llama")]
+CASES += [
+    Case(s, m, hard=h) for s in ("tp_sp", "tp_loss", "fsdp_tp_sp") for m in ("llama", "qwen3") for h in (False, True)
+]
+CASES += [Case(s, "mixtral", hard=h) for s in ("ep", "fsdp_ep", "fsdp_tp_ep") for h in (False, True)]
 LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in PLAIN]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 LONG += [case for case in CASES if case.hard]
@@ -91,6 +97,7 @@ def resolved(tmp_path_factory):
             "tensor": {},
             "tensor_sizes": [],
             "segments": [],
+            "experts": {},
             "blocks": BLOCKS.get(name, []),
             "model": f"hf:{folder / name}",
         }
@@ -153,7 +160,7 @@ def folder(request, server, resolved, tmp_path_factory):
 
 
 def requested(items):
-    """The cases of the tests that will run, those that a test reads or resumes from included."""
+    """The cases of the tests that will run, and of those that read what a case trained; the pairs that resume."""
     items = [item for item in items if item.path == Path(__file__) and not item.get_closest_marker("skip")]
     of_tests = [item.callspec.params for item in items if hasattr(item, "callspec")]
     names = {params.get("name") for params in of_tests}
@@ -250,6 +257,27 @@ def test_what_does_not_fit_is_said(resolved, tmp_path):
         pretrained.settings(run.model.model_copy(update={"name": "hf:gpt2"}), "w.yaml")
     with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
         encode(run.data.model_copy(update={"tokenizer": str(tmp_path)}), {"train": [("a",)]})
+
+
+def test_what_tensor_parallelism_cannot_split_is_refused(resolved):
+    def check(strategy, name, **changes):
+        run = resolved(strategy, name)
+        run = run.model_copy(update={"model": run.model.model_copy(update=changes)})
+        model = build_model(run)
+        run = completed(run, model)
+        models.check_plan(run.model, model)
+        contents.check(run, model)
+        return contents.split_share(run, model)
+
+    assert 0.9 < check("tp", "llama") < 1
+    with pytest.raises(UserError, match="plan that splits no layer \\(none is declared\\); write one under `tensor:`"):
+        check("tp", "gpt2")
+    with pytest.raises(UserError, match="plan that splits no layer \\(lm_head\\)"):
+        check("tp", "llama", tensor={"lm_head": "colwise_gather_output"})
+    with pytest.raises(UserError, match="heads that tp does not divide \\(num_key_value_heads 1\\); choose a degree"):
+        check("fsdp_tp", "llama", args={"num_key_value_heads": 1})
+    with pytest.raises(UserError, match=r"no submodule of model .* matches model\.layers\.0\.mlp"):
+        check("tp", "llama", tensor={"model.layers.0.mlp.up_proj": "colwise"})
 
 
 def test_a_folder_s_own_code_is_never_run(resolved, tmp_path):

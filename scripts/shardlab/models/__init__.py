@@ -4,6 +4,7 @@ Models of the transformers library (``hf:``) come from their folder instead.
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -217,11 +218,14 @@ def expert_parameter_count(settings: types.Model, whole: Mapping[str, Tensor]) -
 
 
 def named(model: nn.Module, pattern: str) -> list[nn.Module | nn.Parameter]:
-    """Return submodules and parameters whose name matches: the library's plans name both."""
-    return [
-        *matching(model, pattern),
-        *(value for name, value in model.named_parameters(remove_duplicate=False) if _matches(name, pattern)),
-    ]
+    """Return submodules and parameters that a plan of transformers names: with ``*`` for every number."""
+    everything = (*model.named_modules(), *model.named_parameters(remove_duplicate=False))
+    return [value for name, value in everything if without_numbers(name) == pattern]
+
+
+def without_numbers(name: str) -> str:
+    """Return a name as plans of transformers have it, which mean all layers of a list: layers.*.mlp."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
 def matching(model: nn.Module, pattern: str) -> list[nn.Module]:

@@ -4,18 +4,20 @@ The rules are in settings/model_rules.py.
 """
 
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shardlab.errors import UserError
-from shardlab.models import build, matching
+from shardlab.models import build, matching, without_numbers
 from shardlab.models._chain import Chain
+from shardlab.models.declared import layer_lists
 from shardlab.patches.torch_modules import attributes_read
 from shardlab.settings.model_rules import KEY, OWN_PIECES, OWN_SAMPLES, RULES, techniques
 from shardlab.settings.types import Run
@@ -134,6 +136,12 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
         "tied": [name for names in ties for name in names],
         "tied_split": _in_split_layers(run, model, ties),
         "apart": _not_apart(run, model),
+        "unsplit": _unsplit(run, model),
+        "gathered": _between_whole(run, model),
+        "whole_logits": _without_split_logits(run, model),
+        "without_experts": _without_experts(run),
+        "uneven_experts": _uneven_experts(run, model),
+        "indivisible": _indivisible(run, model),
         "scalar": [name for name, value in parameters.items() if not value.dim()],
         "empty": [name for name, value in parameters.items() if not value.numel()],
         "complex": [name for name, value in parameters.items() if value.is_complex()],
@@ -247,6 +255,91 @@ def _in_split_layers(run: Run, model: nn.Module, ties: list[list[str]]) -> list[
     split = {id(module) for pattern in run.model.tensor for module in matching(model, pattern)}
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for names in ties for name in names}
     return [name for names in ties if any(id(owners[name]) in split for name in names) for name in names]
+
+
+def _unsplit(run: Run, model: nn.Module) -> list[str]:
+    """Return the patterns of a library's plan that splits nothing of the blocks."""
+    if run.model.folder is None or split_share(run, model):
+        return []
+    return [*run.model.tensor] or ["none is declared"]
+
+
+def split_share(run: Run, model: nn.Module) -> float:
+    """Return the part of the blocks' values that the tensor-parallel plan of a transformers model splits."""
+    names = {id(value): name for name, value in model.named_parameters()}
+    own = {id(value): value.numel() for block in blocks_of(run, model) for value in block.parameters()}
+    split = sum(count for key, count in own.items() if SPLITS.search(_style(run.model.tensor, names[key]) or ""))
+    return split / max(sum(own.values()), 1)
+
+
+SPLITS = re.compile("colwise|rowwise")
+"""Styles of transformers that split a parameter."""
+
+
+def _style(plan: Mapping[str, str], name: str) -> str | None:
+    """Return the style that a plan of transformers gives a parameter, by its own name or that of its module."""
+    generic = without_numbers(name)
+    return plan.get(generic) or plan.get(generic.rpartition(".")[0])
+
+
+def _indivisible(run: Run, model: nn.Module) -> list[str]:
+    """Return the numbers of heads that tp does not divide, if the plan splits heads."""
+    parts = run.mesh.tensor_parts
+    if run.model.folder is None or parts == 1:
+        return []
+    split = {"num_attention_heads"} if _splits_heads(run.model.tensor, QUERIES) else set()
+    split |= {"num_key_value_heads"} if _splits_heads(run.model.tensor, KEYS) else set()
+    config: Any = model.config
+    found = {key: getattr(config, key, None) for key in sorted(split)}
+    return [f"{key} {count}" for key, count in found.items() if isinstance(count, int) and count % parts]
+
+
+def _between_whole(run: Run, model: nn.Module) -> list[str]:
+    """Return the patterns of a transformers model's plan between whose layers sequence parallelism cannot split: those
+    that gather or that split other than by column and row, and columns that read a layer's own input.
+    """
+    if run.model.folder is None or not run.options.sequence_parallel:
+        return []
+    lists = layer_lists(model)
+    if len(lists) != 1:
+        return lists or ["no list of layers"]
+    inside = f"{without_numbers(lists[0])}.*."
+    plan = {pattern.removeprefix(inside): style for pattern, style in run.model.tensor.items() if inside in pattern}
+    known = ("colwise", "rowwise", "replicated_with_grad_allreduce")
+    return [inside + each for each, style in plan.items() if style not in known or "." not in each]
+
+
+def _without_split_logits(run: Run, model: nn.Module) -> list[str]:
+    if run.model.folder is None or not run.options.loss_parallel:
+        return []
+    heads = {id(module) for module in [cast(Any, model).get_output_embeddings()] if module is not None}
+    names = [name for name, module in model.named_modules() if id(module) in heads]
+    split = ("colwise_gather_output", "colwise_rep")
+    return [] if any(run.model.tensor.get(name) in split for name in names) else names or ["no output layer"]
+
+
+def _without_experts(run: Run) -> list[str]:
+    if run.model.folder is None or not run.mesh.axes("experts"):
+        return []
+    return [] if run.model.experts else ["none are declared"]
+
+
+def _uneven_experts(run: Run, model: nn.Module) -> list[str]:
+    if run.model.folder is None or not run.mesh.axes("experts"):
+        return []
+    counts = {p: getattr(module, "num_experts", 0) for p in run.model.experts for module in matching(model, p)}
+    return [f"{pattern}: {count}" for pattern, count in counts.items() if count % run.mesh.parts("experts")]
+
+
+QUERIES, KEYS = (
+    ("q_proj", "q_b_proj", "kv_b_proj", "qkv_proj", "query_key_value"),
+    ("k_proj", "qkv_proj", "query_key_value"),
+)
+"""Names of layers whose outputs are heads."""
+
+
+def _splits_heads(plan: Mapping[str, str], layers: tuple[str, ...]) -> bool:
+    return any(pattern.rpartition(".")[2] in layers and style == "colwise" for pattern, style in plan.items())
 
 
 def blocks_of(run: Run, model: nn.Module) -> list[nn.Module]:

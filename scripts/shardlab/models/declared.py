@@ -13,7 +13,7 @@ from shardlab.settings.types import Run
 
 def completed(run: Run, model: nn.Module) -> Run:
     """Return the run with what its strategy needs of its model filled in, if that is one of transformers: ``blocks``,
-    ``tensor``, and for a pipeline ``segments``.
+    ``tensor``, ``experts``, and for a pipeline ``segments``.
     """
     settings = run.model
     if settings.folder is None:
@@ -23,6 +23,8 @@ def completed(run: Run, model: nn.Module) -> Run:
         found["blocks"] = [f"{name}.*" for name in layer_lists(model)]
     if not settings.tensor:
         found["tensor"] = tensor_plan(model)
+    if not settings.experts:
+        found["experts"] = expert_modules(model)
     if isinstance(model, Chain) and "pipeline" in techniques(run):
         found["segments"] = len(model.segments())
     return run.model_copy(update={"model": settings.model_copy(update=found)})
@@ -32,6 +34,13 @@ def tensor_plan(model: nn.Module) -> dict[str, str]:
     """Return the library's tensor-parallel plan (pattern: style), without patterns that match nothing."""
     plan: dict[str, str] = getattr(model, "tp_plan", None) or {}
     return {pattern: style for pattern, style in plan.items() if named(model, pattern)}
+
+
+def expert_modules(model: nn.Module) -> list[str]:
+    """Return the patterns of the modules whose experts the library's expert-parallel plan gives to ranks."""
+    plan: dict[str, str] = getattr(model, "ep_plan", None) or {}
+    dispatched = [pattern for pattern, style in plan.items() if style == "ep_dispatch_experts"]
+    return [pattern for pattern in dispatched if named(model, pattern)]
 
 
 def layer_lists(model: nn.Module) -> list[str]:

@@ -7,18 +7,22 @@ once per step. The library's hook adds what has been accumulated, after each bac
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES, _get_parameter_plan
-from transformers.distributed.tensor_parallel import TensorParallelLayer
+from transformers.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel, TensorParallelLayer
 
+from shardlab.models.declared import layer_lists
 from shardlab.models.weights import names
+from shardlab.parallel import tensor
 from shardlab.runtime.distributed import text_of_mesh
 
 log = logging.getLogger(__name__)
@@ -44,11 +48,20 @@ class _OfOwnHeads(TensorParallelLayer):  # type: ignore[misc]
             module._parameters.update(own)
 
 
+SEQUENCE = Shard(1)
+GATHERED = ("colwise_gather_output", "colwise_rep")
 OURS = {"replicated_with_grad_allreduce": _OfOwnHeads()}
 """Styles of the library that are not used as they are."""
 
 
-def apply(model: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
+def apply(
+    model: nn.Module,
+    plan: dict[str, str],
+    mesh: DeviceMesh,
+    *,
+    sequence_parallel: bool,
+    loss_parallel: bool,
+) -> None:
     """Split in place by ``plan`` (pattern of modules or parameters: a style of the library) over the 1-D ``mesh``.
 
     Patterns that match nothing are ignored: a pipeline stage has only some of the layers.
@@ -56,8 +69,13 @@ def apply(model: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
     styles = dict(_expanded(model, plan))
     ties = [each for each in names(model.named_parameters(remove_duplicate=False)) if len(each) > 1]
     modules = dict(model.named_modules())
+    inside = tuple(f"{name}." for name in layer_lists(model))
     for name, style in styles.items():
         layer: Any = OURS.get(style, ALL_PARALLEL_STYLES[style])
+        if sequence_parallel and style == "rowwise" and name.startswith(inside):
+            layer = RowwiseParallel(output_layouts=SEQUENCE, use_local_output=False)
+        if loss_parallel and style in GATHERED and not name.startswith(inside):
+            layer = ColwiseParallel(use_local_output=False)
         owner, _, leaf = name.rpartition(".")
         if name in modules:
             if style == "mla_kv_a_proj":  # it reads the width of the rotated part there
@@ -65,16 +83,69 @@ def apply(model: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
             layer.install_forward(modules[name], mesh)
         elif modules[owner]._parameters.get(leaf) is not None:
             layer.shard_param(modules[owner], leaf, mesh)
+    if _has_dropout(model):
+        for inner in _split_inside(modules, styles):
+            _draw_own_masks(inner, mesh.get_local_rank())
+    if sequence_parallel:
+        _split_sequences(model, modules, styles, mesh)
     # Each of a tie was split by itself; they are one again.
     for first, *others in ties:
         for name in others:
             owner, _, leaf = name.rpartition(".")
             setattr(modules[owner], leaf, model.get_parameter(first))
     log.info(
-        "Applied the library's tensor parallelism to %d modules and parameters, mesh %s",
+        "Applied the library's tensor parallelism to %d modules and parameters, mesh %s%s%s",
         len(styles),
         text_of_mesh(mesh),
+        ", sequence parallel" if sequence_parallel else "",
+        ", loss parallel" if loss_parallel else "",
     )
+
+
+def _split_sequences(model: nn.Module, modules: dict[str, nn.Module], styles: dict[str, str], mesh: DeviceMesh) -> None:
+    """Split what the layers pass to each other along the sequence, from the first layer to the last.
+
+    A module with column layers gathers its input, and row layers add up and split again (see ``apply``). All that is
+    between them in a layer, its norms and residuals, computes on DTensors.
+    """
+    (layers,) = layer_lists(model)
+    split = {name.rpartition(".")[0] for name, style in styles.items() if style == "colwise" and name in modules}
+    split = {name for name in split if name.startswith(f"{layers}.")}
+    for name in split:
+        modules[name].register_forward_pre_hook(
+            partial(_on_states, partial(_laid_out, mesh, Replicate())), with_kwargs=True
+        )
+    every = cast(nn.ModuleList, modules[layers])
+    every[0].register_forward_pre_hook(partial(_on_states, partial(_laid_out, mesh, SEQUENCE)), with_kwargs=True)
+    every[-1].register_forward_hook(partial(_gathered, mesh))
+    for name, module in every.named_modules(prefix=layers):
+        if not f"{name}.".startswith(tuple(f"{each}." for each in split)):
+            for leaf, value in module._parameters.items():
+                if value is not None and not isinstance(value, DTensor):
+                    module._parameters[leaf] = _distributed(value, mesh, Replicate())
+
+
+STATES = "hidden_states"
+"""What layers of the library call the states that they pass on, where it is no positional argument."""
+
+
+def _on_states(change: Callable[[torch.Tensor], torch.Tensor], _: nn.Module, inputs: Any, named: Any) -> Any:
+    if inputs:
+        return (change(inputs[0]), *inputs[1:]), named
+    return inputs, named | {STATES: change(named[STATES])}
+
+
+def _laid_out(mesh: DeviceMesh, layout: Placement, states: torch.Tensor) -> DTensor:
+    if not isinstance(states, DTensor):
+        states = DTensor.from_local(states, mesh, [Replicate()], run_check=False)
+    return states.redistribute(mesh, [layout])
+
+
+def _gathered(mesh: DeviceMesh, _module: nn.Module, _inputs: Any, output: Any) -> Any:
+    """Return a layer's output with whole states: what follows the layers knows nothing of DTensors."""
+    if isinstance(output, tuple):
+        return (_laid_out(mesh, Replicate(), output[0]).to_local(), *output[1:])
+    return _laid_out(mesh, Replicate(), output).to_local()
 
 
 def _expanded(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -86,6 +157,50 @@ def _expanded(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str
                 yield name, style
         if style := _get_parameter_plan(prefix, plan, is_weight=False):
             yield prefix, style
+
+
+def _has_dropout(model: Any) -> bool:
+    return any(
+        "drop" in key and isinstance(value, float) and value > 0 for key, value in model.config.to_dict().items()
+    )
+
+
+def _split_inside(
+    modules: dict[str, nn.Module], styles: dict[str, str]
+) -> Iterator[tuple[list[nn.Module], list[nn.Module]]]:
+    """Yield, of each module whose activations are split between some of its layers, those layers: columns, rows."""
+    children: dict[str, dict[str, list[nn.Module]]] = defaultdict(lambda: defaultdict(list))
+    for name, style in styles.items():
+        if name in modules and style in ("colwise", "packed_colwise", "rowwise"):
+            children[name.rpartition(".")[0]][style.removeprefix("packed_")].append(modules[name])
+    yield from ((each["colwise"], each["rowwise"]) for each in children.values() if len(each) == 2)
+
+
+def _draw_own_masks(layers: tuple[list[nn.Module], list[nn.Module]], rank: int) -> None:
+    """Draw what is random between column and row layers (dropout of attention) from this rank's own generator.
+
+    As in parallel/tensor.py: every mask's seed comes from the common generator, which is the same again afterwards.
+    """
+    columns, rows = layers
+    own = ExitStack()
+    entered: list[bool] = []
+
+    def enter(module: nn.Module, inputs: tuple[Any, ...], _: Any) -> None:
+        if module.training and not entered:
+            common, device = tensor.drawn(), inputs[0].device
+            devices = [] if device.type == "cpu" else [device]
+            own.enter_context(torch.random.fork_rng(devices, device_type=device.type))
+            torch.manual_seed(common + rank)
+            entered.append(True)
+
+    def leave(_module: nn.Module, _inputs: tuple[Any, ...]) -> None:
+        own.close()
+        entered.clear()
+
+    for column in columns:
+        column.register_forward_hook(enter)
+    for row in rows:
+        row.register_forward_pre_hook(leave)
 
 
 def _distributed(whole: torch.Tensor, mesh: DeviceMesh, *placements: Any) -> nn.Parameter:

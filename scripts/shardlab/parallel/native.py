@@ -55,6 +55,7 @@ class NativeEngine:
         self.parameter_count = models.parameter_count(whole)
         self.parameter_names = models.trained_names(whole)
         self.load_shape = getattr(whole, "load_shape", None)
+        self.split_share = contents.split_share(run, whole) if run.model.folder and run.mesh.tensor_parallel else None
         has_buffers = len(self.parameter_names) < len(self.meta_state_dict)
         # Here, since a plan calls `ready` on fake tensors, and a new group reads the mesh's values.
         self._stage_group = world.stage_group() if has_buffers else None

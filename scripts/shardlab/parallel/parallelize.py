@@ -56,7 +56,13 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
     if (mesh := world.tensor_mesh) is not None and run.model.folder:
         from shardlab.parallel import library_tensor
 
-        library_tensor.apply(model, run.model.tensor, mesh)
+        library_tensor.apply(
+            model,
+            run.model.tensor,
+            mesh,
+            sequence_parallel=options.sequence_parallel,
+            loss_parallel=options.loss_parallel,
+        )
     elif mesh is not None:
         from shardlab.parallel import tensor
 
@@ -78,7 +84,10 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
         hooks.batch = batch_norm.synchronize(model, world.data_group, world.device)
     experts = _blocks(model, run.model.experts)
     if (mesh := world.expert_mesh) is not None:
-        from shardlab.parallel.experts import split
+        if run.model.folder:
+            from shardlab.parallel.library_experts import split
+        else:
+            from shardlab.parallel.experts import split
 
         split(experts, mesh)
     low = None if recipe.precision == "full" else getattr(torch, precision.dtype)

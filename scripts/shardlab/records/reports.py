@@ -120,6 +120,11 @@ class TrainReport(Report):
     devices: list[str] = Field(description="Models of the ranks' devices.")
     parameters: int = Field(description="Number of trainable values in the whole model.")
     expert_parameters: int = Field(0, description="Those of them that ep can split.")
+    split_share: float | None = Field(
+        None,
+        description="Part of the layers' values that tensor parallelism splits by the plan of a transformers model; "
+        "null under other strategies.",
+    )
     steps: int = Field(description="Optimizer steps.")
     samples: int = Field(description="Training samples read, over all steps.")
     targets: int = Field(description="Training targets, over all steps.")

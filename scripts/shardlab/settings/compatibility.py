@@ -104,7 +104,7 @@ def check_experts(mesh: ParallelDims, workload: Workload, name: str, args: dict[
     if not mesh.axes("experts"):
         return
     ep, shards, replicas = mesh.parts("experts"), mesh.shards, mesh.replicas
-    if not workload.experts:
+    if not workload.experts and not workload.is_declared:
         raise Unsupported(
             f"workload {name} has no experts for ep to split; if its model has a mixture of experts, name its modules "
             f"under `experts:` in config/workloads/{name}.yaml."

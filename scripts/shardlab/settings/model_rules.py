@@ -56,6 +56,23 @@ RULES = {
         {"tensor": "leave these modules out of the `tensor` plan, untie them, or use fsdp"},
     ),
     "apart": Rule("layers that cannot be split into stages", {"pipeline": "use ddp or fsdp"}),
+    "unsplit": Rule(
+        "a tensor-parallel plan that splits no layer",
+        {"tensor": "write one under `tensor:` in the workload's file, in the words of the library, or use fsdp"},
+    ),
+    "gathered": Rule(
+        "layers between which sequences are whole, which sequence_parallel would split",
+        {"tensor": "use tp or fsdp_tp, without sequence_parallel"},
+    ),
+    "whole_logits": Rule(
+        "no output layer with split logits in its tensor-parallel plan",
+        {"tensor": "use tp or tp_sp, without loss_parallel"},
+    ),
+    "without_experts": Rule("no experts that ep could split", {"fsdp": "use fsdp, without ep"}),
+    "uneven_experts": Rule(
+        "a number of experts that ep does not divide", {"fsdp": "choose an ep that divides it, or use fsdp"}
+    ),
+    "indivisible": Rule("heads that tp does not divide", {"tensor": "choose a degree that divides them, or use fsdp"}),
     "scalar": Rule("parameters without dimensions", dict.fromkeys(("fsdp", *ZERO), ONE_VALUE)),
     "strided": Rule("transposed parameters, stored contiguously from then on"),
     "empty": Rule(

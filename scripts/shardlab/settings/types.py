@@ -8,11 +8,11 @@ import hashlib
 import itertools
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, PositiveInt, model_validator
 
-from shardlab.errors import UserError, remedy
+from shardlab.errors import UserError, choices, remedy
 from shardlab.files import read_json
 from shardlab.schema import Strict, check, one_of
 from shardlab.settings import split_slices
@@ -115,6 +115,24 @@ class Size(Strict):
 
 TensorStyle = Literal["column", "column_gather", "row", "vocab", "norm", "norm_whole", "dropout", "router", "experts"]
 """Ways to split a layer over tensor-parallel ranks."""
+LibraryStyle = Literal[
+    "colwise",
+    "colwise_gather_output",
+    "rowwise",
+    "rowwise_split_input",
+    "packed_colwise",
+    "packed_rowwise",
+    "embedding_rowwise",
+    "embedding_colwise",
+    "replicated_with_grad_allreduce",
+    "local_params",
+    "moe_tp_experts",
+    "moe_identity_expert",
+    "mla_kv_a_proj",
+    "all_reduce",
+    "replicate",
+]
+"""The same in the words of transformers (transformers/distributed/tensor_parallel.py)."""
 
 
 class Workload(Strict):
@@ -136,13 +154,15 @@ class Workload(Strict):
         description="Submodules that FSDP shards separately, as patterns (layers.*). Empty: with a transformers model, "
         "its layers.",
     )
-    tensor: dict[str, TensorStyle] = Field(
+    tensor: dict[str, TensorStyle | LibraryStyle] = Field(
         default={},
         description="Tensor-parallel plan, submodule pattern: how it is split. column, row: Linear "
         "by output (stays split; column_gather: gathered again), by input; vocab: Embedding by rows; norm: a norm "
         "before column layers (norm_whole: before other layers), split along the sequence with sequence_parallel; "
         "dropout: a Dropout between column and row; router, experts: a mixture of experts, by the hidden size of "
-        "each. Empty: tp is not supported.",
+        "each. Empty: tp is not supported. Of a transformers model in the words of the library (colwise, rowwise, "
+        "...), with `*` for the number of a layer, also of single parameters. Empty there: the plan that the library "
+        "declares for the model.",
     )
     tensor_sizes: list[str] = Field(default=[], description="Model arguments that tp must divide (heads, hidden, ...).")
     context_sizes: list[str] | None = Field(
@@ -165,6 +185,16 @@ class Workload(Strict):
         min_length=1, description="Data sources; config key `data` selects one."
     )
     sizes: dict[str, Size] = Field(min_length=1, description="Named sizes; config key `size` selects one.")
+
+    @model_validator(mode="after")
+    def _words_fit(self) -> Self:
+        ours, library = get_args(TensorStyle), get_args(LibraryStyle)
+        words = library if self.model.startswith("hf:") else ours
+        for pattern, style in self.tensor.items():
+            if style not in words:
+                whose = "a transformers model" if words is library else "a model of this project"
+                raise ValueError(f"tensor: {pattern} is {style}, and {whose} takes {choices(words)}")
+        return self
 
     @property
     def is_declared(self) -> bool:

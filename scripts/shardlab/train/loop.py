@@ -205,7 +205,8 @@ def collect_measurements(state: TrainState, meter: Meter) -> dict[str, Any]:
         "initial_weights": state.start.training["initial_weights"],
         "recomputed": state.run.recipe.activation_checkpointing,
         "parameters": state.engine.parameter_count,
-        "expert_parameters": expert_parameter_count(state.run.model, state.engine.meta_state_dict),
+        "expert_parameters": expert_parameter_count(state.engine.run.model, state.engine.meta_state_dict),
+        "split_share": getattr(state.engine, "split_share", None),
         "checkpoints": state.checkpointer.written,
         "skipped_steps": state.checkpointer.skipped,
     }
