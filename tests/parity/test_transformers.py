@@ -75,11 +75,13 @@ CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for
 CASES += [Case("fsdp_size", "gpt2")]  # its units are the tied embedding, the output, the layers' modules
 CASES += [Case(s, m) for s in ("tp", "fsdp_tp") for m in SPLIT]
 CASES += [Case(s, m, hard=True) for s in ("tp", "fsdp_tp") for m in SPLIT]
-CASES += [Case("pp", "llama")]
 CASES += [
     Case(s, m, hard=h) for s in ("tp_sp", "tp_loss", "fsdp_tp_sp") for m in ("llama", "qwen3") for h in (False, True)
 ]
 CASES += [Case(s, "mixtral", hard=h) for s in ("ep", "fsdp_ep", "fsdp_tp_ep") for h in (False, True)]
+PIPELINES = ("mp", "mp_ranks", "pp_gpipe", "pp", "pp_interleaved", "pp_zbv", "pp_replicated", "fsdp_pp")
+CASES += [Case(s, m) for s in PIPELINES for m in ("llama", "gpt2")]
+CASES += [Case(s, m, hard=True) for s in ("mp", "pp", "fsdp_pp") for m in ("llama", "gpt2")]
 LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in PLAIN]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 LONG += [case for case in CASES if case.hard]

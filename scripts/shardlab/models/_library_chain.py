@@ -19,6 +19,8 @@ from shardlab.models._chain import INPUTS, Absent, Chain, Segment
 from shardlab.models.contents import reached
 from shardlab.models.weights import allocate
 
+STATES = "hidden_states"
+"""Name of the states in the library's layers, where they are not the first argument."""
 SHAPE = (2, 8)
 """Sequences and tokens of the run on fake tensors."""
 
@@ -38,6 +40,7 @@ class LibraryChain(Chain):
     layers_name: str
     """Its list of layers."""
     _surroundings: Surroundings | None = None
+    _begins_with_layers = False
     _given: Any = None
     """Where the layers of earlier pieces find the states that this one was given."""
 
@@ -74,15 +77,30 @@ class LibraryChain(Chain):
             return run(*state, **context)
         inputs = context.pop(INPUTS)
         self._given.states = state[0]
+        begin = self._begin()
         try:
             return run(inputs, **context)
         except _Finished as finished:
             return finished.states
         finally:
+            begin.remove()
             self._given.states = None
 
+    def _begin(self) -> Any:
+        """Give the model's first layer the states, if it is the first one here; it has no earlier ones."""
+        layers = self.get_submodule(self.layers_name)
+
+        def give(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            if not self._begins_with_layers:
+                return None
+            states = self._given.states
+            return ((states, *args[1:]), named) if args else (args, named | {STATES: states})
+
+        # Before the hooks of FSDP, which look at the states' gradients.
+        return next(layers.children()).register_forward_pre_hook(give, prepend=True, with_kwargs=True)
+
     def cut(self, start: int, stop: int) -> None:
-        self._given = SimpleNamespace(states=None)
+        self._given, self._begins_with_layers = SimpleNamespace(states=None), start == 1
         super().cut(start, stop)
 
     def remove(self, name: str, *, later: bool) -> None:
@@ -190,7 +208,7 @@ class _Noted(Absent):
 
 
 def _states(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    return args[0] if args else named["hidden_states"]
+    return args[0] if args else named[STATES]
 
 
 def _facts(layer: nn.Module) -> dict[str, Any]:
