@@ -45,7 +45,7 @@ def remedy(action: str, target: object, *options: str) -> str:
 
 def run_verb(words: list[str]) -> None:
     """Run a verb of the command ``shardlab`` with its arguments (see shardlab/cli), like ``run_program``."""
-    module = import_module(f"shardlab.cli.{words[0]}")
+    module = import_module(f"shardlab.cli.{words[0].replace('-', '_')}")
     sys.argv = [f"shardlab {words[0]}", *words[1:]]
     run_program(module.main)
 

@@ -33,6 +33,7 @@ MAY_IMPORT = {
     },
     "plan": {"ground", "patches", "settings", "data", "records", "models", "runtime", "parallel", "measure", "train"},
 }
+MAY_IMPORT["proof"] = {*MAY_IMPORT["train"], "train"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 """Room: the rooms below it. Ground is what lies in no room: errors, files, schema."""
 NO_TORCH = (

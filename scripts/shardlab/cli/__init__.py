@@ -9,6 +9,7 @@ VERBS = {
         "preflight": "check a site: the login node, each node, all ranks",
         "resolve": "print or write the settings of one run",
         "pack": "run a call of snakemake inside one allocation of whole nodes",
+        "check-model": "prove strategies on a transformers model, tiny",
         "plan": "predict memory, traffic and time of runs, without training",
     },
     "During and after it": {

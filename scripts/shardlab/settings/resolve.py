@@ -13,19 +13,28 @@ from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Ranks, Run, Size, Strategy, StrategyOptions, Workload
 
 
-def run(config: Config, strategy_name: str, workload_name: str) -> Run:
+def run(
+    config: Config,
+    strategy_name: str,
+    workload_name: str,
+    *,
+    strategy: Strategy | None = None,
+    workload: Workload | None = None,
+) -> Run:
     """Return the complete settings of one run.
+
+    ``strategy``, ``workload``: these instead of the ones that the names have in ``config/``.
 
     Raises:
         Unsupported: the strategy does not apply to this workload.
         UserError: settings do not fit together; the message names the key and what would work.
     """
-    strategy = load.variant_of_strategy(strategy_name)
+    strategy = strategy or load.variant_of_strategy(strategy_name)
     workload_base, values = variants.parse_side(workload_name, "workload")
     # The data keep the configuration's seed: variants differ in weights and order, but not in their test split.
     data_seed = config.seed
     config = variants.override_config(config, variants.parse(strategy_name)[1] | values)
-    workload = load.workload(workload_base)
+    workload = workload or load.workload(workload_base)
     site = load.site(config).place()
     size = model_and_data.size_of(workload, config, workload_base)
     recipe = _recipe(size, config, values)

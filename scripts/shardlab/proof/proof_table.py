@@ -1,0 +1,43 @@
+"""Proofs as a table for people."""
+
+from collections.abc import Sequence
+
+from shardlab.proof.prove import Proof
+from shardlab.settings import load
+
+REMEDIES = {
+    "tp": "the plan that the library declares lacks it or splits it wrongly: add it under `tensor:`",
+    "ep": "the experts are not split as the model computes them: leave `ep` out",
+    "cp": "the model looks beyond its part of the sequence in a way that cp does not know: leave `cp` out",
+    "pp": "a stage gets less than the layers read: leave `pp` out",
+}
+"""Axis of a strategy that differs: what to do."""
+
+
+def line(proof: Proof) -> str:
+    """Format one row."""
+    found = f"{proof.largest:.0e}" if proof.verdict in ("equal", "differs") else ""
+    return f"{proof.strategy:<16}{proof.verdict:<9}{found:>6}{proof.seconds:>7.1f} s  {proof.reason}".rstrip()
+
+
+def summary(proofs: Sequence[Proof]) -> list[str]:
+    """Return what to do about what differs, and how many are what."""
+    equal = [proof.strategy for proof in proofs if proof.verdict == "equal"]
+    lines = []
+    for proof in proofs:
+        if proof.verdict == "differs":
+            lines.append(f"{proof.strategy}: {proof.reason}; {remedy(proof.strategy, equal)}.")
+    counts = {
+        verdict: sum(proof.verdict == verdict for proof in proofs)
+        for verdict in ("equal", "differs", "refused", "failed")
+    }
+    lines.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
+    return lines
+
+
+def remedy(strategy: str, equal: Sequence[str]) -> str:
+    """Return what to do about a strategy that differs; ``equal``: the ones that do not."""
+    axes = load.strategy(strategy).degrees
+    of_axis = next((text for axis, text in REMEDIES.items() if axis in axes), "")
+    use = f"use {', '.join(equal[:4])}" if equal else "train on one device"
+    return f"{of_axis}, or {use}" if of_axis else use

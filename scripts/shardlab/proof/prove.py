@@ -1,0 +1,102 @@
+"""Prove strategies on a tiny model: what each rank computes in a step, against the plain model in one process."""
+
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from shardlab import models
+from shardlab.errors import UserError
+from shardlab.proof.step_on_ranks import GRADIENT, LOSS, UPDATED, Difference, one_process, under_strategy
+from shardlab.proof.tiny_runs import tiny_run
+from shardlab.proof.warm_ranks import Answer, Ranks
+from shardlab.settings.types import Run, Strategy
+
+TOLERANCE = 1e-9
+"""Largest difference of loss, gradient norm and gradients, relative to the quantity's largest value, in float64."""
+TOLERANCE_OF_UPDATES = 1e-6
+"""That of the first update: Adam divides a gradient by its size, so rounding in small ones counts."""
+Verdict = Literal["equal", "differs", "refused", "failed"]
+
+
+class Proof(NamedTuple):
+    """What a step under a strategy was, compared with one process."""
+
+    strategy: str
+    verdict: Verdict
+    reason: str = ""
+    """A sentence: why it is refused, or what differs by how much."""
+    largest: float = 0.0
+    """Largest relative difference of loss, norm and gradients."""
+    seconds: float = 0.0
+
+
+def prove(folder: Path, strategies: Mapping[str, Strategy | None]) -> Iterator[Proof]:
+    """Yield the proof of each strategy with the model of ``folder``, whose sizes are tiny (proof/tiny_config.py).
+
+    ``strategies``: settings by name; None: those of config/strategies.yaml. Call it in a process that has no threads.
+
+    Raises:
+        UserError: the model itself cannot be built or trained for a step.
+    """
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        place = Path(scratch)
+        groups: dict[int, Ranks] = {}
+
+        def ranks(count: int) -> Ranks:
+            if count not in groups:
+                groups[count] = stack.enter_context(Ranks(count))
+            return groups[count]
+
+        single = tiny_run(folder, "single")
+        models.build(single.model, single.task, torch.float64)  # imports the model's code, before there are forks
+        (answer,) = ranks(1).call(one_process, single, place)
+        if answer.refusal or answer.failure:
+            raise UserError(answer.refusal or f"the model of {folder} does not run in one process: {answer.failure}.")
+        for name, settings in strategies.items():
+            started = time.monotonic()
+            try:
+                run = tiny_run(folder, name, settings)
+            except UserError as refusal:
+                yield Proof(name, "refused", str(refusal))
+                continue
+            proof = judge(run, ranks(run.world_size).call(under_strategy, run, place))
+            yield proof._replace(seconds=time.monotonic() - started)
+
+
+def judge(run: Run, answers: list[Answer]) -> Proof:
+    """Return the proof of a run from what its ranks answered."""
+    if failed := [answer.failure for answer in answers if answer.failure]:
+        # The first cause, not that a rank waited for another one in vain.
+        cause = next((text for text in failed if "onnection" not in text and "no answer" not in text), failed[0])
+        return Proof(run.strategy, "failed", cause)
+    if refusals := [answer.refusal for answer in answers if answer.refusal]:
+        return Proof(run.strategy, "refused", refusals[0])
+    found = [each for answer in answers for each in answer.value]
+    strict = [each for each in found if not each.name.startswith(UPDATED)]
+    largest = max(each.value for each in strict)
+    outside = [each for each in strict if not each.value <= TOLERANCE]
+    if not outside:
+        outside = [each for each in found if not each.value <= TOLERANCE_OF_UPDATES]
+    if not outside:
+        return Proof(run.strategy, "equal", largest=largest)
+    return Proof(run.strategy, "differs", _what_differs(outside, found), largest)
+
+
+def _what_differs(outside: list[Difference], found: list[Difference]) -> str:
+    """Return a sentence that names the worst quantity, and how many others differ."""
+    patterns = {re.sub(r"\.\d+(?=\.|$)", ".*", each.name): each for each in sorted(outside, key=lambda one: one.value)}
+    pattern, worst = list(patterns.items())[-1]
+    names = {each.name for each in outside if each.name.startswith(GRADIENT)}
+    of = {each.name for each in found if each.name.startswith(GRADIENT)}
+    loss = "the loss, too" if any(each.name == LOSS for each in outside) else "the loss is equal"
+    return f"{pattern} differs by {_percent(worst.value)} ({len(names)} of {len(of)} gradients; {loss})"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %" if 0.01 <= value < 1e4 else f"{value:.1e} of its largest value"

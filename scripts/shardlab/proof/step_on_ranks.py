@@ -1,0 +1,114 @@
+"""What a rank does for a proof: one step of an engine, or of the plain model, and how much they differ."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from shardlab import models, parallel
+from shardlab.models.weights import materialize, save
+from shardlab.proof.tiny_runs import arrays
+from shardlab.runtime import distributed, optimizers, tasks
+from shardlab.runtime.batches import Steps
+from shardlab.runtime.engine import Engine
+from shardlab.settings.types import Run
+from shardlab.train.step import train_step
+
+WEIGHTS, EXPECTED = "model.safetensors", "expected.safetensors"
+"""Files of a tiny model's folder: its initial weights, what one process computes."""
+LOSS, NORM, GRADIENT, UPDATED = "loss", "gradient norm", "gradient of ", "update of "
+"""Names of what is compared, the last two with a parameter's name."""
+NOISE = 0.1
+"""Standard deviation of what is added to initial weights: norms of ones and biases of zeros would hide mistakes."""
+FLOOR = 1e-12
+"""Values below this count as zeros; of gradients and losses around 1."""
+
+
+class Difference(NamedTuple):
+    """How far a quantity is from that of one process, relative to its largest value."""
+
+    name: str
+    value: float
+
+
+def one_process(run: Run, folder: Path) -> None:
+    """Write a tiny model's weights, and what the plain model computes from them in one step, without any engine."""
+    dtype = getattr(torch, run.recipe.dtype)
+    model = models.build(run.model, run.task, dtype)
+    weights = models.initial_weights(run.model, run.task, dtype, run.seed)
+    save(_noisy(weights), models.state(model), folder / WEIGHTS)
+    materialize(model, folder / WEIGHTS, torch.device("cpu"))
+    task = _task(run, folder)
+    micro = task.micro_batch("train", np.arange(run.recipe.global_batch_size))
+    model.train()
+    loss = task.counted_loss(task.outputs(model, micro.batch), micro) / task.targets_in(micro.batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    parameters = {name: value for name, value in models.state(model).items() if value.requires_grad}
+    gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in parameters.items()}
+    before = {name: value.detach().clone() for name, value in parameters.items()}
+    norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
+    for parameter in parameters.values():
+        if parameter.grad is not None:
+            parameter.grad *= (float(run.recipe.max_grad_norm or math.inf) / (norm + 1e-6)).clamp(max=1.0)
+    optimizers.build(run.recipe.optimizer, parameters.values()).step()
+    expected = {LOSS: loss.detach(), NORM: norm}
+    expected |= {GRADIENT + name: gradient for name, gradient in gradients.items()}
+    expected |= {UPDATED + name: (value - before[name]).detach() for name, value in parameters.items()}
+    save_file({name: value.contiguous() for name, value in expected.items()}, folder / EXPECTED)
+
+
+def under_strategy(run: Run, folder: Path) -> list[Difference]:
+    """Train the step of ``one_process`` with a strategy's engine; return what differs from it on this rank."""
+    world = distributed.world(run)
+    task = _task(run, folder)
+    engine = parallel.build(run, task, world, folder / WEIGHTS)
+    engine.train(True)
+    step = Steps(task, engine, run.recipe, run.seed, world)[0]
+    gradients: dict[str, Tensor] = {}
+
+    def observe(_: int, engine: Engine) -> None:
+        gradients.update({GRADIENT + name: value.detach().clone() for name, value in engine.gradients()})
+
+    metrics = train_step(engine, step, world, observe).metrics()
+    scalars = {LOSS: metrics.loss, NORM: metrics.norm}
+    found = {name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()} | gradients
+    before = load_file(folder / WEIGHTS)
+    expected = load_file(folder / EXPECTED)
+    found |= {UPDATED + name: value.detach() - before[name] for name, value in engine.weights()}
+    return [*differences({name: value for name, value in found.items() if name in expected}, expected)]
+
+
+def differences(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Iterator[Difference]:
+    """Yield the difference of each quantity, relative to its largest value; infinite if it is missing or has another
+    shape.
+    """
+    for name, wanted in expected.items():
+        value = found.get(name)
+        if value is None or value.shape != wanted.shape:
+            yield Difference(name, math.inf)
+            continue
+        scale = float(wanted.abs().max()) if wanted.numel() else 0.0
+        distance = float((value - wanted).abs().max()) if wanted.numel() else 0.0
+        yield Difference(name, distance / scale if scale > FLOOR else distance)
+
+
+def _task(run: Run, folder: Path) -> tasks.Task:
+    task = tasks.task_for(run, folder, torch.device("cpu"))
+    task.pretend(arrays())
+    return task
+
+
+def _noisy(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    for name, value in weights:
+        if not value.is_floating_point():
+            yield name, value
+            continue
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
+        generator = torch.Generator().manual_seed(seed)
+        yield name, value + NOISE * torch.randn(value.shape, generator=generator, dtype=value.dtype)

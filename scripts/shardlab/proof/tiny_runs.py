@@ -1,0 +1,50 @@
+"""The run of a strategy that is proven: a tiny model's, on forked ranks of this machine."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardlab.data.encoders import Arrays
+from shardlab.schema import check
+from shardlab.settings import resolve
+from shardlab.settings.config import Config
+from shardlab.settings.types import DataSource, Run, Size, Strategy, Workload
+
+VOCABULARY, SAMPLES, LENGTH = 128, 4, 16
+"""Tokens that a tiny model knows, samples of the step, and tokens of each."""
+LOWEST = 3
+"""Smallest token of the data: smaller ones are padding or ends of texts for some models."""
+RECIPE = {"dtype": "float64", "global_batch_size": SAMPLES, "max_steps": 1, "max_grad_norm": 0.01}
+SITE: dict[str, Any] = {
+    "device": "cpu",
+    "nodes_max": None,
+    "ranks_per_node_max": None,
+    "environment": {},
+    "cpu_binding": None,
+}
+NAME = "model"
+"""Name of the workload, which is in no file."""
+
+
+def tiny_run(folder: Path, strategy_name: str, strategy: Strategy | None = None) -> Run:
+    """Return the run that trains the tiny model in ``folder`` for a step, on as few ranks as the strategy needs.
+
+    Raises:
+        Unsupported: the strategy does not apply.
+        UserError: settings do not fit together.
+    """
+    config = check(Config, {"site": "local", "site_settings": SITE, "container": False, "recipe": RECIPE}, "config")
+    workload = Workload(
+        model=f"hf:{folder}",
+        task="language_modelling",
+        data={"embedded": DataSource(name=NAME, reader="package_source")},
+        sizes={"small": Size(model={"pretrained": False}, data={"sequence_length": LENGTH})},
+    )
+    return resolve.run(config, strategy_name, NAME, strategy=strategy, workload=workload)
+
+
+def arrays() -> Arrays:
+    """Return the prepared data: tokens (samples, length + 1)."""
+    tokens = np.random.default_rng(1).integers(LOWEST, VOCABULARY, (SAMPLES, LENGTH + 1))
+    return {"tokens": tokens.astype(np.int32)}

@@ -1,0 +1,154 @@
+"""Ranks as forks of this process, which has imported everything; they stay for all strategies with as many of them."""
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch.distributed as dist
+
+from shardlab.errors import UserError
+from shardlab.runs import signals
+from shardlab.runtime import distributed
+from shardlab.settings.sites import SiteRuntime
+
+SECONDS = 60
+"""Time of one call on all ranks."""
+PATIENCE = 1.5
+"""Seconds in which the other ranks may still answer after one failed: they may wait for it."""
+
+
+IMPORTS = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "transformers",
+    "shardlab.models._transformers",
+    *(f"shardlab.parallel.{name}" for name in ("ddp", "fsdp", "model_parallel", "native", "pipeline", "tensor")),
+)
+"""Modules that each fork would import again."""
+
+
+class Answer(NamedTuple):
+    """What a call gave on a rank."""
+
+    value: Any = None
+    refusal: str | None = None
+    """The sentence of a UserError."""
+    failure: str | None = None
+    """Any other exception, with its place."""
+
+
+class Ranks:
+    """A process group of forks, over gloo. Not started before the first call, and anew after a failure."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._running: list[tuple[Any, Connection]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> list[Answer]:
+        """Return what a function of a module gives on each rank; of ranks that waited for one that failed, a failure
+        that says so.
+        """
+        if not self._running:
+            self._start()
+        for _, connection in self._running:
+            connection.send((function, args))
+        answers: dict[int, Answer] = {}
+        end = time.monotonic() + SECONDS
+        while len(answers) < self.count and (left := end - time.monotonic()) > 0:
+            waiting = {c: rank for rank, (_, c) in enumerate(self._running) if rank not in answers}
+            for ready in wait([*waiting], timeout=left):
+                rank = waiting[ready]  # type: ignore[index]
+                answers[rank] = _received(ready)  # type: ignore[arg-type]
+                if answers[rank].refusal or answers[rank].failure:
+                    end = min(end, time.monotonic() + PATIENCE)
+        # Ranks that stopped at the same sentence did so before they waited for each other, and can go on.
+        together = len(answers) == self.count and len({answer.refusal for answer in answers.values()}) == 1
+        if not together or any(answer.failure for answer in answers.values()):
+            self.stop()
+        return [answers.get(rank, Answer(failure="no answer in time")) for rank in range(self.count)]
+
+    def stop(self) -> None:
+        """End the ranks."""
+        for process, connection in self._running:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            connection.close()
+        self._running = []
+
+    def _start(self) -> None:
+        for name in IMPORTS:
+            import_module(name)
+        context = multiprocessing.get_context("fork")
+        self._folder = tempfile.TemporaryDirectory()
+        store = Path(self._folder.name) / "store"
+        for rank in range(self.count):
+            ours, theirs = context.Pipe()
+            others = [connection for _, connection in self._running] + [ours]
+            process = context.Process(target=_serve, args=(rank, self.count, store, theirs, others, os.getpid()))
+            process.start()
+            theirs.close()
+            self._running.append((process, ours))
+
+
+def _received(connection: Connection) -> Answer:
+    try:
+        answer: Answer = connection.recv()
+    except (EOFError, ConnectionError):
+        return Answer(failure="the process died")
+    return answer
+
+
+def _serve(rank: int, count: int, store: Path, connection: Connection, others: list[Connection], parent: int) -> None:
+    """Answer calls until the parent ends."""
+    signals.obey()
+    signals.die_with_parent(signal.SIGKILL, parent)
+    for each in others:
+        each.close()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        os.environ.pop(name, None)
+    if count > 1:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=SECONDS),
+        )
+    distributed.start(SiteRuntime())
+    while True:
+        try:
+            function, args = connection.recv()
+        except EOFError:
+            os._exit(0)
+        connection.send(_answer(function, args))
+
+
+def _answer(function: Callable[..., Any], args: tuple[Any, ...]) -> Answer:
+    try:
+        return Answer(value=function(*args))
+    except UserError as error:
+        return Answer(refusal=str(error))
+    except BaseException as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        lines = str(error).strip().splitlines()
+        path = place.filename.rpartition("site-packages/")[2]
+        return Answer(failure=f"{type(error).__name__}: {lines[0] if lines else ''} ({path}:{place.lineno})")

@@ -1,0 +1,119 @@
+"""Prove strategies on a tiny model, some of them with a fault: prints {case: [verdict, reason]} as JSON.
+
+    python faulty_proofs.py FOLDER
+
+In a process of its own: it forks the ranks. FOLDER has the tiny model's config.json.
+"""
+
+import json
+import sys
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardlab import parallel
+from shardlab.parallel import ddp
+from shardlab.proof import prove
+from shardlab.proof.step_on_ranks import under_strategy
+
+
+def not_reduced(run, folder):
+    """DDP that leaves one kind of weights as each rank computed it."""
+
+    def apply(model, mesh, **_):
+        names = [name for name, _ in model.named_parameters() if "up_proj" in name]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+        return DistributedDataParallel(model, device_mesh=mesh)
+
+    with mock.patch.object(ddp, "apply", apply):
+        return under_strategy(run, folder)
+
+
+def scaled_on_one_rank(run, folder):
+    """The second rank doubles a gradient before it is reduced."""
+    build = parallel.build
+
+    def faulty(*args):
+        engine = build(*args)
+        if dist.get_rank() == 1:
+            layer = next(part.get_submodule("model.layers.1.self_attn.q_proj") for part in engine.parts)
+            layer.register_full_backward_pre_hook(lambda _, gradients: tuple(2 * each for each in gradients))
+        return engine
+
+    with mock.patch.object(parallel, "build", faulty):
+        return under_strategy(run, folder)
+
+
+def updated_twice(run, folder):
+    """An optimizer that takes two steps."""
+    build = parallel.build
+
+    def faulty(*args):
+        engine = build(*args)
+        step = engine.optimizer.step
+
+        def twice():
+            step()
+            step()
+
+        engine.optimizer.step = twice
+        return engine
+
+    with mock.patch.object(parallel, "build", faulty):
+        return under_strategy(run, folder)
+
+
+def counted_twice(run, folder):
+    """A gradient norm that one rank's part enters twice."""
+    from shardlab.parallel.native import NativeEngine
+
+    with mock.patch.object(NativeEngine, "sum_over_parts", lambda _, value: 2 * value):
+        return under_strategy(run, folder)
+
+
+def crashed(run, folder):
+    """One rank raises, while the others wait for it."""
+    if dist.get_rank() == 1:
+        raise ZeroDivisionError("of one rank")
+    return under_strategy(run, folder)
+
+
+def narrow(run, folder):
+    """A part of the model that computes in float32."""
+    forward = nn.Linear.forward
+
+    def rounded(self, states):
+        return forward(self, states.float().double())
+
+    with mock.patch.object(nn.Linear, "forward", rounded):
+        return under_strategy(run, folder)
+
+
+CASES = {
+    "ddp": ("ddp", under_strategy),
+    "not_reduced": ("ddp", not_reduced),
+    "scaled_on_one_rank": ("fsdp", scaled_on_one_rank),
+    "crashed": ("ddp", crashed),
+    "after_the_crash": ("fsdp", under_strategy),
+    "updated_twice": ("ddp", updated_twice),
+    "counted_twice": ("fsdp", counted_twice),
+    "narrow": ("single", narrow),
+}
+
+
+def main():
+    torch.set_num_threads(1)
+    found = {}
+    for case, (strategy, step) in CASES.items():
+        with mock.patch.object(prove, "under_strategy", step):
+            (proof,) = prove.prove(Path(sys.argv[1]), {strategy: None})
+        found[case] = [proof.verdict, proof.reason]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
