@@ -31,7 +31,8 @@ def split(modules: list[nn.Module], mesh: DeviceMesh) -> None:
         for name, parameter in [*experts.named_parameters(recurse=False)]:
             experts.register_parameter(name, _split(parameter, mesh))
         experts.num_experts //= mesh.size()
-        _Dispatched().install_forward(experts, mesh, tp_mesh=alone, ep_implementation="all_to_all")
+        style: Any = _Dispatched()
+        style.install_forward(experts, mesh, tp_mesh=alone, ep_implementation="all_to_all")
     log.info("Applied the library's expert parallelism to %d modules, mesh %s", len(modules), text_of_mesh(mesh))
 
 
