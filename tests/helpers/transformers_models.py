@@ -1,5 +1,6 @@
 """Small transformers models for tests: T5, Llama, GPT-2 and ViT, with a tokenizer."""
 
+import copy
 import json
 
 import torch
@@ -87,6 +88,103 @@ CONFIGS = {
         embd_pdrop=0.0,
         attn_pdrop=0.0,
     ),
+    "gpt_oss": transformers.GptOssConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        experts_implementation="eager",
+        attn_implementation="eager",
+        pad_token_id=None,
+    ),
+    "gptj": transformers.GPTJConfig(
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_inner=48,
+        rotary_dim=4,
+        n_positions=64,
+        vocab_size=300,
+        bos_token_id=0,
+        eos_token_id=1,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    ),
+    "hunyuan": transformers.HunYuanDenseV1Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+        head_dim=8,
+        pad_token_id=None,
+    ),
+    "lfm2": transformers.Lfm2Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+        block_ff_dim=48,
+        block_auto_adjust_ff_dim=False,
+        full_attn_idxs=[1],
+        pad_token_id=None,
+    ),
+    "opt": transformers.OPTConfig(
+        hidden_size=32,
+        word_embed_proj_dim=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=300,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+        dropout=0.0,
+    ),
+    "stablelm": transformers.StableLmConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+    ),
+    "apertus": transformers.ApertusConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=None,
+    ),
     "vit": transformers.ViTConfig(
         hidden_size=32,
         num_hidden_layers=2,
@@ -105,6 +203,13 @@ CLASSES = {
     "qwen3": transformers.Qwen3ForCausalLM,
     "phi3": transformers.Phi3ForCausalLM,
     "mixtral": transformers.MixtralForCausalLM,
+    "gpt_oss": transformers.GptOssForCausalLM,
+    "gptj": transformers.GPTJForCausalLM,
+    "hunyuan": transformers.HunYuanDenseV1ForCausalLM,
+    "lfm2": transformers.Lfm2ForCausalLM,
+    "opt": transformers.OPTForCausalLM,
+    "stablelm": transformers.StableLmForCausalLM,
+    "apertus": transformers.ApertusForCausalLM,
     "vit": transformers.ViTForImageClassification,
 }
 
@@ -127,7 +232,7 @@ def tokenizer():
 def make(name, folder):
     """Write a model with weights, as save_pretrained does, into ``folder``; returns the folder."""
     torch.manual_seed(0)
-    CLASSES[name](CONFIGS[name]).save_pretrained(folder)
+    CLASSES[name](copy.deepcopy(CONFIGS[name])).save_pretrained(folder)  # which changes the config
     if implementation := CONFIGS[name]._experts_implementation:  # which it does not save
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"experts_implementation": implementation}))

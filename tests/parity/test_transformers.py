@@ -14,6 +14,7 @@ import torch
 from cases import with_marks
 from group import Group, bytes_by_theory, differences, outside, steps
 from safetensors.torch import load_file
+from transformers import ApertusConfig
 
 from helpers import transformers_models
 from helpers.common import TINY, initial_weights
@@ -31,7 +32,13 @@ BASES = {"t5": "xsum", "llama": "llama2", "gpt2": "llama2", "vit": "vit"}
 PLAIN = tuple(BASES)
 SPLIT = ("llama", "qwen3", "phi3", "mixtral")
 """Models that are split: with heads alone, norms per head and ties, gathered products, experts."""
-BASES |= dict.fromkeys(SPLIT, "llama2")
+PLANNED = ("gpt_oss", "gptj", "hunyuan", "lfm2", "opt", "stablelm")
+"""Models whose plan is ours (models/_tensor_plans.py)."""
+BASES |= dict.fromkeys((*SPLIT, *PLANNED, "apertus", "apertus_whole"), "llama2")
+WRITTEN = {
+    "apertus_whole": ApertusConfig.base_model_tp_plan | {"layers.*.mlp.act_fn": "replicated_with_grad_allreduce"}
+}
+"""Model: the plan in its workload's file, of the layers. The library's plan of Apertus lacks its activation."""
 """Model: the workload whose task, data and recipe it takes."""
 BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 """Those of the others are what the library declares."""
@@ -82,6 +89,8 @@ CASES += [Case(s, "mixtral", hard=h) for s in ("ep", "fsdp_ep", "fsdp_tp_ep") fo
 PIPELINES = ("mp", "mp_ranks", "pp_gpipe", "pp", "pp_interleaved", "pp_zbv", "pp_replicated", "fsdp_pp")
 CASES += [Case(s, m) for s in PIPELINES for m in ("llama", "gpt2")]
 CASES += [Case(s, m, hard=True) for s in ("mp", "pp", "fsdp_pp") for m in ("llama", "gpt2")]
+CASES += [Case("tp", m) for m in (*PLANNED, "apertus_whole")]
+PARTIAL = Case("tp", "apertus")
 LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in PLAIN]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 LONG += [case for case in CASES if case.hard]
@@ -96,7 +105,7 @@ def resolved(tmp_path_factory):
     def changed(name):
         workload = load.workload(BASES[name]).model_copy(deep=True)  # the loaded one is everybody's
         no_plan = {
-            "tensor": {},
+            "tensor": {f"model.{pattern}": style for pattern, style in WRITTEN.get(name, {}).items()},
             "tensor_sizes": [],
             "segments": [],
             "experts": {},
@@ -109,7 +118,7 @@ def resolved(tmp_path_factory):
 
     workloads = {}
     for name in BASES:
-        transformers_models.make(name, folder / name)
+        transformers_models.make(name.removesuffix("_whole"), folder / name)
         workloads[name] = changed(name)
         if name == "vit":
             shape = {"classes": 10, "channels": 1, "image_size": 28}
@@ -168,7 +177,9 @@ def requested(items):
     names = {params.get("name") for params in of_tests}
     cases = {params.get("case") for params in of_tests}
     pairs = [pair for pair in RESUMED if pair in {params.get("pair") for params in of_tests}]
-    return [case for case in CASES if case in cases or (case.strategy == "fsdp" and case.model in names)], pairs
+    return [
+        case for case in (*CASES, PARTIAL) if case in cases or (case.strategy == "fsdp" and case.model in names)
+    ], pairs
 
 
 @with_marks(CASES, lambda case: case in LONG)
@@ -180,6 +191,16 @@ def test_equals_one_device(folder, resolved, case, record_property):
     report = json.loads((folder.folder / case.name / "train.json").read_text())
     if case.native and not case.hard and (expected := bytes_by_theory(folder.folder / case.name)):
         assert report["bytes_per_step"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("case", [PARTIAL], ids=str)
+def test_a_plan_that_lacks_a_sum_of_gradients_makes_a_difference(folder, resolved, case):
+    """The library's plan of Apertus: alpha_p and alpha_n of its activation have the gradient of each rank's part."""
+    gradients, expected = (
+        load_file(folder.folder / name / "gradients.safetensors") for name in (case.name, case.single)
+    )
+    wrong = {name for name, value in expected.items() if not torch.allclose(gradients[name], value, rtol=1e-9)}
+    assert wrong == {f"model.layers.{n}.mlp.act_fn.alpha_{sign}" for n in (0, 1) for sign in "np"}
 
 
 @pytest.mark.parametrize("pair", RESUMED, ids="-".join)

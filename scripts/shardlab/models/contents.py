@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shardlab.errors import UserError
 from shardlab.models import build, matching, without_numbers
 from shardlab.models._chain import Chain
-from shardlab.models.declared import layer_lists
+from shardlab.models.declared import layer_lists, split_unevenly
 from shardlab.patches.torch_modules import attributes_read
 from shardlab.settings.model_rules import KEY, OWN_PIECES, OWN_SAMPLES, RULES, techniques
 from shardlab.settings.types import Run
@@ -250,8 +250,8 @@ def check_outputs(run: Run, outputs: Any) -> None:
 
 
 def _in_split_layers(run: Run, model: nn.Module, ties: list[list[str]]) -> list[str]:
-    if run.model.folder:  # parallel/library_tensor.py splits what is tied in one way
-        return []
+    if run.model.folder:
+        return split_unevenly(model, run.model.tensor)
     split = {id(module) for pattern in run.model.tensor for module in matching(model, pattern)}
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for names in ties for name in names}
     return [name for names in ties if any(id(owners[name]) in split for name in names) for name in names]

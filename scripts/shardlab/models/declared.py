@@ -5,8 +5,10 @@ from typing import Any
 
 from torch import nn
 
-from shardlab.models import named
+from shardlab.models import named, without_numbers
 from shardlab.models._chain import Chain
+from shardlab.models._tensor_plans import PLANS
+from shardlab.models.weights import names as names_of_each
 from shardlab.settings.model_rules import techniques
 from shardlab.settings.types import Run
 
@@ -30,10 +32,30 @@ def completed(run: Run, model: nn.Module) -> Run:
     return run.model_copy(update={"model": settings.model_copy(update=found)})
 
 
+SPLIT_DIMENSIONS = {"embedding_rowwise": 0, "colwise": 0, "colwise_gather_output": 0, "colwise_rep": 0}
+"""Styles that split a tied weight: the dimension. Any other leaves it whole, or cannot be tied."""
+
+
 def tensor_plan(model: nn.Module) -> dict[str, str]:
-    """Return the library's tensor-parallel plan (pattern: style), without patterns that match nothing."""
-    plan: dict[str, str] = getattr(model, "tp_plan", None) or {}
-    return {pattern: style for pattern, style in plan.items() if named(model, pattern)}
+    """Return the tensor-parallel plan (pattern: style) that the library declares, or this project for its model.
+
+    Without patterns that match nothing, and those of tied weights that another module would have whole.
+    """
+    kind = getattr(getattr(model, "config", None), "model_type", "")
+    plan: dict[str, str] = PLANS.get(kind) or getattr(model, "tp_plan", None) or {}
+    plan = {pattern: style for pattern, style in plan.items() if named(model, pattern)}
+    uneven = {without_numbers(name.rpartition(".")[0]) for name in split_unevenly(model, plan)}
+    return {pattern: style for pattern, style in plan.items() if pattern not in uneven}
+
+
+def split_unevenly(model: nn.Module, plan: dict[str, str]) -> list[str]:
+    """Return the names of tied parameters that a plan splits in one module, and otherwise or not at all in another."""
+    found = []
+    for names in names_of_each(model.named_parameters(remove_duplicate=False)):
+        styles = [plan.get(without_numbers(name.rpartition(".")[0])) for name in names]
+        if len({SPLIT_DIMENSIONS.get(style or "", style) for style in styles}) > 1:
+            found += names
+    return found
 
 
 def expert_modules(model: nn.Module) -> list[str]:

@@ -48,10 +48,20 @@ class _OfOwnHeads(TensorParallelLayer):  # type: ignore[misc]
             module._parameters.update(own)
 
 
+class _LocalHeads(TensorParallelLayer):  # type: ignore[misc]
+    """A module whose forward takes the numbers of heads from its attributes: those of this rank, which are a part."""
+
+    def install_forward(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        for key in NUMBERS_OF_HEADS & {*vars(module)}:
+            setattr(module, key, cast(int, getattr(module, key)) // mesh.size())
+        return module
+
+
+NUMBERS_OF_HEADS = {"num_heads", "num_attention_heads", "num_key_value_heads", "n_heads"}
 SEQUENCE = Shard(1)
 GATHERED = ("colwise_gather_output", "colwise_rep")
-OURS = {"replicated_with_grad_allreduce": _OfOwnHeads()}
-"""Styles of the library that are not used as they are."""
+OURS = {"replicated_with_grad_allreduce": _OfOwnHeads(), "local_heads": _LocalHeads()}
+"""Styles of the library that are not used as they are, and those that it does not have."""
 
 
 def apply(
@@ -71,7 +81,7 @@ def apply(
     modules = dict(model.named_modules())
     inside = tuple(f"{name}." for name in layer_lists(model))
     for name, style in styles.items():
-        layer: Any = OURS.get(style, ALL_PARALLEL_STYLES[style])
+        layer: Any = OURS[style] if style in OURS else ALL_PARALLEL_STYLES[style]
         if sequence_parallel and style == "rowwise" and name.startswith(inside):
             layer = RowwiseParallel(output_layouts=SEQUENCE, use_local_output=False)
         if loss_parallel and style in GATHERED and not name.startswith(inside):

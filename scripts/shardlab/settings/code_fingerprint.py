@@ -52,6 +52,8 @@ def training_sources(run: Run) -> dict[str, str]:
     uses = [run.engine_file]
     if run.engine == "torch":
         uses += run.mesh.techniques
+    if run.model.folder:
+        uses += [f"library_{name}" for name in ("tensor", "experts") if name in uses]
     if run.options.single_process == "dp":
         uses.append("data_parallel")
     if technique := PRECISIONS[run.recipe.arithmetic].technique:

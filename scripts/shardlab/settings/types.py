@@ -126,13 +126,16 @@ LibraryStyle = Literal[
     "embedding_colwise",
     "replicated_with_grad_allreduce",
     "local_params",
+    "local_heads",
     "moe_tp_experts",
     "moe_identity_expert",
     "mla_kv_a_proj",
     "all_reduce",
     "replicate",
 ]
-"""The same in the words of transformers (transformers/distributed/tensor_parallel.py)."""
+"""The same in the words of transformers (transformers/distributed/tensor_parallel.py), and local_heads: a module that
+computes with numbers of heads that its constructor noted.
+"""
 
 
 class Workload(Strict):
