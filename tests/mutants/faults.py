@@ -4,6 +4,7 @@ import checkpoint_faults
 import context_faults
 import expert_faults
 import gpu_faults
+import library_faults
 import measure_faults
 import rank_faults
 import script_faults
@@ -19,6 +20,7 @@ MODULES = (
     checkpoint_faults,
     measure_faults,
     gpu_faults,
+    library_faults,
     server_faults,
     script_faults,
     value_faults,

@@ -11,6 +11,7 @@ from helpers.common import TINY, build, initial_weights, save_initial, tiny_run
 from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import weights
+from shardlab.parallel.fsdp import shard_dimension
 from shardlab.train import perturbed
 
 FOREIGN = [name for name, entry in MODELS.items() if entry.kind in ("dtypes", "frozen")]
@@ -150,3 +151,10 @@ def test_a_twin_starts_one_rounding_away(name, tmp_path):
         assert float(difference.max() if value.numel() else 0) < 4 * torch.finfo(value.dtype).eps
         changed |= bool((difference > 0).any())
     assert changed
+
+
+def test_packed_matrices_are_sharded_along_another_dimension():
+    """Of gate and up in one matrix tensor parallelism gives each rank two pieces."""
+    assert shard_dimension((3, 8, 6), 2) == 1
+    assert shard_dimension((3, 8, 6), 2, packed=1) == 2
+    assert shard_dimension((8, 6), 2, packed=0) == 1
