@@ -1,4 +1,4 @@
-"""Small transformers models for tests: T5, Llama, GPT-2 and ViT, with a tokenizer."""
+"""Small transformers models for tests: T5, Llama, GPT-2, Gemma, Mixtral and ViT, with a tokenizer."""
 
 import torch
 import transformers
@@ -43,6 +43,32 @@ CONFIGS = {
         embd_pdrop=0.0,
         attn_pdrop=0.0,
     ),
+    "gemma": transformers.GemmaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=300,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=1,
+    ),
+    "mixtral": transformers.MixtralConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        vocab_size=300,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+    ),
     "vit": transformers.ViTConfig(
         hidden_size=32,
         num_hidden_layers=2,
@@ -58,6 +84,8 @@ CLASSES = {
     "t5": transformers.T5ForConditionalGeneration,
     "llama": transformers.LlamaForCausalLM,
     "gpt2": transformers.GPT2LMHeadModel,
+    "gemma": transformers.GemmaForCausalLM,
+    "mixtral": transformers.MixtralForCausalLM,
     "vit": transformers.ViTForImageClassification,
 }
 

@@ -27,6 +27,9 @@ from shardlab.settings import load, pretrained, resolve
 
 BASES = {"t5": "xsum", "llama": "llama2", "gpt2": "llama2", "vit": "vit"}
 """Model: the workload whose task, data and recipe it takes."""
+PARTLY_FLOAT32 = ("gemma", "mixtral")
+"""Models that compute norms and routers in float32 in the library; the second one calls its experts in groups there."""
+WORKLOADS = BASES | dict.fromkeys(PARTLY_FLOAT32, "llama2")
 BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 """Those of the others are what the library declares."""
 HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "max_grad_norm": 0.01}
@@ -57,6 +60,7 @@ class Case:
 
 CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in BASES]
 CASES += [Case("fsdp_size", "gpt2")]  # its units are the tied embedding, the output, the layers' modules
+CASES += [Case(s, m) for s in ("ddp", "pp") for m in PARTLY_FLOAT32]
 PIPELINES = ("mp", "mp_ranks", "pp_gpipe", "pp", "pp_interleaved", "pp_zbv", "pp_replicated", "fsdp_pp")
 CASES += [Case(s, m) for s in PIPELINES for m in ("llama", "gpt2")]
 LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in BASES]
@@ -64,6 +68,7 @@ LONG += [Case(s, "llama") for s in PIPELINES if s not in ("mp", "pp_zbv")]
 LONG += [Case(s, "gpt2") for s in ("mp_ranks", "pp_gpipe", "pp_interleaved", "pp_replicated")]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 CASES += [Case(s, m, hard=True) for s in ("mp", "pp", "fsdp_pp") for m in ("llama", "gpt2")]
+CASES += [Case(s, m, hard=True) for s in ("fsdp", "pp") for m in PARTLY_FLOAT32]
 LONG += [case for case in CASES if case.hard]
 """Cases of the long form."""
 
@@ -74,14 +79,14 @@ def resolved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
 
     def changed(name):
-        workload = load.workload(BASES[name]).model_copy(deep=True)  # the loaded one is everybody's
+        workload = load.workload(WORKLOADS[name]).model_copy(deep=True)  # the loaded one is everybody's
         no_plan = {"tensor": {}, "segments": [], "blocks": BLOCKS.get(name, []), "model": f"hf:{folder / name}"}
         size = workload.sizes["small"].model_copy(update={"model": {}, "shape": {}})
-        size.data.update(TINY[BASES[name]], document_tokens=24, summary_tokens=8)
+        size.data.update(TINY[WORKLOADS[name]], document_tokens=24, summary_tokens=8)
         return workload.model_copy(update=no_plan | {"sizes": {"small": size}})
 
     workloads = {}
-    for name in BASES:
+    for name in WORKLOADS:
         transformers_models.make(name, folder / name)
         workloads[name] = changed(name)
         if name == "vit":
@@ -104,7 +109,7 @@ def resolved(tmp_path_factory):
 def folder(request, server, resolved, tmp_path_factory):
     """Folder with the results of every case, and of the trainings on one device."""
     data = tmp_path_factory.mktemp("data")
-    for name in BASES:
+    for name in WORKLOADS:
         settings = resolved("single", name).data
         store.write(data / name, settings, *encode(settings, data_sets.read(settings, data)))
     group = Group(server, tmp_path_factory.mktemp("transformers"), data)
