@@ -1,7 +1,6 @@
-"""Small transformers models for tests: T5, Llama, GPT-2 and ViT, with a tokenizer."""
+"""Small transformers models for tests, with a tokenizer."""
 
 import copy
-import json
 
 import torch
 import transformers
@@ -70,7 +69,6 @@ CONFIGS = {
         num_key_value_heads=2,
         num_local_experts=4,
         num_experts_per_tok=2,
-        experts_implementation="eager",  # the others have no float64
         vocab_size=300,
         max_position_embeddings=64,
         bos_token_id=0,
@@ -88,6 +86,19 @@ CONFIGS = {
         embd_pdrop=0.0,
         attn_pdrop=0.0,
     ),
+    "gemma": transformers.GemmaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=300,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=1,
+    ),
     "gpt_oss": transformers.GptOssConfig(
         hidden_size=32,
         intermediate_size=48,
@@ -104,7 +115,6 @@ CONFIGS = {
         sliding_window=8,
         layer_types=["sliding_attention", "full_attention"],
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        experts_implementation="eager",
         attn_implementation="eager",
         pad_token_id=None,
     ),
@@ -203,6 +213,7 @@ CLASSES = {
     "qwen3": transformers.Qwen3ForCausalLM,
     "phi3": transformers.Phi3ForCausalLM,
     "mixtral": transformers.MixtralForCausalLM,
+    "gemma": transformers.GemmaForCausalLM,
     "gpt_oss": transformers.GptOssForCausalLM,
     "gptj": transformers.GPTJForCausalLM,
     "hunyuan": transformers.HunYuanDenseV1ForCausalLM,
@@ -233,9 +244,6 @@ def make(name, folder):
     """Write a model with weights, as save_pretrained does, into ``folder``; returns the folder."""
     torch.manual_seed(0)
     CLASSES[name](copy.deepcopy(CONFIGS[name])).save_pretrained(folder)  # which changes the config
-    if implementation := CONFIGS[name]._experts_implementation:  # which it does not save
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"experts_implementation": implementation}))
     if name != "vit":
         tokenizer().save(str(folder / "tokenizer.json"))
     return folder

@@ -26,25 +26,25 @@ from shardlab.data.encoders import encode
 from shardlab.errors import UserError
 from shardlab.models import contents
 from shardlab.models.declared import completed
+from shardlab.plan.simulate import simulate
 from shardlab.settings import load, pretrained, resolve
 
 BASES = {"t5": "xsum", "llama": "llama2", "gpt2": "llama2", "vit": "vit"}
-PLAIN = tuple(BASES)
+"""Model: the workload whose task, data and recipe it takes."""
+PARTLY_FLOAT32 = ("gemma", "mixtral")
+"""Models that compute norms and routers in float32 in the library; the second one calls its experts in groups there."""
 SPLIT = ("llama", "qwen3", "phi3", "mixtral")
-"""Models that are split: with heads alone, norms per head and ties, gathered products, experts."""
+"""Models that are split by the library's plan: heads, norms per head and ties, gathered products, experts."""
 PLANNED = ("gpt_oss", "gptj", "hunyuan", "lfm2", "opt", "stablelm")
 """Models whose plan is ours (models/_tensor_plans.py)."""
-BASES |= dict.fromkeys((*SPLIT, *PLANNED, "apertus", "apertus_whole"), "llama2")
 WRITTEN = {
     "apertus_whole": ApertusConfig.base_model_tp_plan | {"layers.*.mlp.act_fn": "replicated_with_grad_allreduce"}
 }
 """Model: the plan in its workload's file, of the layers. The library's plan of Apertus lacks its activation."""
-"""Model: the workload whose task, data and recipe it takes."""
+WORKLOADS = BASES | dict.fromkeys((*PARTLY_FLOAT32, *SPLIT, *PLANNED, "apertus", *WRITTEN), "llama2")
 BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 """Those of the others are what the library declares."""
 HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "max_grad_norm": 0.01}
-
-
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
 RESUMED = [
     ("tp", "fsdp_tp", "mixtral"),
@@ -78,22 +78,26 @@ class Case:
         return f"single-{self.model}-{self.dtype}" + ("-hard" if self.hard else "")
 
 
-CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in PLAIN]
+CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in BASES]
 CASES += [Case("fsdp_size", "gpt2")]  # its units are the tied embedding, the output, the layers' modules
-CASES += [Case(s, m) for s in ("tp", "fsdp_tp") for m in SPLIT]
-CASES += [Case(s, m, hard=True) for s in ("tp", "fsdp_tp") for m in SPLIT]
-CASES += [
-    Case(s, m, hard=h) for s in ("tp_sp", "tp_loss", "fsdp_tp_sp") for m in ("llama", "qwen3") for h in (False, True)
-]
-CASES += [Case(s, "mixtral", hard=h) for s in ("ep", "fsdp_ep", "fsdp_tp_ep") for h in (False, True)]
-PIPELINES = ("mp", "mp_ranks", "pp_gpipe", "pp", "pp_interleaved", "pp_zbv", "pp_replicated", "fsdp_pp")
-CASES += [Case(s, m) for s in PIPELINES for m in ("llama", "gpt2")]
-CASES += [Case(s, m, hard=True) for s in ("mp", "pp", "fsdp_pp") for m in ("llama", "gpt2")]
-CASES += [Case("tp", m) for m in (*PLANNED, "apertus_whole")]
+BY_PLANS = [Case(s, m) for s in ("tp", "fsdp_tp") for m in SPLIT]
+BY_PLANS += [Case(s, m) for s in ("tp_sp", "tp_loss", "fsdp_tp_sp") for m in ("llama", "qwen3")]
+BY_PLANS += [Case(s, "mixtral") for s in ("ep", "fsdp_ep", "fsdp_tp_ep")]
+BY_PLANS += [Case(case.strategy, case.model, hard=True) for case in BY_PLANS]
+BY_PLANS += [Case("tp", m) for m in (*PLANNED, *WRITTEN)]
+SHORT = ("tp-qwen3", "fsdp_tp-mixtral", "tp_loss-qwen3", "ep-mixtral", "tp-opt")
 PARTIAL = Case("tp", "apertus")
-LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in PLAIN]
+PIPELINES = ("mp", "mp_ranks", "pp_gpipe", "pp", "pp_interleaved", "pp_zbv", "pp_replicated", "fsdp_pp")
+CASES += [*BY_PLANS, *(Case(s, m) for s in PIPELINES for m in ("llama", "gpt2"))]
+LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in BASES]
+CASES += [Case(s, m) for s in ("ddp", "pp") for m in PARTLY_FLOAT32]
+LONG += [Case(s, "llama") for s in PIPELINES if s not in ("mp", "pp_zbv")]
+LONG += [Case(s, "gpt2") for s in ("mp_ranks", "pp_gpipe", "pp_interleaved", "pp_replicated")]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
+CASES += [Case(s, m, hard=True) for s in ("mp", "pp", "fsdp_pp") for m in ("llama", "gpt2")]
+CASES += [Case(s, m, hard=True) for s in ("fsdp", "pp") for m in PARTLY_FLOAT32]
 LONG += [case for case in CASES if case.hard]
+LONG += [case for case in BY_PLANS if case.name not in SHORT]
 """Cases of the long form."""
 
 
@@ -103,7 +107,7 @@ def resolved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
 
     def changed(name):
-        workload = load.workload(BASES[name]).model_copy(deep=True)  # the loaded one is everybody's
+        workload = load.workload(WORKLOADS[name]).model_copy(deep=True)  # the loaded one is everybody's
         no_plan = {
             "tensor": {f"model.{pattern}": style for pattern, style in WRITTEN.get(name, {}).items()},
             "tensor_sizes": [],
@@ -113,11 +117,11 @@ def resolved(tmp_path_factory):
             "model": f"hf:{folder / name}",
         }
         size = workload.sizes["small"].model_copy(update={"model": {}, "shape": {}})
-        size.data.update(TINY[BASES[name]], document_tokens=24, summary_tokens=8)
+        size.data.update(TINY[WORKLOADS[name]], document_tokens=24, summary_tokens=8)
         return workload.model_copy(update=no_plan | {"sizes": {"small": size}})
 
     workloads = {}
-    for name in BASES:
+    for name in WORKLOADS:
         transformers_models.make(name.removesuffix("_whole"), folder / name)
         workloads[name] = changed(name)
         if name == "vit":
@@ -140,11 +144,11 @@ def resolved(tmp_path_factory):
 def folder(request, server, resolved, tmp_path_factory):
     """Folder with the results of every case, and of the trainings on one device."""
     data = tmp_path_factory.mktemp("data")
-    for name in BASES:
+    cases, pairs = requested(request.session.items)
+    for name in {case.model for case in cases} | {model for _, _, model in pairs}:
         settings = resolved("single", name).data
         store.write(data / name, settings, *encode(settings, data_sets.read(settings, data)))
     group = Group(server, tmp_path_factory.mktemp("transformers"), data)
-    cases, pairs = requested(request.session.items)
     for _, _, model in pairs:
         group.add(f"single-{model}-float64", resolved("single", model, dtype="float64"))
     for case in cases:
@@ -177,9 +181,8 @@ def requested(items):
     names = {params.get("name") for params in of_tests}
     cases = {params.get("case") for params in of_tests}
     pairs = [pair for pair in RESUMED if pair in {params.get("pair") for params in of_tests}]
-    return [
-        case for case in (*CASES, PARTIAL) if case in cases or (case.strategy == "fsdp" and case.model in names)
-    ], pairs
+    named = {f"fsdp-{name}" for name in names} | names
+    return [case for case in (*CASES, PARTIAL) if case in cases or case.name in named], pairs
 
 
 @with_marks(CASES, lambda case: case in LONG)
@@ -193,7 +196,7 @@ def test_equals_one_device(folder, resolved, case, record_property):
         assert report["bytes_per_step"] == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("case", [PARTIAL], ids=str)
+@pytest.mark.parametrize("case", [PARTIAL], ids=["apertus"])
 def test_a_plan_that_lacks_a_sum_of_gradients_makes_a_difference(folder, resolved, case):
     """The library's plan of Apertus: alpha_p and alpha_n of its activation have the gradient of each rank's part."""
     gradients, expected = (
@@ -216,7 +219,19 @@ def test_resumes_under_another_strategy(folder, resolved, pair):
     assert all(torch.allclose(weights[name], expected[name], rtol=1e-9, atol=1e-12) for name in expected)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", ["pp_zbv-llama", "fsdp_pp-gpt2"])
+def test_a_plan_says_what_is_held_and_sent(folder, resolved, name):
+    run = resolved(*name.split("-"), dtype="float64")
+    report = json.loads((folder.folder / name / "train.json").read_text())
+    (plan,) = simulate([(run, folder.data / run.workload)])
+    assert sum(entry["bytes"] for entry in plan["traffic"]) == pytest.approx(report["bytes_per_step"], rel=1e-9)
+    for rank, planned in zip(plan["ranks"], plan["tensor_bytes"], strict=True):
+        measured = report["tensor_bytes"][rank]["largest"]
+        assert planned["largest"]["weights"] == measured["weights"]
+        assert planned["largest"]["activations"] == pytest.approx(measured["activations"], rel=0.01)
+
+
+@pytest.mark.parametrize("name", BASES)
 def test_the_library_reads_what_was_trained(folder, resolved, name, tmp_path):
     run = resolved("single", name)
     trained = folder.folder / f"fsdp-{name}" / "model.safetensors"
