@@ -26,6 +26,7 @@ from shardlab.data.encoders import encode
 from shardlab.errors import UserError
 from shardlab.models import contents
 from shardlab.models.declared import completed
+from shardlab.plan.simulate import simulate
 from shardlab.settings import load, pretrained, resolve
 
 BASES = {"t5": "xsum", "llama": "llama2", "gpt2": "llama2", "vit": "vit"}
@@ -34,7 +35,9 @@ SPLIT = ("llama", "qwen3", "phi3", "mixtral")
 """Models that are split: with heads alone, norms per head and ties, gathered products, experts."""
 PLANNED = ("gpt_oss", "gptj", "hunyuan", "lfm2", "opt", "stablelm")
 """Models whose plan is ours (models/_tensor_plans.py)."""
-BASES |= dict.fromkeys((*SPLIT, *PLANNED, "apertus", "apertus_whole"), "llama2")
+PARTLY_FLOAT32 = ("gemma", "mixtral")
+"""Models that compute norms and routers in float32 in the library; the second one calls its experts in groups there."""
+BASES |= dict.fromkeys((*SPLIT, *PLANNED, "apertus", "apertus_whole", "gemma"), "llama2")
 WRITTEN = {
     "apertus_whole": ApertusConfig.base_model_tp_plan | {"layers.*.mlp.act_fn": "replicated_with_grad_allreduce"}
 }
@@ -91,8 +94,12 @@ CASES += [Case(s, m) for s in PIPELINES for m in ("llama", "gpt2")]
 CASES += [Case(s, m, hard=True) for s in ("mp", "pp", "fsdp_pp") for m in ("llama", "gpt2")]
 CASES += [Case("tp", m) for m in (*PLANNED, "apertus_whole")]
 PARTIAL = Case("tp", "apertus")
+CASES += [Case(s, m) for s in ("ddp", "pp") for m in PARTLY_FLOAT32]
 LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in PLAIN]
+LONG += [Case(s, "llama") for s in PIPELINES if s not in ("mp", "pp_zbv")]
+LONG += [Case(s, "gpt2") for s in ("mp_ranks", "pp_gpipe", "pp_interleaved", "pp_replicated")]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
+CASES += [Case(s, m, hard=True) for s in ("fsdp", "pp") for m in PARTLY_FLOAT32]
 LONG += [case for case in CASES if case.hard]
 """Cases of the long form."""
 
@@ -177,9 +184,8 @@ def requested(items):
     names = {params.get("name") for params in of_tests}
     cases = {params.get("case") for params in of_tests}
     pairs = [pair for pair in RESUMED if pair in {params.get("pair") for params in of_tests}]
-    return [
-        case for case in (*CASES, PARTIAL) if case in cases or (case.strategy == "fsdp" and case.model in names)
-    ], pairs
+    trained = {*names, *(f"fsdp-{name}" for name in names)}
+    return [case for case in (*CASES, PARTIAL) if case in cases or case.name in trained], pairs
 
 
 @with_marks(CASES, lambda case: case in LONG)
@@ -214,6 +220,18 @@ def test_resumes_under_another_strategy(folder, resolved, pair):
     weights, expected = (load_file(path / "model.safetensors") for path in (actual, single))
     assert weights.keys() == expected.keys()
     assert all(torch.allclose(weights[name], expected[name], rtol=1e-9, atol=1e-12) for name in expected)
+
+
+@pytest.mark.parametrize("name", ["pp_zbv-llama", "fsdp_pp-gpt2"])
+def test_a_plan_says_what_is_held_and_sent(folder, resolved, name):
+    run = resolved(*name.split("-"), dtype="float64")
+    report = json.loads((folder.folder / name / "train.json").read_text())
+    (plan,) = simulate([(run, folder.data / run.workload)])
+    assert sum(entry["bytes"] for entry in plan["traffic"]) == pytest.approx(report["bytes_per_step"], rel=1e-9)
+    for rank, planned in zip(plan["ranks"], plan["tensor_bytes"], strict=True):
+        measured = report["tensor_bytes"][rank]["largest"]
+        assert planned["largest"]["weights"] == measured["weights"]
+        assert planned["largest"]["activations"] == pytest.approx(measured["activations"], rel=0.01)
 
 
 @pytest.mark.parametrize("name", PLAIN)

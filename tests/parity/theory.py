@@ -16,12 +16,15 @@ from torch import Tensor, nn
 
 from shardlab.measure.traffic import fraction_sent
 from shardlab.models import contents, matching
+from shardlab.models._chain import Chain, stages_with
 from shardlab.models._experts import Experts
+from shardlab.models.declared import completed
 from shardlab.parallel.ddp import BROADCAST
 from shardlab.parallel.fsdp import shard_dimension
 from shardlab.plan.stage_boundaries import Seen, attend_to_shapes, meta_model, record_call, states_after_stages
 from shardlab.records.reports import TrainReport
 from shardlab.runtime.tasks import MicroBatch, Task
+from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import OPTIMIZERS
 from shardlab.settings.types import Run
@@ -45,6 +48,7 @@ def bytes_per_step(
     if not run.mesh:
         return 0.0
     model = meta_model(run)
+    run = completed(run, model)
     if run.zero_stage is not None:
         return _zero(run.zero_stage, run.world_size, model, recipe.gradient_accumulation_steps)
     total = replica_traffic(run, model, recipe.gradient_accumulation_steps)
@@ -97,15 +101,16 @@ def replica_traffic(run: Run, model: nn.Module, gradient_accumulation_steps: int
     tp = dims.tensor_parts
     names = {module: name for name, module in model.named_modules()}
     modules = contents.blocks_of(run, model)
-    tied = contents.shared_outside(model, modules)  # with the root's
-    blocks = [names[module] for module in modules if module not in tied]
+    of_root = contents.shared_outside(model, modules)
+    blocks = [names[module] for module in modules if module not in of_root]
     experts = [names[module] for module in _experts(run, model)]
     total = 0.0
+    tied = _stages_of_ties(run, model)
     reshard = run.options.reshard_after_forward
     for name, parameter in model.named_parameters():
         if not parameter.numel():
             continue
-        shape, size = [*parameter.shape] or [1], parameter.nbytes
+        shape, size = [*parameter.shape] or [1], parameter.nbytes * tied.get(name, 1)
         split = _tensor_dimension(run.model.tensor if dims.tensor_parallel else {}, name)
         if split is not None:
             shape[split], size = shape[split] // tp, size // tp
@@ -131,6 +136,19 @@ def replica_traffic(run: Run, model: nn.Module, gradient_accumulation_steps: int
         sent = sum(buffer.nbytes for buffer in model.buffers() if buffer.dtype in BROADCAST)
         total += fraction_sent("broadcast", dims.replicas) * sent
     return total / dims.stages
+
+
+def _stages_of_ties(run: Run, model: nn.Module) -> dict[str, int]:
+    """Return the number of ranks of a pipeline that have a tied parameter, of those that several have."""
+    if not run.mesh.pipelined:
+        return {}
+    plan, segments = run.options.pipeline, cast(Chain, model).segments()
+    where = boundaries(len(segments), run.mesh.stages * plan.stages_per_rank)
+    ranks = {
+        names[0]: {plan.rank_of(run.mesh.stages, stage) for stage in stages_with(names, segments, where)}
+        for names in contents.tied(model)
+    }
+    return {name: len(found) for name, found in ranks.items() if len(found) > 1}
 
 
 def _tensor_dimension(plan: dict[str, str], name: str) -> int | None:
@@ -224,7 +242,13 @@ def _run_pieces(run: Run, task: Task, model: Any, batch: dict[str, Tensor], seen
         model(*state, **keywords)
         return 0.0
     ranks, schedule = run.mesh.stages, run.options.pipeline
+    shards = run.mesh.shards if run.mesh.sharded else 1
     total = 0.0
+    for name, count in _stages_of_ties(run, model).items():
+        # Each sends its shard to every other one, once per step.
+        rows, *more = model.get_parameter(name).shape
+        total += count * (count - 1) * math.prod(more) * -(-rows // shards) * PRECISIONS[run.recipe.dtype].bytes
+    total /= run.recipe.gradient_accumulation_steps
     for stage, (values, parts) in enumerate(states_after_stages(run, model, state, keywords, seen)[:-1]):
         # In a V, the two middle stages are on one rank.
         if schedule.rank_of(ranks, stage) != schedule.rank_of(ranks, stage + 1):

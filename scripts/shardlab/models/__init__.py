@@ -35,7 +35,13 @@ def build(settings: types.Model, task: str, dtype: torch.dtype) -> nn.Module:
     def cast(value: Tensor) -> Tensor:
         return known.setdefault(id(value), (value, value.to(in_precision(value.dtype, dtype))))[1]
 
-    return model._apply(cast)  # type: ignore[no-untyped-call]
+    model._apply(cast)  # type: ignore[no-untyped-call]
+    if settings.folder and dtype == torch.float64:
+        from shardlab.models._float64 import widen
+        from shardlab.models.declared import layer_lists
+
+        widen(model, [layer for name in layer_lists(model) for layer in model.get_submodule(name).children()])
+    return model
 
 
 def _without_weights(settings: types.Model, task: str) -> nn.Module:

@@ -8,6 +8,7 @@ and after them (norm, head) is found by running the model once on fake tensors.
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -63,13 +64,13 @@ class LibraryChain(Chain):
         return self.surroundings().obstacles
 
     def states(self, *state: Any, **context: Any) -> Iterator[tuple[Any, ...]]:
-        """Yield the state after each segment; the layers are not run, as each returns a tensor like its input."""
+        """Yield the state after each segment, on the meta device, for arguments of these shapes."""
         noted = _Calls()
-        outputs = _with_layers(self, noted)(*state, **context)
-        for call in noted.calls:
-            yield (call.states,)
-        yield (noted.calls[-1].result,)
-        yield (outputs,)
+        alone = _with_layers(self, noted)
+        with _on_fake_tensors(alone):
+            outputs = alone(*map(_empty, state), **{name: _empty(value) for name, value in context.items()})
+        for value in (*(call.states for call in noted.calls), noted.calls[-1].result, outputs):
+            yield (torch.empty(value.shape, dtype=value.dtype, device="meta"),)
 
     def forward(self, *state: Any, **context: Any) -> Any:
         run: Callable[..., Any] = super(Chain, self).forward
@@ -228,9 +229,21 @@ def _with_layers(model: Any, noted: _Calls) -> Any:
     return copy.deepcopy(model, memo)
 
 
-def _find_surroundings(model: Any, layers: str) -> Surroundings:
+@contextmanager
+def _on_fake_tensors(model: nn.Module) -> Iterator[None]:
+    """Run a model without weights on fake tensors; on the meta device the library reads values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        allocate(model, torch.device("cpu"))
+        yield
+
+
+def _empty(like: Tensor) -> Tensor:
+    return torch.empty(like.shape, dtype=like.dtype)
+
+
+def _find_surroundings(model: Any, layers: str) -> Surroundings:
     noted = _Calls()
     alone = _with_layers(model, noted).eval()
     called: dict[str, set[bool]] = {}
@@ -241,8 +254,7 @@ def _find_surroundings(model: Any, layers: str) -> Surroundings:
     for name, module in alone.named_modules():
         if module._parameters and not f"{layers}.".startswith(f"{name}.") and name:
             module.register_forward_pre_hook(note(name))
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        allocate(alone, torch.device("cpu"))
+    with _on_fake_tensors(alone):
         logits = alone(torch.zeros(SHAPE, dtype=torch.long))
         ids_before, ids_after = reached(noted.calls[0].states) if noted.calls else set(), reached(logits)
     before, after = (_topmost(name for name, places in called.items() if place in places) for place in (False, True))

@@ -142,6 +142,10 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         )
         # Each rank reads the seed of its masks from a tensor, and a fake tensor has no value.
         stack.enter_context(mock.patch("shardlab.parallel.tensor.drawn", return_value=0))
+        if run.model.folder:
+            # The library looks at positions for packed samples, and cannot in fake ones: it would make a whole mask.
+            name = "transformers.masking_utils.find_packed_sequence_indices"
+            stack.enter_context(mock.patch(name, return_value=None))
         if crowded:
             stack.enter_context(fake_ranks.all_tokens_here(run.model.args["top_k"]))
         stack.enter_context(torch_dtensor.shapes_uncounted())
@@ -153,7 +157,7 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         if run.mesh.pipelined:
             rows = step.micro_batches[0].rows // engine.chunks
             meta = {name: values[:rows].to("meta") for name, values in step.micro_batches[0].batch.items()}
-            engine.stage = fake_ranks.alone(boundary_states(run, task, meta))
+            engine.stage = fake_ranks.alone(boundary_states(engine.run, task, meta))
         with fake:
             for part, device in zip(engine.parts, engine.devices(), strict=True):
                 allocate(part, device, world.device)
