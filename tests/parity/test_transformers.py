@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from cases import with_marks
-from group import Group, bytes_by_theory, differences, outside
+from group import Group, bytes_by_theory, differences, outside, steps
 from safetensors.torch import load_file
 
 from helpers import transformers_models
@@ -71,6 +71,9 @@ CASES += [Case(s, m, hard=True) for s in ("mp", "pp", "fsdp_pp") for m in ("llam
 CASES += [Case(s, m, hard=True) for s in ("fsdp", "pp") for m in PARTLY_FLOAT32]
 LONG += [case for case in CASES if case.hard]
 """Cases of the long form."""
+RESUMED = [("pp", "fsdp"), ("fsdp", "pp_zbv"), ("pp_zbv", "fsdp_pp"), ("fsdp_pp", "mp")]
+"""Strategy that stops after two steps, strategy that goes on: of GPT-2, whose embedding two stages have."""
+HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +139,34 @@ def test_equals_one_device(folder, resolved, case, record_property):
     report = json.loads((folder.folder / case.name / "train.json").read_text())
     if case.native and not case.hard and (expected := bytes_by_theory(folder.folder / case.name)):
         assert report["bytes_per_step"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def resumed(folder, resolved):
+    """Folder with the trainings of GPT-2 that a second strategy finished, named after both."""
+    halves = {(before, after): resolved(before, "gpt2", dtype="float64", **HALF) for before, after in RESUMED}
+    wholes = {(before, after): resolved(after, "gpt2", dtype="float64") for before, after in RESUMED}
+    for runs in (halves, wholes):
+        for ranks in (1, 2, 4):
+            for (before, after), run in runs.items():
+                if run.world_size == ranks:
+                    finishes = runs is wholes
+                    name = f"{before}-{after}" if finishes else f"{before}-half"
+                    folder.add(name, run, resume=f"{before}-half" if finishes else None)
+            folder.start(ranks)
+    return folder.folder
+
+
+@pytest.mark.parametrize(("before", "after"), RESUMED)
+def test_a_training_ends_the_same_under_another_strategy(resumed, before, after):
+    actual, single = resumed / f"{before}-{after}", resumed / "single-gpt2-float64"
+    assert [step["step"] for step in steps(actual)] == [2, 3, 4]
+    for key in ("loss", "grad_norm"):
+        expected = [step[key] for step in steps(single)[2:]]
+        assert [step[key] for step in steps(actual)] == pytest.approx(expected, rel=1e-10)
+    ours, expected = (load_file(path / "model.safetensors") for path in (actual, single))
+    assert ours.keys() == expected.keys()
+    assert max(float((ours[name] - expected[name]).abs().max()) for name in ours) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["pp_zbv-llama", "fsdp_pp-gpt2"])
