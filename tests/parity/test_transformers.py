@@ -51,8 +51,11 @@ RESUMED = [
     ("fsdp_tp", "single", "mixtral"),
     ("tp", "ddp", "qwen3"),
     ("fsdp", "tp", "qwen3"),
+    ("pp", "fsdp", "gpt2"),
+    ("fsdp", "pp_zbv", "gpt2"),
+    ("fsdp_pp", "mp", "gpt2"),
 ]
-"""Strategy that stops, strategy that resumes, model."""
+"""Strategy that stops, strategy that resumes, model: with experts, norms per head, an embedding of two stages."""
 
 
 @dataclass(frozen=True)
