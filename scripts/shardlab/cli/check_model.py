@@ -31,6 +31,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         tiny_config.write(tiny_config.read(folder), Path(scratch))
         proofs = []
+        print(proof_table.HEAD, flush=True)
         for proof in prove(Path(scratch), dict.fromkeys(names)):
             proofs.append(proof)
             print(proof_table.line(proof), flush=True)
