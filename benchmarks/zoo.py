@@ -10,10 +10,12 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,18 @@ from shardlab.proof.prove import Proof, prove
 from shardlab.proof.warm_ranks import import_for_ranks
 
 STRATEGIES = (
-    *("ddp", "fsdp", "fsdp_size", "mp", "pp", "pp_interleaved", "pp_zbv", "tp", "tp_sp", "tp_loss"),
-    *("cp", "cp_ulysses", "cp_ring", "ep", "fsdp_tp", "fsdp_pp", "fsdp_ep", "fsdp_tp_pp"),
+    *("ddp", "fsdp", "fsdp_size", "mp", "pp", "pp_zbv", "tp", "tp_sp"),
+    *("cp", "cp_ulysses", "cp_ring", "ep", "fsdp_tp", "fsdp_pp", "fsdp_ep"),
 )
 """Columns: every axis, the schedules that differ in mechanism, the pairs of axes."""
+ABOUT = """# Transformers models under each strategy
+
+Every decoder type of the pinned transformers library, made tiny, with random weights: one training step in float64
+under each strategy, on 2 or 4 ranks of one machine, compared with the library's own model in one process. Compared are
+the loss, the gradient of every parameter and their norm (to 1e-9), and the first update (to 1e-6). `make zoo` writes
+this page; `shardlab check-model FOLDER` does the same for the config.json of one model.
+"""
 SIGNS = {"equal": "=", "differs": "≠", "refused": "·", "failed": "!"}
-AT_ONCE = 2
-"""Types at a time."""
 
 
 def main() -> None:
@@ -41,6 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all decoders)")
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
+    parser.add_argument("--at-once", type=int, default=2, help="types at a time")
+    parser.add_argument("--resume", action="store_true", help="leave out what the output has already")
     parser.add_argument("--output", type=Path, default=ROOT / "results/benchmarks/zoo.jsonl")
     parser.add_argument("--page", type=Path, help="write the table of the output's proofs to this page, and end")
     args = parser.parse_args()
@@ -51,8 +60,10 @@ def main() -> None:
     import_for_ranks()
     kinds = args.types or decoders()
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    with args.output.open("w") as file:
-        for row in rows(kinds, args.strategies):
+    known = read(args.output) if args.resume and args.output.exists() else {}
+    cases = {kind: [name for name in args.strategies if name not in known.get(kind, {})] for kind in kinds}
+    with args.output.open("a" if args.resume else "w") as file:
+        for row in rows({kind: names for kind, names in cases.items() if names}, args.at_once):
             print(json.dumps(row), file=file, flush=True)
             print(text(row), flush=True)
     print(f"{len(kinds)} types in {(time.monotonic() - started) / 60:.1f} minutes")
@@ -75,16 +86,16 @@ def decoders() -> list[str]:
     return sorted({*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}.difference(*others))
 
 
-def rows(kinds: list[str], strategies: list[str]) -> Any:
-    """Yield {type, seconds, error or proofs} of each type, each from a fork of this process."""
+def rows(cases: dict[str, list[str]], at_once: int) -> Iterator[dict[str, Any]]:
+    """Yield {type, seconds, error or proofs} of each type under its strategies, each from a fork of this process."""
     context = multiprocessing.get_context("fork")
-    waiting = [*kinds]
+    waiting = [*cases]
     running: dict[Any, tuple[Any, str]] = {}
     while waiting or running:
-        while waiting and len(running) < AT_ONCE:
+        while waiting and len(running) < at_once:
             kind = waiting.pop(0)
             ours, theirs = context.Pipe()
-            process = context.Process(target=of_type, args=(kind, strategies, theirs))
+            process = context.Process(target=of_type, args=(kind, cases[kind], theirs))
             process.start()
             theirs.close()
             running[ours] = process, kind
@@ -122,72 +133,73 @@ def text(row: dict[str, Any]) -> str:
     return f"{row['type']:<24}{row['seconds']:>6.1f} s  {' '.join(cells)}"
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a round."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def read(path: Path) -> dict[str, dict[str, Proof]]:
+    """Read {type: {strategy: proof}}; of a type without a tiny model, the reason under no strategy."""
+    found: dict[str, dict[str, Proof]] = defaultdict(dict)
+    for row in map(json.loads, path.read_text().splitlines()):
+        found[row["type"]] |= {each["strategy"]: Proof(**each) for each in row.get("proofs", [])}
+        if "error" in row:
+            found[row["type"]][""] = Proof("", "failed", row["error"])
+    return dict(sorted(found.items()))
 
 
-def page(found: list[dict[str, Any]]) -> str:
+def page(found: dict[str, dict[str, Proof]]) -> str:
     """Format docs/models.md."""
     import torch
     import transformers
 
-    tested = sorted((row for row in found if "proofs" in row), key=lambda row: row["type"])
-    names = [proof["strategy"] for proof in tested[0]["proofs"]] if tested else []
-    proofs = {row["type"]: {each["strategy"]: Proof(**each) for each in row["proofs"]} for row in tested}
-    reasons: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for kind, of_kind in proofs.items():
-        for name, proof in of_kind.items():
-            if proof.verdict != "equal":
-                reasons[proof.verdict][f"`{name}`: {_plain(proof)}"].append(kind)
+    proofs = {kind: of_kind for kind, of_kind in found.items() if "" not in of_kind}
+    names = [name for name in STRATEGIES if any(name in of_kind for of_kind in proofs.values())]
+    count = sum(len(of_kind) for of_kind in proofs.values())
+    title = "| " + " | ".join(f"`{name}`" for name in names) + " |\n| --- |" + " --- |" * len(names)
+    totals = {
+        verdict: [sum(n in of and of[n].verdict == verdict for of in proofs.values()) for n in names]
+        for verdict in SIGNS
+    }
     lines = [
-        "# Transformers models under each strategy",
+        ABOUT,
+        f"transformers {transformers.__version__}, PyTorch {torch.__version__.partition('+')[0]}: {len(proofs)} types, "
+        f"{count} proofs.",
         "",
-        "Every decoder type of the pinned transformers library, made tiny, with random weights: one training step in "
-        "float64 under each strategy, on 2 to 8 ranks of one machine, compared with the library's own model in one "
-        "process. Compared are the loss, the gradient of every parameter and their norm (to 1e-9), and the first "
-        "update (to 1e-6). `make zoo` writes this page; `shardlab check-model FOLDER` does the same for one model's "
-        "config.json.",
+        f"| {title}",
+        *(f"| {verdict} | {' | '.join(map(str, counts))} |" for verdict, counts in totals.items()),
         "",
-        f"transformers {transformers.__version__}, PyTorch {torch.__version__.partition('+')[0]}; {len(tested)} types, "
-        f"{sum(len(each) for each in proofs.values())} proofs, {sum(row['seconds'] for row in found) / 60:.0f} minutes "
-        f"on one core, {AT_ONCE} types at a time.",
+        "`=` equal, `≠` differs from one process (`init` refuses it), `·` refused, `!` fails with an error; reasons below.",
         "",
-        "| | " + " | ".join(f"`{name}`" for name in names) + " |",
-        "| --- |" + " --- |" * len(names),
-        *(
-            f"| {title} | " + " | ".join(str(sum(of[n].verdict == key for of in proofs.values())) for n in names) + " |"
-            for key, title in (("equal", "equal"), ("differs", "differs"), ("refused", "refused"), ("failed", "failed"))
-        ),
-        "",
-        "`=` equal, `≠` differs from one process (refused by `init`), `·` refused with a reason, `!` fails with an "
-        "error.",
-        "",
-        "| type | " + " | ".join(f"`{name}`" for name in names) + " |",
-        "| --- |" + " --- |" * len(names),
+        f"| type {title}",
     ]
     for kind, of_kind in proofs.items():
-        lines.append(f"| {kind} | " + " | ".join(SIGNS[of_kind[name].verdict] for name in names) + " |")
-    for verdict, title in (("differs", "What differs"), ("failed", "What fails"), ("refused", "What is refused")):
-        if reasons[verdict]:
-            lines += ["", f"## {title}", ""]
-            ordered = sorted(reasons[verdict].items(), key=lambda each: (-len(each[1]), each[0]))
-            lines += [f"- {text}: {', '.join(kinds)}." for text, kinds in ordered]
-    if left := sorted((row for row in found if "error" in row), key=lambda row: row["type"]):
+        lines.append(f"| {kind} | {' | '.join(SIGNS[of_kind[n].verdict] if n in of_kind else '' for n in names)} |")
+    for verdict in ("differs", "failed", "refused"):
+        grouped = reasons(proofs, verdict)
+        if grouped:
+            lines += ["", f"## {verdict.capitalize()}", ""]
+            lines += [
+                f"- {', '.join(kinds)}: {reason} ({', '.join(under)})" for (kinds, reason), under in grouped.items()
+            ]
+    if left := {kind: of_kind[""].reason for kind, of_kind in found.items() if "" in of_kind}:
         lines += ["", "## Types without a tiny model", ""]
-        lines += [f"- {row['type']}: {' '.join(row['error'].split())[:200]}" for row in left]
+        lines += [f"- {kind}: {plain(reason)[:200]}" for kind, reason in left.items()]
     return "\n".join(lines) + "\n"
 
 
-def _plain(proof: Proof) -> str:
-    """Return a proof's reason without what only the check's own run has."""
-    reason = " ".join(proof.reason.split()).rstrip(".")
-    reason = reason.removeprefix(f"{proof.strategy} x model: ")
-    for word in ("/tmp/",):
-        if word in reason:
-            before, _, after = reason.partition(word)
-            reason = before + "FOLDER" + after[len(after.split()[0].rstrip(";,.")) :]
-    return reason
+def reasons(proofs: dict[str, dict[str, Proof]], verdict: str) -> dict[tuple[tuple[str, ...], str], list[str]]:
+    """Return {(types, reason): strategies} of a verdict, what most types share first."""
+    types: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for kind, of_kind in proofs.items():
+        for name, proof in of_kind.items():
+            if proof.verdict == verdict:
+                types[name, plain(proof.reason)].append(kind)
+    found: dict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
+    for (name, reason), kinds in types.items():
+        found[tuple(kinds), reason].append(f"`{name}`")
+    return dict(sorted(found.items(), key=lambda each: (-len(each[0][0]), each[0])))
+
+
+def plain(reason: str) -> str:
+    """Return a reason on one line, without the names that only the check's own run has."""
+    line = re.sub(r"hf:/\S*/tmp\w+|/tmp/tmp\w+", "of this type", " ".join(reason.split()))
+    return re.sub(r"^\w+ x model: (model of this type )?", "", line).rstrip(".")
 
 
 if __name__ == "__main__":
