@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := @$(BIN)/python scripts/install.py
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
-.PHONY: help try run run-examples matrix watch setup test test-cluster test-all test-long mutants lint docs site pictures envs bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help try run run-examples matrix watch setup test test-cluster test-all test-long mutants lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # List what can be made.
@@ -121,6 +121,11 @@ SEED ?= 1
 # Kill trainings at random: KILLS of them, by SEED.
 soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
+
+# Prove strategies on every decoder type of transformers.
+# Each made tiny, against one process, in float64; writes docs/models.md.
+zoo: .venv/dev
+	$(BIN)/python benchmarks/zoo.py
 
 # Measure what docs/performance.md holds.
 # Other trainers and the same by hand on two ranks, plans, cp compared with tp and ep with FSDP, checkpoints, 1 to 8

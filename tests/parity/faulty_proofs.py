@@ -1,8 +1,9 @@
 """Prove strategies on a tiny model, some of them with a fault: prints {case: [verdict, reason]} as JSON.
 
-    python faulty_proofs.py FOLDER
+    python faulty_proofs.py FOLDER RUN
 
-In a process of its own: it forks the ranks. FOLDER has the tiny model's config.json.
+In a process of its own: it forks the ranks. FOLDER has the tiny model's config.json, RUN is a run.json of a model that
+tensor parallelism of the library trains wrongly.
 """
 
 import json
@@ -16,9 +17,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab import parallel
+from shardlab.errors import UserError
 from shardlab.parallel import ddp
-from shardlab.proof import prove
+from shardlab.proof import of_workload, prove
 from shardlab.proof.step_on_ranks import under_strategy
+from shardlab.settings.types import read_run
 
 
 def not_reduced(run, folder):
@@ -105,6 +108,20 @@ CASES = {
 }
 
 
+def before_training(run, kept):
+    """What `init` says of two strategies; how many proofs its second and third call make."""
+    notes = of_workload.check(run, ["ddp"], kept)
+    try:
+        of_workload.check(run, ["ddp", "tp"], kept)
+        refusal = ""
+    except UserError as error:
+        refusal = str(error)
+    with mock.patch.object(of_workload, "prove", return_value=[]) as made:
+        of_workload.check(run, ["ddp"], kept)
+        of_workload.check(run, ["ddp", "fsdp"], kept)
+    return {"init": ["noted", notes[0]], "init_of_tp": ["refused", refusal], "again": [str(made.call_count), ""]}
+
+
 def main():
     torch.set_num_threads(1)
     found = {}
@@ -112,6 +129,7 @@ def main():
         with mock.patch.object(prove, "under_strategy", step):
             (proof,) = prove.prove(Path(sys.argv[1]), {strategy: None})
         found[case] = [proof.verdict, proof.reason]
+    found |= before_training(read_run(Path(sys.argv[2])), Path(sys.argv[2]).with_name("proofs.json"))
     print(json.dumps(found))
 
 

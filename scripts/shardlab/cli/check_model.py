@@ -10,29 +10,51 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from shardlab.data import hub_download
 from shardlab.errors import UserError
 from shardlab.settings import load, pretrained
+from shardlab.settings.types import Model
 
 
 def main() -> int:
     """Prove and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="hf:owner/name, or a folder with config.json")
+    parser.add_argument("model", help="hf:owner/name of the hub, or a folder with config.json")
+    parser.add_argument("--revision", default="main", help="commit or branch of the hub's repository")
     parser.add_argument("--strategies", nargs="+", default=[], metavar="NAME", help="default: all but ZeRO and scripts")
     args = parser.parse_args()
-    folder = Path(pretrained.folder_of(args.model) or args.model)
-    if not (folder / "config.json").exists():
-        raise UserError(f"{folder}/config.json does not exist; name a folder written by save_pretrained.")
     names = args.strategies or [name for name in load.own_strategies() if load.strategy(name).engine == "torch"]
-    # Imports take seconds.
-    from shardlab.proof import proof_table, tiny_config
-    from shardlab.proof.prove import prove
-
     with tempfile.TemporaryDirectory() as scratch:
-        tiny_config.write(tiny_config.read(folder), Path(scratch))
+        folder = config_folder(args.model, args.revision, Path(scratch) / "hub")
+        # Imports take seconds.
+        from shardlab.proof import proof_table, tiny_config
+        from shardlab.proof.prove import prove
+
+        tiny = Path(scratch) / "tiny"
+        tiny_config.write(tiny_config.read(folder), tiny)
         proofs = []
-        for proof in prove(Path(scratch), dict.fromkeys(names)):
+        print(proof_table.HEAD, flush=True)
+        for proof in prove(tiny, dict.fromkeys(names)):
             proofs.append(proof)
             print(proof_table.line(proof), flush=True)
     print("\n".join(["", *proof_table.summary(proofs)]))
     return int(any(proof.verdict in ("differs", "failed") for proof in proofs))
+
+
+def config_folder(name: str, revision: str, downloads: Path) -> Path:
+    """Return the folder with a model's config.json: the user's or that of an earlier download, else a new one.
+
+    Raises:
+        UserError: there is none, or the hub cannot be reached.
+    """
+    folder = Path(pretrained.folder_of(name) or name)
+    if (folder / "config.json").exists():
+        return folder
+    if not pretrained.is_pretrained(name):
+        raise UserError(
+            f"{folder}/config.json does not exist; name a folder written by save_pretrained, or a repository of the "
+            "hub as hf:owner/name."
+        )
+    model = Model(name=name, args={"pretrained": False, "revision": revision}, blocks=[], tensor={}, segments=0)
+    hub_download.download_model(pretrained.settings(model, "check-model"), downloads)
+    return downloads

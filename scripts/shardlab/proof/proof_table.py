@@ -14,10 +14,15 @@ REMEDIES = {
 """Axis of a strategy that differs: what to do."""
 
 
+HEAD = "strategy        verdict    apart  weights   time  reason"
+"""Title of the rows: largest relative difference, part of the weights on a rank, seconds."""
+
+
 def line(proof: Proof) -> str:
     """Format one row."""
-    found = f"{proof.largest:.0e}" if proof.verdict in ("equal", "differs") else ""
-    return f"{proof.strategy:<16}{proof.verdict:<9}{found:>6}{proof.seconds:>7.1f} s  {proof.reason}".rstrip()
+    trained = proof.verdict in ("equal", "differs")
+    apart, held = (f"{proof.largest:.0e}", f"{proof.held:.0%}") if trained else ("", "")
+    return f"{proof.strategy:<16}{proof.verdict:<10}{apart:>6}{held:>9}{proof.seconds:>5.1f} s  {proof.reason}".rstrip()
 
 
 def summary(proofs: Sequence[Proof]) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from shardlab import models
 from shardlab.errors import UserError
 from shardlab.proof.step_on_ranks import GRADIENT, LOSS, UPDATED, Difference, one_process, under_strategy
-from shardlab.proof.tiny_runs import tiny_run
+from shardlab.proof.tiny_runs import NOTHING, Written, tiny_run
 from shardlab.proof.warm_ranks import Answer, Ranks
 from shardlab.settings.types import Run, Strategy
 
@@ -33,13 +33,16 @@ class Proof(NamedTuple):
     """A sentence: why it is refused, or what differs by how much."""
     largest: float = 0.0
     """Largest relative difference of loss, norm and gradients."""
+    held: float = 0.0
+    """Part of the weights that the rank with most of them holds."""
     seconds: float = 0.0
 
 
-def prove(folder: Path, strategies: Mapping[str, Strategy | None]) -> Iterator[Proof]:
+def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Written = NOTHING) -> Iterator[Proof]:
     """Yield the proof of each strategy with the model of ``folder``, whose sizes are tiny (proof/tiny_config.py).
 
-    ``strategies``: settings by name; None: those of config/strategies.yaml. Call it in a process that has no threads.
+    ``strategies``: settings by name; None: those of config/strategies.yaml. ``written``: keys of the workload's file.
+    Call it in a process that has no threads.
 
     Raises:
         UserError: the model itself cannot be built or trained for a step.
@@ -53,7 +56,7 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None]) -> Iterator[P
                 groups[count] = stack.enter_context(Ranks(count))
             return groups[count]
 
-        single = tiny_run(folder, "single")
+        single = tiny_run(folder, "single", None, written)
         models.build(single.model, single.task, torch.float64)  # imports the model's code, before there are forks
         (answer,) = ranks(1).call(one_process, single, place)
         if answer.refusal or answer.failure:
@@ -61,7 +64,7 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None]) -> Iterator[P
         for name, settings in strategies.items():
             started = time.monotonic()
             try:
-                run = tiny_run(folder, name, settings)
+                run = tiny_run(folder, name, settings, written)
             except UserError as refusal:
                 yield Proof(name, "refused", str(refusal))
                 continue
@@ -77,15 +80,16 @@ def judge(run: Run, answers: list[Answer]) -> Proof:
         return Proof(run.strategy, "failed", cause)
     if refusals := [answer.refusal for answer in answers if answer.refusal]:
         return Proof(run.strategy, "refused", refusals[0])
-    found = [each for answer in answers for each in answer.value]
+    found = [each for answer in answers for each in answer.value.differences]
+    held = max(answer.value.held for answer in answers)
     strict = [each for each in found if not each.name.startswith(UPDATED)]
     largest = max(each.value for each in strict)
     outside = [each for each in strict if not each.value <= TOLERANCE]
     if not outside:
         outside = [each for each in found if not each.value <= TOLERANCE_OF_UPDATES]
     if not outside:
-        return Proof(run.strategy, "equal", largest=largest)
-    return Proof(run.strategy, "differs", _what_differs(outside, found), largest)
+        return Proof(run.strategy, "equal", largest=largest, held=held)
+    return Proof(run.strategy, "differs", _what_differs(outside, found), largest, held)
 
 
 def _what_differs(outside: list[Difference], found: list[Difference]) -> str:

@@ -63,8 +63,16 @@ def one_process(run: Run, folder: Path) -> None:
     save_file({name: value.contiguous() for name, value in expected.items()}, folder / EXPECTED)
 
 
-def under_strategy(run: Run, folder: Path) -> list[Difference]:
-    """Train the step of ``one_process`` with a strategy's engine; return what differs from it on this rank."""
+class RankStep(NamedTuple):
+    """What a rank's step was."""
+
+    differences: list[Difference]
+    held: float
+    """Part of the weights that this rank holds."""
+
+
+def under_strategy(run: Run, folder: Path) -> RankStep:
+    """Train the step of ``one_process`` with a strategy's engine; compare what this rank has of it."""
     world = distributed.world(run)
     task = _task(run, folder)
     engine = parallel.build(run, task, world, folder / WEIGHTS)
@@ -80,8 +88,11 @@ def under_strategy(run: Run, folder: Path) -> list[Difference]:
     found = {name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()} | gradients
     before = load_file(folder / WEIGHTS)
     expected = load_file(folder / EXPECTED)
-    found |= {UPDATED + name: value.detach() - before[name] for name, value in engine.weights()}
-    return [*differences({name: value for name, value in found.items() if name in expected}, expected)]
+    weights = {UPDATED + name: (value.detach(), before[name]) for name, value in engine.weights()}
+    found |= {name: after - start for name, (after, start) in weights.items() if name in expected}
+    held = sum(value.numel() for value in engine.tensors_by_kind()["weights"])
+    whole = sum(value.numel() for name, value in expected.items() if name.startswith(GRADIENT))
+    return RankStep([*differences(found, expected)], held / whole)
 
 
 def differences(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Iterator[Difference]:

@@ -4,9 +4,11 @@ What decides about its layers (activations, norms, ties, windows, kinds of layer
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from transformers import PreTrainedConfig
 
@@ -68,8 +70,15 @@ def tiny(config: PreTrainedConfig, *, fill: bool = False) -> PreTrainedConfig:
     """Return a configuration of the same class with tiny sizes, and without dropout.
 
     ``fill``: give sizes that are none a value, too; the defaults of some classes are no complete model.
+
+    Raises:
+        UserError: the class does not take these sizes together.
     """
-    return type(config)(**_shrunk(config.to_dict(), None, fill=fill))
+    try:
+        return type(config)(**_shrunk(config.to_dict(), None, fill=fill))
+    except Exception as error:  # each class checks in its own way
+        reason = " ".join(str(error).split())
+        raise UserError(f"no rule of proof/tiny_config.py makes a tiny {type(config).__name__}: {reason}.") from error
 
 
 def _shrunk(values: dict[str, Any], outer: int | None, *, fill: bool) -> dict[str, Any]:
@@ -79,13 +88,17 @@ def _shrunk(values: dict[str, Any], outer: int | None, *, fill: bool) -> dict[st
     return {key: _value(key, value, values, kept, fill=fill) for key, value in values.items()}
 
 
-def _value(key: str, value: Any, values: dict[str, Any], kept: dict[int, int], *, fill: bool) -> Any:
-    """Return a key's tiny value; ``kept``: numbers of the layers that stay, and their new ones."""
+def _value(key: str, value: Any, values: dict[str, Any], kept: list[int], *, fill: bool) -> Any:
+    """Return a key's tiny value; ``kept``: see ``_layers_kept``."""
     if isinstance(value, dict):
-        if key.startswith("rope") or "label" in key:
+        if "label" in key:
             return value
+        if key.startswith("rope"):
+            rotated = values.get("qk_rope_head_dim") and ROTARY
+            return _rope(value, rotated or int(HEAD * (value.get("partial_rotary_factor") or 1)))
         if value and all(str(name).isdigit() for name in value):  # by layer
-            own = {kept[int(name)]: each for name, each in value.items() if int(name) in kept}
+            given = {int(name): each for name, each in value.items()}
+            own = {new: given[number] for new, number in enumerate(kept) if number in given}
             return {
                 number: {name: _value(name, each[name], values | each, kept, fill=fill) for name in each}
                 for number, each in own.items()
@@ -108,6 +121,27 @@ def _value(key: str, value: Any, values: dict[str, Any], kept: dict[int, int], *
     return value
 
 
+def _rope(values: dict[str, Any], rotated: int) -> dict[str, Any]:
+    """Return the settings of rotary positions for heads of which ``rotated`` values are rotated; some have them by kind
+    of layer.
+    """
+    changed = {
+        "original_max_position_embeddings": POSITIONS // 2,
+        "mrope_section": [rotated // 4, rotated // 8, rotated // 8],
+    }
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found[key] = _rope(value, rotated)
+        elif key in changed and value:
+            found[key] = changed[key]
+        elif key in ("short_factor", "long_factor") and value:
+            found[key] = value[: rotated // 2]
+        else:
+            found[key] = value
+    return found
+
+
 def _size(key: str, value: int | None, values: dict[str, Any]) -> int | None:
     small = next((small for pattern, small in SIZES if re.fullmatch(pattern, key)), value)
     if small == value or small is None or value is None:
@@ -126,18 +160,19 @@ def _size(key: str, value: int | None, values: dict[str, Any]) -> int | None:
     return min(small, value) if small <= GROUPS else small
 
 
-def _layers_kept(values: dict[str, Any], layers: int | None) -> dict[int, int]:
-    """Return the numbers of the layers that stay: of each kind that what is given per layer distinguishes, at least
-    one; and their new numbers.
+def _layers_kept(values: dict[str, Any], layers: int | None) -> list[int]:
+    """Return the number of the layer that each tiny layer is like: each kind that what is given per layer distinguishes
+    has at least one.
     """
     if not layers:
-        return {}
+        return []
     lists = [value for value in values.values() if isinstance(value, list) and len(value) == layers]
     other = {int(number): repr(each) for number, each in (values.get("per_layer_config") or {}).items()}
     kinds = [repr([other.get(number), *(each[number] for each in lists)]) for number in range(layers)]
     first = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     others = [number for number in range(layers) if number not in first]
-    return {number: new for new, number in enumerate(sorted((first + others)[:LAYERS]))}
+    kept = sorted((first + others)[:LAYERS])
+    return [kept[number % len(kept)] for number in range(LAYERS)]
 
 
 def write(config: PreTrainedConfig, folder: Path) -> None:
@@ -146,14 +181,48 @@ def write(config: PreTrainedConfig, folder: Path) -> None:
     tiny(config).save_pretrained(folder)
 
 
-def read(folder: Path) -> PreTrainedConfig:
-    """Read the configuration of a folder of transformers.
+INCOMPLETE: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "qwen4_exp_text": {"heads_per_ngram": 2, "ngram_vocab_size_base": VOCABULARY, "split_ngram_parts": 2},
+}
+"""Type of model: what its class has no default for."""
+
+
+def write_type(kind: str, folder: Path) -> bool:
+    """Write the tiny configuration of a type of model, from the defaults of its class; return whether sizes without a
+    default had to be filled in.
+
+    Raises:
+        ValueError: the class does not take them.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    given = INCOMPLETE.get(kind, {})
+    for fill in (False, True):
+        try:
+            config = tiny(CONFIG_MAPPING[kind](**given), fill=fill)
+            with torch.device("meta"):
+                transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        except Exception:
+            if fill:
+                raise
+        else:
+            config.save_pretrained(folder)
+            return fill
+    raise AssertionError
+
+
+def read(folder: Path, changes: Mapping[str, Any] | None = None) -> PreTrainedConfig:
+    """Read the configuration of a folder of transformers, with ``changes`` over its keys.
 
     Raises:
         UserError: it has none that the installed library knows.
     """
     try:
-        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)  # type: ignore[no-any-return]
+        return transformers.AutoConfig.from_pretrained(  # type: ignore[no-any-return]
+            folder, local_files_only=True, trust_remote_code=False, **(changes or {})
+        )
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(

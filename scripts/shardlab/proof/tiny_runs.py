@@ -1,7 +1,7 @@
 """The run of a strategy that is proven: a tiny model's, on forked ranks of this machine."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,17 @@ NAME = "model"
 """Name of the workload, which is in no file."""
 
 
-def tiny_run(folder: Path, strategy_name: str, strategy: Strategy | None = None) -> Run:
+class Written(NamedTuple):
+    """What a workload's file says of a transformers model, instead of what the library declares."""
+
+    blocks: list[str]
+    tensor: dict[str, str]
+
+
+NOTHING = Written([], {})
+
+
+def tiny_run(folder: Path, strategy_name: str, strategy: Strategy | None = None, written: Written = NOTHING) -> Run:
     """Return the run that trains the tiny model in ``folder`` for a step, on as few ranks as the strategy needs.
 
     Raises:
@@ -38,6 +48,8 @@ def tiny_run(folder: Path, strategy_name: str, strategy: Strategy | None = None)
     workload = Workload(
         model=f"hf:{folder}",
         task="language_modelling",
+        blocks=written.blocks,
+        tensor=written.tensor,
         data={"embedded": DataSource(name=NAME, reader="package_source")},
         sizes={"small": Size(model={"pretrained": False}, data={"sequence_length": LENGTH})},
     )

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import torch
 import torch.distributed as dist
 
 from shardlab.errors import UserError
@@ -31,9 +32,12 @@ IMPORTS = (
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
-    "transformers",
+    "transformers.distributed.tensor_parallel",
     "shardlab.models._transformers",
-    *(f"shardlab.parallel.{name}" for name in ("ddp", "fsdp", "model_parallel", "native", "pipeline", "tensor")),
+    *(
+        f"shardlab.parallel.{name}"
+        for name in ("ddp", "fsdp", "library_tensor", "model_parallel", "native", "pipeline", "tensor")
+    ),
 )
 """Modules that each fork would import again."""
 
@@ -94,8 +98,7 @@ class Ranks:
         self._running = []
 
     def _start(self) -> None:
-        for name in IMPORTS:
-            import_module(name)
+        import_for_ranks()
         context = multiprocessing.get_context("fork")
         self._folder = tempfile.TemporaryDirectory()
         store = Path(self._folder.name) / "store"
@@ -106,6 +109,12 @@ class Ranks:
             process.start()
             theirs.close()
             self._running.append((process, ours))
+
+
+def import_for_ranks() -> None:
+    """Import what ranks need, in the process that they are forked from."""
+    for name in IMPORTS:
+        import_module(name)
 
 
 def _received(connection: Connection) -> Answer:
@@ -133,6 +142,7 @@ def _serve(rank: int, count: int, store: Path, connection: Connection, others: l
             world_size=count,
             timeout=timedelta(seconds=SECONDS),
         )
+    torch.set_num_threads(1)
     distributed.start(SiteRuntime())
     while True:
         try:

@@ -37,6 +37,11 @@ def model_sources(name: str, *, transformers: bool) -> dict[str, str]:
     return _digests((f"models/{'_transformers' if transformers else name}.py", "models/__init__.py"), TRAINING)
 
 
+def proof_sources() -> dict[str, str]:
+    """Return the digests of the files that prove a strategy, besides the strategy's."""
+    return _digests(("proof/step_on_ranks.py",), ("proof/", *TRAINING))
+
+
 def data_sources(reader: str, task: str) -> dict[str, str]:
     """Return the digests of the files that read, encode and write a data set."""
     names = (reader, f"encoders/{task}", "encoders/__init__", "store")

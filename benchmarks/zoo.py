@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Prove strategies on every decoder type of the installed transformers library.
+
+Each type's own default configuration is made tiny (shardlab/proof), and a step
+under each strategy compared with one process, in float64. Prints a line per
+type, writes all proofs as JSON lines and, of a whole round, docs/models.md.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from shardlab.errors import UserError, run_program
+from shardlab.files import ROOT, write_text
+from shardlab.proof import tiny_config
+from shardlab.proof.prove import Proof, prove
+from shardlab.proof.warm_ranks import import_for_ranks
+
+STRATEGIES = (
+    *("ddp", "fsdp", "fsdp_size", "mp", "pp", "pp_zbv", "tp", "tp_sp"),
+    *("cp", "cp_ulysses", "cp_ring", "ep", "fsdp_tp", "fsdp_pp", "fsdp_ep"),
+)
+"""Columns: every axis, the schedules that differ in mechanism, the pairs of axes."""
+ABOUT = """# Transformers models under each strategy
+
+Every decoder type of the pinned transformers library, made tiny, with random weights: one training step in float64
+under each strategy, on 2 or 4 ranks of one machine, compared with the library's own model in one process. Compared are
+the loss, the gradient of every parameter and their norm (to 1e-9), and the first update (to 1e-6). `make zoo` writes
+this page; `shardlab check-model FOLDER` does the same for the config.json of one model.
+"""
+SIGNS = {"equal": "=", "differs": "≠", "refused": "·", "failed": "!"}
+
+
+def main() -> None:
+    """Prove, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", help="model types (default: all decoders)")
+    parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
+    parser.add_argument("--at-once", type=int, default=2, help="types at a time")
+    parser.add_argument("--resume", action="store_true", help="leave out what the output has already")
+    parser.add_argument("--output", type=Path, default=ROOT / "results/benchmarks/zoo.jsonl")
+    parser.add_argument("--page", type=Path, help="write the table of the output's proofs to this page, and end")
+    args = parser.parse_args()
+    if args.page:
+        write_text(args.page, page(read(args.output)))
+        return
+    started = time.monotonic()
+    import_for_ranks()
+    kinds = args.types or decoders()
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    known = read(args.output) if args.resume and args.output.exists() else {}
+    cases = {kind: [name for name in args.strategies if name not in known.get(kind, {})] for kind in kinds}
+    with args.output.open("a" if args.resume else "w") as file:
+        for row in rows({kind: names for kind, names in cases.items() if names}, args.at_once):
+            print(json.dumps(row), file=file, flush=True)
+            print(text(row), flush=True)
+    print(f"{len(kinds)} types in {(time.monotonic() - started) / 60:.1f} minutes")
+    if not args.types:
+        write_text(ROOT / "docs/models.md", page(read(args.output)))
+
+
+def decoders() -> list[str]:
+    """Return the library's types of causal language models: not encoders, and not what reads more than tokens."""
+    from transformers.models.auto import modeling_auto as auto
+
+    others = [
+        auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+        auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    ]
+    return sorted({*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}.difference(*others))
+
+
+def rows(cases: dict[str, list[str]], at_once: int) -> Iterator[dict[str, Any]]:
+    """Yield {type, seconds, error or proofs} of each type under its strategies, each from a fork of this process."""
+    context = multiprocessing.get_context("fork")
+    waiting = [*cases]
+    running: dict[Any, tuple[Any, str]] = {}
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            kind = waiting.pop(0)
+            ours, theirs = context.Pipe()
+            process = context.Process(target=of_type, args=(kind, cases[kind], theirs))
+            process.start()
+            theirs.close()
+            running[ours] = process, kind
+        for ready in wait([*running]):
+            connection: Any = ready
+            process, kind = running.pop(connection)
+            try:
+                yield connection.recv()
+            except EOFError:
+                yield {"type": kind, "seconds": 0.0, "error": "its process died"}
+            process.join()
+
+
+def of_type(kind: str, strategies: list[str], connection: Connection) -> None:
+    """Send the row of a type."""
+    started = time.monotonic()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    row: dict[str, Any] = {"type": kind}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            row["filled"] = tiny_config.write_type(kind, Path(folder))
+            row["proofs"] = [proof._asdict() for proof in prove(Path(folder), dict.fromkeys(strategies))]
+    except UserError as error:
+        row["error"] = str(error)
+    except Exception as error:
+        row["error"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    connection.send(row | {"seconds": time.monotonic() - started})
+
+
+def text(row: dict[str, Any]) -> str:
+    """Format a row for the terminal."""
+    if "error" in row:
+        return f"{row['type']:<24}{row['seconds']:>6.1f} s  {row['error'][:200]}"
+    cells = [f"{proof['strategy']}{SIGNS[proof['verdict']]}" for proof in row["proofs"]]
+    return f"{row['type']:<24}{row['seconds']:>6.1f} s  {' '.join(cells)}"
+
+
+def read(path: Path) -> dict[str, dict[str, Proof]]:
+    """Read {type: {strategy: proof}}; of a type without a tiny model, the reason under no strategy."""
+    found: dict[str, dict[str, Proof]] = defaultdict(dict)
+    for row in map(json.loads, path.read_text().splitlines()):
+        found[row["type"]] |= {each["strategy"]: Proof(**each) for each in row.get("proofs", [])}
+        if "error" in row:
+            found[row["type"]][""] = Proof("", "failed", row["error"])
+    return dict(sorted(found.items()))
+
+
+def page(found: dict[str, dict[str, Proof]]) -> str:
+    """Format docs/models.md."""
+    import torch
+    import transformers
+
+    proofs = {kind: of_kind for kind, of_kind in found.items() if "" not in of_kind}
+    names = [name for name in STRATEGIES if any(name in of_kind for of_kind in proofs.values())]
+    count = sum(len(of_kind) for of_kind in proofs.values())
+    title = "| " + " | ".join(f"`{name}`" for name in names) + " |\n| --- |" + " --- |" * len(names)
+    totals = {
+        verdict: [sum(n in of and of[n].verdict == verdict for of in proofs.values()) for n in names]
+        for verdict in SIGNS
+    }
+    lines = [
+        ABOUT,
+        f"transformers {transformers.__version__}, PyTorch {torch.__version__.partition('+')[0]}: {len(proofs)} types, "
+        f"{count} proofs.",
+        "",
+        f"| {title}",
+        *(f"| {verdict} | {' | '.join(map(str, counts))} |" for verdict, counts in totals.items()),
+        "",
+        "`=` equal, `≠` differs from one process (`init` refuses it), `·` refused, `!` fails with an error; reasons below.",
+        "",
+        f"| type {title}",
+    ]
+    for kind, of_kind in proofs.items():
+        lines.append(f"| {kind} | {' | '.join(SIGNS[of_kind[n].verdict] if n in of_kind else '' for n in names)} |")
+    for verdict in ("differs", "failed", "refused"):
+        grouped = reasons(proofs, verdict)
+        if grouped:
+            lines += ["", f"## {verdict.capitalize()}", ""]
+            lines += [
+                f"- {', '.join(kinds)}: {reason} ({', '.join(under)})" for (kinds, reason), under in grouped.items()
+            ]
+    if left := {kind: of_kind[""].reason for kind, of_kind in found.items() if "" in of_kind}:
+        lines += ["", "## Types without a tiny model", ""]
+        lines += [f"- {kind}: {plain(reason)[:200]}" for kind, reason in left.items()]
+    return "\n".join(lines) + "\n"
+
+
+def reasons(proofs: dict[str, dict[str, Proof]], verdict: str) -> dict[tuple[tuple[str, ...], str], list[str]]:
+    """Return {(types, reason): strategies} of a verdict, what most types share first."""
+    types: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for kind, of_kind in proofs.items():
+        for name, proof in of_kind.items():
+            if proof.verdict == verdict:
+                types[name, plain(proof.reason)].append(kind)
+    found: dict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
+    for (name, reason), kinds in types.items():
+        found[tuple(kinds), reason].append(f"`{name}`")
+    return dict(sorted(found.items(), key=lambda each: (-len(each[0][0]), each[0])))
+
+
+def plain(reason: str) -> str:
+    """Return a reason on one line, without the names that only the check's own run has."""
+    line = re.sub(r"hf:/\S*/tmp\w+|/tmp/tmp\w+", "of this type", " ".join(reason.split()))
+    return re.sub(r"^\w+ x model: (model of this type )?", "", line).rstrip(".")
+
+
+if __name__ == "__main__":
+    run_program(main)
