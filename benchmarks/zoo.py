@@ -164,7 +164,7 @@ def page(found: dict[str, dict[str, Proof]]) -> str:
         f"| {title}",
         *(f"| {verdict} | {' | '.join(map(str, counts))} |" for verdict, counts in totals.items()),
         "",
-        "`=` equal, `≠` differs from one process (`init` refuses it), `·` refused, `!` fails with an error; reasons below.",
+        "`=` equal, `≠` differs from one process (`init` refuses it), `·` refused, `!` fails; reasons follow.",
         "",
         f"| type {title}",
     ]

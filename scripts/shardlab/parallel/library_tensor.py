@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES, _get_parameter_plan
 from transformers.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel, TensorParallelLayer
 
+from shardlab.models._chain import Absent
 from shardlab.models.declared import layer_lists
 from shardlab.models.weights import names
 from shardlab.parallel import tensor
@@ -87,6 +88,8 @@ def apply(
         if loss_parallel and style in GATHERED and not name.startswith(inside):
             layer = ColwiseParallel(use_local_output=False)
         owner, _, leaf = name.rpartition(".")
+        if isinstance(modules.get(name), Absent):
+            continue  # of another pipeline stage
         if name in modules:
             if style == "mla_kv_a_proj":  # it reads the width of the rotated part there
                 modules[name].config = modules[""].config.get_text_config()  # type: ignore[union-attr, operator]
