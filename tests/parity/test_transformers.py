@@ -222,11 +222,12 @@ def test_resumes_under_another_strategy(folder, resolved, pair):
     assert all(torch.allclose(weights[name], expected[name], rtol=1e-9, atol=1e-12) for name in expected)
 
 
-@pytest.mark.parametrize("name", ["pp_zbv-llama", "fsdp_pp-gpt2"])
+@pytest.mark.parametrize("name", ["pp_zbv-llama", "fsdp_pp-gpt2", "tp-qwen3", "tp_loss-qwen3"])
 def test_a_plan_says_what_is_held_and_sent(folder, resolved, name):
     run = resolved(*name.split("-"), dtype="float64")
     report = json.loads((folder.folder / name / "train.json").read_text())
     (plan,) = simulate([(run, folder.data / run.workload)])
+    assert not isinstance(plan, str), plan
     assert sum(entry["bytes"] for entry in plan["traffic"]) == pytest.approx(report["bytes_per_step"], rel=1e-9)
     for rank, planned in zip(plan["ranks"], plan["tensor_bytes"], strict=True):
         measured = report["tensor_bytes"][rank]["largest"]
