@@ -33,7 +33,7 @@ FAULTS = [
         at("parity/test_dropout", "test_heads_of_transformers_models_have_masks_of_their_own"),
     ),
     Fault(
-        "the norms between layers have the gradient of this rank's part of the sequence",
+        "norms between layers whose sequences are split, without a layout",
         LIBRARY_TENSOR,
         'if not f"{name}.".startswith(tuple(f"{each}." for each in split)):',
         "if False:",
