@@ -116,6 +116,8 @@ class LibraryChain(Chain):
             owner._modules[leaf] = layer
         elif isinstance(module, nn.Embedding):
             owner._modules[leaf] = _NoEmbedding(module.embedding_dim, module.weight.dtype)
+        elif later:  # not _Through: the library may scale or cap what comes out of the head
+            owner._modules[leaf] = _Later()
         else:
             owner._modules[leaf] = _Through()
 
@@ -146,8 +148,8 @@ class _Earlier(Absent):
 
 
 class _Later(Absent):
-    """A layer of a later piece. Its call is where this one ends: a hook of the last layer here would come before the
-    hooks of FSDP, which then never run.
+    """A layer of a later piece, or the norm or head after them. Its call is where this piece ends: a hook of the last
+    layer here would come before the hooks of FSDP, which then never run.
     """
 
     def forward(self, *args: Any, **named: Any) -> Any:
