@@ -114,14 +114,17 @@ def of_type(kind: str, strategies: list[str], connection: Connection) -> None:
     started = time.monotonic()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     row: dict[str, Any] = {"type": kind}
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            row["filled"] = tiny_config.write_type(kind, Path(folder))
-            row["proofs"] = [proof._asdict() for proof in prove(Path(folder), dict.fromkeys(strategies))]
-    except UserError as error:
-        row["error"] = str(error)
-    except Exception as error:
-        row["error"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    for fill in (False, True):  # the defaults of some classes lack sizes
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                tiny_config.write_type(kind, Path(folder), fill=fill)
+                row = {
+                    "type": kind,
+                    "proofs": [each._asdict() for each in prove(Path(folder), dict.fromkeys(strategies))],
+                }
+            break
+        except UserError as error:
+            row.setdefault("error", str(error))
     connection.send(row | {"seconds": time.monotonic() - started})
 
 

@@ -23,7 +23,7 @@ from shardlab.settings import load
     [
         ("llama", {"num_hidden_layers": 4, "hidden_size": 64, "num_key_value_heads": 4, "hidden_act": "silu"}),
         ("mistral", {"num_key_value_heads": 2, "sliding_window": 5}),
-        ("gemma3_text", {"layer_types": ["sliding_attention"] * 3 + ["full_attention"], "num_key_value_heads": 2}),
+        ("gemma3_text", {"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2, "num_key_value_heads": 2}),
         ("deepseek_v3", {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "qk_rope_head_dim": 8, "head_dim": 8}),
     ],
 )

@@ -22,6 +22,7 @@ from shardlab.models.weights import allocate
 
 STATES = "hidden_states"
 """Name of the states in the library's layers, where they are not the first argument."""
+CHANGED = "the states change between them"
 SHAPE = (2, 8)
 """Sequences and tokens of the run on fake tensors."""
 
@@ -32,6 +33,8 @@ class Surroundings(NamedTuple):
     before: tuple[str, ...]
     after: tuple[str, ...]
     obstacles: list[str]
+    more: int | None
+    """Results of a layer besides the states, if it returns a tuple."""
 
 
 class LibraryChain(Chain):
@@ -41,7 +44,7 @@ class LibraryChain(Chain):
     layers_name: str
     """Its list of layers."""
     _surroundings: Surroundings | None = None
-    _begins_with_layers = False
+    _begins_with_layers = _ends_with_layers = False
     _given: Any = None
     """Where the layers of earlier pieces find the states that this one was given."""
 
@@ -50,7 +53,7 @@ class LibraryChain(Chain):
 
         ``run`` of these is never called: a piece runs the whole forward.
         """
-        before, after, _ = self.surroundings()
+        before, after, *_ = self.surroundings()
         layers = [*enumerate(self.get_submodule(self.layers_name).children())]
         each = [Segment((f"{self.layers_name}.{number}",), layer) for number, layer in layers]
         return [Segment(before, self), *each, Segment(after, self)]
@@ -65,7 +68,7 @@ class LibraryChain(Chain):
 
     def states(self, *state: Any, **context: Any) -> Iterator[tuple[Any, ...]]:
         """Yield the state after each segment, on the meta device, for arguments of these shapes."""
-        noted = _Calls()
+        noted = _Calls(self.surroundings().more)
         alone = _with_layers(self, noted)
         with _on_fake_tensors(alone):
             outputs = alone(*map(_empty, state), **{name: _empty(value) for name, value in context.items()})
@@ -78,30 +81,39 @@ class LibraryChain(Chain):
             return run(*state, **context)
         inputs = context.pop(INPUTS)
         self._given.states = state[0]
-        begin = self._begin()
+        hooks = self._at_the_ends()
         try:
             return run(inputs, **context)
         except _Finished as finished:
             return finished.states
         finally:
-            begin.remove()
+            for hook in hooks:
+                hook.remove()
             self._given.states = None
 
-    def _begin(self) -> Any:
-        """Give the model's first layer the states, if it is the first one here; it has no earlier ones."""
-        layers = self.get_submodule(self.layers_name)
+    def _at_the_ends(self) -> list[Any]:
+        """Give the model's first layer the states and leave after the last one, where no other layer does it."""
+        layers = [*self.get_submodule(self.layers_name).children()]
 
         def give(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            if not self._begins_with_layers:
-                return None
             states = self._given.states
             return ((states, *args[1:]), named) if args else (args, named | {STATES: states})
 
-        # Before the hooks of FSDP, which look at the states' gradients.
-        return next(layers.children()).register_forward_pre_hook(give, prepend=True, with_kwargs=True)
+        def leave(_: nn.Module, __: Any, result: Any) -> None:
+            raise _Finished(result[0] if isinstance(result, tuple) else result)
+
+        hooks = []
+        if self._begins_with_layers:
+            # Before the hooks of FSDP, which look at the states' gradients.
+            hooks.append(layers[0].register_forward_pre_hook(give, prepend=True, with_kwargs=True))
+        if self._ends_with_layers:
+            hooks.append(layers[-1].register_forward_hook(leave))  # behind the hooks of FSDP
+        return hooks
 
     def cut(self, start: int, stop: int) -> None:
-        self._given, self._begins_with_layers = SimpleNamespace(states=None), start == 1
+        layers = len(self.segments()) - 2
+        self._given = SimpleNamespace(states=None, more=self.surroundings().more)
+        self._begins_with_layers, self._ends_with_layers = start == 1, stop == layers + 1
         super().cut(start, stop)
 
     def remove(self, name: str, *, later: bool) -> None:
@@ -110,14 +122,17 @@ class LibraryChain(Chain):
         module = owner._modules.get(leaf)
         if module is None:  # a parameter that no forward uses
             super().remove(name, later=later)
-        elif parent == self.layers_name:
+            return
+        if parent == self.layers_name:
             layer = _Later() if later else _Earlier(self._given)
             vars(layer).update(_facts(module))
             owner._modules[leaf] = layer
-        elif isinstance(module, nn.Embedding):
-            owner._modules[leaf] = _NoEmbedding(module.embedding_dim, module.weight.dtype)
+            return
+        dtype = next(module.parameters()).dtype
+        if isinstance(module, nn.Embedding):
+            owner._modules[leaf] = _NoEmbedding(module.embedding_dim, self._given, dtype)
         else:
-            owner._modules[leaf] = _Through()
+            owner._modules[leaf] = _Through(self._given, dtype)
 
 
 def as_chain(model: nn.Module, layers: str) -> None:
@@ -142,7 +157,7 @@ class _Earlier(Absent):
         self.given = given
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        return self.given.states
+        return _as_result(self.given.states, self.given.more)
 
 
 class _Later(Absent):
@@ -154,22 +169,32 @@ class _Later(Absent):
         raise _Finished(_states(args, named))
 
 
-class _NoEmbedding(Absent):
-    """An embedding of an earlier piece: its shape, from which the library computes masks and positions."""
-
-    def __init__(self, width: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.width, self.dtype = width, dtype
-
-    def forward(self, indices: Tensor, *_: Any, **__: Any) -> Tensor:
-        return torch.zeros(*indices.shape, self.width, dtype=self.dtype, device=indices.device)
-
-
 class _Through(Absent):
-    """Another module of an earlier piece."""
+    """A module of an earlier piece, or of a later one."""
+
+    def __init__(self, given: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.given, self.dtype = given, dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """Its tied parameter, or a tensor for the library to read type and device."""
+        held = self._parameters.get("weight")
+        return torch.empty(0, dtype=self.dtype, device=self.given.states.device) if held is None else held
 
     def forward(self, *args: Any, **named: Any) -> Any:
         return args[0] if args else next(iter(named.values()))
+
+
+class _NoEmbedding(_Through):
+    """An embedding of an earlier piece: its shape, from which the library computes masks and positions."""
+
+    def __init__(self, width: int, given: Any, dtype: torch.dtype) -> None:
+        super().__init__(given, dtype)
+        self.width = width
+
+    def forward(self, indices: Tensor, *_: Any, **__: Any) -> Tensor:
+        return torch.zeros(*indices.shape, self.width, dtype=self.dtype, device=indices.device)
 
 
 class _Call(NamedTuple):
@@ -185,27 +210,32 @@ class _Call(NamedTuple):
 class _Calls:
     """The calls of a model's layers, none of which computes anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: int | None) -> None:
         self.calls: list[_Call] = []
+        self.more = more
 
     def layer(self, number: int, like: nn.Module) -> nn.Module:
         """Return what stands for a layer."""
-        layer = _Noted(self.calls, number)
+        layer = _Noted(self, number)
         vars(layer).update(_facts(like))
         return layer
 
 
 class _Noted(Absent):
-    def __init__(self, calls: list[_Call], number: int) -> None:
+    def __init__(self, noted: _Calls, number: int) -> None:
         super().__init__()
-        self.calls, self.number = calls, number
+        self.noted, self.number = noted, number
 
-    def forward(self, *args: Any, **named: Any) -> Tensor:
+    def forward(self, *args: Any, **named: Any) -> Any:
         states = _states(args, named)
         result = torch.empty_like(states, requires_grad=states.is_floating_point())
-        others = {str(place): value for place, value in enumerate(args)} | named
-        self.calls.append(_Call(self.number, states, others, result))
-        return result
+        others = {f"argument {place}": value for place, value in enumerate(args)} | named
+        self.noted.calls.append(_Call(self.number, states, others, result))
+        return _as_result(result, self.noted.more)
+
+
+def _as_result(states: Any, more: int | None) -> Any:
+    return states if more is None else (states, *[None] * more)
 
 
 def _states(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -244,7 +274,22 @@ def _empty(like: Tensor) -> Tensor:
 
 
 def _find_surroundings(model: Any, layers: str) -> Surroundings:
-    noted = _Calls()
+    """Run the model with layers that return a tensor, or else a tuple."""
+    reason = ""
+    for more in (None, 0, 1, 2):
+        try:
+            found = _surroundings_if(model, layers, more)
+        except Exception as error:  # whatever the library makes of a wrong result
+            reason = reason or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
+            continue
+        if CHANGED not in found.obstacles:
+            return found
+        reason = CHANGED
+    return Surroundings((), (), [reason], None)
+
+
+def _surroundings_if(model: Any, layers: str, more: int | None) -> Surroundings:
+    noted = _Calls(more)
     alone = _with_layers(model, noted).eval()
     called: dict[str, set[bool]] = {}
 
@@ -271,7 +316,7 @@ def _find_surroundings(model: Any, layers: str) -> Surroundings:
             obstacles.append(f"{name} is used after them, too")
     if direct:
         obstacles.append(f"no module's call uses {', '.join(direct)}")
-    return Surroundings(before, (*after, *unused), obstacles)
+    return Surroundings(before, (*after, *unused), obstacles, more)
 
 
 def _between(calls: list[_Call], layers: int) -> Iterator[str]:
@@ -279,7 +324,7 @@ def _between(calls: list[_Call], layers: int) -> Iterator[str]:
     if [call.layer for call in calls] != [*range(layers)]:
         yield "they are not called once each in their order"
     elif any(call.states is not last.result for last, call in pairwise(calls)):
-        yield "the states change between them"
+        yield CHANGED
     others = {name: value for call in calls for name, value in call.others.items() if value is not call.states}
     for name, value in others.items():
         if isinstance(value, dict | list):

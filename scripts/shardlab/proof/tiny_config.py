@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from transformers import PreTrainedConfig
 
@@ -82,10 +81,14 @@ def tiny(config: PreTrainedConfig, *, fill: bool = False) -> PreTrainedConfig:
 
 
 def _shrunk(values: dict[str, Any], outer: int | None, *, fill: bool) -> dict[str, Any]:
-    own = (value for key, value in values.items() if NUMBER_OF_LAYERS.fullmatch(key) and isinstance(value, int))
-    layers = next(own, outer)
+    layers = _number_of_layers(values) or outer
     kept = _layers_kept(values, layers)
     return {key: _value(key, value, values, kept, fill=fill) for key, value in values.items()}
+
+
+def _number_of_layers(values: dict[str, Any]) -> int | None:
+    own = (value for key, value in values.items() if NUMBER_OF_LAYERS.fullmatch(key) and isinstance(value, int))
+    return next(own, None)
 
 
 def _value(key: str, value: Any, values: dict[str, Any], kept: list[int], *, fill: bool) -> Any:
@@ -104,10 +107,12 @@ def _value(key: str, value: Any, values: dict[str, Any], kept: list[int], *, fil
                 for number, each in own.items()
             }
         return _shrunk(value, len(kept), fill=fill)
+    if key == "attention_types" and value:  # of GPT-Neo: kinds, and how often they are repeated
+        return [[value[0][0], LAYERS // len(value[0][0])]]
     if isinstance(value, list):
         if LAYER_INDICES.fullmatch(key) and value:
             return [*range(1, LAYERS, 2)]
-        if len(value) == values.get("num_hidden_layers", values.get("n_layer")):
+        if len(value) == _number_of_layers(values):
             value = [value[number] for number in kept]
         return [_value(key, each, values, kept, fill=fill) for each in value]
     if isinstance(value, float) and ("drop" in key or "jitter" in key):
@@ -162,16 +167,16 @@ def _size(key: str, value: int | None, values: dict[str, Any]) -> int | None:
 
 def _layers_kept(values: dict[str, Any], layers: int | None) -> list[int]:
     """Return the number of the layer that each tiny layer is like: each kind that what is given per layer distinguishes
-    has at least one.
+    has as many as the others.
     """
     if not layers:
         return []
     lists = [value for value in values.values() if isinstance(value, list) and len(value) == layers]
     other = {int(number): repr(each) for number, each in (values.get("per_layer_config") or {}).items()}
     kinds = [repr([other.get(number), *(each[number] for each in lists)]) for number in range(layers)]
-    first = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
-    others = [number for number in range(layers) if number not in first]
-    kept = sorted((first + others)[:LAYERS])
+    # The first one of each kind, then the second one of each, and so on.
+    by_turns = sorted(range(layers), key=lambda number: (kinds[:number].count(kinds[number]), number))
+    kept = sorted(by_turns[:LAYERS])
     return [kept[number % len(kept)] for number in range(LAYERS)]
 
 
@@ -183,34 +188,28 @@ def write(config: PreTrainedConfig, folder: Path) -> None:
 
 INCOMPLETE: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4}},
+    "lfm2_moe": {"num_hidden_layers": LAYERS, "layer_types": ["conv", "full_attention"] * 2},
     "qwen4_exp_text": {"heads_per_ngram": 2, "ngram_vocab_size_base": VOCABULARY, "split_ngram_parts": 2},
 }
 """Type of model: what its class has no default for."""
 
 
-def write_type(kind: str, folder: Path) -> bool:
-    """Write the tiny configuration of a type of model, from the defaults of its class; return whether sizes without a
-    default had to be filled in.
+def write_type(kind: str, folder: Path, *, fill: bool) -> None:
+    """Write the tiny configuration of a type of model, from the defaults of its class; ``fill``: see ``tiny``.
 
     Raises:
-        ValueError: the class does not take them.
+        UserError: the class does not take these sizes together.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    given = INCOMPLETE.get(kind, {})
-    for fill in (False, True):
-        try:
-            config = tiny(CONFIG_MAPPING[kind](**given), fill=fill)
-            with torch.device("meta"):
-                transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-        except Exception:
-            if fill:
-                raise
-        else:
-            config.save_pretrained(folder)
-            return fill
-    raise AssertionError
+    try:
+        config = CONFIG_MAPPING[kind](**INCOMPLETE.get(kind, {}))
+    except Exception as error:
+        raise UserError(
+            f"{kind}: the defaults of its class are no configuration: {' '.join(str(error).split())}."
+        ) from error
+    tiny(config, fill=fill).save_pretrained(folder)
 
 
 def read(folder: Path, changes: Mapping[str, Any] | None = None) -> PreTrainedConfig:
