@@ -4,6 +4,7 @@ import checkpoint_faults
 import context_faults
 import expert_faults
 import gpu_faults
+import library_faults
 import measure_faults
 import rank_faults
 import script_faults
@@ -17,6 +18,7 @@ MODULES = (
     expert_faults,
     shared_faults,
     checkpoint_faults,
+    library_faults,
     measure_faults,
     gpu_faults,
     server_faults,

@@ -7,6 +7,7 @@ file), GPT-2 (output tied to the embedding), ViT (pretrained for another number 
 import json
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,6 +109,14 @@ def resolved(tmp_path_factory):
     return run_of
 
 
+def requested(items, *, long):
+    """The cases that the chosen tests need: all of them if one looks at something else."""
+    actual = [item for item in items if "folder" in item.fixturenames and item.path == Path(__file__)]
+    chosen = [item.callspec.params.get("case") for item in actual if hasattr(item, "callspec")]
+    cases = CASES if None in chosen else [case for case in CASES if case in chosen]
+    return [case for case in cases if long or case not in LONG]
+
+
 @pytest.fixture(scope="module")
 def folder(request, server, resolved, tmp_path_factory):
     """Folder with the results of every case, and of the trainings on one device."""
@@ -116,7 +125,7 @@ def folder(request, server, resolved, tmp_path_factory):
         settings = resolved("single", name).data
         store.write(data / name, settings, *encode(settings, data_sets.read(settings, data)))
     group = Group(server, tmp_path_factory.mktemp("transformers"), data)
-    cases = [case for case in CASES if request.config.getoption("--long") or case not in LONG]
+    cases = requested(request.session.items, long=request.config.getoption("--long"))
     for case in cases:
         hard = {"max_grad_norm": HARD["max_grad_norm"]} if case.hard else {}
         group.add(case.single, resolved("single", case.model, dtype=case.dtype, **hard))
