@@ -327,15 +327,15 @@ def _between(calls: list[_Call], layers: int) -> Iterator[str]:
         yield CHANGED
     others = {name: value for call in calls for name, value in call.others.items() if value is not call.states}
     for name, value in others.items():
-        if isinstance(value, dict | list):
+        if isinstance(value, dict | list) and not value:  # for layers to fill
             yield f"they share {name}"
         elif any(isinstance(each, Tensor) and each.requires_grad for each in _flat(value)):
             yield f"they also take {name}, which is computed from weights"
 
 
 def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, tuple):
-        for each in value:
+    if isinstance(value, tuple | list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
             yield from _flat(each)
     else:
         yield value
