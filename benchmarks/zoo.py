@@ -140,9 +140,11 @@ def read(path: Path) -> dict[str, dict[str, Proof]]:
     """Read {type: {strategy: proof}}; of a type without a tiny model, the reason under no strategy."""
     found: dict[str, dict[str, Proof]] = defaultdict(dict)
     for row in map(json.loads, path.read_text().splitlines()):
-        found[row["type"]] |= {each["strategy"]: Proof(**each) for each in row.get("proofs", [])}
         if "error" in row:
-            found[row["type"]][""] = Proof("", "failed", row["error"])
+            found[row["type"]] = {"": Proof("", "failed", row["error"])}
+        else:
+            found[row["type"]].pop("", None)
+            found[row["type"]] |= {each["strategy"]: Proof(**each) for each in row["proofs"]}
     return dict(sorted(found.items()))
 
 
