@@ -40,6 +40,8 @@ under each strategy, on 2 or 4 ranks of one machine, compared with the library's
 the loss, the gradient of every parameter and their norm (to 1e-9), and the first update (to 1e-6). `make zoo` writes
 this page; `shardlab check-model FOLDER` does the same for the config.json of one model.
 """
+LONGEST = 240
+"""Characters of a reason on the page."""
 SIGNS = {"equal": "=", "differs": "≠", "refused": "·", "failed": "!"}
 
 
@@ -140,9 +142,11 @@ def read(path: Path) -> dict[str, dict[str, Proof]]:
     """Read {type: {strategy: proof}}; of a type without a tiny model, the reason under no strategy."""
     found: dict[str, dict[str, Proof]] = defaultdict(dict)
     for row in map(json.loads, path.read_text().splitlines()):
-        found[row["type"]] |= {each["strategy"]: Proof(**each) for each in row.get("proofs", [])}
         if "error" in row:
-            found[row["type"]][""] = Proof("", "failed", row["error"])
+            found[row["type"]] = {"": Proof("", "failed", row["error"])}
+        else:
+            found[row["type"]].pop("", None)
+            found[row["type"]] |= {each["strategy"]: Proof(**each) for each in row["proofs"]}
     return dict(sorted(found.items()))
 
 
@@ -182,7 +186,7 @@ def page(found: dict[str, dict[str, Proof]]) -> str:
             ]
     if left := {kind: of_kind[""].reason for kind, of_kind in found.items() if "" in of_kind}:
         lines += ["", "## Types without a tiny model", ""]
-        lines += [f"- {kind}: {plain(reason)[:200]}" for kind, reason in left.items()]
+        lines += [f"- {kind}: {plain(reason)}" for kind, reason in left.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -202,7 +206,8 @@ def reasons(proofs: dict[str, dict[str, Proof]], verdict: str) -> dict[tuple[tup
 def plain(reason: str) -> str:
     """Return a reason on one line, without the names that only the check's own run has."""
     line = re.sub(r"hf:/\S*/tmp\w+|/tmp/tmp\w+", "of this type", " ".join(reason.split()))
-    return re.sub(r"^\w+ x model: (model of this type )?", "", line).rstrip(".")
+    line = re.sub(r"^\w+ x model: (model of this type )?", "", line).replace("of of", "of").rstrip(".")
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
 
 
 if __name__ == "__main__":

@@ -86,11 +86,11 @@ def crashed(run, folder):
 
 
 def narrow(run, folder):
-    """A part of the model that computes in float32."""
+    """A part of the model that computes in half precision."""
     forward = nn.Linear.forward
 
     def rounded(self, states):
-        return forward(self, states.float().double())
+        return forward(self, states.half().double())
 
     with mock.patch.object(nn.Linear, "forward", rounded):
         return under_strategy(run, folder)

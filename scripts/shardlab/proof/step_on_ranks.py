@@ -26,8 +26,10 @@ LOSS, NORM, GRADIENT, UPDATED = "loss", "gradient norm", "gradient of ", "update
 """Names of what is compared, the last two with a parameter's name."""
 NOISE = 0.1
 """Standard deviation of what is added to initial weights: norms of ones and biases of zeros would hide mistakes."""
-FLOOR = 1e-12
-"""Values below this count as zeros; of gradients and losses around 1."""
+FLOORS = {GRADIENT: 1e-5, UPDATED: 1e-3}
+"""A parameter's values are compared relative to their largest, or to this part of the model's largest: a bias in front
+of a softmax has a gradient of nothing but rounding, and Adam's first update is a gradient by its size.
+"""
 
 
 class Difference(NamedTuple):
@@ -99,14 +101,22 @@ def differences(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
     """Yield the difference of each quantity, relative to its largest value; infinite if it is missing or has another
     shape.
     """
+    sizes = {name: _largest(wanted) for name, wanted in expected.items()}
+    floors = {
+        kind: floor * max((size for name, size in sizes.items() if name.startswith(kind)), default=0.0)
+        for kind, floor in FLOORS.items()
+    }
     for name, wanted in expected.items():
         value = found.get(name)
         if value is None or value.shape != wanted.shape:
             yield Difference(name, math.inf)
             continue
-        scale = float(wanted.abs().max()) if wanted.numel() else 0.0
-        distance = float((value - wanted).abs().max()) if wanted.numel() else 0.0
-        yield Difference(name, distance / scale if scale > FLOOR else distance)
+        scale = max(sizes[name], *(floor for kind, floor in floors.items() if name.startswith(kind)), 1e-300)
+        yield Difference(name, _largest(value - wanted) / scale)
+
+
+def _largest(value: Tensor) -> float:
+    return float(value.abs().max()) if value.numel() else 0.0
 
 
 def _task(run: Run, folder: Path) -> tasks.Task:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.errors import UserError
+from shardlab.files import ROOT
 from shardlab.runs import signals
 from shardlab.runtime import distributed
 from shardlab.settings.sites import SiteRuntime
@@ -158,7 +159,14 @@ def _answer(function: Callable[..., Any], args: tuple[Any, ...]) -> Answer:
     except UserError as error:
         return Answer(refusal=str(error))
     except BaseException as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
         lines = str(error).strip().splitlines()
-        path = place.filename.rpartition("site-packages/")[2]
-        return Answer(failure=f"{type(error).__name__}: {lines[0] if lines else ''} ({path}:{place.lineno})")
+        return Answer(failure=f"{type(error).__name__}: {lines[0] if lines else ''} ({_place(error)})")
+
+
+def _place(error: BaseException) -> str:
+    """Return the file and line where the library or this project was when an error came."""
+    frames = traceback.extract_tb(error.__traceback__)
+    known = [each for each in frames if "/torch/" not in each.filename and not each.filename.endswith("_float64.py")]
+    frame = (known or frames)[-1]
+    path = frame.filename.rpartition("site-packages/")[2].removeprefix(f"{ROOT}/")
+    return f"{path}:{frame.lineno}"
