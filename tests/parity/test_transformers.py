@@ -143,14 +143,6 @@ def resolved(tmp_path_factory):
     return run_of
 
 
-def requested(items, *, long):
-    """The cases that the chosen tests need: all of them if one looks at something else."""
-    actual = [item for item in items if "folder" in item.fixturenames and item.path == Path(__file__)]
-    chosen = [item.callspec.params.get("case") for item in actual if hasattr(item, "callspec")]
-    cases = CASES if None in chosen else [case for case in CASES if case in chosen]
-    return [case for case in cases if long or case not in LONG]
-
-
 @pytest.fixture(scope="module")
 def folder(request, server, resolved, tmp_path_factory):
     """Folder with the results of every case, and of the trainings on one device."""
