@@ -13,7 +13,7 @@ import torch
 from shardlab import models
 from shardlab.errors import UserError
 from shardlab.proof.step_on_ranks import GRADIENT, LOSS, UPDATED, Difference, one_process, under_strategy
-from shardlab.proof.tiny_runs import NOTHING, Written, tiny_run
+from shardlab.proof.tiny_runs import NAME, NOTHING, Written, tiny_run
 from shardlab.proof.warm_ranks import Answer, Ranks
 from shardlab.settings.types import Run, Strategy
 
@@ -66,10 +66,17 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
             try:
                 run = tiny_run(folder, name, settings, written)
             except UserError as refusal:
-                yield Proof(name, "refused", str(refusal))
+                yield Proof(name, "refused", _plain(str(refusal), name, folder))
                 continue
             proof = judge(run, ranks(run.world_size).call(under_strategy, run, place))
-            yield proof._replace(seconds=time.monotonic() - started)
+            reason = _plain(proof.reason, name, folder)
+            yield proof._replace(reason=reason, seconds=time.monotonic() - started)
+
+
+def _plain(reason: str, strategy: str, folder: Path) -> str:
+    """Return a reason without the names of the tiny model's folder and workload."""
+    shown = reason.removeprefix(f"{strategy} x {NAME}: ")
+    return shown.replace(f"model hf:{folder}", "the model").replace(f"workload {NAME} ", "it ")
 
 
 def judge(run: Run, answers: list[Answer]) -> Proof:
