@@ -101,6 +101,20 @@ FAULTS = [
         error="got mixed torch.Tensor and DTensor",
     ),
     Fault(
+        "windows and causality of the positions in this rank's part alone",
+        f"{S}parallel/library_context.py",
+        "keys if whole else split.positions(q_length, keys.device)",
+        "keys if whole else keys[:q_length]",
+        at("parity/test_transformers", "test_equals_one_device[cp-llama]"),
+    ),
+    Fault(
+        "sinks of the first rank's heads",
+        f"{S}parallel/library_context.py",
+        "sinks.chunk(split.ranks)[split.rank]",
+        "sinks.chunk(split.ranks)[0]",
+        at("parity/test_transformers", "test_equals_one_device[cp_ulysses-gpt_oss]"),
+    ),
+    Fault(
         "gradients of experts as a sum over the ranks that sent tokens",
         LIBRARY_EXPERTS,
         "_Mean.apply(value.to_local(), mesh.size())",

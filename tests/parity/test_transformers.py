@@ -41,7 +41,7 @@ WRITTEN = {
     "apertus_whole": ApertusConfig.base_model_tp_plan | {"layers.*.mlp.act_fn": "replicated_with_grad_allreduce"}
 }
 """Model: the plan in its workload's file, of the layers. The library's plan of Apertus lacks its activation."""
-WORKLOADS = BASES | dict.fromkeys((*PARTLY_FLOAT32, *SPLIT, *PLANNED, "apertus", *WRITTEN), "llama2")
+WORKLOADS = BASES | dict.fromkeys((*PARTLY_FLOAT32, *SPLIT, *PLANNED, "gemma2", "apertus", *WRITTEN), "llama2")
 BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 """Those of the others are what the library declares."""
 HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "max_grad_norm": 0.01}
@@ -89,6 +89,8 @@ BY_PLANS += [Case(s, "mixtral") for s in ("ep", "fsdp_ep", "fsdp_tp_ep")]
 BY_PLANS += [Case(case.strategy, case.model, hard=True) for case in BY_PLANS]
 BY_PLANS += [Case("tp", m) for m in (*PLANNED, *WRITTEN)]
 SHORT = ("tp-qwen3", "fsdp_tp-mixtral", "tp_loss-qwen3", "ep-mixtral", "tp-opt")
+CASES += [Case(s, m) for s in ("cp", "cp_ulysses") for m in ("llama", "gpt_oss")]
+CASES += [Case(s, m, hard=True) for s in ("cp", "cp_ulysses", "fsdp_cp") for m in ("llama", "gpt_oss", "gemma2")]
 PARTIAL = Case("tp", "apertus")
 PIPELINES = ("mp", "mp_ranks", "pp_gpipe", "pp", "pp_interleaved", "pp_zbv", "pp_replicated", "fsdp_pp")
 CASES += [*BY_PLANS, *(Case(s, m) for s in PIPELINES for m in ("llama", "gpt2"))]

@@ -43,7 +43,7 @@ def bytes_per_step(
     plain = plain and recipe.loss_chunks == 1
     if not plain or run.options.loss_parallel or run.options.wrap_parameters:
         return None
-    if run.model.folder and run.mesh.axes("tensors", "experts"):  # the library's own collectives
+    if run.model.folder and run.mesh.axes("tensors", "experts", "sequence"):  # around the library's modules
         return None
     if not run.mesh:
         return 0.0

@@ -83,8 +83,8 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
 def _logits(names: tuple[str, ...], forward: Callable[..., Any]) -> Callable[..., Tensor]:
     """A forward that takes the task's inputs by position, and gives the logits alone."""
 
-    def logits(model: nn.Module, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        named: dict[str, Any] = dict(zip(names, inputs, strict=True))
+    def logits(model: nn.Module, *inputs: Tensor, mask: Tensor | None = None, **options: Tensor) -> Tensor:
+        named: dict[str, Any] = dict(zip(names, inputs, strict=True)) | options
         if mask is not None:
             named["attention_mask"] = mask
         outputs: Tensor = forward(model, **named, return_dict=True).logits

@@ -59,18 +59,18 @@ def ulysses(
     """
     repeats = split.ranks // math.gcd(split.ranks, key.shape[1])
     memory = torch.stack((key, value)).repeat_interleave(repeats, 2)
-    keys, values = _to_heads(memory, split, group).unbind(0)
-    return _to_positions(attend(_to_heads(query, split, group), keys, values, mask, causal=causal), split, group)
+    keys, values = to_heads(memory, split, group).unbind(0)
+    return to_positions(attend(to_heads(query, split, group), keys, values, mask, causal=causal), split, group)
 
 
-def _to_heads(x: Tensor, split: SequenceSplit, group: Group) -> Tensor:
+def to_heads(x: Tensor, split: SequenceSplit, group: Group) -> Tensor:
     """Exchange (..., heads, part, head_dim) for (..., heads / ranks, length, head_dim)."""
     sent = x.unflatten(-3, (split.ranks, -1)).movedim(-4, 0)
     parts = all_to_all_single_autograd(sent.contiguous(), None, None, group)
     return split.in_order(torch.cat(parts.unbind(0), -2), x.dim() - 2)
 
 
-def _to_positions(x: Tensor, split: SequenceSplit, group: Group) -> Tensor:
+def to_positions(x: Tensor, split: SequenceSplit, group: Group) -> Tensor:
     """Exchange (..., heads / ranks, length, head_dim) for (..., heads, part, head_dim)."""
     heads = all_to_all_single_autograd(torch.stack(split.parts(x, x.dim() - 2)), None, None, group)
     return torch.cat(heads.unbind(0), -3)
@@ -90,12 +90,20 @@ def check(run: Run, task: Task, model: nn.Module) -> None:
     """
     if not (task.sequences or task.at_first_position):
         raise UserError(f"context_sizes: task {run.task} does not name its `sequences`; name them, or remove the key.")
-    if not any(isinstance(module, Attention) for module in model.modules()):
+    if run.model.folder:
+        from shardlab.parallel import library_context
+
+        library_context.check(run, model)
+    elif not any(isinstance(module, Attention) for module in model.modules()):
         raise UserError(
             f"context_sizes: model {run.model.name} does not attend through models/_layers.py; use its Attention, or "
             "remove the key."
         )
-    if not task.sequences and not any(hasattr(module, "sequence") for module in model.modules()):
+    if (
+        not run.model.folder
+        and not task.sequences
+        and not any(hasattr(module, "sequence") for module in model.modules())
+    ):
         raise UserError(
             f"context_sizes: model {run.model.name} does not split the positions that it makes of a sample; give it a "
             "`sequence` as in models/vit.py, or remove the key."

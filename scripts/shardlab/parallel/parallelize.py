@@ -75,7 +75,10 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
             loss_parallel=options.loss_parallel,
         )
     if (mesh := world.context_mesh) is not None and mesh.size() > 1:
-        from shardlab.parallel import context
+        if run.model.folder:
+            from shardlab.parallel import library_context as context
+        else:
+            from shardlab.parallel import context  # type: ignore[no-redef]
 
         context.apply(model, options.context, world.sequence, mesh.get_group())
     if recipe.sync_batch_norm and world.data_group is not None and world.data_size > 1:

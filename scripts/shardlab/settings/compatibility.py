@@ -80,19 +80,19 @@ def check_context(
     cp, tp = mesh.parts("sequence"), mesh.tensor_parts
     if not mesh.axes("sequence"):
         return
-    if workload.context_sizes is None:
+    if workload.context_sizes is None and not workload.is_declared:
         raise Unsupported(
             f"workload {name} does not support cp; if its model attends through models/_layers.py and its task names "
             f"its `sequences`, set `context_sizes:` in config/workloads/{name}.yaml."
         )
     pieces = cp * (2 if strategy.splits_head_and_tail and cp > 1 else 1)
-    for key in workload.context_sizes:
+    for key in ["sequence_length"] if workload.context_sizes is None else workload.context_sizes:
         if data[key] % pieces:
             raise Unsupported(
                 f"{key} {data[key]} of workload {name} cannot be split into {pieces} pieces, "
                 f"{pieces // cp} for each of cp {cp}; make it a multiple of {pieces}."
             )
-    if strategy.context == "ulysses" and args["heads"] % (cp * tp):
+    if strategy.context == "ulysses" and not workload.is_declared and args["heads"] % (cp * tp):
         raise Unsupported(
             f"context: ulysses splits heads, but cp {cp} x tp {tp} does not divide heads {args['heads']} of workload "
             f"{name}; cp x tp can be {divisors(args['heads'])}, or set context to gather or ring."

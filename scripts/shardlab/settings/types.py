@@ -171,7 +171,7 @@ class Workload(Strict):
     context_sizes: list[str] | None = Field(
         None,
         description="Data options that cp must divide (sequence_length); empty: sequences are filled up. null: cp is "
-        "not supported.",
+        "not supported, but by transformers models of language_modelling.",
     )
     experts: dict[str, str] = Field(
         default={},

@@ -1,0 +1,174 @@
+"""Context parallelism of transformers models, through the library's registries of attentions and of masks.
+
+A mask is made by the model's own rule (causal, windows, chunks) of the positions that this rank has in the whole
+sequence, and each layer attends by the library's own functions, to keys and values that come from all ranks. What the
+library calls its attention with (softcap, sinks) stays.
+"""
+
+import inspect
+import logging
+import math
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from shardlab.errors import UserError
+from shardlab.models._chain import INPUTS
+from shardlab.models._sequence import SequenceSplit
+from shardlab.parallel.context import all_gather_single_autograd, to_heads, to_positions
+from shardlab.patches.torch_modules import around_forward
+from shardlab.settings.types import Run
+
+log = logging.getLogger(__name__)
+
+ALGORITHMS = ("gather", "ulysses")
+MORE_THAN_A_MASK = ("softcap", "s_aux", "position_bias")
+"""Arguments of an attention that the library's fused function does not take."""
+
+
+def check(run: Run, model: Any) -> None:
+    """Check that a model attends through the registries, at positions that it is told.
+
+    Raises:
+        UserError: it does not, or the algorithm or the number of ranks do not fit.
+    """
+    name, parts = run.model.name, run.mesh.parts("sequence") * run.mesh.tensor_parts
+    if run.options.context not in ALGORITHMS:
+        raise UserError(
+            f"context: {run.options.context} does not know the masks of transformers models ({name}); set it to "
+            f"{' or '.join(ALGORITHMS)}."
+        )
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UserError(
+            f"model {name} does not attend through the library's registry of attentions, so its sequences cannot be "
+            "split; leave out cp."
+        )
+    if "position_ids" not in _arguments(model):
+        raise UserError(f"model {name} takes no position_ids, so its sequences cannot be split; leave out cp.")
+    heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
+    if run.options.context == "ulysses" and isinstance(heads, int) and heads % parts:
+        raise UserError(
+            f"context: ulysses splits heads, but cp x tp {parts} does not divide the {heads} of model {name}; set "
+            "context to gather."
+        )
+
+
+def apply(model: nn.Module, name: str, split: SequenceSplit, group: dist.ProcessGroup) -> None:
+    """Make a model, or a pipeline's part of one, attend to all positions from those that this rank has."""
+    kind = f"shardlab_{name}"
+    whole = name == "ulysses"
+    attend = {"gather": _gathered, "ulysses": _ulysses}[name]
+
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        return attend(module, query, key, value, mask, options, split, group)
+
+    def mask(batch_size: int, q_length: int, kv_length: int, *, mask_function: Any, **options: Any) -> Tensor:
+        device = options.get("device", "cpu")
+        keys = torch.arange(q_length * split.ranks, device=device)
+        queries = keys if whole else split.positions(q_length, keys.device)
+        rows = torch.arange(batch_size, device=device).view(-1, 1, 1, 1)
+        heads = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
+        allowed: Tensor = mask_function(rows, heads, queries.view(1, 1, -1, 1), keys.view(1, 1, 1, -1))
+        return allowed.expand(batch_size, -1, len(queries), len(keys))
+
+    AttentionInterface.register(kind, attention)
+    AttentionMaskInterface.register(kind, mask)
+    for module in model.modules():
+        if (config := getattr(module, "config", None)) is not None and hasattr(config, "_attn_implementation"):
+            config._attn_implementation = kind
+    around_forward(model, lambda forward: _at_positions(forward, split))
+    log.info("Applied context parallelism (%s) to the library's attention, mesh cp=%d", name, split.ranks)
+
+
+def _arguments(model: nn.Module) -> tuple[str, ...]:
+    """Return the arguments of the library's own forward."""
+    kind: Any = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
+    return tuple(inspect.signature(kind.forward).parameters)
+
+
+def _at_positions(forward: Callable[..., Any], split: SequenceSplit) -> Callable[..., Any]:
+    """Return a forward that says at which positions of the whole sequence its inputs are."""
+
+    def at_positions(model: nn.Module, *inputs: Tensor, **named: Any) -> Any:
+        tokens = named.get(INPUTS, inputs[0])
+        rows, length = tokens.shape[:2]
+        positions = split.positions(length, tokens.device).expand(rows, -1)
+        # Of the whole length: without a mask, the jump from head to tail is taken for the begin of another sample.
+        ones = torch.ones(rows, length * split.ranks, dtype=torch.long, device=tokens.device)
+        return forward(model, *inputs, **named, mask=ones, position_ids=positions)
+
+    return at_positions
+
+
+def _gathered(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    options: dict[str, Any],
+    split: SequenceSplit,
+    group: dist.ProcessGroup,
+) -> Any:
+    def whole(x: Tensor) -> Tensor:
+        parts = all_gather_single_autograd(x.movedim(2, 0).contiguous(), 0, group)
+        return split.in_order(parts, 0).movedim(0, 2)
+
+    return _attend(module, query, whole(key), whole(value), mask, options)
+
+
+def _ulysses(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    options: dict[str, Any],
+    split: SequenceSplit,
+    group: dist.ProcessGroup,
+) -> Any:
+    repeats = split.ranks // math.gcd(split.ranks, key.shape[1])
+    key, value = (x.repeat_interleave(repeats, 1) for x in (key, value))
+    query, key, value = (to_heads(x, split, group) for x in (query, key, value))
+    own: dict[str, Any] = {"num_key_value_groups": query.shape[1] // key.shape[1]}
+    if isinstance(sinks := getattr(module, "sinks", None), Tensor):  # one of each head
+        own["sinks"] = sinks.chunk(split.ranks)[split.rank]
+        options = options | ({"s_aux": own["sinks"]} if options.get("s_aux") is not None else {})
+    mixed, _ = _attend(_View(module, own), query, key, value, mask, options)
+    return to_positions(mixed.transpose(1, 2), split, group).transpose(1, 2), None
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """Attend by the library's fused function, or by the model's own where it has more than a mask.
+
+    Returns (batch, length, heads, head_dim).
+    """
+    eager = getattr(sys.modules[type(getattr(module, "module", module)).__module__], "eager_attention_forward", None)
+    if eager is None or all(options.get(key) is None for key in MORE_THAN_A_MASK):
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
+    options = {key: each for key, each in options.items() if key != "is_causal"}
+    bias = None
+    if mask is not None:
+        bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device)
+        bias = bias.masked_fill(~mask, torch.finfo(query.dtype).min)
+    attended: tuple[Tensor, Tensor | None] = eager(module, query, key, value, bias, **options)
+    return attended
+
+
+class _View(SimpleNamespace):
+    """A module of which some attributes are those of this rank's heads."""
+
+    def __init__(self, module: nn.Module, own: dict[str, Any]) -> None:
+        super().__init__(module=module, **own)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["module"], name)
