@@ -25,7 +25,7 @@ def watched(model, pieces=None, loss_chunks=1):
     """Outputs of a model on one device, or in a pipeline of that many pieces."""
     recipe = SimpleNamespace(compile=None, loss_chunks=loss_chunks)
     run = SimpleNamespace(options=SimpleNamespace(single_process=None), recipe=recipe)
-    return ModuleOutputs(run, SimpleNamespace(chunks=pieces, parameter_count=1, parts=[model]))
+    return ModuleOutputs(SimpleNamespace(run=run, chunks=pieces, parameter_count=1, parts=[model]))
 
 
 @pytest.mark.parametrize(("chunks", "before"), [(None, 0), (2, 0), (2, 1)])

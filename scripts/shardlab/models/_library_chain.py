@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from shardlab.models._chain import INPUTS, Absent, Chain, Segment
 from shardlab.models.contents import reached
 from shardlab.models.weights import allocate
+from shardlab.patches.torch_modules import with_base
 
 STATES = "hidden_states"
 """Name of the states in the library's layers, where they are not the first argument."""
@@ -137,8 +138,7 @@ class LibraryChain(Chain):
 
 def as_chain(model: nn.Module, layers: str) -> None:
     """Make a model a ``LibraryChain``, in place, whose list of layers has this name."""
-    kind = type(model)
-    model.__class__ = type(kind.__name__, (LibraryChain, kind), {"layers_name": layers})
+    with_base(model, LibraryChain, layers_name=layers)
 
 
 class _Finished(Exception):

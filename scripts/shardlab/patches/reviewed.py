@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 TORCH, DEEPSPEED = ("torch", "2.13.0"), ("deepspeed", "0.19.8")
+TRANSFORMERS = ("transformers", "5.23.0")
 SNAKEMAKE, SLURM_PLUGIN = ("snakemake", "9.27.1"), ("snakemake-executor-plugin-slurm", "2.8.0")
 
 
@@ -23,6 +24,13 @@ class Patch(NamedTuple):
 
 
 PATCHES = [
+    Patch(
+        "transformers_masks.no_packed_samples",
+        *TRANSFORMERS,
+        (),
+        "on fake tensors it takes positions for those of packed samples, and makes a mask that no training has",
+        "it can be told that there are none",
+    ),
     Patch(
         "snakemake_scheduler.install",
         *SNAKEMAKE,
@@ -80,6 +88,13 @@ PATCHES = [
         (),
         "a forward that is set on an object is shared by DataParallel's replicas, bound to the first one's weights",
         "nn.Module can wrap its forward, or DataParallel is no longer a strategy",
+    ),
+    Patch(
+        "torch_modules.with_base",
+        *TORCH,
+        (),
+        "a module around a model of another library would give its weights other names",
+        "models of that library are pipelines by themselves",
     ),
     Patch(
         "torch_pipelining.Stage",

@@ -1,4 +1,4 @@
-"""PyTorch's modules: made without memory for their parameters; a forward pass wrapped for one module."""
+"""PyTorch's modules: made without memory for their parameters; one module's forward pass or class changed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,3 +47,9 @@ def around_forward(module: nn.Module, wrap: Callable[[Callable[..., Any]], Calla
     """
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"forward": wrap(kind.forward)})
+
+
+def with_base(module: nn.Module, base: type[nn.Module], **attributes: Any) -> None:
+    """Give a module one more base class, before its own, in place: its weights keep their names."""
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (base, kind), attributes)

@@ -30,7 +30,7 @@ from shardlab.measure.traffic import Traffic, fraction_sent
 from shardlab.models.weights import allocate
 from shardlab.parallel.ddp import BROADCAST
 from shardlab.parallel.native import local
-from shardlab.patches import torch_dtensor, torch_pipelining
+from shardlab.patches import torch_dtensor, torch_pipelining, transformers_masks
 from shardlab.plan import fake_ranks, representatives, single_process
 from shardlab.plan.representatives import COUNTED
 from shardlab.plan.stage_boundaries import boundary_states
@@ -143,9 +143,7 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         # Each rank reads the seed of its masks from a tensor, and a fake tensor has no value.
         stack.enter_context(mock.patch("shardlab.parallel.tensor.drawn", return_value=0))
         if run.model.folder:
-            # The library looks at positions for packed samples, and cannot in fake ones: it would make a whole mask.
-            name = "transformers.masking_utils.find_packed_sequence_indices"
-            stack.enter_context(mock.patch(name, return_value=None))
+            stack.enter_context(transformers_masks.no_packed_samples())
         if crowded:
             stack.enter_context(fake_ranks.all_tokens_here(run.model.args["top_k"]))
         stack.enter_context(torch_dtensor.shapes_uncounted())
