@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -207,7 +208,7 @@ def plain(reason: str) -> str:
     """Return a reason on one line, without the names that only the check's own run has."""
     line = re.sub(r"hf:/\S*/tmp\w+|/tmp/tmp\w+", "of this type", " ".join(reason.split()))
     line = re.sub(r"^\w+ x model: (model of this type )?", "", line).replace("of of", "of").rstrip(".")
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
+    return textwrap.shorten(line, LONGEST, placeholder=" ...")
 
 
 if __name__ == "__main__":

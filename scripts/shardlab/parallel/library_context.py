@@ -66,8 +66,11 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: dist.Process
     whole = name == "ulysses"
     attend = {"gather": _gathered, "ulysses": _ulysses}[name]
 
-    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
-        return attend(module, query, key, value, mask, options, split, group)
+    # By the library's names, under which some models give them.
+    def attention(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> Any:
+        return attend(module, query, key, value, attention_mask, options, split, group)
 
     def mask(batch_size: int, q_length: int, kv_length: int, *, mask_function: Any, **options: Any) -> Tensor:
         device = options.get("device", "cpu")
@@ -142,7 +145,7 @@ def _ulysses(
         own["sinks"] = sinks.chunk(split.ranks)[split.rank]
         options = options | ({"s_aux": own["sinks"]} if options.get("s_aux") is not None else {})
     mixed, _ = _attend(_View(module, own), query, key, value, mask, options)
-    return to_positions(mixed.transpose(1, 2), split, group).transpose(1, 2), None
+    return to_positions(mixed.transpose(1, 2), split, group).transpose(1, 2).contiguous(), None
 
 
 def _attend(
