@@ -51,6 +51,9 @@ def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterato
     where traffic depends on a rank's part of a batch, also one rank per other shape. Each rank is simulated in a
     separate process, forked from this one, because PyTorch keeps process groups in global state.
     """
+    for run in {run.model.folder: run for run, _ in runs if run.model.folder}.values():
+        # Imports the library's parts: a process that is forked while this one does waits for ever for the import.
+        _or_why(models.build, run.model, run.task, torch.float32)
     gc.collect()
     gc.freeze()  # each process searches its objects for tensors: skip those of the imports
     with get_context("fork").Pool(cores, maxtasksperchild=1) as pool:
