@@ -36,27 +36,34 @@ def not_reduced(run, folder):
         return under_strategy(run, folder)
 
 
-def scaled_on_one_rank(run, folder):
-    """The second rank doubles a gradient before it is reduced."""
+def with_engine(run, folder, change):
+    """A step of an engine that ``change`` has changed."""
     build = parallel.build
 
     def faulty(*args):
         engine = build(*args)
-        if dist.get_rank() == 1:
-            layer = next(part.get_submodule("model.layers.1.self_attn.q_proj") for part in engine.parts)
-            layer.register_full_backward_pre_hook(lambda _, gradients: tuple(2 * each for each in gradients))
+        change(engine)
         return engine
 
     with mock.patch.object(parallel, "build", faulty):
         return under_strategy(run, folder)
 
 
+def scaled_on_one_rank(run, folder):
+    """The second rank doubles a gradient before it is reduced."""
+
+    def change(engine):
+        if dist.get_rank() == 1:
+            layer = next(part.get_submodule("model.layers.1.self_attn.q_proj") for part in engine.parts)
+            layer.register_full_backward_pre_hook(lambda _, gradients: tuple(2 * each for each in gradients))
+
+    return with_engine(run, folder, change)
+
+
 def updated_twice(run, folder):
     """An optimizer that takes two steps."""
-    build = parallel.build
 
-    def faulty(*args):
-        engine = build(*args)
+    def change(engine):
         step = engine.optimizer.step
 
         def twice():
@@ -64,10 +71,8 @@ def updated_twice(run, folder):
             step()
 
         engine.optimizer.step = twice
-        return engine
 
-    with mock.patch.object(parallel, "build", faulty):
-        return under_strategy(run, folder)
+    return with_engine(run, folder, change)
 
 
 def counted_twice(run, folder):

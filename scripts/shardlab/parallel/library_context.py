@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -70,7 +70,7 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: dist.Process
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> Any:
-        return attend(module, query, key, value, attention_mask, options, split, group)
+        return attend(_Call(module, query, key, value, attention_mask, options), split, group)
 
     def mask(batch_size: int, q_length: int, kv_length: int, *, mask_function: Any, **options: Any) -> Tensor:
         device = options.get("device", "cpu")
@@ -110,55 +110,48 @@ def _at_positions(forward: Callable[..., Any], split: SequenceSplit) -> Callable
     return at_positions
 
 
-def _gathered(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    options: dict[str, Any],
-    split: SequenceSplit,
-    group: dist.ProcessGroup,
-) -> Any:
+class _Call(NamedTuple):
+    """A layer's call of its attention: query (batch, heads, length, head_dim), key, value (batch, kv_heads, ...)."""
+
+    module: Any
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    options: dict[str, Any]
+
+
+def _gathered(call: _Call, split: SequenceSplit, group: dist.ProcessGroup) -> Any:
     def whole(x: Tensor) -> Tensor:
         parts = all_gather_single_autograd(x.movedim(2, 0).contiguous(), 0, group)
         return split.in_order(parts, 0).movedim(0, 2)
 
-    return _attend(module, query, whole(key), whole(value), mask, options)
+    return _attend(call._replace(key=whole(call.key), value=whole(call.value)))
 
 
-def _ulysses(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    options: dict[str, Any],
-    split: SequenceSplit,
-    group: dist.ProcessGroup,
-) -> Any:
-    repeats = split.ranks // math.gcd(split.ranks, key.shape[1])
-    key, value = (x.repeat_interleave(repeats, 1) for x in (key, value))
-    query, key, value = (to_heads(x, split, group) for x in (query, key, value))
+def _ulysses(call: _Call, split: SequenceSplit, group: dist.ProcessGroup) -> Any:
+    module, options = call.module, call.options
+    repeats = split.ranks // math.gcd(split.ranks, call.key.shape[1])
+    key, value = (x.repeat_interleave(repeats, 1) for x in (call.key, call.value))
+    query, key, value = (to_heads(x, split, group) for x in (call.query, key, value))
     own: dict[str, Any] = {"num_key_value_groups": query.shape[1] // key.shape[1]}
     if isinstance(sinks := getattr(module, "sinks", None), Tensor):  # one of each head
         own["sinks"] = sinks.chunk(split.ranks)[split.rank]
         options = options | ({"s_aux": own["sinks"]} if options.get("s_aux") is not None else {})
-    mixed, _ = _attend(_View(module, own), query, key, value, mask, options)
+    mixed, _ = _attend(_Call(_View(module, own), query, key, value, call.mask, options))
     return to_positions(mixed.transpose(1, 2), split, group).transpose(1, 2).contiguous(), None
 
 
-def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
-) -> tuple[Tensor, Tensor | None]:
+def _attend(call: _Call) -> tuple[Tensor, Tensor | None]:
     """Attend by the library's fused function, or by the model's own where it has more than a mask.
 
     Returns (batch, length, heads, head_dim).
     """
+    module, query, key, value, mask, options = call
     eager = getattr(sys.modules[type(getattr(module, "module", module)).__module__], "eager_attention_forward", None)
     if eager is None or all(options.get(key) is None for key in MORE_THAN_A_MASK):
         return sdpa_attention_forward(module, query, key, value, mask, **options)
-    options = {key: each for key, each in options.items() if key != "is_causal"}
+    options = {name: each for name, each in options.items() if name != "is_causal"}
     bias = None
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device)

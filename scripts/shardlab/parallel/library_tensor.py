@@ -21,6 +21,7 @@ from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES, _get_pa
 from transformers.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel, TensorParallelLayer
 
 from shardlab.models._chain import Absent
+from shardlab.models._library_chain import STATES
 from shardlab.models.declared import layer_lists
 from shardlab.models.weights import names
 from shardlab.parallel import tensor
@@ -136,10 +137,6 @@ def _split_sequences(model: nn.Module, modules: dict[str, nn.Module], styles: di
             for leaf, value in module._parameters.items():
                 if value is not None and not isinstance(value, DTensor):
                     module._parameters[leaf] = _distributed(value, mesh, Replicate())
-
-
-STATES = "hidden_states"
-"""What layers of the library call the states that they pass on, where it is no positional argument."""
 
 
 def _on_states(change: Callable[[torch.Tensor], torch.Tensor], _: nn.Module, inputs: Any, named: Any) -> Any:

@@ -1,6 +1,5 @@
 """Prove strategies on a tiny model: what each rank computes in a step, against the plain model in one process."""
 
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -101,7 +100,7 @@ def judge(run: Run, answers: list[Answer]) -> Proof:
 
 def _what_differs(outside: list[Difference], found: list[Difference]) -> str:
     """Return a sentence that names the worst quantity, and how many others differ."""
-    patterns = {re.sub(r"\.\d+(?=\.|$)", ".*", each.name): each for each in sorted(outside, key=lambda one: one.value)}
+    patterns = {models.without_numbers(each.name): each for each in sorted(outside, key=lambda one: one.value)}
     pattern, worst = list(patterns.items())[-1]
     names = {each.name for each in outside if each.name.startswith(GRADIENT)}
     of = {each.name for each in found if each.name.startswith(GRADIENT)}
