@@ -16,11 +16,6 @@ def pieces(name: str) -> tuple[str, ...]:
     return at("unit/test_library_chain", f"test_pieces_compute_what_the_whole_model_does[{name}]")
 
 
-def of_library(name: str) -> tuple[str, ...]:
-    """Equality of a transformers model with one device; these are cases of the long form."""
-    return ("--long", *at("parity/test_transformers", f"test_equals_one_device[{name}]"))
-
-
 FAULTS = [
     Fault(
         "a parameter of two stages counted twice in the norm",
@@ -76,14 +71,14 @@ FAULTS = [
         LIBRARY_TENSOR,
         "OURS[style] if style in OURS else ALL_PARALLEL_STYLES[style]",
         "ALL_PARALLEL_STYLES[style]",
-        of_library("tp-qwen3-hard"),
+        library("tp-qwen3-hard"),
     ),
     Fault(
         "gradients of norms per head from this rank's heads",
         LIBRARY_TENSOR,
         "value.to_local(grad_placements=[Partial()])",
         "value.to_local()",
-        of_library("tp-qwen3"),
+        library("tp-qwen3"),
     ),
     Fault(
         "masks of attention that are the same for every rank's heads",
@@ -97,7 +92,7 @@ FAULTS = [
         LIBRARY_TENSOR,
         'if not f"{name}.".startswith(tuple(f"{each}." for each in split)):',
         "if False:",
-        of_library("tp_sp-qwen3"),
+        library("tp_sp-qwen3"),
         error="got mixed torch.Tensor and DTensor",
     ),
     Fault(
@@ -119,7 +114,7 @@ FAULTS = [
         LIBRARY_EXPERTS,
         "_Mean.apply(value.to_local(), mesh.size())",
         "_Mean.apply(value.to_local(), 1)",
-        of_library("ep-mixtral"),
+        library("ep-mixtral"),
     ),
     Fault(
         "FSDP shards the packed dimension",
