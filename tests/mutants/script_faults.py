@@ -50,7 +50,14 @@ FAULTS = [
     ),
     Fault("a script's earlier steps are lost", RANK, 'or record["step"] < first]', "or False]", KEPT),
     # Its weights.
-    Fault("a script may leave out weights", REPORT, "ours.keys() - theirs.keys()", "set()", WEIGHTS),
+    Fault(
+        "a script may leave out weights",
+        REPORT,
+        "ours.keys() - theirs.keys()",
+        "set()",
+        WEIGHTS,
+        error="KeyError: 'hidden.bias'",
+    ),
     Fault("a script may have more weights", REPORT, "theirs.keys() - ours.keys()", "set()", WEIGHTS),
     Fault("a script's weights may have any shape", REPORT, "theirs[name] != ours[name]", "False", WEIGHTS),
     Fault("a script's weights may be NaN", REPORT, "not value.isfinite().all()", "False", WEIGHTS),

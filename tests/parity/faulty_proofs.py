@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab import parallel
-from shardlab.errors import UserError
 from shardlab.parallel import ddp
 from shardlab.proof import of_workload, prove
 from shardlab.proof.step_on_ranks import under_strategy
@@ -114,17 +113,17 @@ CASES = {
 
 
 def before_training(run, kept):
-    """What `init` says of two strategies; how many proofs its second and third call make."""
-    notes = of_workload.check(run, ["ddp"], kept)
-    try:
-        of_workload.check(run, ["ddp", "tp"], kept)
-        refusal = ""
-    except UserError as error:
-        refusal = str(error)
+    """What may train the workload of a run, and the proofs that a later call makes."""
+    proofs = {proof.strategy: proof for proof in of_workload.check(run, ["ddp", "tp", "tp@loss_parallel=false"], kept)}
     with mock.patch.object(of_workload, "prove", return_value=[]) as made:
-        of_workload.check(run, ["ddp"], kept)
-        of_workload.check(run, ["ddp", "fsdp"], kept)
-    return {"init": ["noted", notes[0]], "init_of_tp": ["refused", refusal], "again": [str(made.call_count), ""]}
+        of_workload.check(run, ["ddp", "tp"], kept)
+    refused = json.loads(kept.read_text())["refused"]
+    return {
+        "equal": [proofs["ddp"].verdict, str(refused.get("ddp"))],
+        "refused": [proofs["tp"].verdict, refused["tp"]],
+        "alike": [proofs["tp@loss_parallel=false"].verdict, ""],
+        "again": [str(made.call_count), ""],
+    }
 
 
 def main():

@@ -78,13 +78,14 @@ def proofs(tmp_path_factory):
         ("updated_twice", "differs", "update of "),
         ("counted_twice", "differs", r"gradient norm differs by 41 % \(0 of 39 gradients"),
         ("narrow", "differs", "of its largest value"),
-        ("init", "noted", "a step of these is that of one process: ddp"),
+        ("equal", "equal", "None"),
         (
-            "init_of_tp",
             "refused",
-            r"tp x model: at tiny sizes .*act_fn\.alpha_[np] differs by \d+ % \(8 of 51 gradients; the",
+            "differs",
+            r"at tiny sizes .*act_fn\.alpha_[np] differs by \d+ % \(8 of 51 gradients; the",
         ),
-        ("again", "1", ""),
+        ("alike", "differs", ""),
+        ("again", "0", ""),
     ],
 )
 def test_a_fault_is_found_and_named(proofs, case, verdict, reason):

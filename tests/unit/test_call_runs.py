@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from snakemake.exceptions import WorkflowError
 
+from helpers.common import ROOT
 from shardlab.errors import UserError
 from shardlab.workflow import rule_files
 from shardlab.workflow.call_runs import CallRuns
@@ -71,7 +72,23 @@ def test_the_job_of_one_run_resolves_that_alone():
 )
 def test_initial_weights_know_the_strategies_that_the_call_trains_from_them(arguments, overwritten, strategies):
     ours = call(TWO, *arguments, overwritten=overwritten)
-    assert json.loads(ours.strategies_of("mlp")).keys() == strategies
+    assert json.loads(ours.strategies_of("mlp", [])).keys() == strategies
+
+
+def test_what_a_proof_refuses_is_not_trained_but_proven_again_later(tmp_path, monkeypatch):
+    values = {"workloads": ["hf_small"], "strategies": ["single", "tp", "ddp"]}
+    before = call(values)
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "results/init/hf_small"
+    place.mkdir(parents=True)
+    (place / "proofs.json").write_text(json.dumps({"proofs": {}, "refused": {"tp": "a step of tp differs"}}))
+    after = call(values)
+    assert [run.strategy for run in after.runs] == ["single", "ddp"]
+    assert after.to_prove("hf_small") == before.to_prove("hf_small")
+    assert json.loads(before.strategies_of("hf_small", [])).keys() == {"single", "ddp"}
+    with pytest.raises(UserError, match="a step of tp differs"):
+        call(values, "results/tp/hf_small.done")
 
 
 def test_a_model_is_downloaded_with_weights_if_a_run_starts_from_them():

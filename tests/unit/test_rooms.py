@@ -124,7 +124,8 @@ def test_test_files_have_names_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "program", ["init", "train", "noise_floor", "evaluate", "compare", "plan", "preflight", "launch", "forkserver"]
+    "program",
+    ["init", "prove", "train", "noise_floor", "evaluate", "compare", "plan", "preflight", "launch", "forkserver"],
 )
 def test_what_runs_in_the_image_imports_no_package_of_the_table_and_the_report(program):
     """The image has none of them; pandas, besides, starts threads, after which nothing can be forked."""

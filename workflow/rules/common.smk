@@ -36,8 +36,8 @@ WRITE_SETTINGS = (
 
 
 def settings_json(settings):
-    """Return the content of a run.json or site.json."""
-    return json.dumps(sealed(settings))
+    """Return the content of a run.json or site.json; "" without settings."""
+    return json.dumps(sealed(settings)) if settings else ""
 
 
 def environment(name):

@@ -4,14 +4,16 @@
 localrules:
     resolve,
     resolve_init,
+    list_strategies,
 
 
 rule resolve:
     input:
         # A failed download must not leave settings that differ from those of finished runs.
         ancient(FILES.downloads),
-        # A new plan alone trains nothing again.
+        # A new plan alone trains nothing again, nor do new proofs.
         plan=ancient(FILES.needed_plan),
+        proofs=ancient(FILES.proofs),
     output:
         "results/{strategy}/{workload}/run.json",
     log:
@@ -49,12 +51,56 @@ rule resolve_init:
         f"( {WRITE_SETTINGS} ) 2> {{log:q}}"
 
 
+# A job in Slurm knows the configuration, but not the targets of the call.
+rule list_strategies:
+    output:
+        "results/init/{workload}/strategies.json",
+    log:
+        "results/init/{workload}/logs/list_strategies.log",
+    conda:
+        environment("workflow")
+    params:
+        # Strategies that are added later, and edited ones, are proven then.
+        names=lambda wildcards: CALL.to_prove(wildcards.workload),
+    message:
+        "Listing the strategies that train {wildcards.workload}"
+    shell:
+        "printf %s {params.names:q} > {output:q} 2> {log:q}"
+
+
+# Which strategies train a transformers model as one process does, tried on a tiny one. The proofs themselves are in
+# proofs.json next to the table, which Snakemake would delete if it were an output.
+rule prove:
+    input:
+        settings="results/init/{workload}/run.json",
+        strategies="results/init/{workload}/strategies.json",
+        model=FILES.model,
+        image=IMAGE,
+    output:
+        "results/init/{workload}/proofs.txt",
+    log:
+        "results/logs/prove/{workload}.log",
+    conda:
+        environment("train")
+    resources:
+        **REQUESTS.of_a_run("prove", like="init"),
+    params:
+        image=IN_IMAGE,
+    message:
+        "Proving on a tiny model which strategies train {wildcards.workload} as one process does"
+    shell:
+        f"{SHARDLAB} launch"
+        " prove --settings {input.settings:q} {params.image:q} --strategies {input.strategies:q}"
+        " --output {output:q} > {log:q} 2>&1"
+
+
 # Initial weights, and their test loss before any training.
 rule init:
     input:
         settings="results/init/{workload}/run.json",
         data=FILES.prepared,
         model=FILES.model_with_weights,
+        proofs=ancient(FILES.proofs),
         image=IMAGE,
     output:
         weights="results/init/{workload}.safetensors",
@@ -68,7 +114,9 @@ rule init:
     params:
         image=IN_IMAGE,
         # As a function of the input it does not draw the weights again when the strategies change.
-        strategies=lambda wildcards, input: CALL.strategies_of(wildcards.workload),
+        strategies=lambda wildcards, input: CALL.strategies_of(
+            wildcards.workload, input.proofs
+        ),
     message:
         "Drawing and evaluating the initial weights of {wildcards.workload}"
     shell:

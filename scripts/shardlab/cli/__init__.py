@@ -28,6 +28,7 @@ VERBS = {
         "launch": "start a stage as the site requires: job, image, ranks",
         "download": "download a data set or model from the hub",
         "prepare": "encode a data set as arrays",
+        "prove": "prove which strategies may train a workload, tiny",
         "init": "draw a workload's initial weights",
         "train": "train one run (one rank)",
         "train_script": "train one run with a script (one rank)",

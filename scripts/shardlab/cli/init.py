@@ -36,12 +36,6 @@ def main() -> None:
     if args.report and not args.data:
         parser.error("--report needs --data")
     run = read_run(args.settings)
-    if args.strategies and run.model.folder and run.task == "language_modelling":
-        from shardlab.proof import of_workload  # imports take seconds
-
-        # Before anything starts a thread: it forks.
-        for sentence in of_workload.check(run, args.strategies, args.settings.with_name("proofs.json")):
-            print(f"note: {sentence}")
     distributed.start(run.site)
     dtype = getattr(torch, run.recipe.dtype)
     model = models.build(run.model, run.task, dtype)

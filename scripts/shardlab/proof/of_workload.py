@@ -18,64 +18,64 @@ from shardlab.files import write_json
 from shardlab.proof import proof_table, tiny_config
 from shardlab.proof.prove import Proof, prove
 from shardlab.proof.tiny_runs import Written, tiny_run
-from shardlab.settings import code_fingerprint, load
+from shardlab.settings import code_fingerprint, load, proven
 from shardlab.settings.types import Run, Strategy
 
 LARGEST = 2
 """Degree of each axis in a proof: more ranks prove nothing more."""
 
 
-def check(run: Run, names: Iterable[str], kept: Path) -> list[str]:
-    """Check that these strategies train a tiny model of a run's class as one process does; return notes.
+def check(run: Run, names: Iterable[str], kept: Path) -> list[Proof]:
+    """Return the proofs that these strategies train a tiny model of a run's class as one process does. Of strategies
+    that are alike but for their sizes, one is tried. DeepSpeed's are not.
 
-    ``kept``: file with the proofs of earlier calls. Call it before the process has threads.
-
-    Raises:
-        UserError: a strategy does not; names the parameter that differs most, and what to do.
+    ``kept``: file with the proofs of earlier calls, and what is refused (settings/proven.py). Call it in a process that
+    has no threads.
     """
     strategies = {name: _small(load.variant_of_strategy(name)) for name in names}
     strategies = {name: settings for name, settings in strategies.items() if settings.engine == "torch"}
+    known = _read(kept)
     try:
-        proofs = [*_proofs(run, strategies, kept)]
+        proofs = [*_proofs(run, strategies, known)]
     except UserError as error:
-        if adapted := [name for name, settings in strategies.items() if _is_adapted(settings)]:
-            raise UserError(
-                f"{', '.join(adapted)} x {run.workload}: no tiny model of {run.model.name} could be made to prove them "
-                f"({str(error).rstrip('.')}); leave them out, and use ddp or fsdp."
-            ) from error
-        return [f"no tiny model of {run.model.name} could be made, so nothing is proven before the training"]
-    differing = [proof for proof in proofs if proof.verdict == "differs"]
-    differing += [proof for proof in proofs if proof.verdict == "failed" and _is_adapted(strategies[proof.strategy])]
-    if differing:
-        first = differing[0]
-        equal = [proof.strategy for proof in proofs if proof.verdict == "equal"]
-        others = f" So do: {', '.join(proof.strategy for proof in differing[1:])}." if differing[1:] else ""
-        raise UserError(
-            f"{first.strategy} x {run.workload}: at tiny sizes a step is not that of one process: {first.reason}; "
-            f"{proof_table.remedy(first.strategy, equal)}.{others}"
-        )
+        reason = f"no tiny model of {run.model.name} could be made: {str(error).rstrip('.')}"
+        proofs = [Proof(name, "failed", reason) for name in strategies]
     equal = [proof.strategy for proof in proofs if proof.verdict == "equal"]
-    return [f"at tiny sizes, a step of these is that of one process: {', '.join(equal)}"] if equal else []
+    refused = {
+        proof.strategy: _why(proof, equal)
+        for proof in proofs
+        if proof.verdict in ("differs", "refused")
+        or (proof.verdict == "failed" and _is_adapted(strategies[proof.strategy]))
+    }
+    write_json(kept, {"proofs": known, proven.REFUSED: refused})
+    return proofs
 
 
-def _proofs(run: Run, strategies: dict[str, Strategy], kept: Path) -> Iterator[Proof]:
-    """Yield the proof of each strategy, from the file or new; new ones are added to it."""
+def _why(proof: Proof, equal: list[str]) -> str:
+    """Return why a strategy must not train."""
+    if proof.verdict == "refused":
+        return proof.reason
+    use = proof_table.remedy(proof.strategy, equal)
+    if proof.verdict == "differs":
+        return f"at tiny sizes a step is not that of one process: {proof.reason}; {use}."
+    return f"it could not be proven at tiny sizes ({proof.reason}); {use}."
+
+
+def _proofs(run: Run, strategies: dict[str, Strategy], known: dict[str, list[Any]]) -> Iterator[Proof]:
+    """Yield the proof of each strategy, a known one or new; new ones are added to the known."""
     assert run.model.folder is not None
     written = Written(run.model.blocks, run.model.tensor)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         tiny_config.write(tiny_config.read(Path(run.model.folder), run.model.args), folder)
         keys = {name: _key(folder, name, settings, written) for name, settings in strategies.items()}
-        known = _read(kept)
+        first = {key: name for name, key in reversed(keys.items()) if key not in known}
+        missing = {name: strategies[name] for name, key in keys.items() if first.get(key) == name}
+        made = {keys[proof.strategy]: proof for proof in (prove(folder, missing, written) if missing else ())}
+        # A failure may be this machine's.
+        known |= {key: [*proof] for key, proof in made.items() if proof.verdict != "failed"}
         for name, key in keys.items():
-            if key in known:
-                yield Proof(*known[key])._replace(strategy=name)
-        missing = {name: strategies[name] for name, key in keys.items() if key not in known}
-        for proof in prove(folder, missing, written) if missing else ():
-            if proof.verdict != "failed":  # a failure may be this machine's
-                known[keys[proof.strategy]] = [*proof]
-            yield proof
-    write_json(kept, known)
+            yield Proof(*(made.get(key) or known[key]))._replace(strategy=name)
 
 
 def _key(folder: Path, name: str, settings: Strategy, written: Written) -> str:
@@ -93,8 +93,8 @@ def _key(folder: Path, name: str, settings: Strategy, written: Written) -> str:
 
 def _read(kept: Path) -> dict[str, list[Any]]:
     try:
-        found: dict[str, list[Any]] = json.loads(kept.read_text())
-    except (OSError, ValueError):  # they are made again
+        found: dict[str, list[Any]] = json.loads(kept.read_text())["proofs"]
+    except (OSError, ValueError, KeyError):  # they are made again
         return {}
     return found
 

@@ -42,7 +42,7 @@ def summary(proofs: Sequence[Proof]) -> list[str]:
 
 def remedy(strategy: str, equal: Sequence[str]) -> str:
     """Return what to do about a strategy that differs; ``equal``: the ones that do not."""
-    axes = load.strategy(strategy).degrees
+    axes = load.variant_of_strategy(strategy).degrees
     of_axis = next((text for axis, text in REMEDIES.items() if axis in axes), "")
     use = f"use {', '.join(equal[:4])}" if equal else "train on one device"
     return f"{of_axis}, or {use}" if of_axis else use

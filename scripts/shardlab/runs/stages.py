@@ -29,6 +29,7 @@ class Stage(NamedTuple):
 
 
 STAGES = {
+    "prove": Stage(("prove",), Scope.ONE),
     "init": Stage(("init",), Scope.ONE),
     "train": Stage(("train",), Scope.RANKS),
     "noise_floor": Stage(("noise_floor",), Scope.ONE),
@@ -44,6 +45,7 @@ STAGES = {
 }
 
 MINUTES = {
+    "prove": 30,
     "init": 30,
     "evaluate": 30,
     "compare": 30,

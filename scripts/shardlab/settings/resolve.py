@@ -4,7 +4,17 @@ from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices
 from shardlab.schema import check
-from shardlab.settings import code_fingerprint, compatibility, deepspeed, load, model_and_data, scripts, sweep, variants
+from shardlab.settings import (
+    code_fingerprint,
+    compatibility,
+    deepspeed,
+    load,
+    model_and_data,
+    proven,
+    scripts,
+    sweep,
+    variants,
+)
 from shardlab.settings.config import Config
 from shardlab.settings.mesh import AXES, ParallelDims, multiply_out
 from shardlab.settings.precisions import PRECISIONS
@@ -145,6 +155,16 @@ def _varied(strategy: str, values: variants.Values) -> str:
     return variants.named(strategy, {key: value for key, value in values.items() if variants.takes(settings, key)})
 
 
+def check_proven(run: Run) -> None:
+    """Check that no proof at tiny sizes was made that refuses a run; one that was not made yet refuses nothing.
+
+    Raises:
+        Unsupported: one was.
+    """
+    if proven.needs_proof(run) and (why := proven.refusals(weights_of(run.workload)).get(run.strategy)):
+        raise Unsupported(why)
+
+
 def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
     """Return all runs of a configuration, and the reason for each (strategy, workload) that is left out.
 
@@ -155,7 +175,9 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
     left_out: dict[tuple[str, str], str] = {}
     for strategy, workload in names(config):
         try:
-            runs.append(run(config, strategy, workload))
+            one = run(config, strategy, workload)
+            check_proven(one)
+            runs.append(one)
         except Unsupported as reason:
             left_out[strategy, workload] = str(reason)
         except UserError as reason:

@@ -1,6 +1,8 @@
 """The runs of a call of Snakemake, each resolved once, and what the rules pass to their jobs about them."""
 
+import json
 from collections.abc import Container
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 from shardlab.errors import UserError
 from shardlab.records import plan
 from shardlab.runs import snakemake_lock
-from shardlab.settings import load, model_and_data, model_rules, pretrained, resolve, run_identity
+from shardlab.settings import load, model_and_data, model_rules, pretrained, proven, resolve, run_identity
 from shardlab.settings.types import DataSet, Model, Ranks, Run
 from shardlab.workflow import call_checks
 from shardlab.workflow.call_start import as_workflow_error
@@ -49,6 +51,7 @@ class CallRuns:
         for target in call_checks.targets(arguments):
             name = target.strategy, target.workload
             run = self.run(name)
+            resolve.check_proven(run)
             model_and_data.check_shared(self.config, run)
             if target.exported:
                 pretrained.check_export(run.model)
@@ -92,29 +95,49 @@ class CallRuns:
         return self._identities[name]
 
     @cached_property
-    def _strategies(self) -> dict[str, str]:
+    def _runs_by_weights(self) -> dict[str, list[Run]]:
         runs: dict[str, list[Run]] = {}
         for run in self._trained:
             own = [] if run.script else [run]  # what a script makes of the model is its own affair
             runs.setdefault(resolve.weights_of(run.workload), []).extend(own)
-        return {workload: model_rules.reduced(each) for workload, each in runs.items()}
+        return runs
 
-    def strategies_of(self, workload: str) -> str:
-        """Return what the job that draws initial weights needs to know of the strategies that train them, as JSON."""
-        return self._strategies.get(workload, model_rules.reduced([]))
+    def strategies_of(self, workload: str, proofs: list[str]) -> str:
+        """Return what the job that draws initial weights needs to know of the strategies that train them, as JSON;
+        ``proofs``: the file of those that say which do, if they are made.
+        """
+        for path in proofs:
+            Path(path).stat()  # Snakemake calls this again when the file exists
+        refused = proven.refusals(workload)
+        runs = [run for run in self._runs_by_weights.get(workload, []) if run.strategy not in refused]
+        return model_rules.reduced(runs)
 
-    def planned(self, wildcards: Any, input: Any) -> tuple[Run, str]:
-        """Return the settings of a run for run.json, and an error, a warning or a note for its log, or "".
+    def to_prove(self, workload: str) -> str:
+        """Return the strategies that may train a workload's initial weights, those that were refused before, too, as
+        JSON: {name: digest of its code}.
+        """
+        found = {}
+        for name in (*resolve.names(self.config), *self.requested):
+            if resolve.weights_of(name[1]) == workload:
+                with suppress(UserError):  # it does not apply
+                    found[name[0]] = self.run(name)
+        return json.dumps({name: run_identity.digest(run.sources) for name, run in found.items() if not run.script})
+
+    def planned(self, wildcards: Any, input: Any) -> tuple[Run | None, str]:
+        """Return the settings of a run for run.json, and a warning or a note for its log, or ""; None with an error.
 
         Its plan is the job's input, or else one that an earlier call made, if there is any.
         """
         run = self.run_of(wildcards)
         refuse = self.config.on_memory_overflow == "refuse"
         try:
+            for path in input.proofs:
+                Path(path).stat()  # Snakemake calls this again when the file exists
+            resolve.check_proven(run)
             made = self._plan(run, Path(input.plan[0]) if input.plan else None)
             return plan.freeze(run, made, self.site.hardware, refuse=refuse)
         except UserError as error:  # it ends the job
-            return run, f"error: {error}"
+            return None, f"error: {error}"
 
     @staticmethod
     def _plan(run: Run, path: Path | None) -> plan.Plan | None:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.settings import resolve
+from shardlab.settings.proven import needs_proof
 from shardlab.settings.sites import Container
 from shardlab.settings.types import DataSet
-from shardlab.workflow.call_runs import CallRuns
+from shardlab.workflow.call_runs import INIT, CallRuns
 
 
 def image_of(container: Container) -> list[str]:
@@ -107,6 +108,11 @@ class RuleFiles:
         if run.recipe.activation_checkpointing != "auto":
             return []
         return [f"results/{run.strategy}/{run.workload}/plan.json"]
+
+    def proofs(self, wildcards: Any) -> list[str]:
+        """Return the table of proofs of the strategies that train a run's weights; empty for models that need none."""
+        workload = resolve.weights_of(wildcards.workload)
+        return [f"results/init/{workload}/proofs.txt"] if needs_proof(self.call.run((INIT, workload))) else []
 
     @staticmethod
     def initial_weights(wildcards: Any) -> str:

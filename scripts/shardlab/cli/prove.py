@@ -1,0 +1,27 @@
+"""Prove which strategies may train a workload whose model is one of transformers, on a tiny model (see check-model).
+
+Writes the table, and proofs.json next to it. A strategy that is refused there is not trained.
+"""
+
+import argparse
+from pathlib import Path
+
+from shardlab.files import read_json
+from shardlab.proof import of_workload, proof_table
+from shardlab.settings import proven
+from shardlab.settings.types import read_run
+
+
+def main() -> None:
+    """Prove, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="run.json of the workload's initial weights")
+    parser.add_argument("--strategies", type=Path, required=True, help="JSON file whose keys may train it")
+    parser.add_argument("--output", type=Path, required=True, help="table to write")
+    args = parser.parse_args()
+    run = read_run(args.settings)
+    names = read_json(args.strategies, "strategies to prove", "run the workflow, which writes it")
+    proofs = of_workload.check(run, names, args.output.with_name(proven.FILE))
+    table = "\n".join([proof_table.HEAD, *map(proof_table.line, proofs), "", *proof_table.summary(proofs)])
+    print(table)
+    args.output.write_text(f"{table}\n", encoding="utf-8")
