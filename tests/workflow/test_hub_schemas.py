@@ -22,7 +22,14 @@ from helpers.common import ROOT
 from helpers.hub_server import Hub
 
 pytestmark = pytest.mark.long
-WORKLOADS = ("llama2", "moe", "mnist", "vit", "vit_pretrained", "xsum", "t5")
+DECODERS = {
+    "gpt2": ("openai-community/gpt2", transformers.GPT2Config()),
+    "qwen3": ("Qwen/Qwen3-0.6B", transformers.Qwen3Config()),
+    "gemma3": ("google/gemma-3-270m", transformers.Gemma3TextConfig()),
+    "mixtral": ("mistralai/Mixtral-8x7B-v0.1", transformers.MixtralConfig()),
+}
+"""Workload: repository and sizes of its model."""
+WORKLOADS = ("llama2", "moe", "mnist", "vit", "vit_pretrained", "xsum", "t5", *DECODERS)
 REPOSITORIES = {
     "Salesforce/wikitext": hub_files.wikitext,
     "ylecun/mnist": hub_files.mnist,
@@ -57,6 +64,17 @@ def _model(config):
     return {"config.json": config.to_json_string(use_diff=False).encode()}
 
 
+def decoder(config):
+    """Files of a decoder without weights: its sizes, and a tokenizer of bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([(ROOT / "docs" / "which-strategy.md").read_text()], trainer)
+    return _model(config) | {"tokenizer.json": tokenizer.to_str().encode()}
+
+
 @pytest.fixture(scope="module")
 def repositories():
     return {name: make() for name, make in REPOSITORIES.items()}
@@ -68,6 +86,7 @@ def hub(repositories):
         "google-t5/t5-base": t5_base(),
         "google/vit-base-patch16-224": _model(transformers.ViTConfig(num_labels=1000)),
     }
+    models |= {name: decoder(config) for name, config in DECODERS.values()}
     server = Hub(repositories | models)
     yield server
     server.close()
