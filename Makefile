@@ -123,9 +123,11 @@ soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
 # Prove strategies on every decoder type of transformers.
-# Each made tiny, against one process, in float64; writes docs/models.md.
+# Each made tiny, against one process, in float64; writes docs/models.md. Then the same of the library's own parallelism,
+# in docs/outsiders.md.
 zoo: .venv/dev
 	$(BIN)/python benchmarks/zoo.py
+	$(BIN)/python benchmarks/outsiders.py
 
 # Measure what docs/performance.md holds.
 # Other trainers and the same by hand on two ranks, plans, cp compared with tp and ep with FSDP, checkpoints, 1 to 8
