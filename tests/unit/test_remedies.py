@@ -20,7 +20,7 @@ CALL = re.compile(r"\bsnakemake (?=-|results/|slurm\b|all\b)(.*)")
 
 def spans(text):
     """Yield the lines of code blocks, and what is between backticks."""
-    blocks = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+    blocks = re.compile(r"``` ?\w*\n(.*?)```", re.DOTALL)
     for block in blocks.findall(text):
         yield from (line.split(" # ")[0] for line in block.replace("\\\n", " ").splitlines())
     yield from (" ".join(span.split()) for span in re.findall(r"`([^`]+)`", blocks.sub("", text)))
