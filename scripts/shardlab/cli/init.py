@@ -6,6 +6,7 @@ Their test loss is the baseline of a training. What the model contains is checke
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,7 +41,8 @@ def main() -> None:
         from shardlab.proof import of_workload  # imports take seconds
 
         # Before anything starts a thread: it forks.
-        for sentence in of_workload.check(run, args.strategies, args.settings.with_name("proofs.json")):
+        parts = max(each.mesh.tensor_parts for each in _runs(run, args.strategies))
+        for sentence in of_workload.check(run, args.strategies, args.settings.with_name("proofs.json"), parts):
             print(f"note: {sentence}")
     distributed.start(run.site)
     dtype = getattr(torch, run.recipe.dtype)
@@ -49,7 +51,7 @@ def main() -> None:
     models.check_plan(complete.model, model)
     tasks.check_loss(run, model)
     code_fingerprint.check_imported(run.sources, run.model.sources)
-    runs = [Run.model_validate(complete.model_dump() | {"strategy": n} | some) for n, some in args.strategies.items()]
+    runs = [completed(each, model) for each in _runs(complete, args.strategies)]
     contents.check_all(complete, model, runs, {})
     contents.check_drawn(complete, model)
     digest = save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
@@ -73,3 +75,8 @@ def main() -> None:
     )
     report.write(args.report)
     print(f"test loss {report.loss}")
+
+
+def _runs(run: Run, strategies: dict[str, Any]) -> list[Run]:
+    """Return the run under each of the strategies that will train."""
+    return [Run.model_validate(run.model_dump() | {"strategy": name} | some) for name, some in strategies.items()]

@@ -22,13 +22,14 @@ from shardlab.settings import code_fingerprint, load
 from shardlab.settings.types import Run, Strategy
 
 LARGEST = 2
-"""Degree of each axis in a proof: more ranks prove nothing more."""
+"""Degree of each axis in a proof: more ranks prove nothing more, if key heads are fewer than the ranks here, too."""
 
 
-def check(run: Run, names: Iterable[str], kept: Path) -> list[str]:
+def check(run: Run, names: Iterable[str], kept: Path, tensor_parts: int = 1) -> list[str]:
     """Check that these strategies train a tiny model of a run's class as one process does; return notes.
 
-    ``kept``: file with the proofs of earlier calls. Call it before the process has threads.
+    ``tensor_parts``: largest degree of tensor parallelism among them. ``kept``: file with the proofs of earlier calls.
+    Call it before the process has threads.
 
     Raises:
         UserError: a strategy does not; names the parameter that differs most, and what to do.
@@ -36,7 +37,7 @@ def check(run: Run, names: Iterable[str], kept: Path) -> list[str]:
     strategies = {name: _small(load.variant_of_strategy(name)) for name in names}
     strategies = {name: settings for name, settings in strategies.items() if settings.engine == "torch"}
     try:
-        proofs = [*_proofs(run, strategies, kept)]
+        proofs = [*_proofs(run, strategies, kept, tensor_parts)]
     except UserError as error:
         if adapted := [name for name, settings in strategies.items() if _is_adapted(settings)]:
             raise UserError(
@@ -58,13 +59,13 @@ def check(run: Run, names: Iterable[str], kept: Path) -> list[str]:
     return [f"at tiny sizes, a step of these is that of one process: {', '.join(equal)}"] if equal else []
 
 
-def _proofs(run: Run, strategies: dict[str, Strategy], kept: Path) -> Iterator[Proof]:
+def _proofs(run: Run, strategies: dict[str, Strategy], kept: Path, tensor_parts: int) -> Iterator[Proof]:
     """Yield the proof of each strategy, from the file or new; new ones are added to it."""
     assert run.model.folder is not None
     written = Written(run.model.blocks, run.model.tensor)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        tiny_config.write(tiny_config.read(Path(run.model.folder), run.model.args), folder)
+        tiny_config.write(tiny_config.read(Path(run.model.folder), run.model.args), folder, tensor_parts)
         keys = {name: _key(folder, name, settings, written) for name, settings in strategies.items()}
         known = _read(kept)
         for name, key in keys.items():
