@@ -53,6 +53,13 @@ CONFIGS = {
     ),
     "gemma": transformers.GemmaConfig(**SIZES, head_dim=8, pad_token_id=0),
     "gemma2": transformers.Gemma2Config(**SIZES, head_dim=8, sliding_window=8, pad_token_id=0),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SIZES | {"num_key_value_heads": 1},
+        head_dim=8,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+        pad_token_id=0,
+    ),
     "gpt_oss": transformers.GptOssConfig(
         **SIZES,
         head_dim=8,
@@ -116,6 +123,7 @@ CLASSES = {
     "mixtral": transformers.MixtralForCausalLM,
     "gemma": transformers.GemmaForCausalLM,
     "gemma2": transformers.Gemma2ForCausalLM,
+    "gemma3": transformers.Gemma3ForCausalLM,
     "gpt_oss": transformers.GptOssForCausalLM,
     "gptj": transformers.GPTJForCausalLM,
     "hunyuan": transformers.HunYuanDenseV1ForCausalLM,

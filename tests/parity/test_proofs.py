@@ -39,6 +39,12 @@ def test_layers_of_each_kind_stay():
     assert {*tiny_config.tiny(config).layer_types} == {*config.layer_types}
 
 
+@pytest.mark.parametrize(("parts", "heads"), [(2, 2), (8, 2), (16, 1)])
+def test_key_heads_that_are_fewer_than_the_ranks_are_so_in_a_proof(parts, heads, tmp_path):
+    tiny_config.write(transformers.LlamaConfig(num_key_value_heads=8), tmp_path, parts)
+    assert tiny_config.read(tmp_path).num_key_value_heads == heads
+
+
 def test_sizes_that_do_not_fit_are_one_sentence():
     config = transformers.LlamaConfig()
     config.num_key_value_heads = 3

@@ -37,11 +37,16 @@ SPLIT = ("llama", "qwen3", "phi3", "mixtral")
 """Models that are split by the library's plan: heads, norms per head and ties, gathered products, experts."""
 PLANNED = ("gpt_oss", "gptj", "hunyuan", "lfm2", "opt", "stablelm")
 """Models whose plan is ours (models/_tensor_plans.py)."""
+COPIED = [("gemma3", s) for s in ("tp", "tp_sp", "tp_loss", "fsdp_tp")]
+COPIED += [(m, s) for m in ("llama", "qwen3") for s in ("fsdp_tp@tp=4", "fsdp_tp_sp@tp=4")]
+"""Models of fewer key and value heads than tensor-parallel ranks: 1 on 2 ranks, 2 on 4."""
 WRITTEN = {
     "apertus_whole": ApertusConfig.base_model_tp_plan | {"layers.*.mlp.act_fn": "replicated_with_grad_allreduce"}
 }
 """Model: the plan in its workload's file, of the layers. The library's plan of Apertus lacks its activation."""
-WORKLOADS = BASES | dict.fromkeys((*PARTLY_FLOAT32, *SPLIT, *PLANNED, "gemma2", "apertus", *WRITTEN), "llama2")
+WORKLOADS = BASES | dict.fromkeys(
+    (*PARTLY_FLOAT32, *SPLIT, *PLANNED, "gemma2", "apertus", *WRITTEN, "gemma3"), "llama2"
+)
 BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 """Those of the others are what the library declares."""
 HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "max_grad_norm": 0.01}
@@ -49,7 +54,7 @@ HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
 RESUMED = [
     ("tp", "fsdp_tp", "mixtral"),
     ("fsdp_tp", "single", "mixtral"),
-    ("tp", "ddp", "qwen3"),
+    ("tp", "ddp", "gemma3"),
     ("fsdp", "tp", "qwen3"),
     ("pp", "fsdp", "gpt2"),
     ("fsdp", "pp_zbv", "gpt2"),
@@ -57,7 +62,7 @@ RESUMED = [
 ]
 """Strategy that stops, strategy that resumes, model: with experts, norms per head, an embedding of two stages."""
 
-MEASURED = ("pp_zbv-llama", "fsdp_pp-gpt2", "tp-qwen3", "tp_loss-qwen3")
+MEASURED = ("pp_zbv-llama", "fsdp_pp-gpt2", "tp-gemma3", "tp_loss-qwen3")
 """Cases whose memory is compared with their plan."""
 
 
@@ -89,9 +94,10 @@ CASES += [Case("fsdp_size", "gpt2")]  # its units are the tied embedding, the ou
 BY_PLANS = [Case(s, m) for s in ("tp", "fsdp_tp") for m in SPLIT]
 BY_PLANS += [Case(s, m) for s in ("tp_sp", "tp_loss", "fsdp_tp_sp") for m in ("llama", "qwen3")]
 BY_PLANS += [Case(s, "mixtral") for s in ("ep", "fsdp_ep", "fsdp_tp_ep")]
+BY_PLANS += [Case(s, m) for m, s in COPIED]
 BY_PLANS += [Case(case.strategy, case.model, hard=True) for case in BY_PLANS]
 BY_PLANS += [Case("tp", m) for m in (*PLANNED, *WRITTEN)]
-SHORT = ("tp-qwen3", "fsdp_tp-mixtral", "tp_loss-qwen3", "ep-mixtral", "tp-opt")
+SHORT = ("tp-qwen3", "fsdp_tp-mixtral", "tp_loss-qwen3", "ep-mixtral", "tp-opt", "tp-gemma3", "fsdp_tp@tp=4-llama")
 CASES += [Case(s, m) for s in ("cp", "cp_ulysses") for m in ("llama", "gpt_oss")]
 CASES += [Case(s, m, hard=True) for s in ("cp", "cp_ulysses", "fsdp_cp") for m in ("llama", "gpt_oss", "gemma2")]
 PARTIAL = Case("tp", "apertus")
@@ -325,12 +331,14 @@ def test_what_tensor_parallelism_cannot_split_is_refused(resolved):
         return contents.split_share(run, model)
 
     assert 0.9 < check("tp", "llama") < 1
+    assert 0.8 < check("tp", "llama", args={"num_key_value_heads": 1}) < check("tp", "llama")
     with pytest.raises(UserError, match="plan that splits no layer \\(none is declared\\); write one under `tensor:`"):
         check("tp", "gpt2")
     with pytest.raises(UserError, match="plan that splits no layer \\(lm_head\\)"):
         check("tp", "llama", tensor={"lm_head": "colwise_gather_output"})
-    with pytest.raises(UserError, match="heads that tp does not divide \\(num_key_value_heads 1\\); choose a degree"):
-        check("fsdp_tp", "llama", args={"num_key_value_heads": 1})
+    uneven = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
+    with pytest.raises(UserError, match="heads that tp does not divide \\(num_key_value_heads 3\\); choose a degree"):
+        check("fsdp_tp", "llama", args=uneven)
     with pytest.raises(UserError, match=r"no submodule of model .* matches model\.layers\.0\.mlp"):
         check("tp", "llama", tensor={"model.layers.0.mlp.up_proj": "colwise"})
 

@@ -6,6 +6,7 @@ Their test loss is the baseline of a training. What the model contains is checke
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,7 +44,7 @@ def main() -> None:
     models.check_plan(complete.model, model)
     tasks.check_loss(run, model)
     code_fingerprint.check_imported(run.sources, run.model.sources)
-    runs = [Run.model_validate(complete.model_dump() | {"strategy": n} | some) for n, some in args.strategies.items()]
+    runs = [completed(each, model) for each in _runs(complete, args.strategies)]
     contents.check_all(complete, model, runs, {})
     contents.check_drawn(complete, model)
     digest = save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
@@ -67,3 +68,8 @@ def main() -> None:
     )
     report.write(args.report)
     print(f"test loss {report.loss}")
+
+
+def _runs(run: Run, strategies: dict[str, Any]) -> list[Run]:
+    """Return the run under each of the strategies that will train."""
+    return [Run.model_validate(run.model_dump() | {"strategy": name} | some) for name, some in strategies.items()]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shardlab.errors import UserError
 from shardlab.models import build, matching, without_numbers
 from shardlab.models._chain import Chain
-from shardlab.models.declared import layer_lists, split_unevenly
+from shardlab.models.declared import COPIED, layer_lists, split_unevenly
 from shardlab.patches.torch_modules import attributes_read
 from shardlab.settings.model_rules import KEY, OWN_PIECES, OWN_SAMPLES, RULES, techniques
 from shardlab.settings.types import Run
@@ -305,7 +305,7 @@ def _between_whole(run: Run, model: nn.Module) -> list[str]:
         return lists or ["no list of layers"]
     inside = f"{without_numbers(lists[0])}.*."
     plan = {pattern.removeprefix(inside): style for pattern, style in run.model.tensor.items() if inside in pattern}
-    known = ("colwise", "rowwise", "replicated_with_grad_allreduce")
+    known = ("colwise", "rowwise", "replicated_with_grad_allreduce", COPIED)
     return [inside + each for each, style in plan.items() if style not in known or "." not in each]
 
 

@@ -23,8 +23,8 @@ def completed(run: Run, model: nn.Module) -> Run:
     found: dict[str, Any] = {}
     if not settings.blocks:
         found["blocks"] = [f"{name}.*" for name in layer_lists(model)]
-    if not settings.tensor:
-        found["tensor"] = tensor_plan(model)
+    plan = settings.tensor or tensor_plan(model)
+    found["tensor"] = with_copied_heads(plan, model, run.mesh.tensor_parts)
     if not settings.experts:
         found["experts"] = expert_modules(model)
     if isinstance(model, Chain) and "pipeline" in techniques(run):
@@ -56,6 +56,36 @@ def split_unevenly(model: nn.Module, plan: dict[str, str]) -> list[str]:
         if len({SPLIT_DIMENSIONS.get(style or "", style) for style in styles}) > 1:
             found += names
     return found
+
+
+COPIED = "replicated_kv_heads"
+"""Style: layers of key and value heads that every tensor-parallel rank has whole, to compute those of its queries."""
+
+
+def with_copied_heads(plan: dict[str, str], model: nn.Module, parts: int) -> dict[str, str]:
+    """Return a plan for ``parts`` ranks: layers of fewer key and value heads than that are whole on each of them."""
+    copied = {
+        pattern
+        for pattern, style in plan.items()
+        if style == "colwise"
+        and pattern.endswith((".k_proj", ".v_proj"))
+        and _are_copied(named(model, pattern.rpartition(".")[0]), parts)
+    }
+    return plan | dict.fromkeys(copied, COPIED)
+
+
+def _are_copied(attentions: list[Any], parts: int) -> bool:
+    counts = {kv_heads(each) for each in attentions}
+    few = any(count and count < parts for count in counts)
+    return few and all(count and (count % parts == 0 or parts % count == 0) for count in counts)
+
+
+def kv_heads(attention: Any) -> Any:
+    """Return the number of key heads of the library's attention; None if it does not repeat them for its queries."""
+    keys, width = getattr(attention, "k_proj", None), getattr(attention, "head_dim", None)
+    if not isinstance(keys, nn.Linear) or not width or not hasattr(attention, "num_key_value_groups"):
+        return None
+    return keys.out_features // width
 
 
 def expert_modules(model: nn.Module) -> list[str]:

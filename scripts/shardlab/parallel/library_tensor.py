@@ -22,7 +22,7 @@ from transformers.distributed.tensor_parallel import ColwiseParallel, RowwisePar
 
 from shardlab.models._chain import Absent
 from shardlab.models._library_chain import STATES
-from shardlab.models.declared import layer_lists
+from shardlab.models.declared import COPIED, kv_heads, layer_lists
 from shardlab.models.weights import names
 from shardlab.parallel import tensor
 from shardlab.runtime.distributed import text_of_mesh
@@ -40,14 +40,35 @@ class _OfOwnHeads(TensorParallelLayer):  # type: ignore[misc]
 
     @contextmanager
     def context_around_forward(self, module: nn.Module, mesh: DeviceMesh) -> Iterator[None]:
-        own = dict(module._parameters)
-        for name, value in own.items():
+        whole = dict(module._parameters)
+        for name, value in whole.items():
             if isinstance(value, DTensor):
-                module._parameters[name] = value.to_local(grad_placements=[Partial()])  # type: ignore[assignment]
+                own = self.own_part(value.to_local(grad_placements=[Partial()]), mesh)
+                module._parameters[name] = own  # type: ignore[assignment]
         try:
             yield
         finally:
-            module._parameters.update(own)
+            module._parameters.update(whole)
+
+    def own_part(self, parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+        """Return what this rank uses of a parameter."""
+        return parameter
+
+
+class _CopiedHeads(_OfOwnHeads):
+    """Keys or values of fewer heads than ranks: each rank computes the head that its queries belong to."""
+
+    def __init__(self, heads: Any) -> None:
+        self.heads = heads
+
+    def own_part(self, parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+        first = mesh.get_local_rank() * self.heads // mesh.size()
+        heads = parameter.unflatten(0, (self.heads, -1))
+        return heads.narrow(0, first, max(1, self.heads // mesh.size())).flatten(0, 1)
+
+    def transform_inputs_pre_forward(self, module: nn.Module, args: Any, kwargs: Any, mesh: DeviceMesh) -> Any:
+        # Each rank's heads give a part of the input's gradient.
+        return (_laid_out(mesh, Replicate(), args[0]).to_local(grad_placements=[Partial()]), *args[1:]), kwargs
 
 
 class _LocalHeads(TensorParallelLayer):  # type: ignore[misc]
@@ -55,14 +76,14 @@ class _LocalHeads(TensorParallelLayer):  # type: ignore[misc]
 
     def install_forward(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         for key in NUMBERS_OF_HEADS & {*vars(module)}:
-            setattr(module, key, cast(int, getattr(module, key)) // mesh.size())
+            setattr(module, key, max(1, cast(int, getattr(module, key)) // mesh.size()))
         return module
 
 
 NUMBERS_OF_HEADS = {"num_heads", "num_attention_heads", "num_key_value_heads", "n_heads"}
 SEQUENCE = Shard(1)
 GATHERED = ("colwise_gather_output", "colwise_rep")
-OURS = {"replicated_with_grad_allreduce": _OfOwnHeads(), "local_heads": _LocalHeads()}
+OURS = {"replicated_with_grad_allreduce": _OfOwnHeads(), "local_heads": _LocalHeads(), COPIED: _OfOwnHeads()}
 """Styles of the library that are not used as they are, and those that it does not have."""
 
 
@@ -83,12 +104,14 @@ def apply(
     modules = dict(model.named_modules())
     inside = tuple(f"{name}." for name in layer_lists(model))
     for name, style in styles.items():
+        owner, _, leaf = name.rpartition(".")
         layer: Any = OURS[style] if style in OURS else ALL_PARALLEL_STYLES[style]
+        if style == COPIED and name in modules:
+            layer = _CopiedHeads(kv_heads(modules[owner]))
         if sequence_parallel and style == "rowwise" and name.startswith(inside):
             layer = RowwiseParallel(output_layouts=SEQUENCE, use_local_output=False)
         if loss_parallel and style in GATHERED and not name.startswith(inside):
             layer = ColwiseParallel(use_local_output=False)
-        owner, _, leaf = name.rpartition(".")
         if isinstance(modules.get(name), Absent):
             continue  # of another pipeline stage
         if name in modules:
@@ -97,6 +120,8 @@ def apply(
             layer.install_forward(modules[name], mesh)
         elif modules[owner]._parameters.get(leaf) is not None:
             layer.shard_param(modules[owner], leaf, mesh)
+    for attention in {name.rpartition(".")[0] for name, style in styles.items() if style == COPIED and name in modules}:
+        _repeat_copies(modules[attention], mesh.size())
     if _has_dropout(model):
         for inner in _split_inside(modules, styles):
             _draw_own_masks(inner, mesh.get_local_rank())
@@ -114,6 +139,11 @@ def apply(
         ", sequence parallel" if sequence_parallel else "",
         ", loss parallel" if loss_parallel else "",
     )
+
+
+def _repeat_copies(attention: Any, ranks: int) -> None:
+    """Let an attention repeat this rank's one key head for those queries of its that are on this rank."""
+    attention.num_key_value_groups //= max(1, ranks // kv_heads(attention))
 
 
 def _split_sequences(model: nn.Module, modules: dict[str, nn.Module], styles: dict[str, str], mesh: DeviceMesh) -> None:

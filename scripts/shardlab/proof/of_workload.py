@@ -22,21 +22,21 @@ from shardlab.settings import code_fingerprint, load, proven
 from shardlab.settings.types import Run, Strategy
 
 LARGEST = 2
-"""Degree of each axis in a proof: more ranks prove nothing more."""
+"""Degree of each axis in a proof: more ranks prove nothing more, if key heads are fewer than the ranks here, too."""
 
 
-def check(run: Run, names: Iterable[str], kept: Path) -> list[Proof]:
+def check(run: Run, names: Iterable[str], kept: Path, tensor_parts: int = 1) -> list[Proof]:
     """Return the proofs that these strategies train a tiny model of a run's class as one process does. Of strategies
     that are alike but for their sizes, one is tried. DeepSpeed's are not.
 
-    ``kept``: file with the proofs of earlier calls, and what is refused (settings/proven.py). Call it in a process that
-    has no threads.
+    ``kept``: file with the proofs of earlier calls, and what is refused (settings/proven.py). ``tensor_parts``: largest
+    degree of tensor parallelism among them. Call it in a process that has no threads.
     """
     strategies = {name: _small(load.variant_of_strategy(name)) for name in names}
     strategies = {name: settings for name, settings in strategies.items() if settings.engine == "torch"}
     known = _read(kept)
     try:
-        proofs = [*_proofs(run, strategies, known)]
+        proofs = [*_proofs(run, strategies, known, tensor_parts)]
     except UserError as error:
         reason = f"no tiny model of {run.model.name} could be made: {str(error).rstrip('.')}"
         proofs = [Proof(name, "failed", reason) for name in strategies]
@@ -61,13 +61,15 @@ def _why(proof: Proof, equal: list[str]) -> str:
     return f"it could not be proven at tiny sizes ({proof.reason}); {use}."
 
 
-def _proofs(run: Run, strategies: dict[str, Strategy], known: dict[str, list[Any]]) -> Iterator[Proof]:
+def _proofs(
+    run: Run, strategies: dict[str, Strategy], known: dict[str, list[Any]], tensor_parts: int
+) -> Iterator[Proof]:
     """Yield the proof of each strategy, a known one or new; new ones are added to the known."""
     assert run.model.folder is not None
     written = Written(run.model.blocks, run.model.tensor)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        tiny_config.write(tiny_config.read(Path(run.model.folder), run.model.args), folder)
+        tiny_config.write(tiny_config.read(Path(run.model.folder), run.model.args), folder, tensor_parts)
         keys = {name: _key(folder, name, settings, written) for name, settings in strategies.items()}
         first = {key: name for name, key in reversed(keys.items()) if key not in known}
         missing = {name: strategies[name] for name, key in keys.items() if first.get(key) == name}

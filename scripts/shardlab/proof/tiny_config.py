@@ -180,9 +180,15 @@ def _layers_kept(values: dict[str, Any], layers: int | None) -> list[int]:
     return [kept[number % len(kept)] for number in range(LAYERS)]
 
 
-def write(config: PreTrainedConfig, folder: Path) -> None:
-    """Write the tiny configuration into a folder, as config.json."""
+def write(config: Any, folder: Path, tensor_parts: int = 1) -> None:
+    """Write the tiny configuration into a folder, as config.json.
+
+    ``tensor_parts``: largest degree of tensor parallelism. Fewer key and value heads than that are one, so that they
+    are fewer than the ranks of a proof, too.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if getattr(config, "num_key_value_heads", None) in range(1, tensor_parts):
+        config.num_key_value_heads = 1
     tiny(config).save_pretrained(folder)
 
 

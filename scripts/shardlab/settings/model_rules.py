@@ -72,7 +72,10 @@ RULES = {
     "uneven_experts": Rule(
         "a number of experts that ep does not divide", {"fsdp": "choose an ep that divides it, or use fsdp"}
     ),
-    "indivisible": Rule("heads that tp does not divide", {"tensor": "choose a degree that divides them, or use fsdp"}),
+    "indivisible": Rule(
+        "heads that tp does not divide",
+        {"tensor": "choose a degree that divides them, or is a multiple of the key/value heads, or use fsdp"},
+    ),
     "scalar": Rule("parameters without dimensions", dict.fromkeys(("fsdp", *ZERO), ONE_VALUE)),
     "strided": Rule("transposed parameters, stored contiguously from then on"),
     "empty": Rule(

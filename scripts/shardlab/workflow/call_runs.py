@@ -114,14 +114,19 @@ class CallRuns:
 
     def to_prove(self, workload: str) -> str:
         """Return the strategies that may train a workload's initial weights, those that were refused before, too, as
-        JSON: {name: digest of its code}.
+        JSON: {name: {tensor_parts: its degree of tensor parallelism, code: digest}}.
         """
         found = {}
         for name in (*resolve.names(self.config), *self.requested):
             if resolve.weights_of(name[1]) == workload:
                 with suppress(UserError):  # it does not apply
                     found[name[0]] = self.run(name)
-        return json.dumps({name: run_identity.digest(run.sources) for name, run in found.items() if not run.script})
+        needed = {
+            name: {"tensor_parts": run.mesh.tensor_parts, "code": run_identity.digest(run.sources)}
+            for name, run in found.items()
+            if not run.script
+        }
+        return json.dumps(needed)
 
     def planned(self, wildcards: Any, input: Any) -> tuple[Run | None, str]:
         """Return the settings of a run for run.json, and a warning or a note for its log, or ""; None with an error.
