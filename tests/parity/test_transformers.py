@@ -99,7 +99,9 @@ BY_PLANS += [Case(case.strategy, case.model, hard=True) for case in BY_PLANS]
 BY_PLANS += [Case("tp", m) for m in (*PLANNED, *WRITTEN)]
 SHORT = ("tp-qwen3", "fsdp_tp-mixtral", "tp_loss-qwen3", "ep-mixtral", "tp-opt", "tp-gemma3", "fsdp_tp@tp=4-llama")
 CASES += [Case(s, m) for s in ("cp", "cp_ulysses") for m in ("llama", "gpt_oss")]
+CASES += [Case("cp_ring", "llama")]
 CASES += [Case(s, m, hard=True) for s in ("cp", "cp_ulysses", "fsdp_cp") for m in ("llama", "gpt_oss", "gemma2")]
+CASES += [Case("cp_ring", m, hard=True) for m in ("llama", "qwen3", "gemma", "mixtral")]
 PARTIAL = Case("tp", "apertus")
 PIPELINES = ("mp", "mp_ranks", "pp_gpipe", "pp", "pp_interleaved", "pp_zbv", "pp_replicated", "fsdp_pp")
 CASES += [*BY_PLANS, *(Case(s, m) for s in PIPELINES for m in ("llama", "gpt2"))]

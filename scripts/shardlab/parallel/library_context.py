@@ -2,7 +2,7 @@
 
 A mask is made by the model's own rule (causal, windows, chunks) of the positions that this rank has in the whole
 sequence, and each layer attends by the library's own functions, to keys and values that come from all ranks. What the
-library calls its attention with (softcap, sinks) stays.
+library calls its attention with (softcap, sinks) stays. The ring knows causal attention alone.
 """
 
 import inspect
@@ -23,14 +23,17 @@ from shardlab.errors import UserError
 from shardlab.models._chain import INPUTS
 from shardlab.models._sequence import SequenceSplit
 from shardlab.parallel.context import all_gather_single_autograd, to_heads, to_positions
+from shardlab.parallel.ring import ring
 from shardlab.patches.torch_modules import around_forward
 from shardlab.settings.types import Run
 
 log = logging.getLogger(__name__)
 
-ALGORITHMS = ("gather", "ulysses")
 MORE_THAN_A_MASK = ("softcap", "s_aux", "position_bias")
 """Arguments of an attention that the library's fused function does not take."""
+NO_RING, INSTEAD = "context: ring is for causal attention alone, and", "set context to gather or ulysses."
+ROWS = 256
+"""Rows of a mask that are looked at together."""
 
 
 def check(run: Run, model: Any) -> None:
@@ -40,11 +43,6 @@ def check(run: Run, model: Any) -> None:
         UserError: it does not, or the algorithm or the number of ranks do not fit.
     """
     name, parts = run.model.name, run.mesh.parts("sequence") * run.mesh.tensor_parts
-    if run.options.context not in ALGORITHMS:
-        raise UserError(
-            f"context: {run.options.context} does not know the masks of transformers models ({name}); set it to "
-            f"{' or '.join(ALGORITHMS)}."
-        )
     if not getattr(model, "_supports_attention_backend", False):
         raise UserError(
             f"model {name} does not attend through the library's registry of attentions, so its sequences cannot be "
@@ -64,7 +62,7 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: dist.Process
     """Make a model, or a pipeline's part of one, attend to all positions from those that this rank has."""
     kind = f"shardlab_{name}"
     whole = name == "ulysses"
-    attend = {"gather": _gathered, "ulysses": _ulysses}[name]
+    attend = {"gather": _gathered, "ulysses": _ulysses, "ring": _ring}[name]
 
     # By the library's names, under which some models give them.
     def attention(
@@ -72,13 +70,19 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: dist.Process
     ) -> Any:
         return attend(_Call(module, query, key, value, attention_mask, options), split, group)
 
-    def mask(batch_size: int, q_length: int, kv_length: int, *, mask_function: Any, **options: Any) -> Tensor:
+    def mask(batch_size: int, q_length: int, kv_length: int, *, mask_function: Any, **options: Any) -> Tensor | None:
         device = options.get("device", "cpu")
         keys = torch.arange(q_length * split.ranks, device=device)
         queries = keys if whole else split.positions(q_length, keys.device)
         rows = torch.arange(batch_size, device=device).view(-1, 1, 1, 1)
         heads = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
-        allowed: Tensor = mask_function(rows, heads, queries.view(1, 1, -1, 1), keys.view(1, 1, 1, -1))
+        if name == "ring":  # some rows at a time: the whole mask is what a ring avoids
+            for some in queries.split(ROWS):
+                allowed = mask_function(rows, heads, some.view(1, 1, -1, 1), keys.view(1, 1, 1, -1))
+                if not torch.equal(allowed[0, 0], keys <= some.unsqueeze(1)):
+                    raise UserError(f"{NO_RING} its layers have windows, chunks or other masks; {INSTEAD}")
+            return None
+        allowed = mask_function(rows, heads, queries.view(1, 1, -1, 1), keys.view(1, 1, 1, -1))
         return allowed.expand(batch_size, -1, len(queries), len(keys))
 
     AttentionInterface.register(kind, attention)
@@ -140,6 +144,18 @@ def _ulysses(call: _Call, split: SequenceSplit, group: dist.ProcessGroup) -> Any
         options = options | ({"s_aux": own["sinks"]} if options.get("s_aux") is not None else {})
     mixed, _ = _attend(_Call(_View(module, own), query, key, value, call.mask, options))
     return to_positions(mixed.transpose(1, 2), split, group).transpose(1, 2).contiguous(), None
+
+
+def _ring(call: _Call, split: SequenceSplit, group: dist.ProcessGroup) -> Any:
+    query, key, value, options = call.query, call.key, call.value, call.options
+    if any(options.get(each) is not None for each in MORE_THAN_A_MASK):
+        raise UserError(f"{NO_RING} its attention has a softcap, sinks or a bias; {INSTEAD}")
+    if options.get("dropout") or key.shape != value.shape:
+        raise UserError(f"{NO_RING} its attention has dropout, or keys and values of different sizes; {INSTEAD}")
+    width = query.shape[-1]
+    scaled = query * (options["scaling"] * math.sqrt(width)) if options.get("scaling") else query
+    mixed = ring(scaled, key, value, None, causal=True, split=split, group=group)
+    return mixed.transpose(1, 2).contiguous(), None
 
 
 def _attend(call: _Call) -> tuple[Tensor, Tensor | None]:

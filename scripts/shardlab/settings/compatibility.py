@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from shardlab.errors import Unsupported, UserError, choices
+from shardlab.settings import pretrained
 from shardlab.settings.mesh import AXES, ParallelDims, divisors, divisors_of
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
@@ -109,6 +110,8 @@ def check_experts(mesh: ParallelDims, workload: Workload, name: str, args: dict[
             f"workload {name} has no experts for ep to split; if its model has a mixture of experts, name its modules "
             f"under `experts:` in config/workloads/{name}.yaml."
         )
+    if workload.is_declared and not pretrained.names_experts(workload.model):
+        raise Unsupported(f"the config.json of {workload.model} names no experts that ep could split.")
     possible = {*divisors_of(shards), *(shards * degree for degree in divisors_of(replicas))}
     if ep not in possible:
         raise Unsupported(

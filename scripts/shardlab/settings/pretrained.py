@@ -34,6 +34,12 @@ def folder_of(name: str) -> str | None:
     return place if place[0] in "/." else str(MODELS / place.replace("/", "--"))
 
 
+def names_experts(name: str) -> bool:
+    """Return whether the config.json of a transformers model has a key of experts; True if it is not downloaded yet."""
+    path = Path(str(folder_of(name))) / "config.json"
+    return not path.exists() or "expert" in path.read_text(encoding="utf-8")
+
+
 def tokenizer_of(workload: Workload, args: Mapping[str, Any]) -> str | None:
     """Return the folder of the tokenizer that encodes a workload's texts: its model's; None: one is trained, also where
     a folder with fresh weights (``args``: those of the model) has none.
