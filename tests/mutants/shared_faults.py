@@ -371,8 +371,8 @@ FAULTS = [
     Fault(
         "gradient norms are compared after updates, too",
         SUMMARY,
-        "for own, other in steps[:1]]",
-        "for own, other in steps]",
+        '_of_steps(steps[:1], single, "grad_norm")',
+        '_of_steps(steps, single, "grad_norm")',
         at("unit/test_summary", "test_first_steps_and_runs_that_learn_nothing"),
     ),
     Fault(

@@ -30,6 +30,8 @@ MEMORY = (
 )
 
 
+NOISE = {"rounding alone (twins)": "noise_floor", "single in full precision": "full_precision_rel_diff"}
+"""Last rows of the matrix: column of the table."""
 WEIGHTS = (
     "Farthest weight: the parameter or buffer whose relative difference from single's is the largest part of its "
     "tolerance; without twins, the largest difference."
@@ -132,9 +134,10 @@ def swept(found: pd.DataFrame) -> pd.DataFrame:
 def _matrix(table: pd.DataFrame, strategies: list[str], workloads: list[str]) -> str:
     cells = {(row["strategy"], row["workload"]): _cell(row) for row in table.to_dict("records")}
     rows = [[strategy, *(cells.get((strategy, w), "-") for w in workloads)] for strategy in strategies]
-    noise_floors = table.groupby("workload").noise_floor.max()
-    if noise_floors.notna().any():
-        rows.append(["rounding alone (twins)", *(_number(noise_floors.get(w), ".0e") for w in workloads)])
+    for name, column in NOISE.items():
+        largest = table.groupby("workload")[column].max()
+        if largest.notna().any():
+            rows.append([name, *(_number(largest.get(w), ".0e") for w in workloads)])
     return tabulate(rows, headers=["strategy", *workloads], tablefmt="pipe", disable_numparse=True)
 
 
