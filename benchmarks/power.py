@@ -29,7 +29,7 @@ from trainers.judged import configured, prepare, rows, twins  # type: ignore[imp
 from shardlab.errors import UserError, run_program
 from shardlab.files import write_text
 from shardlab.records.reports import FIRST_STEPS
-from shardlab.report.verdict import DIFFERENCES, EQUAL, ROUNDING, judge
+from shardlab.report.verdict import DIFFERENCES, EQUAL, LOW_MULTIPLE, ROUNDING, judge
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
 from shardlab.settings.precisions import LOW, PRECISIONS, STATES
@@ -263,9 +263,10 @@ def cell(row: dict[Any, Any]) -> str:
         return f"- ({max(row['first_rel_diff'], *(row[each] for each in DIFFERENCES)):.0e})"
     if row["first_rel_diff"] > row["first_tolerance"]:
         return f"start {row['first_rel_diff']:.0e}"
-    if not pd.isna(row["weights_tolerance"]) and row["weights_rel_diff"] > row["weights_tolerance"]:
+    end = max(row[each] for each in DIFFERENCES)
+    if pd.isna(row["tolerance"]) and end <= LOW_MULTIPLE * row["noise_floor"]:
         return f"weights {row['weights_rel_diff']:.0e}"
-    return f"end {max(row[each] for each in DIFFERENCES):.0e}"
+    return f"end {end:.0e}"
 
 
 def main() -> None:
@@ -288,7 +289,8 @@ def main() -> None:
                 tables.append(judged(run, Path(folder)).assign(precision=precision))
             write_text(args.output, pd.concat(tables).to_csv(index=False))
     table = pd.concat(tables, ignore_index=True)
-    print(f"start: first {FIRST_STEPS} steps; end: test or validation loss; -: not seen (their largest difference).\n")
+    print(f"start: first {FIRST_STEPS} steps; end: test or validation loss; weights: of a parameter; -: not seen")
+    print("(largest difference of first steps and losses).\n")
     print(shown(table, args.workloads))
     if not table[table.strategy == "none"].equality.isin([EQUAL, ROUNDING]).all():
         raise UserError("a training without a fault is not equal to single.")

@@ -210,13 +210,12 @@ def farthest_weight(
     ``exact``: those that have to be equal. The others may differ by MULTIPLE times the ``tolerance`` of a loss, or by
     MULTIPLE times the ``twins``' largest difference of the same weight. Only twins show which weights are noise: where
     a gradient is nothing but rounding (a key's bias before the softmax, a bias before batch norm), Adam takes full
-    steps in random directions. Without twins these have no tolerance. In low precision (no ``tolerance``) twins alone
-    count, LOW_MULTIPLE times.
+    steps in random directions. Without twins these have no tolerance. In low precision there is no ``tolerance``, and
+    twins alone count.
     """
     if not differences:
         return {}
-    multiple = verdict.LOW_MULTIPLE if tolerance is None else verdict.MULTIPLE
-    tolerances = {name: multiple * max(tolerance or 0.0, apart) for name, apart in twins.items()}
+    tolerances = {name: verdict.MULTIPLE * max(tolerance or 0.0, apart) for name, apart in twins.items()}
     tolerances |= dict.fromkeys(exact, 0.0)
 
     def part(name: str) -> tuple[float, float]:

@@ -8,8 +8,8 @@ from shardlab.records.reports import FIRST_STEPS
 
 MULTIPLE = 10.0
 """Maximum distance from ``single``, as a multiple of its farthest twin's (see docs/equality.md for the reason)."""
-LOW_MULTIPLE = 4.0
-"""The same in low precision, where each quantity has twins of its own."""
+LOW_MULTIPLE = 3.0
+"""The same for the losses and gradient norms of low precision, which are judged by nothing else."""
 LOW_NOISE = 1e-2
 """Maximum distance of twins in low precision from ``single`` at which a run can be called equal."""
 NAMED = 40
@@ -37,8 +37,9 @@ def judge(table: pd.DataFrame, tolerance: float | None = None) -> pd.DataFrame:
     run is within MULTIPLE times that; or the weights of a model with experts are not within their tolerance: one token
     that rounding sends to another expert moves them by any amount, and need not do so in a twin.
 
-    Low precision has no tolerance but the twins. equal: losses and gradient norms of the first steps, final losses and
-    weights are within LOW_MULTIPLE times the farthest twin, and no twin ends farther than LOW_NOISE from ``single``.
+    Low precision has no tolerance but the twins. equal: losses and gradient norms of the first steps, and final losses,
+    are within LOW_MULTIPLE times the farthest twin, weights within MULTIPLE times, and no twin ends farther than
+    LOW_NOISE from ``single``.
     rounding: the same, but twins do. unequal: anything is farther. reported: there are no twins to judge by, or a model
     with experts is farther.
     """
