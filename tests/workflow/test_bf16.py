@@ -6,7 +6,7 @@ CONFIG = ["--config", "workloads=[mlp]", "recipe={precision: bf16, gradient_accu
 
 
 def test_correct_strategies_are_not_unequal_and_a_lost_micro_batch_is(tree):
-    call = [*CONFIG, "strategies=[single,ddp,fsdp,zero1,zero2]", "noise_floor_runs=4", "--", "all"]
+    call = [*CONFIG, "strategies=[single,ddp,fsdp,zero1]", "noise_floor_runs=4", "--", "all"]
     assert tree.snakemake(*call).returncode == 0
     table = pd.read_csv(tree.path / "results/summary.csv").set_index("strategy")
     assert set(table.equality) <= {"equal", "rounding"}, table.equality
@@ -19,5 +19,5 @@ def test_correct_strategies_are_not_unequal_and_a_lost_micro_batch_is(tree):
     zero.write_text(text.replace(scale, f"{scale} * last"))
     assert tree.snakemake(*call).returncode == 0
     faulty = pd.read_csv(tree.path / "results/summary.csv").set_index("strategy")
-    assert faulty.equality[["zero1", "zero2"]].tolist() == ["unequal"] * 2
+    assert faulty.equality["zero1"] == "unequal"
     assert faulty.equality[["single", "ddp", "fsdp"]].equals(table.equality[["single", "ddp", "fsdp"]])
