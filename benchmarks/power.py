@@ -220,14 +220,14 @@ def inapplicable(name: str, run: Run) -> str:
     return "none used twice" if "used twice" in name and run.workload not in USED_AGAIN else ""
 
 
-def judged(run: Run, place: Path) -> pd.DataFrame:
-    """Return judged rows of a workload's ``single`` and of its training with each fault."""
+def judged(run: Run, place: Path, names: list[str]) -> pd.DataFrame:
+    """Return judged rows of a workload's ``single``, and of its training with each of these faults."""
     from shardlab import parallel
     from shardlab.train import loop
 
     prepare(run, place)
     build, last = parallel.build, count_steps(run, place) - 1
-    faults = {"single": nothing} | {name: fault for name, (fault, _) in FAULTS.items() if not inapplicable(name, run)}
+    faults = {"single": nothing} | {name: FAULTS[name][0] for name in names if not inapplicable(name, run)}
     low = not PRECISIONS[run.recipe.arithmetic].is_full
     trainings = {name: (run, place / "initial", fault) for name, fault in faults.items()}
     trainings |= {name: (*each, nothing) for name, each in twins(run, place, Config().noise_floor_runs * low).items()}
@@ -276,27 +276,29 @@ def main() -> None:
     parser.add_argument(
         "--precisions", nargs="+", choices=[*STATES, *LOW], default=["float32", "float64", "bf16"], metavar="PRECISION"
     )
+    parser.add_argument("--faults", default="", metavar="WORDS", help="only those whose name contains this phrase")
     parser.add_argument("--output", type=Path, default=Path("results/power.csv"), help="CSV file of every training")
     args = parser.parse_args()
     from shardlab.runtime import distributed
 
     distributed.start(SiteRuntime())
+    names = [name for name in FAULTS if args.faults in name or name == "none"]
     tables = []
     for workload in args.workloads:
         for precision in args.precisions:
             run = resolve.run(configured(precision), "single", workload)
             with tempfile.TemporaryDirectory() as folder:
-                tables.append(judged(run, Path(folder)).assign(precision=precision))
+                tables.append(judged(run, Path(folder), names).assign(precision=precision))
             write_text(args.output, pd.concat(tables).to_csv(index=False))
     table = pd.concat(tables, ignore_index=True)
     print(f"start: first {FIRST_STEPS} steps; end: test or validation loss; weights: of a parameter; -: not seen")
     print("(largest difference of first steps and losses).\n")
-    print(shown(table, args.workloads))
+    print(shown(table, args.workloads, names))
     if not table[table.strategy == "none"].equality.isin([EQUAL, ROUNDING]).all():
         raise UserError("a training without a fault is not equal to single.")
 
 
-def shown(table: pd.DataFrame, workloads: list[str]) -> str:
+def shown(table: pd.DataFrame, workloads: list[str], names: list[str]) -> str:
     """Return a row per fault and precision, a column per workload, and the check that catches it otherwise."""
 
     def reason(name: str, workload: str) -> str:
@@ -306,8 +308,8 @@ def shown(table: pd.DataFrame, workloads: list[str]) -> str:
     lines = [
         {"fault": name, "precision": precision}
         | {workload: cells.get((name, precision, workload)) or reason(name, workload) for workload in workloads}
-        | {"otherwise caught by": check}
-        for name, (_, check) in FAULTS.items()
+        | {"otherwise caught by": FAULTS[name][1]}
+        for name in names
         for precision in dict.fromkeys(table["precision"])
     ]
     return str(pd.DataFrame(lines).to_markdown(index=False, disable_numparse=True))
