@@ -322,15 +322,15 @@ FAULTS = [
     Fault(
         "low precision farther than its twins is reported",
         VERDICT,
-        'return UNEQUAL if pd.isna(row["expert_choices"]) else REPORTED',
+        'return UNEQUAL\n    if beyond:\n        return UNEQUAL if pd.isna(row["expert_choices"]) else REPORTED',
         "return REPORTED",
         TWINS,
     ),
     Fault(
         "in low precision the beginning does not count",
         VERDICT,
-        "if beyond or _starts_differ(row) or",
-        "if beyond or",
+        "if _starts_differ(row) or _end",
+        "if _end",
         TWINS,
     ),
     Fault(

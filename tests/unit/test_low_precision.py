@@ -90,17 +90,18 @@ def test_twins_that_end_far_apart_can_hide_a_fault(judged):
     )
 
 
-def test_experts_are_reported_and_not_called_unequal(judged):
+def test_weights_of_experts_are_reported_and_not_called_unequal(judged):
     """A token that rounding sends to another expert moves a run as far as a fault; twins may have none."""
     chosen = encode(np.zeros((1, 9, 1), np.uint8))
     flips = {"workload": "moe", "choices": chosen, "twins": [twin(expert_choices=chosen)] * 2}
     assert judged(**flips).equality[1] == "equal"
-    table = judged(loss=3.0, **flips)
+    assert judged(loss=3.0, **flips).equality[1] == "unequal", "twins have other choices, too"
+    table = judged(weights={"quiet": 1.0}, **flips)
     assert table.equality[1] == "reported"
     assert verdict(table) == (
         True,
         "Of 2 runs, 1 equal to single; 1 reported, as in low precision tokens may reach other experts: "
-        "ddp x moe (5.0e-01, twins 1.0e-03, 0 of 9 expert choices flipped).",
+        "ddp x moe (quiet 1.0e+00, tolerance 1.0e-02).",
     )
 
 

@@ -255,7 +255,10 @@ def compare_first_steps(
     if precision.is_full or not twins:
         return first | {"first_rel_diff": max(differences, default=None)}
     pairs = [
-        (max(_of_steps(steps, single, kind), default=0.0), max(max(_of_steps(twin, single, kind)) for twin in twins))
+        (
+            max(_of_steps(steps, single, kind), default=0.0),
+            max(max(_of_steps(twin, single, kind), default=math.inf) for twin in twins),
+        )
         for kind in ("loss", "grad_norm")
     ]
     difference, noise = max(pairs, key=lambda pair: pair[0] / (pair[1] or sys.float_info.min))

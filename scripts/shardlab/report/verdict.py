@@ -40,8 +40,8 @@ def judge(table: pd.DataFrame, tolerance: float | None = None) -> pd.DataFrame:
     Low precision has no tolerance but the twins. equal: losses and gradient norms of the first steps, and final losses,
     are within LOW_MULTIPLE times the farthest twin, weights within MULTIPLE times, and no twin ends farther than
     LOW_NOISE from ``single``.
-    rounding: the same, but twins do. unequal: anything is farther. reported: there are no twins to judge by, or a model
-    with experts is farther.
+    rounding: the same, but twins do. unequal: anything is farther. reported: there are no twins to judge by, or the
+    weights of a model with experts are farther.
     """
     if tolerance is not None:
         table["tolerance"] = table.tolerance.mask(table.tolerance.notna(), tolerance)
@@ -74,7 +74,9 @@ def _judge_low_precision(row: dict[Any, Any], *, beyond: bool) -> str:
         return EQUAL
     if pd.isna(row["noise_floor"]):
         return REPORTED
-    if beyond or _starts_differ(row) or _end_difference(row) > LOW_MULTIPLE * row["noise_floor"]:
+    if _starts_differ(row) or _end_difference(row) > LOW_MULTIPLE * row["noise_floor"]:
+        return UNEQUAL
+    if beyond:
         return UNEQUAL if pd.isna(row["expert_choices"]) else REPORTED
     return EQUAL if row["noise_floor"] <= LOW_NOISE else ROUNDING
 

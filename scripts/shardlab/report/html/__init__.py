@@ -33,7 +33,7 @@ STATES = {
     ROUNDING: "rounding alone moves one device just as far, or can send a token to another expert.",
     UNEQUAL: "neither of these.",
     SUSPICIOUS: "the run learned nothing, so its loss proves nothing.",
-    REPORTED: "low precision that cannot be judged: without twins, or with experts that other tokens may reach.",
+    REPORTED: "low precision that cannot be judged: without twins, or by the weights of experts.",
 }
 Drawn = dict[str, tuple[pd.DataFrame, dict[str, Any]]]
 """Name of a chart, ``loss.llama2``: its table and its Vega-Lite specification."""
