@@ -19,14 +19,14 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/parity"))
 
-from trainers.judged import prepare, rows  # type: ignore[import-not-found]
+from trainers.judged import configured, prepare, rows, twins  # type: ignore[import-not-found]
 
 from shardlab.errors import run_program
 from shardlab.files import write_text
 from shardlab.report.verdict import DIFFERENCES, EQUAL, ROUNDING, UNEQUAL, judge
-from shardlab.settings import load, resolve
+from shardlab.settings import resolve
 from shardlab.settings.config import Config
-from shardlab.settings.precisions import STATES
+from shardlab.settings.precisions import LOW, STATES
 from shardlab.settings.types import Run
 
 
@@ -37,7 +37,9 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["mlp", "mnist", "xsum", "vit", "llama2", "moe"])
     parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp", "tp", "pp", "zero2"], help="of two ranks")
     parser.add_argument("--twins", type=int, default=Config().noise_floor_runs, help="twins of each single")
-    parser.add_argument("--dtype", choices=STATES, default="float32")
+    parser.add_argument(
+        "--precision", choices=[*STATES, *LOW], default="float32", help="dtype, or what layers compute in"
+    )
     parser.add_argument("--output", type=Path, default=Path("results/seeds.csv"), help="CSV file of every training")
     args = parser.parse_args()
     from group import Server  # type: ignore[import-not-found]
@@ -46,7 +48,7 @@ def main() -> None:
     try:
         tables = []
         for seed in range(1, args.seeds + 1):
-            config = load.config({"seed": seed, "dtype": args.dtype})
+            config = configured(args.precision, seed=seed)
             for workload in args.workloads:
                 with tempfile.TemporaryDirectory() as place:
                     tables.append(trained(server, config, workload, args.strategies, args.twins, Path(place)))
@@ -57,37 +59,28 @@ def main() -> None:
     print(shown(table))
 
 
-def trained(server: Any, config: Config, workload: str, strategies: list[str], twins: int, place: Path) -> pd.DataFrame:
+def trained(
+    server: Any, config: Config, workload: str, strategies: list[str], number: int, place: Path
+) -> pd.DataFrame:
     """Return judged rows of one workload with one seed: ``single``, the strategies, and the twins in separate rows."""
     from group import job
 
     single = resolve.run(config, "single", workload)
     prepare(single, place)
-    runs = {"single": single} | {name: resolve.run(config, name, workload) for name in strategies}
+    runs = {name: resolve.run(config, name, workload) for name in strategies}
 
-    def requested(name: str, weights: Path) -> Any:
-        return job(runs.get(name, single), place / "data", weights, place / name)
+    def requested(name: str, run: Run, weights: Path) -> Any:
+        return job(run, place / "data", weights, place / name)
 
-    alone = [requested("single", place / "initial")]
-    alone += [requested(f"twin{number}", moved(single, place, number)) for number in range(twins)]
+    perturbed = twins(single, place, number)
+    alone = [requested("single", single, place / "initial")]
+    alone += [requested(name, *twin) for name, twin in perturbed.items()]
     server.work_off(alone, place, 1)
-    server.work_off([requested(name, place / "initial") for name in strategies], place, 2)
-    names = [*runs, *(f"twin{number}" for number in range(twins))]
-    table = rows(single, place, names)
-    of_twins = table[table.strategy.str.startswith("twin")]
-    table["noise_floor"] = of_twins[[*DIFFERENCES]].max().max()
-    columns = ["strategy", "workload", "test_loss", "first_rel_diff", *DIFFERENCES, "noise_floor"]
+    server.work_off([requested(name, run, place / "initial") for name, run in runs.items()], place, 2)
+    table = rows(single, place, ["single", *runs, *perturbed])
+    columns = ["strategy", "workload", "test_loss", "first_rel_diff", "first_tolerance", *DIFFERENCES, "noise_floor"]
     columns += ["weights_rel_diff", "weights_noise_floor", "weights_tolerance", "weights_parameter", "equality"]
     return judge(table)[columns].assign(seed=config.seed)
-
-
-def moved(run: Run, place: Path, number: int) -> Path:
-    """File with the initial weights of a twin."""
-    from shardlab.train.perturbed import move
-
-    path = place / f"initial{number}"
-    move(run, place / "initial", number, path)
-    return path
 
 
 def shown(table: pd.DataFrame) -> str:

@@ -8,8 +8,12 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
-from shardlab.records.reports import TrainReport
+from shardlab.records.reports import FirstStep, TrainReport
 from shardlab.report.summary import COLUMNS, compare_first_steps, compared, farthest_weight
+from shardlab.report.verdict import DIFFERENCES
+from shardlab.settings import load
+from shardlab.settings.config import Config
+from shardlab.settings.precisions import STATES
 from shardlab.settings.types import Run
 
 
@@ -27,7 +31,7 @@ def prepare(run: Run, place: Path) -> None:
 def rows(single: Run, place: Path, names: list[str]) -> pd.DataFrame:
     """Return one row per finished training in ``place/NAME``, compared with ``place/single``; NAME is its strategy.
 
-    Those named twin0, twin1, ... are the twins; each weight of the others is compared with the farthest of them.
+    Those whose name begins with twin are the twins; each quantity of the others is compared with the farthest of them.
     """
     from shardlab.models.weights_difference import fixed_weights, weights_difference
 
@@ -36,16 +40,42 @@ def rows(single: Run, place: Path, names: list[str]) -> pd.DataFrame:
     of_twins = [differences for name, differences in weights.items() if name.startswith("twin")]
     twins = {name: max(each[name] for each in of_twins) for name in weights["single"]} if of_twins else {}
     exact = fixed_weights(files["single"], place / "initial")
-    found = [_row(single, place, name) for name in names]
+    reports = {name: TrainReport.read(place / name / "train.json", "train again") for name in names}
+    steps = [report.first_steps for name, report in reports.items() if name.startswith("twin")]
+    found = [_row(single, place, name, reports, steps) for name in names]
     found = [row | farthest_weight(weights[row["strategy"]], exact, twins, row["tolerance"]) for row in found]
-    return compared(pd.DataFrame(found, columns=COLUMNS).convert_dtypes())
+    table = compared(pd.DataFrame(found, columns=COLUMNS).convert_dtypes())
+    if twins:
+        table["noise_floor"] = table.loc[table.strategy.str.startswith("twin"), [*DIFFERENCES]].max().max()
+    return table
 
 
-def _row(single: Run, place: Path, name: str) -> dict[str, Any]:
+def configured(precision: str, **values: Any) -> Config:
+    """Return the configuration in which dtype, or the precision that layers compute in, is this one."""
+    return load.config(values | ({"dtype": precision} if precision in STATES else {"recipe": {"precision": precision}}))
+
+
+def twins(single: Run, place: Path, number: int) -> dict[str, tuple[Run, Path]]:
+    """Return the twins of ``single``: name, run and initial weights; in low precision also ``single`` in full."""
+    from shardlab.train.perturbed import move
+
+    found = {}
+    for draw in range(number):
+        found[f"twin{draw}"] = single, place / f"initial{draw}"
+        move(single, place / "initial", draw, place / f"initial{draw}")
+    if number and single.recipe.precision != "full":
+        recipe = single.recipe.model_copy(update={"precision": "full"})
+        found["twin in full precision"] = single.model_copy(update={"recipe": recipe}), place / "initial"
+    return found
+
+
+def _row(
+    single: Run, place: Path, name: str, reports: dict[str, TrainReport], twins: list[list[FirstStep]]
+) -> dict[str, Any]:
     from shardlab.train.evaluation import evaluate_sharded
 
-    report = TrainReport.read(place / name / "train.json", "train again")
+    report = reports[name]
     loss = evaluate_sharded(single, place / "data", place / name / "model.safetensors").loss
     losses = {"test_loss": loss, "validation_loss": report.validation_loss, "learned_nothing": report.learned_nothing}
-    beginning = compare_first_steps(single, report, TrainReport.read(place / "single/train.json", "train again"))
+    beginning = compare_first_steps(single, report.first_steps, reports["single"].first_steps, twins)
     return {"strategy": name, "workload": single.workload, "status": "done", **losses, **beginning}

@@ -25,6 +25,7 @@ SENTENCE = at("unit/test_summary", "test_the_verdict_is_one_sentence")
 ROWS = at("unit/test_summary", "test_a_row_belongs_to_its_run")
 WEIGHTS = at("unit/test_summary", "test_weights_are_judged_by_the_twins_of_the_same_weight")
 CONTINUED = at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[single-fsdp-llama2-2]")
+TWINS = at("unit/test_low_precision", "test_each_quantity_is_judged_by_that_of_the_twins")
 EDGES = at("unit/test_summary", "test_what_is_at_a_threshold_is_within_it")
 
 FAULTS = [
@@ -319,6 +320,41 @@ FAULTS = [
         SENTENCE,
     ),
     Fault(
+        "low precision farther than its twins is reported",
+        VERDICT,
+        'return UNEQUAL\n    if beyond:\n        return UNEQUAL if pd.isna(row["expert_choices"]) else REPORTED',
+        "return REPORTED",
+        TWINS,
+    ),
+    Fault(
+        "in low precision the beginning does not count",
+        VERDICT,
+        "if _starts_differ(row) or _end",
+        "if _end",
+        TWINS,
+    ),
+    Fault(
+        "norms of twins in low precision excuse losses",
+        SUMMARY,
+        'for kind in ("loss", "grad_norm")\n    ]',
+        'for kind in ("grad_norm",)\n    ]',
+        TWINS,
+    ),
+    Fault(
+        "what low precision changes in single does not count as its rounding",
+        SUMMARY,
+        "twins = [*report.twins, *filter(None, [report.full_precision])]",
+        "twins = report.twins",
+        at("unit/test_low_precision", "test_full_precision_is_one_of_the_twins"),
+    ),
+    Fault(
+        "twins of bf16 are moved by a rounding of float32",
+        f"{S}train/perturbed.py",
+        "PRECISIONS[run.recipe.arithmetic].rounding",
+        "PRECISIONS[run.recipe.dtype].rounding",
+        at("unit/test_noise_floor", "test_a_twin_in_low_precision_is_one_rounding_of_that_apart"),
+    ),
+    Fault(
         "experts excuse other losses",
         VERDICT,
         "if not beyond or losses_verdict == UNEQUAL:",
@@ -371,8 +407,8 @@ FAULTS = [
     Fault(
         "gradient norms are compared after updates, too",
         SUMMARY,
-        "for own, other in steps[:1]]",
-        "for own, other in steps]",
+        '_of_steps(steps[:1], single, "grad_norm")',
+        '_of_steps(steps, single, "grad_norm")',
         at("unit/test_summary", "test_first_steps_and_runs_that_learn_nothing"),
     ),
     Fault(

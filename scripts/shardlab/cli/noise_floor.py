@@ -1,5 +1,5 @@
 """Train twins of `single`: the same run, its initial weights perturbed by about one rounding error. Their distance from
-it is the rounding noise of float32, whatever the strategy.
+it is the rounding noise, whatever the strategy. In low precision, one more is trained in full precision.
 """
 
 import argparse
@@ -34,25 +34,37 @@ def main() -> None:
     initial_weights = initial_digest(args.weights)
     distributed.start(run.site)
     single_weights = weights_digest(args.single)
-    twins = [twin(run, args.data, args.weights, args.single, number) for number in range(args.draws)]
+    twins = [moved_twin(run, args.data, args.weights, args.single, number) for number in range(args.draws)]
+    exact = None
+    if run.recipe.precision != "full":
+        recipe = run.recipe.model_copy(update={"precision": "full"})
+        exact = twin(run.model_copy(update={"recipe": recipe}), args.data, args.weights, args.single)
     code_fingerprint.check_imported(run.sources, run.model.sources)
     report = NoiseFloorReport(
         identity=run_identity.identity_of(run, fingerprint),
         initial_weights=initial_weights,
         workload=run.workload,
         single_weights=single_weights,
-        scale=PRECISIONS[run.recipe.dtype].rounding,
+        scale=PRECISIONS[run.recipe.arithmetic].rounding,
         twins=twins,
+        full_precision=exact,
     )
     report.write(args.output)
 
 
-def twin(run: Run, data: Path, initial: Path, single: Path, number: int) -> Twin:
-    """Train ``run`` from the initial weights of twin ``number``; compare its final weights with those of ``single``."""
+def moved_twin(run: Run, data: Path, initial: Path, single: Path, number: int) -> Twin:
+    """Train the twin with this number, from initial weights that are moved by one rounding."""
+    with tempfile.TemporaryDirectory() as place:
+        moved = Path(place) / "initial.safetensors"
+        move(run, initial, number, moved)
+        return twin(run, data, moved, single)
+
+
+def twin(run: Run, data: Path, initial: Path, single: Path) -> Twin:
+    """Train ``run`` from these weights; compare the final ones with those of ``single``."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        move(run, initial, number, folder / "initial.safetensors")
-        train(run, data, folder / "initial.safetensors", folder, {})
+        train(run, data, initial, folder, {})
         report = TrainReport.read(folder / "train.json", "train again")
         result = evaluate(run, data, folder / "model.safetensors")
         differences = weights_difference(folder / "model.safetensors", single)
@@ -60,5 +72,6 @@ def twin(run: Run, data: Path, initial: Path, single: Path, number: int) -> Twin
         validation_loss=report.validation_loss,
         test_loss=result.loss,
         expert_choices=result.expert_choices,
+        first_steps=report.first_steps,
         weights=differences,
     )

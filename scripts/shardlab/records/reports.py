@@ -272,11 +272,12 @@ def initial_digest(weights: Path) -> str:
 
 
 class Twin(Strict):
-    """A training of ``single`` from initial weights that were perturbed by about one rounding error."""
+    """Another training of ``single``, and how far it is from the first one."""
 
     validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
     test_loss: float = Field(description="Mean loss per target over the test split.")
     expert_choices: str | None = Field(None, description="See test.json.")
+    first_steps: list[FirstStep] = Field(default=[], description="See train.json.")
     weights: dict[str, float] = Field(description="Differences from the final weights of `single`, as in weights.json.")
 
 
@@ -289,4 +290,9 @@ class NoiseFloorReport(Report):
     workload: str = Field(description="Workload.")
     single_weights: str = Field(description="SHA-256 of the final weights that the twins' are compared with.")
     scale: float = Field(description="Relative size of the perturbation: each weight times 1 + scale N(0, 1).")
-    twins: list[Twin] = Field(description="One per draw.")
+    twins: list[Twin] = Field(description="One per draw: trained from the perturbed weights.")
+    full_precision: Twin | None = Field(
+        None,
+        description="Trained from the unperturbed weights with recipe.precision full: what low precision changes in "
+        "the loss and in each weight; null if `single` is in full precision itself.",
+    )

@@ -1,15 +1,16 @@
 """The table of all runs: one row per run, whose files must belong to the requested run."""
 
 import math
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from shardlab.errors import UserError
 from shardlab.records import done, expert_choices, manifest, plan
-from shardlab.records.reports import Kind, NoiseFloorReport, TestReport, TrainReport, WeightsReport
+from shardlab.records.reports import FirstStep, Kind, NoiseFloorReport, TestReport, TrainReport, WeightsReport
 from shardlab.report import verdict
 from shardlab.settings import resolve, run_identity
 from shardlab.settings.config import Config
@@ -22,6 +23,8 @@ CHOSEN = "chosen_experts"
 """Key of a row, not of the table: experts that the test tokens choose, as in test.json."""
 WEIGHTS, OF_TWINS = "compared_weights", "weights_of_twins"
 """Keys of a row, not of the table: its weights.json; the largest difference of each weight of the twins."""
+STEPS, STEPS_OF_TWINS = "first_steps", "first_steps_of_twins"
+"""Keys of a row, not of the table: its first steps; those of each twin."""
 COLUMNS = [
     "strategy",
     "workload",
@@ -30,6 +33,7 @@ COLUMNS = [
     "untrained_test_loss",
     "rel_diff",
     "noise_floor",
+    "full_precision_rel_diff",
     "validation_loss",
     "validation_rel_diff",
     "first_rel_diff",
@@ -92,6 +96,7 @@ def collect(planned: list[Run], results: Path, noise_floor_runs: int) -> pd.Data
         rows[run.strategy, run.workload]
         | (noise_floors.get(run.workload, {}) if run.strategy != "single" else {})
         | _flips(rows[run.strategy, run.workload], rows.get(("single", run.workload), {}))
+        | _first_steps(run, rows, noise_floors.get(run.workload, {}))
         | _farthest(rows[run.strategy, run.workload], noise_floors.get(run.workload, {}))
         for run in planned
     ]
@@ -137,7 +142,8 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
         "status": "not evaluated",
         "validation_loss": train.validation_loss,
         "learned_nothing": train.learned_nothing,
-        **compare_first_steps(run, train, single),
+        STEPS: train.first_steps,
+        **compare_first_steps(run, train.first_steps, single.first_steps),
         "world_size": train.world_size,
         "nodes": train.nodes,
         "steps": train.steps,
@@ -160,6 +166,15 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
             CHOSEN: test.expert_choices,
         }
     return row
+
+
+def _first_steps(run: Run, rows: dict[tuple[str, str], dict[str, Any]], noise_floor: dict[str, Any]) -> dict[str, Any]:
+    """Return the first steps of a row compared with those of ``single``, by the twins' if there are any."""
+    single = rows.get(("single", run.workload), {}).get(STEPS)
+    steps = rows[run.strategy, run.workload].get(STEPS)
+    if single is None or steps is None:
+        return {}
+    return compare_first_steps(run, steps, single, noise_floor.get(STEPS_OF_TWINS, []))
 
 
 def _flips(row: dict[str, Any], single: dict[str, Any]) -> dict[str, int]:
@@ -195,12 +210,12 @@ def farthest_weight(
     ``exact``: those that have to be equal. The others may differ by MULTIPLE times the ``tolerance`` of a loss, or by
     MULTIPLE times the ``twins``' largest difference of the same weight. Only twins show which weights are noise: where
     a gradient is nothing but rounding (a key's bias before the softmax, a bias before batch norm), Adam takes full
-    steps in random directions. Without twins, or in low precision, these have no tolerance.
+    steps in random directions. Without twins these have no tolerance. In low precision there is no ``tolerance``, and
+    twins alone count.
     """
     if not differences:
         return {}
-    known = tolerance is not None and twins
-    tolerances = {name: verdict.MULTIPLE * max(tolerance or 0.0, apart) for name, apart in twins.items() if known}
+    tolerances = {name: verdict.MULTIPLE * max(tolerance or 0.0, apart) for name, apart in twins.items()}
     tolerances |= dict.fromkeys(exact, 0.0)
 
     def part(name: str) -> tuple[float, float]:
@@ -213,7 +228,7 @@ def farthest_weight(
     return {
         "weights_rel_diff": differences[name],
         "weights_parameter": name,
-        "weights_tolerance": tolerances.get(name) if known or differences[name] else None,
+        "weights_tolerance": tolerances.get(name) if twins or differences[name] else None,
         "weights_noise_floor": twins.get(name),
     }
 
@@ -222,22 +237,37 @@ def _made(train: TrainReport) -> dict[str, str]:
     return {"data": train.identity.data, "initial weights": train.initial_weights}
 
 
-def compare_first_steps(run: Run, train: TrainReport, single: TrainReport) -> dict[str, Any]:
+def compare_first_steps(
+    run: Run, steps: list[FirstStep], single: list[FirstStep], twins: Sequence[list[FirstStep]] = ()
+) -> dict[str, Any]:
     """Return the largest relative difference to ``single`` of the first losses and the first gradient norm; tolerances.
 
-    After an update the norm is meaningless: Adam takes full steps from gradients that are only rounding noise. There is
-    no tolerance in low precision. Steps that either run skipped, as they were not finite, are not compared.
+    After an update the norm is meaningless: Adam takes full steps from gradients that are only rounding noise. Steps
+    that either run skipped, as they were not finite, are not compared.
+
+    In low precision ``twins`` show what is noise, also in later norms. Losses may differ by LOW_MULTIPLE times the
+    largest difference of a twin's losses, and norms by that of the norms; what is returned is the larger part of its
+    tolerance. Without twins there is no tolerance.
     """
-    steps = list(zip(train.first_steps, single.first_steps, strict=False))
-    pairs = [(own.loss, other.loss) for own, other in steps]
-    pairs += [(own.grad_norm, other.grad_norm) for own, other in steps[:1]]
-    differences = [verdict.relative(own, other) for own, other in pairs if own is not None and other is not None]
     precision = PRECISIONS[run.recipe.arithmetic]
-    return {
-        "first_rel_diff": max(differences, default=None),
-        "first_tolerance": precision.first_tolerance,
-        "tolerance": precision.tolerance,
-    }
+    first = {"tolerance": precision.tolerance, "first_tolerance": precision.first_tolerance}
+    differences = _of_steps(steps, single, "loss") + _of_steps(steps[:1], single, "grad_norm")
+    if precision.is_full or not twins:
+        return first | {"first_rel_diff": max(differences, default=None)}
+    pairs = [
+        (
+            max(_of_steps(steps, single, kind), default=0.0),
+            max(max(_of_steps(twin, single, kind), default=math.inf) for twin in twins),
+        )
+        for kind in ("loss", "grad_norm")
+    ]
+    difference, noise = max(pairs, key=lambda pair: pair[0] / (pair[1] or sys.float_info.min))
+    return first | {"first_rel_diff": difference, "first_tolerance": verdict.LOW_MULTIPLE * noise}
+
+
+def _of_steps(steps: list[FirstStep], single: list[FirstStep], kind: Literal["loss", "grad_norm"]) -> list[float]:
+    pairs = [(getattr(own, kind), getattr(other, kind)) for own, other in zip(steps, single, strict=False)]
+    return [verdict.relative(own, other) for own, other in pairs if own is not None and other is not None]
 
 
 def _foreseen(run: Run, results: Path, train: TrainReport) -> dict[str, Any]:
@@ -284,18 +314,24 @@ def _noise_floor(
         return {}
     made = (report.identity.numbers, report.identity.data, report.initial_weights, report.workload, report.scale)
     planned = (single.identity.numbers, single.identity.data, single.initial_weights, single.workload)
-    rounding = PRECISIONS[Run.model_validate(single.settings).recipe.dtype].rounding
+    rounding = PRECISIONS[Run.model_validate(single.settings).recipe.arithmetic].rounding
     if made != (*planned, rounding) or not len(report.twins) == noise_floor_runs > 0:
         return {}
+    twins = [*report.twins, *filter(None, [report.full_precision])]
     pairs = [
         pair
-        for twin in report.twins
+        for twin in twins
         for pair in ((twin.test_loss, row["test_loss"]), (twin.validation_loss, row["validation_loss"]))
     ]
-    found: dict[str, Any] = {"noise_floor": max(verdict.relative(*pair) for pair in pairs)}
+    found: dict[str, Any] = {
+        "noise_floor": max(verdict.relative(*pair) for pair in pairs),
+        STEPS_OF_TWINS: [twin.first_steps for twin in twins],
+    }
+    if report.full_precision:
+        found["full_precision_rel_diff"] = verdict.relative(report.full_precision.test_loss, row["test_loss"])
     if report.single_weights == single.weights:
-        found[OF_TWINS] = {name: max(twin.weights[name] for twin in report.twins) for name in report.twins[0].weights}
-    flips = [_flips({CHOSEN: twin.expert_choices}, row) for twin in report.twins]
+        found[OF_TWINS] = {name: max(twin.weights[name] for twin in twins) for name in report.twins[0].weights}
+    flips = [_flips({CHOSEN: twin.expert_choices}, row) for twin in twins]
     if all(flips):
         found["noise_floor_flips"] = max(each["expert_flips"] for each in flips)
     return found

@@ -30,6 +30,8 @@ MEMORY = (
 )
 
 
+NOISE = {"rounding alone (twins)": "noise_floor", "single in full precision": "full_precision_rel_diff"}
+"""Last rows of the matrix: column of the table."""
 WEIGHTS = (
     "Farthest weight: the parameter or buffer whose relative difference from single's is the largest part of its "
     "tolerance; without twins, the largest difference."
@@ -132,10 +134,18 @@ def swept(found: pd.DataFrame) -> pd.DataFrame:
 def _matrix(table: pd.DataFrame, strategies: list[str], workloads: list[str]) -> str:
     cells = {(row["strategy"], row["workload"]): _cell(row) for row in table.to_dict("records")}
     rows = [[strategy, *(cells.get((strategy, w), "-") for w in workloads)] for strategy in strategies]
-    noise_floors = table.groupby("workload").noise_floor.max()
-    if noise_floors.notna().any():
-        rows.append(["rounding alone (twins)", *(_number(noise_floors.get(w), ".0e") for w in workloads)])
+    rows += noise(table, workloads)
     return tabulate(rows, headers=["strategy", *workloads], tablefmt="pipe", disable_numparse=True)
+
+
+def noise(table: pd.DataFrame, workloads: list[str]) -> list[list[str]]:
+    """Return the last rows of a matrix: how far rounding moves ``single``, and how far low precision does."""
+    largest = {name: table.groupby("workload")[column].max() for name, column in NOISE.items()}
+    return [
+        [name, *(_number(values.get(workload), ".0e") for workload in workloads)]
+        for name, values in largest.items()
+        if values.notna().any()
+    ]
 
 
 def _cell(row: dict[Hashable, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The verdict: runs that are equal to one device, and how equal float32 can be."""
+"""The verdict: runs that are equal to one device, and how equal float32 and low precision can be."""
 
 from typing import Any
 
@@ -8,11 +8,16 @@ from shardlab.records.reports import FIRST_STEPS
 
 MULTIPLE = 10.0
 """Maximum distance from ``single``, as a multiple of its farthest twin's (see docs/equality.md for the reason)."""
+LOW_MULTIPLE = 3.0
+"""The same for the losses and gradient norms of low precision, which are judged by nothing else."""
+LOW_NOISE = 1e-2
+"""Maximum distance of twins in low precision from ``single`` at which a run can be called equal."""
 NAMED = 40
 """Maximum runs named in a sentence; a sweep may have thousands."""
 DIFFERENCES = ("rel_diff", "validation_rel_diff")
 EQUAL, ROUNDING, UNEQUAL, SUSPICIOUS, REPORTED = "equal", "rounding", "unequal", "suspicious", "reported"
 SETTLES = "--config dtype=float64 settles it"
+SETTLES_LOW = "recipe.precision full tells more"
 
 
 def relative(value: float, reference: float) -> float:
@@ -25,12 +30,18 @@ def judge(table: pd.DataFrame, tolerance: float | None = None) -> pd.DataFrame:
 
     ``tolerance`` replaces that of every row that has one.
 
-    reported: low precision, which has no tolerance. suspicious: the run learned nothing, so equality is meaningless.
+    suspicious: the run learned nothing, so equality is meaningless.
     unequal: the first steps or a weight are not within their tolerance, or the final losses are neither equal nor
     rounding. equal: test and validation loss are within the row's tolerance, or within MULTIPLE times the twins' spread
     if the twins are within the tolerance. rounding: the twins themselves end farther apart than the tolerance, and the
     run is within MULTIPLE times that; or the weights of a model with experts are not within their tolerance: one token
     that rounding sends to another expert moves them by any amount, and need not do so in a twin.
+
+    Low precision has no tolerance but the twins. equal: losses and gradient norms of the first steps, and final losses,
+    are within LOW_MULTIPLE times the farthest twin, weights within MULTIPLE times, and no twin ends farther than
+    LOW_NOISE from ``single``.
+    rounding: the same, but twins do. unequal: anything is farther. reported: there are no twins to judge by, or the
+    weights of a model with experts are farther.
     """
     if tolerance is not None:
         table["tolerance"] = table.tolerance.mask(table.tolerance.notna(), tolerance)
@@ -46,10 +57,10 @@ def _judge(row: dict[Any, Any]) -> str:
     beyond = _weights_differ(row)
     if beyond and row["weights_tolerance"] == 0:
         return UNEQUAL
-    if pd.isna(row["tolerance"]):
-        return REPORTED
     if not pd.isna(row["learned_nothing"]):
         return SUSPICIOUS
+    if pd.isna(row["tolerance"]):
+        return _judge_low_precision(row, beyond=beyond)
     if _starts_differ(row):
         return UNEQUAL
     losses_verdict = _judge_final_losses(row)
@@ -58,8 +69,24 @@ def _judge(row: dict[Any, Any]) -> str:
     return UNEQUAL if pd.isna(row["expert_choices"]) else ROUNDING
 
 
+def _judge_low_precision(row: dict[Any, Any], *, beyond: bool) -> str:
+    if row["strategy"] == "single":
+        return EQUAL
+    if pd.isna(row["noise_floor"]):
+        return REPORTED
+    if _starts_differ(row) or _end_difference(row) > LOW_MULTIPLE * row["noise_floor"]:
+        return UNEQUAL
+    if beyond:
+        return UNEQUAL if pd.isna(row["expert_choices"]) else REPORTED
+    return EQUAL if row["noise_floor"] <= LOW_NOISE else ROUNDING
+
+
+def _end_difference(row: dict[Any, Any]) -> float:
+    return max(float(row[column]) for column in DIFFERENCES if not pd.isna(row[column]))
+
+
 def _judge_final_losses(row: dict[Any, Any]) -> str:
-    difference = max(row[column] for column in DIFFERENCES if not pd.isna(row[column]))
+    difference = _end_difference(row)
     noise = 0.0 if pd.isna(row["noise_floor"]) else row["noise_floor"]
     if difference <= row["tolerance"]:
         return EQUAL
@@ -69,7 +96,8 @@ def _judge_final_losses(row: dict[Any, Any]) -> str:
 
 
 def _starts_differ(row: dict[Any, Any]) -> bool:
-    return bool(not pd.isna(row["first_rel_diff"]) and row["first_rel_diff"] > row["first_tolerance"])
+    known = not (pd.isna(row["first_rel_diff"]) or pd.isna(row["first_tolerance"]))
+    return bool(known and row["first_rel_diff"] > row["first_tolerance"])
 
 
 def _weights_differ(row: dict[Any, Any]) -> bool:
@@ -86,8 +114,12 @@ def verdict(table: pd.DataFrame) -> tuple[bool, str]:
     parts["without a finished single to compare with"] = _names(done[done.rel_diff.isna()], lambda row: "")
     parts["not finished"] = _names(table[table.status != "done"], lambda row: row["status"])
     good = not any(parts.values())
-    parts[f"not distinguishable from rounding ({SETTLES})"] = _names(done[done.equality == ROUNDING], _reason)
-    parts["reported, since low precision has no tolerance"] = _names(done[done.equality == REPORTED], _end)
+    rounding, reported = done[done.equality == ROUNDING], done[done.equality == REPORTED]
+    low, alone = rounding.tolerance.isna(), reported.noise_floor.isna()
+    parts[f"not distinguishable from rounding ({SETTLES})"] = _names(rounding[~low], _reason)
+    parts[f"not distinguishable from rounding ({SETTLES_LOW})"] = _names(rounding[low], _reason)
+    parts["reported, as only twins tell what is rounding in low precision"] = _names(reported[alone], _end)
+    parts["reported, as in low precision tokens may reach other experts"] = _names(reported[~alone], _reason)
     equal = int((done.equality == EQUAL).sum())
     if equal == len(table) == 1:
         return True, "The only run is finished; there is nothing to compare it with."
@@ -124,9 +156,15 @@ def _reason(row: dict[Any, Any]) -> str:
     exact = _weights_differ(row) and row["weights_tolerance"] == 0
     if not exact and _starts_differ(row):
         return _first(row)
-    if exact or (_weights_differ(row) and _judge_final_losses(row) == EQUAL):
+    if exact or (_weights_differ(row) and not _ends_differ(row)):
         return weights(row)
     return _end(row)
+
+
+def _ends_differ(row: dict[Any, Any]) -> bool:
+    if pd.isna(row["tolerance"]):
+        return _end_difference(row) > LOW_MULTIPLE * row["noise_floor"]
+    return _judge_final_losses(row) != EQUAL
 
 
 def weights(row: dict[Any, Any]) -> str:
@@ -138,7 +176,8 @@ def weights(row: dict[Any, Any]) -> str:
 
 
 def _first(row: dict[Any, Any]) -> str:
-    return f"first {FIRST_STEPS} steps {row['first_rel_diff']:.1e}"
+    twins = f", tolerance {row['first_tolerance']:.1e}" if pd.isna(row["tolerance"]) else ""
+    return f"first {FIRST_STEPS} steps {row['first_rel_diff']:.1e}{twins}"
 
 
 def _end(row: dict[Any, Any]) -> str:

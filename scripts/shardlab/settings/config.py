@@ -49,8 +49,8 @@ class Config(Strict):
         6,
         le=100,
         description="Trainings of `single` from weights perturbed by one rounding error, whose spread shows how "
-        "closely the others can be expected to agree. Only in float32, for workloads evaluated on one device. Each "
-        "costs a training of `single`; 0: none.",
+        "closely the others can be expected to agree; in low precision, also one in full precision. Not in float64, "
+        "nor for workloads that ranks evaluate together. Each costs a training of `single`; 0: none.",
     )
     sweep: Annotated[Any, WithJsonSchema(SWEEP)] = Field(
         default={},

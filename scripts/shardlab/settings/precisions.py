@@ -24,14 +24,14 @@ class Precision(NamedTuple):
     description: str = ""
     """Text for the documentation of ``recipe.precision``."""
     tolerance: float | None = None
-    """Maximum relative difference of a test or validation loss to that of ``single``; None: a low precision, whose
-    difference is only reported.
+    """Maximum relative difference of a test or validation loss to that of ``single``; None: a low precision, in which
+    twins alone say how much is rounding.
     """
     first_tolerance: float | None = None
     """The same for the first losses and the first gradient norm (docs/equality.md)."""
     rounding: float = 0.0
-    """Relative error of one rounding, by which the weights of the runs that measure the noise floor are moved; 0: none
-    are trained, as rounding is far below the tolerance.
+    """Relative error of one rounding of the layers' arithmetic, by which the weights of the runs that measure the noise
+    floor are moved; 0: none are trained.
     """
     states: bool = False
     """True if weights, gradients and optimizer can have it."""
@@ -55,7 +55,7 @@ class Precision(NamedTuple):
 
 
 PRECISIONS = {
-    # One rounding: half the distance of 1 to the next value, 2^-24.
+    # One rounding: half the distance of 1 to the next value: 2^-24, and 2^-8 in bf16.
     "float32": Precision(
         "float32", 4, tolerance=1e-4, first_tolerance=3e-5, rounding=6e-8, states=True, attention=("efficient",)
     ),
@@ -75,7 +75,12 @@ PRECISIONS = {
         arithmetic="bf16",
         unsupported={"deepspeed": "DeepSpeed keeps its optimizer in float32"},
     ),
-    "bf16": Precision("bfloat16", 2, "weights stay in dtype (autocast, or the mixed precision of FSDP and DeepSpeed)"),
+    "bf16": Precision(
+        "bfloat16",
+        2,
+        "weights stay in dtype (autocast, or the mixed precision of FSDP and DeepSpeed)",
+        rounding=2**-8,
+    ),
     "fp16": Precision(
         "float16",
         2,
@@ -90,6 +95,8 @@ PRECISIONS = {
         "bfloat16",
         2,
         "bf16, with the blocks' matrix products in float8 (torchao; Ada, Hopper and newer)",
+        # That of bf16, which the rest computes in: it moves a sixteenth of the values to another float8 already.
+        rounding=2**-8,
         technique="float8",
         capability=(8, 9),
         unsupported=dict.fromkeys(("deepspeed", "tensors"), "float8 supports neither DeepSpeed nor tp"),

@@ -124,7 +124,7 @@ class Recipe(Strict):
         "full",
         description="Arithmetic: full is dtype; "
         + "; ".join(f"{name}: {PRECISIONS[name].description}" for name in LOW)
-        + ". Only full is checked against a tolerance.",
+        + ". Low precision is compared with twins instead of a tolerance (docs/equality.md).",
     )
     deterministic: bool = Field(
         False,

@@ -206,9 +206,10 @@ def _segments(workload: Workload, name: str, args: dict[str, Any]) -> int:
 
 
 def twinned(config: Config, runs: list[Run]) -> list[str]:
-    """Return the workloads whose rounding noise is measured: those in float32 that one device evaluates.
+    """Return the workloads whose rounding noise is measured.
 
-    None in a sweep, which looks for the best variant: it costs several times the sweep's runs.
+    Not those in float64, nor those that ranks evaluate together. None in a sweep, which looks for the best variant: it
+    costs several times the sweep's runs.
     """
     if config.sweep:
         return []
@@ -217,7 +218,7 @@ def twinned(config: Config, runs: list[Run]) -> list[str]:
         for run in runs
         if run.strategy == "single"
         and config.noise_floor_runs
-        and PRECISIONS[run.recipe.dtype].rounding
+        and PRECISIONS[run.recipe.arithmetic].rounding
         and not run.evaluated_sharded
     ]
 

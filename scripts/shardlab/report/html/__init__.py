@@ -33,7 +33,7 @@ STATES = {
     ROUNDING: "rounding alone moves one device just as far, or can send a token to another expert.",
     UNEQUAL: "neither of these.",
     SUSPICIOUS: "the run learned nothing, so its loss proves nothing.",
-    REPORTED: "low precision, which has no tolerance.",
+    REPORTED: "low precision that cannot be judged: without twins, or by the weights of experts.",
 }
 Drawn = dict[str, tuple[pd.DataFrame, dict[str, Any]]]
 """Name of a chart, ``loss.llama2``: its table and its Vega-Lite specification."""
@@ -86,6 +86,7 @@ def html(
         states=STATES,
         matrix=matrix,
         notes=notes,
+        noise=summary_markdown.noise(run_data.table, workloads),
         overview=_overview(workloads, drawn),
         families=[{"name": name} | asdict(FAMILIES[name]) for name in FAMILIES if name in run_data.families.values()],
         sweep=_sweep(run_data.table, drawn) if config.sweep else None,
@@ -177,11 +178,9 @@ def _cell(row: dict[Hashable, Any] | None, reason: str) -> tuple[str, str, str]:
 
 
 def _workload(run_data: RunData, name: str, drawn: Drawn) -> dict[str, Any]:
-    noise_floor = run_data.table.noise_floor.max()
     figures = summary_markdown.figures(run_data.table)
     return {
         "name": name,
-        "noise_floor": "" if pd.isna(noise_floor) else f"{noise_floor:.0e}",
         "advice": advice(run_data.table),
         "charts": [_shown(chart, f"{chart}.{name}") for chart in PER_WORKLOAD if f"{chart}.{name}" in drawn],
         "columns": list(figures.columns),
