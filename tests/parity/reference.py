@@ -5,6 +5,7 @@ by the targets, the schedule, the optimizer's arguments, the splits) is written 
 """
 
 import math
+import re
 from functools import partial
 from importlib import import_module
 
@@ -31,7 +32,7 @@ def train_network(network, settings, folder):
     splits = {name: load_file(folder / f"{name}.safetensors") for name in ("train", "validation", "test")}
     for block in getattr(network, "layers", []) if "experts" in model["args"] else []:
         block.forward = partial(experts_block, block, model["args"])
-    optimizer = make_optimizer(recipe["optimizer"], network.parameters())
+    optimizer = make_optimizer(recipe["optimizer"], [*groups(recipe, network)])
     loss_of, length = TASKS[settings["task"]]
     count = length(splits["train"])
     per_epoch = math.ceil(count / recipe["global_batch_size"])
@@ -50,7 +51,7 @@ def train_network(network, settings, folder):
         norm = clip_grad_norm_(network.parameters(), recipe["max_grad_norm"] or math.inf)
         rate = recipe["optimizer"]["learning_rate"] * factor(recipe["lr_schedule"], number, total, epoch)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         optimizer.step()
         if loads:
             move_biases(network, loads.pop(), model["args"]["bias_rate"])
@@ -112,15 +113,31 @@ def swiglu(experts, number, states):
     return (F.silu(states @ gate.T) * (states @ up.T)) @ down.T
 
 
+def groups(recipe, network):
+    """A group per parameter, with its own rate and decay."""
+    tables = {id(module.weight) for module in network.modules() if isinstance(module, torch.nn.Embedding)}
+    for name, value in network.named_parameters():
+        spared = recipe["decay"] == "matrices" and (value.dim() < 2 or id(value) in tables)
+        own = {"learning_rate_factor": 1.0, "weight_decay": None}
+        for pattern, settings in recipe["groups"].items():
+            if re.match(pattern.replace(".", r"\.").replace("*", r"[^.]*") + r"(\.|$)", name):
+                own = settings
+        decay = 0.0 if spared else recipe["optimizer"]["weight_decay"]
+        decay = decay if own["weight_decay"] is None else own["weight_decay"]
+        yield {"params": [value], "weight_decay": decay, "factor": own["learning_rate_factor"]}
+
+
 def make_optimizer(settings, parameters):
     """PyTorch's own, with every argument by name."""
     rate, decay = settings["learning_rate"], settings["weight_decay"]
     if settings["name"] == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, momentum=settings["momentum"], weight_decay=decay)
+        nesterov = bool(settings["nesterov"])
+        return torch.optim.SGD(parameters, rate, settings["momentum"], weight_decay=decay, nesterov=nesterov)
     if settings["name"] == "adadelta":
-        return torch.optim.Adadelta(parameters, lr=rate, weight_decay=decay)
+        return torch.optim.Adadelta(parameters, lr=rate, weight_decay=decay, eps=settings["eps"] or 1e-6)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings["name"]]
-    return kind(parameters, lr=rate, betas=tuple(settings["betas"]), weight_decay=decay)
+    more = {"eps": settings["eps"] or 1e-8, "amsgrad": bool(settings["amsgrad"])}
+    return kind(parameters, lr=rate, betas=tuple(settings["betas"]), weight_decay=decay, **more)
 
 
 def factor(schedule, number, total, epoch):

@@ -15,7 +15,7 @@ from shardlab.models import contents
 from shardlab.models.declared import completed
 from shardlab.models.weights import materialize, save
 from shardlab.records.reports import InitialReport
-from shardlab.runtime import distributed, tasks, trial
+from shardlab.runtime import distributed, optimizers, tasks, trial
 from shardlab.runtime.device import device_for_rank
 from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.types import Run, read_run
@@ -47,6 +47,7 @@ def main() -> None:
     model = models.build(run.model, run.task, dtype)
     complete = completed(run, model)
     models.check_plan(complete.model, model)
+    optimizers.own_settings(run.recipe, model)  # checks patterns
     tasks.check_loss(run, model)
     code_fingerprint.check_imported(run.sources, run.model.sources)
     runs = [Run.model_validate(complete.model_dump() | {"strategy": n} | some) for n, some in args.strategies.items()]

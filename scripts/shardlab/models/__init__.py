@@ -241,5 +241,33 @@ def matching(model: nn.Module, pattern: str) -> list[nn.Module]:
     ]
 
 
+def parameters_named(model: nn.Module, pattern: str, where: str) -> list[str]:
+    """Return the names in ``state`` of the parameters that a pattern names: a parameter's name or a module's, with all
+    of its parameters; of a tied parameter, any of its names.
+
+    Raises:
+        UserError: there is none; ``where`` is the key of the pattern.
+    """
+    first = {id(value): name for name, value in model.named_parameters()}
+    parts = [(name.split("."), id(value)) for name, value in model.named_parameters(remove_duplicate=False)]
+    length = pattern.count(".") + 1
+    found = {first[key]: None for name, key in parts if _matches(".".join(name[:length]), pattern)}
+    if not found:
+        names = dict.fromkeys(".".join(name[:length]) for name, _ in parts if len(name) >= length)
+        raise UserError(
+            f"{where}: {pattern} names no parameter of the model, and no module with one; it has "
+            f"{choices([*names][:20] or [*first.values()][:20])}."
+        )
+    return [*found]
+
+
+def vectors(model: nn.Module) -> list[str]:
+    """Return the names in ``state`` of the parameters that are no matrices of a layer: those of fewer than two
+    dimensions, and embeddings.
+    """
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return [name for name, value in model.named_parameters() if value.dim() < 2 or id(value) in tables]
+
+
 def _matches(name: str, pattern: str) -> bool:
     return name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)
