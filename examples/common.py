@@ -29,6 +29,7 @@ NOT_IMPLEMENTED = {
     "gradient_accumulation_steps": 1,
     "decay": "all",
     "groups": {},
+    "freeze": [],
     "length_buckets": False,
     "sync_batch_norm": False,
     "loss_chunks": 1,

@@ -24,6 +24,11 @@ GROUPED = (
     "learning_rate_factor-0.5-output-weight_decay-0.4-"
 )
 """The recipe with parameter groups in the parity suite's names."""
+FROZEN = (
+    GROUPED.removesuffix("layers.0-learning_rate_factor-0.5-output-weight_decay-0.4-")
+    + "_freeze=-embedding-layers.0-layers.-.mlp_norm-"
+)
+"""The recipe with frozen parameters there."""
 
 
 def at(file: str, *tests: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from fault import (
     CHECKPOINT,
     EVALUATION,
+    FROZEN,
     GROUPED,
     MODELS,
     NATIVE,
@@ -170,6 +171,23 @@ FAULTS = [
         "            pass\n        state = {}",
         parity(f"zero1-llama2-{GROUPED}-float32"),
         error="not found in optimizer state fragment",
+    ),
+    Fault("recipe.freeze ignored", f"{MODELS}/__init__.py", "requires_grad_(False)", "requires_grad", reference("vit")),
+    Fault(
+        "frozen parameters decay",
+        NATIVE,
+        "        self.optimizer.step()\n",
+        "        frozen = [local(p.data) for p in self.parameters().values() if not p.requires_grad]\n"
+        "        torch._foreach_mul_(frozen, 0.98)\n"
+        "        self.optimizer.step()\n",
+        parity(f"tp_sp-llama2-{FROZEN}-float64"),
+    ),
+    Fault(
+        "the gradient norm without the replicated parameters of tensor parallelism",
+        NATIVE,
+        "        if not gradients:\n",
+        "        if not gradients or (placements and all(each.is_replicate() for each in placements)):\n",
+        parity(f"tp_sp-llama2-{FROZEN}-float64"),
     ),
     Fault("no step of the optimizer", NATIVE, "        self.optimizer.step()\n", "", reference("mlp")),
     Fault(

@@ -32,6 +32,8 @@ def train_network(network, settings, folder):
     splits = {name: load_file(folder / f"{name}.safetensors") for name in ("train", "validation", "test")}
     for block in getattr(network, "layers", []) if "experts" in model["args"] else []:
         block.forward = partial(experts_block, block, model["args"])
+    for name, value in network.named_parameters():
+        value.requires_grad_(not any(names(pattern, name) for pattern in recipe["freeze"]))
     optimizer = make_optimizer(recipe["optimizer"], [*groups(recipe, network)])
     loss_of, length = TASKS[settings["task"]]
     count = length(splits["train"])
@@ -113,6 +115,11 @@ def swiglu(experts, number, states):
     return (F.silu(states @ gate.T) * (states @ up.T)) @ down.T
 
 
+def names(pattern, name):
+    """A pattern names a parameter, or a module with its parameters."""
+    return re.match(pattern.replace(".", r"\.").replace("*", r"[^.]*") + r"(\.|$)", name)
+
+
 def groups(recipe, network):
     """A group per parameter, with its own rate and decay."""
     tables = {id(module.weight) for module in network.modules() if isinstance(module, torch.nn.Embedding)}
@@ -120,7 +127,7 @@ def groups(recipe, network):
         spared = recipe["decay"] == "matrices" and (value.dim() < 2 or id(value) in tables)
         own = {"learning_rate_factor": 1.0, "weight_decay": None}
         for pattern, settings in recipe["groups"].items():
-            if re.match(pattern.replace(".", r"\.").replace("*", r"[^.]*") + r"(\.|$)", name):
+            if names(pattern, name):
                 own = settings
         decay = 0.0 if spared else recipe["optimizer"]["weight_decay"]
         decay = decay if own["weight_decay"] is None else own["weight_decay"]

@@ -16,6 +16,7 @@ from cases import (
     CASES,
     EXPERTS,
     FAULTY,
+    FROZEN,
     HALF,
     HARD,
     MATRIX,
@@ -162,6 +163,8 @@ PLANNED += [case for case in MATRIX if case.workload == "moe" and case.strategy 
 PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_tp", "xsum")]
 # Its model, not its batch, has the sequences that are split.
 PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_cp", "vit")]
+# Frozen parameters: no states, no traffic.
+PLANNED += FROZEN
 
 
 @pytest.fixture(scope="session")

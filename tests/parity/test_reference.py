@@ -35,6 +35,7 @@ RECIPES = {
             "amsgrad": True,
         },
         "lr_schedule": {"name": "linear", "end": 0.2},
+        "freeze": ["patches", "layers.0.attention", "layers.*.mlp_norm.weight"],
     },
     "llama2": {
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "betas": [0.7, 0.9], "weight_decay": 0.5},

@@ -37,11 +37,25 @@ def test_fused_adamw_keeps_no_tensor_layouts_of_former_steps():
         ({"layer.0": {}}, ["recipe.groups: layer.0 names no parameter", "layers.0"]),
         ({"layers.9.up.weight": {}}, ["layers.9.up.weight names no parameter", "layers.0.up.weight"]),
         ({"layers.*": {}, "layers.1.up": {}}, ["both layers.* and layers.1.up name layers.1.up.weight", "narrow one"]),
+        ({"output": {}}, ["output names no parameter that is trained"]),
     ],
 )
 def test_patterns_of_groups_that_do_not_fit(groups, words):
-    run = tiny_run("llama2", groups=groups)
+    run = tiny_run("llama2", groups=groups, freeze=["output"])
     with pytest.raises(UserError) as raised:
         optimizers.own_settings(run.recipe, build(run))
     assert all(word in str(raised.value) for word in words), raised.value
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "words"),
+    [
+        (["outputs"], ["recipe.freeze: outputs names no parameter", "output"]),
+        (["*"], ["recipe.freeze names every parameter of the model", "narrow"]),
+    ],
+)
+def test_patterns_of_frozen_parameters_that_do_not_fit(freeze, words):
+    with pytest.raises(UserError) as raised:
+        build(tiny_run("llama2", freeze=freeze))
+    assert all(word in str(raised.value) for word in words), raised.value

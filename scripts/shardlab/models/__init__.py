@@ -65,10 +65,21 @@ def _without_weights(settings: types.Model, task: str) -> nn.Module:
                 f"buffer {name} of model {settings.name} is the memory of {owner}, and weights have their own after "
                 f"they are drawn; read {owner} in forward, or make the buffer a clone."
             )
+    _freeze(model, settings.freeze)
     for parameter in model.parameters():
         # Files and shards are contiguous, and so are the weights under every strategy.
         parameter.data = parameter.data.contiguous()
     return model
+
+
+def _freeze(model: nn.Module, patterns: list[str]) -> None:
+    """Freeze the parameters that the recipe names; those that the constructor has frozen stay so."""
+    where = "recipe.freeze"
+    names = {name for pattern in patterns for name in parameters_named(model, pattern, where)}
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
+    if names and not trained_names(model):
+        raise UserError(f"{where} names every parameter of the model; remove {choices(patterns)}, or narrow it.")
 
 
 def in_precision(kind: torch.dtype, dtype: torch.dtype) -> torch.dtype:

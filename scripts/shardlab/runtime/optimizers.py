@@ -31,7 +31,10 @@ def own_settings(settings: recipe.Recipe, model: nn.Module) -> dict[str, Own]:
     trained, where = models.trained_names(model), "recipe.groups"
     named_by: dict[str, str] = {}
     for pattern in settings.groups:
-        for name in models.parameters_named(model, pattern, where):
+        names = [name for name in models.parameters_named(model, pattern, where) if name in trained]
+        if not names:
+            raise UserError(f"{where}: {pattern} names no parameter that is trained; remove it, or train these.")
+        for name in names:
             if name in named_by:
                 raise UserError(
                     f"{where}: both {named_by[name]} and {pattern} name {name}; narrow one of them, as a parameter is "

@@ -110,6 +110,11 @@ class Recipe(Strict):
         "modules with all of theirs (`layers.0`, `layers.*.norm`, `output.weight`), and what these have: "
         "`learning_rate_factor` (1), at every step of the schedule; `weight_decay` (null: as optimizer and decay say).",
     )
+    freeze: list[str] = Field(
+        default=[],
+        description="Parameters that are not trained: patterns as in `groups`. They have no gradient, no optimizer "
+        "state and no decay.",
+    )
     epochs: PositiveInt = Field(1, description="Passes over the training split.")
     max_steps: PositiveInt | None = Field(None, description="Stop after this many steps (null: no limit).")
     global_batch_size: PositiveInt = Field(

@@ -82,7 +82,7 @@ def run(
         options=StrategyOptions.model_validate(strategy.model_dump(include=set(StrategyOptions.model_fields))),
         devices_per_rank=devices,
         task=workload.task,
-        model=model_and_data.model_of(workload, workload_base, args, segments),
+        model=model_and_data.model_of(workload, workload_base, args, segments, recipe),
         data=data,
         recipe=recipe,
         script=strategy.script,

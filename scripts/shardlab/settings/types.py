@@ -316,6 +316,7 @@ class Model(Strict):
     tensor: dict[str, str] = Field(description="Tensor-parallel plan.")
     experts: list[str] = Field(default=[], description="Submodules whose experts ep splits.")
     segments: int = Field(description="Number of pieces in its chain; 0: it is not a chain.")
+    freeze: list[str] = Field(default=[], description="Parameters that are not trained, from the recipe.")
     sources: dict[str, str] = Field(default={}, description="Files that define it: digests of their code.")
 
 
