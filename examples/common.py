@@ -30,6 +30,7 @@ NOT_IMPLEMENTED = {
     "decay": "all",
     "groups": {},
     "freeze": [],
+    "adapter": None,
     "length_buckets": False,
     "sync_batch_norm": False,
     "loss_chunks": 1,

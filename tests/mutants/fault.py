@@ -11,6 +11,7 @@ ORDER, MESH, RATE = f"{S}data/order.py", f"{S}settings/mesh.py", f"{S}settings/l
 EVALUATION, RECIPE, MODELS = f"{S}train/evaluation.py", f"{S}settings/recipe.py", f"{S}models"
 STEP, SUMMARY, VERDICT = f"{S}train/step.py", f"{S}report/summary.py", f"{S}report/verdict.py"
 OPTIMIZERS = f"{S}runtime/optimizers.py"
+LORA = f"{S}models/lora.py"
 LOOP = f"{S}train/loop.py"
 
 ACCUMULATED = (
@@ -29,6 +30,11 @@ FROZEN = (
     + "_freeze=-embedding-layers.0-layers.-.mlp_norm-"
 )
 """The recipe with frozen parameters there."""
+ADAPTED = (
+    "optimizer=-name-sgd-learning_rate-3.0-momentum-0.8-_adapter=-rank-2-alpha-4-targets-layers.-.attention.-"
+    "layers.1.down-output-"
+)
+"""The recipe with an adapter there."""
 
 
 def at(file: str, *tests: str) -> tuple[str, ...]:

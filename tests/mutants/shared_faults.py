@@ -180,7 +180,7 @@ FAULTS = [
         "        frozen = [local(p.data) for p in self.parameters().values() if not p.requires_grad]\n"
         "        torch._foreach_mul_(frozen, 0.98)\n"
         "        self.optimizer.step()\n",
-        parity(f"tp_sp-llama2-{FROZEN}-float64"),
+        reference("vit"),
     ),
     Fault(
         "the gradient norm without the replicated parameters of tensor parallelism",

@@ -21,7 +21,10 @@ def train(settings, folder, initial):
     model = settings["model"]
     network = import_module(f"shardlab.models.{model['name']}").Model(**model["args"])
     in_precision(network, getattr(torch, settings["recipe"]["dtype"]))
-    network.load_state_dict(load_file(initial))
+    weights = load_file(initial)
+    network.load_state_dict({name: value for name, value in weights.items() if "lora_" not in name})
+    if settings["recipe"]["adapter"]:
+        adapt(network, weights, settings["recipe"]["adapter"])
     return train_network(network, settings, folder)
 
 
@@ -33,7 +36,8 @@ def train_network(network, settings, folder):
     for block in getattr(network, "layers", []) if "experts" in model["args"] else []:
         block.forward = partial(experts_block, block, model["args"])
     for name, value in network.named_parameters():
-        value.requires_grad_(not any(names(pattern, name) for pattern in recipe["freeze"]))
+        frozen = any(names(pattern, name) for pattern in recipe["freeze"])
+        value.requires_grad_(not frozen and (recipe["adapter"] is None or "lora_" in name))
     optimizer = make_optimizer(recipe["optimizer"], [*groups(recipe, network)])
     loss_of, length = TASKS[settings["task"]]
     count = length(splits["train"])
@@ -65,6 +69,20 @@ def train_network(network, settings, folder):
                 best = mean_loss(network, loss_of, splits["test"], length, dtype)
     test = mean_loss(network, loss_of, splits["test"], length, dtype)
     return {"steps": steps, "validations": validations, "test": test, "best": best, "network": network}
+
+
+def adapt(network, weights, adapter):
+    """Factors beside the layers for which the initial weights have some."""
+    for name in [name for name in weights if name.endswith("lora_A")]:
+        layer = network.get_submodule(name.removesuffix(".lora_A"))
+        layer.lora_A = torch.nn.Parameter(weights[name])
+        layer.lora_B = torch.nn.Parameter(weights[name.removesuffix("A") + "B"])
+        factor = adapter["alpha"] / adapter["rank"]
+        layer.forward = partial(adapted, layer, factor)
+
+
+def adapted(layer, factor, x):
+    return F.linear(x, layer.weight + factor * layer.lora_B @ layer.lora_A, layer.bias)
 
 
 def in_precision(network, dtype):

@@ -58,9 +58,16 @@ def near(expected):
     return pytest.approx(expected, rel=TOLERANCE, abs=0)
 
 
-@pytest.mark.parametrize("workload", RECIPES)
-def test_single_equals_a_plain_loop(workload, tiny_data, tmp_path):
-    run = tiny_run(workload, dtype="float64", **EVERYTHING, **RECIPES[workload])
+RECIPES["llama2_adapted"] = {
+    "optimizer": {"name": "adamw", "learning_rate": 3e-2, "betas": [0.7, 0.9], "weight_decay": 0.5},
+    "adapter": {"rank": 3, "alpha": 6, "targets": ["layers.*.attention.*", "layers.1.down", "output"]},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_single_equals_a_plain_loop(name, tiny_data, tmp_path):
+    workload = name.partition("_")[0]
+    run = tiny_run(workload, dtype="float64", **EVERYTHING, **RECIPES[name])
     data, initial = tiny_data / workload, tmp_path / "initial"
     save_initial(run, initial)
     expected = reference.train(run.model_dump(mode="json"), data, initial)

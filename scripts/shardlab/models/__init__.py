@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from shardlab.errors import UserError, choices
 from shardlab.models._chain import Absent, Chain
 from shardlab.models._experts import Experts, Router
+from shardlab.models.lora import attach
 from shardlab.patches.torch_modules import parameters_on_meta
 from shardlab.settings import registry, types
 
@@ -141,11 +142,17 @@ def _draw(model: Any, prefix: str, module: Any, seed: int) -> Iterator[tuple[str
 def construct(settings: types.Model, task: str, *, pretrained: bool = False) -> nn.Module:
     """Construct the model by its class, in float32; ``pretrained``: with the weights of its folder."""
     if settings.folder is None:
-        return create(settings.name, settings.args)
-    # A few seconds that only these models need.
-    from shardlab.models import _transformers
+        model = create(settings.name, settings.args)
+    else:
+        # A few seconds that only these models need.
+        from shardlab.models import _transformers
 
-    return _transformers.create(task, settings.folder, settings.args, pretrained=pretrained)
+        model = _transformers.create(task, settings.folder, settings.args, pretrained=pretrained)
+    if settings.adapter:
+        names = [name for name, layer in model.named_modules() if not isinstance(layer, Absent)]
+        targets = {each: [name for name in names if _matches(name, each)] for each in settings.adapter.targets}
+        attach(model, settings.adapter, targets)
+    return model
 
 
 def create(name: str, args: dict[str, Any]) -> nn.Module:

@@ -127,6 +127,7 @@ def model_of(workload: Workload, name: str, args: dict[str, Any], segments: int,
         experts=[*workload.experts],
         segments=segments,
         freeze=recipe.freeze if recipe else [],
+        adapter=recipe.adapter if recipe else None,
         sources=code_fingerprint.model_sources(workload.model, transformers=is_pretrained),
     )
     if not is_pretrained:

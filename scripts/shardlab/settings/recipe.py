@@ -94,6 +94,15 @@ class Group(Strict):
     )
 
 
+class Adapter(Strict):
+    """Trained factors beside frozen layers."""
+
+    kind: Literal["lora"] = Field("lora", description="lora (Hu et al., 2021, arXiv:2106.09685).")
+    rank: PositiveInt = Field(8, description="Columns of the one factor, rows of the other.")
+    alpha: float = Field(16.0, gt=0, le=LARGEST, description="The product of the factors counts alpha / rank times.")
+    targets: list[str] = Field(min_length=1, description="Patterns of nn.Linear submodules, as in `blocks`.")
+
+
 class Recipe(Strict):
     """Settings of a training."""
 
@@ -114,6 +123,11 @@ class Recipe(Strict):
         default=[],
         description="Parameters that are not trained: patterns as in `groups`. They have no gradient, no optimizer "
         "state and no decay.",
+    )
+    adapter: Adapter | None = Field(
+        None,
+        description="Train low-rank factors of some layers and nothing else: `kind` (lora), `rank` (8), `alpha` (16), "
+        "`targets` (patterns of nn.Linear submodules, as in `blocks`); null: train the model itself.",
     )
     epochs: PositiveInt = Field(1, description="Passes over the training split.")
     max_steps: PositiveInt | None = Field(None, description="Stop after this many steps (null: no limit).")

@@ -29,7 +29,7 @@ PATTERN = rf"\w+(?:{SIGN}[\w.]+=[\w.:+-]+)*"
 """Pattern of the names of strategies and workloads."""
 Values = dict[str, Any]
 """Short name of a key: value."""
-WEIGHTS = ("seed", "size", "dtype", "freeze")
+WEIGHTS = ("seed", "size", "dtype", "freeze", "adapter")
 """Keys that initial weights, or their report, depend on; runs that share their values share the weights."""
 NEEDS: dict[str, Split] = {
     "cpu_offload": "states",
