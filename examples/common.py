@@ -27,6 +27,10 @@ OPTIMIZERS = {
 IMPLEMENTED = {"optimizer", "lr_schedule", "epochs", "max_steps", "global_batch_size", "max_grad_norm", "dtype"}
 NOT_IMPLEMENTED = {
     "gradient_accumulation_steps": 1,
+    "decay": "all",
+    "groups": {},
+    "freeze": [],
+    "adapter": None,
     "length_buckets": False,
     "sync_batch_norm": False,
     "loss_chunks": 1,
@@ -67,6 +71,7 @@ def read_run(path, models=("mlp", "cnn", "llama"), dtypes=("float32", "float64")
     """Read the settings of a run, as nested attributes; stop if the example cannot do what one of them says."""
     run = json.loads(path.read_text(), object_hook=lambda keys: SimpleNamespace(**keys))
     recipe = vars(run.recipe)
+    recipe["groups"] = vars(recipe["groups"])
     if run.model.name not in models:
         stop(f"{path}: model {run.model.name}: this example knows only {', '.join(models)}.")
     if recipe["dtype"] not in dtypes:

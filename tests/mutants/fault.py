@@ -10,6 +10,8 @@ RESUMING = f"{S}train/resume.py"
 ORDER, MESH, RATE = f"{S}data/order.py", f"{S}settings/mesh.py", f"{S}settings/learning_rate.py"
 EVALUATION, RECIPE, MODELS = f"{S}train/evaluation.py", f"{S}settings/recipe.py", f"{S}models"
 STEP, SUMMARY, VERDICT = f"{S}train/step.py", f"{S}report/summary.py", f"{S}report/verdict.py"
+OPTIMIZERS = f"{S}runtime/optimizers.py"
+LORA = f"{S}models/lora.py"
 LOOP = f"{S}train/loop.py"
 
 ACCUMULATED = (
@@ -17,6 +19,22 @@ ACCUMULATED = (
     "_lr_schedule=-name-constant-warmup_steps-3-"
 )
 """The recipe with accumulation and clipping in the parity suite's names."""
+
+GROUPED = (
+    "optimizer=-name-sgd-learning_rate-0.1-momentum-0.8-nesterov-True-weight_decay-0.2-_decay=matrices_groups=-layers.0-"
+    "learning_rate_factor-0.5-output-weight_decay-0.4-"
+)
+"""The recipe with parameter groups in the parity suite's names."""
+FROZEN = (
+    GROUPED.removesuffix("layers.0-learning_rate_factor-0.5-output-weight_decay-0.4-")
+    + "_freeze=-embedding-layers.0-layers.-.mlp_norm-"
+)
+"""The recipe with frozen parameters there."""
+ADAPTED = (
+    "optimizer=-name-sgd-learning_rate-3.0-momentum-0.8-_adapter=-rank-2-alpha-4-targets-layers.-.attention.-"
+    "layers.1.down-output-"
+)
+"""The recipe with an adapter there."""
 
 
 def at(file: str, *tests: str) -> tuple[str, ...]:

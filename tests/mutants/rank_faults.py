@@ -2,8 +2,10 @@
 
 from fault import (
     ACCUMULATED,
+    ADAPTED,
     BATCHES,
     EVALUATION,
+    LORA,
     MESH,
     NATIVE,
     ORDER,
@@ -31,6 +33,37 @@ EPOCHS = at("unit/test_order", "test_each_epoch_has_every_sample_once_and_anothe
 VALIDATED = at("unit/test_batches", "test_a_training_validates_after_each_epoch_and_at_its_end")
 
 FAULTS = [
+    Fault(
+        "the whole factor of a split adapter learns from one rank's part",
+        NATIVE,
+        "            if gradient is not None and gradient.placements != placements:\n",
+        "            if gradient is not None and parameter.dim() == 2 and min(parameter.shape) == 2:\n"
+        "                local_part = gradient.to_local()\n"
+        "                parameter.grad = type(gradient).from_local(local_part, gradient.device_mesh, placements)\n"
+        "            elif gradient is not None and gradient.placements != placements:\n",
+        parity(f"tp_sp-llama2-{ADAPTED}-float64"),
+    ),
+    Fault(
+        "adapters scaled by alpha alone",
+        LORA,
+        "adapted.scaling = adapter.alpha / adapter.rank",
+        "adapted.scaling = adapter.alpha",
+        reference("llama2_adapted"),
+    ),
+    Fault(
+        "lora_B exported as zeros",
+        f"{S}models/export.py",
+        '.weight"] = value\n',
+        '.weight"] = value * name.endswith("lora_A")\n',
+        at("unit/test_adapters", "test_peft_computes_the_same_from_what_is_exported"),
+    ),
+    Fault(
+        "weights beside an adapter are trained, too",
+        LORA,
+        "    model.requires_grad_(False)\n",
+        "",
+        reference("llama2_adapted"),
+    ),
     # What ranks do to each other's gradients.
     Fault(
         "norm for clipping of the local shard alone",

@@ -19,6 +19,18 @@ ACCUMULATED = {
 } | ALWAYS_CLIPPED
 # A rate that changes at each step: an engine that does not follow the schedule shows at the second.
 ACCUMULATED |= {"lr_schedule": {"name": "constant", "warmup_steps": 3}}
+GROUPS = {
+    "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.8, "nesterov": True, "weight_decay": 0.2},
+    "decay": "matrices",
+    "groups": {"layers.0": {"learning_rate_factor": 0.5}, "output": {"weight_decay": 0.4}},
+}
+FREEZE = GROUPS | {"groups": {}, "freeze": ["embedding", "layers.0", "layers.*.mlp_norm"]}
+"""Of two pipeline stages the first has nothing to train; in others a unit of FSDP has both kinds."""
+ADAPTED = {
+    "optimizer": {"name": "sgd", "learning_rate": 3.0, "momentum": 0.8},
+    "adapter": {"rank": 2, "alpha": 4, "targets": ["layers.*.attention.*", "layers.1.down", "output"]},
+}
+"""Layers of both ways to split; the first of two pipeline stages has fewer."""
 COMPILED = {"compile": "blocks", "compile_backend": "aot_eager"}
 SPREAD_ONLY = ("gradient_accumulation_steps", "length_buckets", "loss_chunks", "activation_checkpointing")
 SPREAD_ONLY += ("compile", "compile_backend", "precision")
@@ -87,6 +99,9 @@ SGD = [
     for s in ("dp", "ddp", "fsdp", "hsdp", "mp", "pp", "tp_sp", "fsdp_tp", "fsdp_cp", "zero1", "zero2", "zero3")
 ]
 SGD += [compared(s, "moe", PLAIN_SGD) for s in EXPERTS]
+GROUPED = [compared(s, "llama2", GROUPS) for s in STRATEGIES]
+FROZEN = [compared(s, "llama2", FREEZE) for s in STRATEGIES]
+ADAPTERS = [compared(s, "llama2", ADAPTED) for s in STRATEGIES]
 MORE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
 MORE += [Case(s, "llama2", ranks=4) for s in ("ddp", "fsdp", "pp", "pp_gpipe")]
 MORE += [Case(s, "xsum", ranks=4) for s in ("pp", "tp", "tp_sp")]
@@ -110,7 +125,11 @@ HALF += [
     Case(s, "vit", (("precision", "float8"),), dtype="float32") for s in ("single", "ddp", "fsdp", "pp", "fsdp_pp")
 ]
 ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp", "pp")]
-CASES = [case for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *MORE, *COMPILE) if supported(case)]
+CASES = [
+    case
+    for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *GROUPED, *FROZEN, *ADAPTERS, *MORE, *COMPILE)
+    if supported(case)
+]
 OTHERS = [c for c in MATRIX if c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
 """All workloads of each strategy but one."""
 ONE_OF_EACH = ("dp", "ddp", "fsdp", "mp", "pp", "tp_sp", "cp", "ep", "zero1", "zero3")
@@ -123,6 +142,7 @@ LONG += [c for c in COMPILE if c.workload == "moe" or c.strategy in ("single", "
 LONG += [case for case in COMPILE if case.strategy == "ddp" and dict(case.recipe)["compile"] == "blocks"]
 # These differ from pp, fsdp and zero3 only in the schedule, the unit of sharding or the place of the state.
 LONG += [c for c in OTHERS if c.strategy in ("pp_gpipe", "fsdp_size", "zero3_offload")]
+LONG += [c for c in (*GROUPED, *FROZEN, *ADAPTERS) if c.strategy not in ("fsdp", "pp", "tp_sp", "zero1", "zero3")]
 """Cases of the long form: four ranks wait for each other's cores, compilation takes long, and others cover the most."""
 
 

@@ -5,6 +5,7 @@ by the targets, the schedule, the optimizer's arguments, the splits) is written 
 """
 
 import math
+import re
 from functools import partial
 from importlib import import_module
 
@@ -20,7 +21,10 @@ def train(settings, folder, initial):
     model = settings["model"]
     network = import_module(f"shardlab.models.{model['name']}").Model(**model["args"])
     in_precision(network, getattr(torch, settings["recipe"]["dtype"]))
-    network.load_state_dict(load_file(initial))
+    weights = load_file(initial)
+    network.load_state_dict({name: value for name, value in weights.items() if "lora_" not in name})
+    if settings["recipe"]["adapter"]:
+        adapt(network, weights, settings["recipe"]["adapter"])
     return train_network(network, settings, folder)
 
 
@@ -31,7 +35,10 @@ def train_network(network, settings, folder):
     splits = {name: load_file(folder / f"{name}.safetensors") for name in ("train", "validation", "test")}
     for block in getattr(network, "layers", []) if "experts" in model["args"] else []:
         block.forward = partial(experts_block, block, model["args"])
-    optimizer = make_optimizer(recipe["optimizer"], network.parameters())
+    for name, value in network.named_parameters():
+        frozen = any(names(pattern, name) for pattern in recipe["freeze"])
+        value.requires_grad_(not frozen and (recipe["adapter"] is None or "lora_" in name))
+    optimizer = make_optimizer(recipe["optimizer"], [*groups(recipe, network)])
     loss_of, length = TASKS[settings["task"]]
     count = length(splits["train"])
     per_epoch = math.ceil(count / recipe["global_batch_size"])
@@ -50,7 +57,7 @@ def train_network(network, settings, folder):
         norm = clip_grad_norm_(network.parameters(), recipe["max_grad_norm"] or math.inf)
         rate = recipe["optimizer"]["learning_rate"] * factor(recipe["lr_schedule"], number, total, epoch)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         optimizer.step()
         if loads:
             move_biases(network, loads.pop(), model["args"]["bias_rate"])
@@ -62,6 +69,20 @@ def train_network(network, settings, folder):
                 best = mean_loss(network, loss_of, splits["test"], length, dtype)
     test = mean_loss(network, loss_of, splits["test"], length, dtype)
     return {"steps": steps, "validations": validations, "test": test, "best": best, "network": network}
+
+
+def adapt(network, weights, adapter):
+    """Factors beside the layers for which the initial weights have some."""
+    for name in [name for name in weights if name.endswith("lora_A")]:
+        layer = network.get_submodule(name.removesuffix(".lora_A"))
+        layer.lora_A = torch.nn.Parameter(weights[name])
+        layer.lora_B = torch.nn.Parameter(weights[name.removesuffix("A") + "B"])
+        factor = adapter["alpha"] / adapter["rank"]
+        layer.forward = partial(adapted, layer, factor)
+
+
+def adapted(layer, factor, x):
+    return F.linear(x, layer.weight + factor * layer.lora_B @ layer.lora_A, layer.bias)
 
 
 def in_precision(network, dtype):
@@ -112,15 +133,36 @@ def swiglu(experts, number, states):
     return (F.silu(states @ gate.T) * (states @ up.T)) @ down.T
 
 
+def names(pattern, name):
+    """A pattern names a parameter, or a module with its parameters."""
+    return re.match(pattern.replace(".", r"\.").replace("*", r"[^.]*") + r"(\.|$)", name)
+
+
+def groups(recipe, network):
+    """A group per parameter, with its own rate and decay."""
+    tables = {id(module.weight) for module in network.modules() if isinstance(module, torch.nn.Embedding)}
+    for name, value in network.named_parameters():
+        spared = recipe["decay"] == "matrices" and (value.dim() < 2 or id(value) in tables)
+        own = {"learning_rate_factor": 1.0, "weight_decay": None}
+        for pattern, settings in recipe["groups"].items():
+            if names(pattern, name):
+                own = settings
+        decay = 0.0 if spared else recipe["optimizer"]["weight_decay"]
+        decay = decay if own["weight_decay"] is None else own["weight_decay"]
+        yield {"params": [value], "weight_decay": decay, "factor": own["learning_rate_factor"]}
+
+
 def make_optimizer(settings, parameters):
     """PyTorch's own, with every argument by name."""
     rate, decay = settings["learning_rate"], settings["weight_decay"]
     if settings["name"] == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, momentum=settings["momentum"], weight_decay=decay)
+        nesterov = bool(settings["nesterov"])
+        return torch.optim.SGD(parameters, rate, settings["momentum"], weight_decay=decay, nesterov=nesterov)
     if settings["name"] == "adadelta":
-        return torch.optim.Adadelta(parameters, lr=rate, weight_decay=decay)
+        return torch.optim.Adadelta(parameters, lr=rate, weight_decay=decay, eps=settings["eps"] or 1e-6)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings["name"]]
-    return kind(parameters, lr=rate, betas=tuple(settings["betas"]), weight_decay=decay)
+    more = {"eps": settings["eps"] or 1e-8, "amsgrad": bool(settings["amsgrad"])}
+    return kind(parameters, lr=rate, betas=tuple(settings["betas"]), weight_decay=decay, **more)
 
 
 def factor(schedule, number, total, epoch):

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import theory
 from cases import (
+    ADAPTERS,
     ALWAYS_CLIPPED,
     CASES,
     EXPERTS,
     FAULTY,
+    FROZEN,
     HALF,
     HARD,
     MATRIX,
@@ -162,6 +164,8 @@ PLANNED += [case for case in MATRIX if case.workload == "moe" and case.strategy 
 PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_tp", "xsum")]
 # Its model, not its batch, has the sequences that are split.
 PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_cp", "vit")]
+# Frozen parameters, also beside factors that are trained: no states, no traffic.
+PLANNED += [*FROZEN, *ADAPTERS]
 
 
 @pytest.fixture(scope="session")

@@ -12,25 +12,40 @@ TOLERANCE = 1e-12
 EVERYTHING = {"max_steps": None, "epochs": 3, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "keep_best": True}
 RECIPES = {
     "mlp": {
-        "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.8, "weight_decay": 0.2},
+        "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.8, "nesterov": True, "weight_decay": 0.2},
         # Worse in the second epoch, so that the best weights are not the last.
         "lr_schedule": {"name": "step", "gamma": 30.0},
     },
     "mnist": {
-        "optimizer": {"name": "adadelta", "learning_rate": 0.5, "weight_decay": 0.1},
+        "optimizer": {"name": "adadelta", "learning_rate": 0.5, "weight_decay": 0.1, "eps": 1e-4},
         "lr_schedule": {"name": "step", "gamma": 0.3},
     },
     "xsum": {
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "betas": [0.8, 0.9], "weight_decay": 0.3},
+        "decay": "matrices",
         "lr_schedule": {"name": "cosine", "warmup_steps": 2, "end": 0.1},
     },
     "vit": {
-        "optimizer": {"name": "adam", "learning_rate": 1e-3, "betas": [0.5, 0.95], "weight_decay": 0.1},
+        "optimizer": {
+            "name": "adam",
+            "learning_rate": 1e-3,
+            "betas": [0.5, 0.95],
+            "weight_decay": 0.1,
+            "eps": 1e-4,
+            "amsgrad": True,
+        },
         "lr_schedule": {"name": "linear", "end": 0.2},
+        "freeze": ["patches", "layers.0.attention", "layers.*.mlp_norm.weight"],
     },
     "llama2": {
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "betas": [0.7, 0.9], "weight_decay": 0.5},
         "lr_schedule": {"name": "linear", "warmup_steps": 1},
+        "decay": "matrices",
+        "groups": {
+            "layers.*.attention": {"learning_rate_factor": 0.5},
+            "layers.1.up.weight": {"weight_decay": 0.0},
+            "norm": {"learning_rate_factor": 3.0, "weight_decay": 0.1},
+        },
     },
     "moe": {
         "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": 0.2},
@@ -43,9 +58,16 @@ def near(expected):
     return pytest.approx(expected, rel=TOLERANCE, abs=0)
 
 
-@pytest.mark.parametrize("workload", RECIPES)
-def test_single_equals_a_plain_loop(workload, tiny_data, tmp_path):
-    run = tiny_run(workload, dtype="float64", **EVERYTHING, **RECIPES[workload])
+RECIPES["llama2_adapted"] = {
+    "optimizer": {"name": "adamw", "learning_rate": 3e-2, "betas": [0.7, 0.9], "weight_decay": 0.5},
+    "adapter": {"rank": 3, "alpha": 6, "targets": ["layers.*.attention.*", "layers.1.down", "output"]},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_single_equals_a_plain_loop(name, tiny_data, tmp_path):
+    workload = name.partition("_")[0]
+    run = tiny_run(workload, dtype="float64", **EVERYTHING, **RECIPES[name])
     data, initial = tiny_data / workload, tmp_path / "initial"
     save_initial(run, initial)
     expected = reference.train(run.model_dump(mode="json"), data, initial)

@@ -37,6 +37,11 @@ PAIRS = [
     ("zero3", "single", "vit", 2),
 ]
 """Strategy that stops, strategy that resumes, workload, ranks per node of the first."""
+GROUPS = {
+    "decay": "matrices",
+    "groups": {"layers.0": {"learning_rate_factor": 0.5}, "head": {"weight_decay": 0.3}},
+}
+"""Of vit: each group has states of its own under ZeRO."""
 LONG = ("pp_interleaved", "fsdp_pp", "fsdp_ep_cp", "fsdp_tp_ep", "fsdp_cp")
 """Strategies of the long form."""
 LOW = ("zero1", "zero2", "zero3")
@@ -67,10 +72,11 @@ def folder(request, server, tmp_path_factory, tiny_data):
     pairs, low = requested(request.session.items, long=request.config.getoption("--long"))
     for before, after, workload, ranks in pairs:
         kind = dtype(before, after)
-        group.add(f"single-{workload}-{kind}", tiny_run(workload, dtype=kind))
-        run = tiny_run(workload, before, ranks, dtype=kind, **HALF)
+        groups = GROUPS if workload == "vit" else {}
+        group.add(f"single-{workload}-{kind}", tiny_run(workload, dtype=kind, **groups))
+        run = tiny_run(workload, before, ranks, dtype=kind, **HALF, **groups)
         first[run.world_size].append((f"{before}-half-{workload}-{kind}", run, None))
-        run = tiny_run(workload, after, dtype=kind)
+        run = tiny_run(workload, after, dtype=kind, **groups)
         second[run.world_size].append((f"{before}-{after}-{workload}", run, f"{before}-half-{workload}-{kind}"))
     group.start(1)
     for name in low:

@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 from shardlab.runtime import optimizers
 from shardlab.settings.recipe import OPTIMIZERS, Recipe
 
-TAKES = {"betas": (0.8, 0.95), "momentum": 0.5}
+TAKES = {"betas": (0.8, 0.95), "momentum": 0.5, "eps": 1e-3, "amsgrad": True, "nesterov": True}
 """A value of each argument that some optimizer takes."""
 
 

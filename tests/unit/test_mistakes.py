@@ -42,6 +42,11 @@ CONFIGURATIONS = [
     ({"recipe": {"epoch": 3}}, ["`epoch`", "did you mean `epochs`"]),
     ({"recipe": {"optimizer": {"learning_rate": 0}}}, ["`optimizer.learning_rate`"]),
     ({"recipe": {"optimizer": {"name": "adamx"}}}, ["`optimizer.name`", "did you mean adam"]),
+    ({"recipe": {"optimizer": {"name": "sgd", "nesterov": True}}}, ["`optimizer`", "nesterov needs momentum"]),
+    (
+        {"recipe": {"groups": {"head": {"decay": 0.1}}}},
+        ["unknown key `groups.head.decay`", "known keys: learning_rate_factor"],
+    ),
     ({"recipe": {"optimizer": {"name": "sgd", "betas": [0.9, 0.95]}}}, ["`optimizer`", "sgd takes no betas"]),
     ({"recipe": {"lr_schedule": {"name": "cosin"}}}, ["`lr_schedule.name`", "did you mean cosine"]),
     ({"recipe": {"global_batch_size": 1}}, ["global_batch_size 1", "lower nodes or ranks_per_node", "2 or more"]),

@@ -16,7 +16,7 @@ from shardlab.models import contents
 from shardlab.models.declared import completed
 from shardlab.models.weights import materialize, save
 from shardlab.records.reports import InitialReport
-from shardlab.runtime import distributed, tasks, trial
+from shardlab.runtime import distributed, optimizers, tasks, trial
 from shardlab.runtime.device import device_for_rank
 from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.types import Run, read_run
@@ -42,6 +42,7 @@ def main() -> None:
     model = models.build(run.model, run.task, dtype)
     complete = completed(run, model)
     models.check_plan(complete.model, model)
+    optimizers.own_settings(run.recipe, model)  # checks patterns
     tasks.check_loss(run, model)
     code_fingerprint.check_imported(run.sources, run.model.sources)
     runs = [completed(each, model) for each in _runs(complete, args.strategies)]

@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from shardlab.errors import UserError, choices
 from shardlab.models._chain import Absent, Chain
 from shardlab.models._experts import Experts, Router
+from shardlab.models.lora import attach
 from shardlab.patches.torch_modules import parameters_on_meta
 from shardlab.settings import registry, types
 
@@ -65,10 +66,21 @@ def _without_weights(settings: types.Model, task: str) -> nn.Module:
                 f"buffer {name} of model {settings.name} is the memory of {owner}, and weights have their own after "
                 f"they are drawn; read {owner} in forward, or make the buffer a clone."
             )
+    _freeze(model, settings.freeze)
     for parameter in model.parameters():
         # Files and shards are contiguous, and so are the weights under every strategy.
         parameter.data = parameter.data.contiguous()
     return model
+
+
+def _freeze(model: nn.Module, patterns: list[str]) -> None:
+    """Freeze the parameters that the recipe names; those that the constructor has frozen stay so."""
+    where = "recipe.freeze"
+    names = {name for pattern in patterns for name in parameters_named(model, pattern, where)}
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
+    if names and not trained_names(model):
+        raise UserError(f"{where} names every parameter of the model; remove {choices(patterns)}, or narrow it.")
 
 
 def in_precision(kind: torch.dtype, dtype: torch.dtype) -> torch.dtype:
@@ -130,11 +142,17 @@ def _draw(model: Any, prefix: str, module: Any, seed: int) -> Iterator[tuple[str
 def construct(settings: types.Model, task: str, *, pretrained: bool = False) -> nn.Module:
     """Construct the model by its class, in float32; ``pretrained``: with the weights of its folder."""
     if settings.folder is None:
-        return create(settings.name, settings.args)
-    # A few seconds that only these models need.
-    from shardlab.models import _transformers
+        model = create(settings.name, settings.args)
+    else:
+        # A few seconds that only these models need.
+        from shardlab.models import _transformers
 
-    return _transformers.create(task, settings.folder, settings.args, pretrained=pretrained)
+        model = _transformers.create(task, settings.folder, settings.args, pretrained=pretrained)
+    if settings.adapter:
+        names = [name for name, layer in model.named_modules() if not isinstance(layer, Absent)]
+        targets = {each: [name for name in names if _matches(name, each)] for each in settings.adapter.targets}
+        attach(model, settings.adapter, targets)
+    return model
 
 
 def create(name: str, args: dict[str, Any]) -> nn.Module:
@@ -239,6 +257,34 @@ def matching(model: nn.Module, pattern: str) -> list[nn.Module]:
     return [
         module for name, module in model.named_modules() if _matches(name, pattern) and not isinstance(module, Absent)
     ]
+
+
+def parameters_named(model: nn.Module, pattern: str, where: str) -> list[str]:
+    """Return the names in ``state`` of the parameters that a pattern names: a parameter's name or a module's, with all
+    of its parameters; of a tied parameter, any of its names.
+
+    Raises:
+        UserError: there is none; ``where`` is the key of the pattern.
+    """
+    first = {id(value): name for name, value in model.named_parameters()}
+    parts = [(name.split("."), id(value)) for name, value in model.named_parameters(remove_duplicate=False)]
+    length = pattern.count(".") + 1
+    found = {first[key]: None for name, key in parts if _matches(".".join(name[:length]), pattern)}
+    if not found:
+        names = dict.fromkeys(".".join(name[:length]) for name, _ in parts if len(name) >= length)
+        raise UserError(
+            f"{where}: {pattern} names no parameter of the model, and no module with one; it has "
+            f"{choices([*names][:20] or [*first.values()][:20])}."
+        )
+    return [*found]
+
+
+def vectors(model: nn.Module) -> list[str]:
+    """Return the names in ``state`` of the parameters that are no matrices of a layer: those of fewer than two
+    dimensions, and embeddings.
+    """
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return [name for name, value in model.named_parameters() if value.dim() < 2 or id(value) in tables]
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from shardlab.files import write_atomic
-from shardlab.models import _moe_export
+from shardlab.models import _moe_export, lora
 from shardlab.settings import pretrained
+from shardlab.settings.recipe import Adapter
 from shardlab.settings.types import Run
 
 LLAMA = {
@@ -40,6 +42,11 @@ VIT = {
     r"head\.": "classifier.",
 }
 """Pattern of our names: those of the library's class; each name matches from its beginning."""
+ADAPTER = "adapter"
+"""Folder inside of an exported one, with the frozen model in base: next to the merged weights, transformers would add
+the adapter to these again.
+"""
+PEFT_TASKS = {"language_modelling": "CAUSAL_LM", "summarization": "SEQ_2_SEQ_LM"}
 OURS: dict[str, Callable[[Mapping[str, Any]], dict[str, str]]] = {
     "llama": lambda _: LLAMA,
     "vit": lambda _: VIT,
@@ -57,8 +64,16 @@ def write(run: Run, weights: Path, data: Path, folder: Path) -> None:
         UserError: the model has no counterpart in the library.
     """
     pretrained.check_export(run.model)
-    folder.mkdir(parents=True, exist_ok=True)
     values = load_file(weights)
+    if run.model.adapter:
+        _write_adapter(run, run.model.adapter, values, folder / ADAPTER)
+        _write_model(run, lora.without_factors(values), data, folder / ADAPTER / "base")
+        values = lora.merged(values, run.model.adapter)
+    _write_model(run, values, data, folder)
+
+
+def _write_model(run: Run, values: dict[str, Tensor], data: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     if run.model.folder:
         source = Path(run.model.folder)
         for path in [*source.glob("*.json"), *source.glob("*.model")]:
@@ -80,6 +95,32 @@ def write(run: Run, weights: Path, data: Path, folder: Path) -> None:
             about = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
             (folder / "tokenizer_config.json").write_text(json.dumps(about | {"pad_token": "<pad>"}, indent=2) + "\n")
     write_atomic(folder / "model.safetensors", lambda path: save_file(values, path, metadata={"format": "pt"}))
+
+
+def _write_adapter(run: Run, adapter: Adapter, values: Mapping[str, Tensor], folder: Path) -> None:
+    """Write the factors as peft reads them (huggingface.co/docs/peft, "PEFT checkpoint format")."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {} if run.model.folder else OURS[run.model.name](run.model.args)
+    factors, layers = {}, []
+    for name, value in values.items():
+        if name.endswith(lora.FACTORS):
+            other = name if run.model.folder else renamed(name, names)
+            factors[f"base_model.model.{other}.weight"] = value
+            layers += [other.removesuffix(".lora_A")] * other.endswith("lora_A")
+    about = {"format": "pt"}
+    write_atomic(folder / "adapter_model.safetensors", lambda path: save_file(factors, path, metadata=about))
+    settings = {
+        "peft_type": "LORA",
+        "task_type": PEFT_TASKS.get(run.task),
+        "base_model_name_or_path": (run.model.repo or run.model.folder) if run.model.pretrained else None,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "target_modules": layers,
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def renamed(name: str, patterns: Mapping[str, str]) -> str:

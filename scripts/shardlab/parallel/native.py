@@ -54,6 +54,7 @@ class NativeEngine:
         }
         self.parameter_count = models.parameter_count(whole)
         self.parameter_names = models.trained_names(whole)
+        self.own_settings = optimizers.own_settings(run.recipe, whole)
         self.load_shape = getattr(whole, "load_shape", None)
         self.split_share = contents.split_share(run, whole) if run.model.folder and run.mesh.tensor_parallel else None
         has_buffers = len(self.parameter_names) < len(self.meta_state_dict)
@@ -79,9 +80,16 @@ class NativeEngine:
         self.split: list[Any] = [
             parameter for parameter in self.parameters().values() if hasattr(parameter, "placements")
         ]
-        groups = [{"params": group} for group in self.groups.values()]
+        trained = {name: value for name, value in self.parameters().items() if value.requires_grad}
+        groups = [
+            optimizers.group(own, alike)
+            for own, parameters in optimizers.grouped(self.own_settings, trained)
+            for alike in _by_placement(parameters).values()
+        ]
         # A pipeline's stage may have nothing but frozen parameters.
-        self.optimizer = optimizers.build(self.run.recipe.optimizer, groups or [{"params": []}])
+        self.optimizer = optimizers.build(
+            self.run.recipe.optimizer, groups or [optimizers.group(optimizers.Own(1.0, 0.0), [])]
+        )
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         """Return the parts of the model that this rank holds."""
@@ -137,8 +145,7 @@ class NativeEngine:
             return norm
         if self.run.recipe.max_grad_norm is not None:
             self._scale((self.run.recipe.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        optimizers.set_learning_rate(self.optimizer, learning_rate)
         self.optimizer.step()
         self._renew_copies()
         self.zero_grad()

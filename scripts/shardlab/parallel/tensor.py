@@ -23,7 +23,7 @@ from torch.distributed.tensor import (
 )
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from shardlab.models import matching
+from shardlab.models import lora, matching
 from shardlab.models._experts import Experts
 from shardlab.runtime.distributed import text_of_mesh
 
@@ -71,7 +71,12 @@ def apply(
     """
     styles = _styles(sequence_parallel=sequence_parallel, loss_parallel=loss_parallel)
     found = {pattern: styles[style]() for pattern, style in plan.items() if matching(model, pattern)}
-    parallelize_module(model, mesh, found)  # type: ignore[arg-type]
+    with lora.factors_apart(model) as factors:
+        parallelize_module(model, mesh, found)  # type: ignore[arg-type]
+        for pattern, style in plan.items():
+            for layer in matching(model, pattern):
+                if isinstance(layer, lora.AdaptedLinear):
+                    _split_factors(factors[layer], style, mesh)
     if sequence_parallel:
         for pattern in blocks:
             for block in matching(model, pattern):
@@ -83,6 +88,16 @@ def apply(
         ", sequence parallel" if sequence_parallel else "",
         ", loss parallel" if loss_parallel else "",
     )
+
+
+def _split_factors(factors: dict[str, nn.Parameter], style: str, mesh: DeviceMesh) -> None:
+    """Split the factor that has the layer's split dimension; the other is whole, its gradient a sum over the ranks."""
+    row = style == "row"
+    placements = {"lora_A": Shard(1) if row else Replicate(), "lora_B": Replicate() if row else Shard(0)}
+    for key, placement in placements.items():
+        factor = factors[key]
+        split = distribute_tensor(factor, mesh, [placement], src_data_rank=None)
+        factors[key] = nn.Parameter(split, requires_grad=factor.requires_grad)
 
 
 def _styles(*, sequence_parallel: bool, loss_parallel: bool) -> dict[str, Callable[[], ParallelStyle]]:

@@ -113,6 +113,7 @@ class ZeroEngine:
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }
         self.parameter_count = models.parameter_count(whole)
+        self.own_settings = optimizers.own_settings(run.recipe, whole)
         self.load_shape = getattr(whole, "load_shape", None)
         self.unused = {*trial.unused_without_weights(run, task)}
         self.config = sized(run.engine_config or {}, self.parameter_count)
@@ -129,7 +130,7 @@ class ZeroEngine:
         parallelize.compile_forward(self.plain, run.model.blocks, run.recipe)
         self.model, self.optimizer, _, _ = deepspeed.initialize(
             model=self.plain.to(world.device),
-            optimizer=optimizers.build(run.recipe.optimizer, self.trained().values()),
+            optimizer=optimizers.build(run.recipe.optimizer, self.groups()),
             config=dict(self.config),
         )
         for name, parameter in self.plain.named_parameters():
@@ -185,6 +186,11 @@ class ZeroEngine:
             if parameter.requires_grad and self.meta_state_dict[name].numel() and name not in self.unused
         }
 
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the parameter groups of the trained parameters, each of which DeepSpeed partitions by itself."""
+        parts = [*optimizers.grouped(self.own_settings, self.trained())]
+        return [optimizers.group(own, parameters.values()) for own, parameters in parts]
+
     def _zeros(self, name: str) -> Tensor:
         return torch.zeros_like(self.meta_state_dict[name], device=self.world.device)
 
@@ -217,8 +223,7 @@ class ZeroEngine:
         return loss.detach()
 
     def step(self, learning_rate: float) -> Tensor:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        optimizers.set_learning_rate(self.optimizer, learning_rate)
         self.model.step()
         # DeepSpeed has waited for the device here, and knows the result.
         norm = self.model.get_global_grad_norm() if self.model.was_step_applied() else math.inf
@@ -280,12 +285,23 @@ class ZeroEngine:
         for partition in partitions:
             for key, dtype in kinds.items():
                 optimizers.create_state(self.optimizer.optimizer, partition, key, dtype)
-        if kinds and hasattr(self.optimizer, "_lazy_init_hp_params_optimizer_state"):
+        if kinds:
+            self._link_state()
+
+    def _link_state(self) -> None:
+        """Let parameters know their parts of the partitions' states.
+
+        DeepSpeed 0.19.8 does so once, after the first update of the first group, when the others have no state yet.
+        """
+        if hasattr(self.optimizer, "_lazy_init_hp_params_optimizer_state"):
+            self.optimizer._hp_optimizer_states_linked = False
             self.optimizer._lazy_init_hp_params_optimizer_state()
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine; whole tensors, because ZeRO's partitions do not follow the parameters' shapes."""
         flat: dict[str, Any] = next(iter(self.optimizer.optimizer.state.values()), {})
+        if flat:
+            self._link_state()
         state = {}
         for name, parameter in self.trained().items():
             for key, value in flat.items():

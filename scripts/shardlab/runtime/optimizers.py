@@ -1,14 +1,73 @@
 """Optimizer of a recipe."""
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from shardlab import models
+from shardlab.errors import UserError
 from shardlab.settings import recipe
+
+
+class Own(NamedTuple):
+    """What a parameter group has of its own."""
+
+    factor: float
+    """Factor of the learning rate."""
+    weight_decay: float
+
+
+def own_settings(settings: recipe.Recipe, model: nn.Module) -> dict[str, Own]:
+    """Return what the recipe says of each trained parameter of the whole model, which may be without weights.
+
+    Raises:
+        UserError: a pattern of recipe.groups names no trained parameter, or one that another pattern names.
+    """
+    trained, where = models.trained_names(model), "recipe.groups"
+    named_by: dict[str, str] = {}
+    for pattern in settings.groups:
+        names = [name for name in models.parameters_named(model, pattern, where) if name in trained]
+        if not names:
+            raise UserError(f"{where}: {pattern} names no parameter that is trained; remove it, or train these.")
+        for name in names:
+            if name in named_by:
+                raise UserError(
+                    f"{where}: both {named_by[name]} and {pattern} name {name}; narrow one of them, as a parameter is "
+                    "in one group."
+                )
+            named_by[name] = pattern
+    decay = settings.optimizer.weight_decay
+    spared = {*models.vectors(model)} if settings.decay == "matrices" else set()
+    own = {}
+    for name in trained:
+        group = settings.groups[named_by[name]] if name in named_by else recipe.Group()
+        default = 0.0 if name in spared else decay
+        own[name] = Own(group.learning_rate_factor, default if group.weight_decay is None else group.weight_decay)
+    return own
+
+
+def grouped(own: Mapping[str, Own], parameters: Mapping[str, Any]) -> Iterator[tuple[Own, dict[str, Any]]]:
+    """Yield some of the parameters together that have the same settings of ``own_settings``."""
+    groups: dict[Own, dict[str, Any]] = defaultdict(dict)
+    for name, parameter in parameters.items():
+        groups[own[name]][name] = parameter
+    yield from groups.items()
+
+
+def group(own: Own, parameters: Iterable[Any]) -> dict[str, Any]:
+    """Return the parameter group of PyTorch's optimizers."""
+    return {"params": [*parameters], "weight_decay": own.weight_decay, "factor": own.factor}
+
+
+def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
+    """Set the rate of a step, of each group by its factor; ``optimizer`` may be DeepSpeed's."""
+    for each in optimizer.param_groups:
+        each["lr"] = learning_rate * each["factor"]
 
 
 def build(settings: recipe.Optimizer, parameters: Iterable[Any]) -> Optimizer:

@@ -193,12 +193,20 @@ def check_script(strategy: Strategy, name: str, recipe: Recipe, site: SiteRuntim
     return recipe
 
 
-def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str, mesh: ParallelDims) -> None:
+def check_recipe(
+    strategy: Strategy, name: str, recipe: Recipe, workload: Workload, device: str, mesh: ParallelDims
+) -> None:
     """Check that the strategy supports the recipe's settings."""
     for key, precision, instead in (("dtype", recipe.dtype, "float32"), ("precision", recipe.arithmetic, "bf16")):
         for part in (strategy.engine, device, *sorted(strategy.splits)):
             if reason := PRECISIONS[precision].unsupported.get(part):
                 raise Unsupported(f"{name} cannot train in {precision}: {reason}; set recipe.{key} to {instead}.")
+    if recipe.adapter and workload.is_declared and mesh.tensor_parallel:
+        raise Unsupported(
+            f"{name}: adapters of transformers models are not split by tensor parallelism; use fsdp or pp."
+        )
+    if recipe.adapter and recipe.precision == "float8":
+        raise Unsupported(f"{name}: adapted layers have no float8; set recipe.precision to bf16.")
     if strategy.engine == "deepspeed" and recipe.on_nonfinite == "skip":
         raise Unsupported(f"{name}: DeepSpeed cannot skip steps; set recipe.on_nonfinite to stop.")
     if recipe.compile != "none" and strategy.single_process == "dp":

@@ -7,6 +7,7 @@ from shardlab.errors import UserError, unknown
 from shardlab.settings import code_fingerprint, load, pretrained, registry, run_identity
 from shardlab.settings.config import Config
 from shardlab.settings.mesh import divisors
+from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import DataSet, DataSource, Model, Run, Size, Workload
 
 T = TypeVar("T")
@@ -115,8 +116,8 @@ def data_of(workload: Workload, config: Config, size: Size, seed: int, varied: s
     )
 
 
-def model_of(workload: Workload, name: str, args: dict[str, Any], segments: int) -> Model:
-    """Return the workload's model with these arguments and this number of segments."""
+def model_of(workload: Workload, name: str, args: dict[str, Any], segments: int, recipe: Recipe | None = None) -> Model:
+    """Return the workload's model with these arguments and number of segments; ``recipe``: that of its training."""
     is_pretrained = pretrained.is_pretrained(workload.model)
     model = Model(
         name=workload.model,
@@ -125,6 +126,8 @@ def model_of(workload: Workload, name: str, args: dict[str, Any], segments: int)
         tensor=dict(workload.tensor),
         experts=[*workload.experts],
         segments=segments,
+        freeze=recipe.freeze if recipe else [],
+        adapter=recipe.adapter if recipe else None,
         sources=code_fingerprint.model_sources(workload.model, transformers=is_pretrained),
     )
     if not is_pretrained:

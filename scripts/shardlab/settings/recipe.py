@@ -30,10 +30,10 @@ class OptimizerClass(NamedTuple):
 
 
 OPTIMIZERS = {
-    "sgd": OptimizerClass("torch.optim.SGD", ("momentum",), moments=0, adding=("momentum",)),
-    "adam": OptimizerClass("torch.optim.Adam", ("betas",), fused=True),
-    "adamw": OptimizerClass("torch.optim.AdamW", ("betas",), fused=True),
-    "adadelta": OptimizerClass("torch.optim.Adadelta"),
+    "sgd": OptimizerClass("torch.optim.SGD", ("momentum", "nesterov"), moments=0, adding=("momentum",)),
+    "adam": OptimizerClass("torch.optim.Adam", ("betas", "eps", "amsgrad"), adding=("amsgrad",), fused=True),
+    "adamw": OptimizerClass("torch.optim.AdamW", ("betas", "eps", "amsgrad"), adding=("amsgrad",), fused=True),
+    "adadelta": OptimizerClass("torch.optim.Adadelta", ("eps",)),
 }
 """Name: class. Each updates every parameter separately, so that shards can be updated independently."""
 
@@ -56,7 +56,17 @@ class Optimizer(Strict):
     betas: tuple[Decay, Decay] | None = Field(
         None, description=f"{choices(_taking('betas'))}: decay rates of the two moments."
     )
+    eps: float | None = Field(
+        None, gt=0, le=1, description=f"{choices(_taking('eps'))}: added to the denominator of an update."
+    )
+    amsgrad: bool | None = Field(
+        None,
+        description=f"{choices(_taking('amsgrad'))}: divide by the largest second moment so far, one more state.",
+    )
     momentum: float | None = Field(None, ge=0, le=LARGEST, description=f"{choices(_taking('momentum'))}: momentum.")
+    nesterov: bool | None = Field(
+        None, description=f"{choices(_taking('nesterov'))}: Nesterov's momentum; needs momentum."
+    )
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -68,7 +78,29 @@ class Optimizer(Strict):
         for key in self.arguments:
             if key not in OPTIMIZERS[self.name].takes:
                 raise ValueError(f"{self.name} takes no {key}; remove it, or set it to null")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs momentum; set momentum above 0, or remove nesterov")
         return self
+
+
+class Group(Strict):
+    """What some parameters have of their own."""
+
+    learning_rate_factor: float = Field(
+        1.0, gt=0, le=LARGEST, description="Factor of the learning rate, at every step of the schedule."
+    )
+    weight_decay: float | None = Field(
+        None, ge=0, le=LARGEST, description="Weight decay (null: as recipe.optimizer and recipe.decay say)."
+    )
+
+
+class Adapter(Strict):
+    """Trained factors beside frozen layers."""
+
+    kind: Literal["lora"] = Field("lora", description="lora (Hu et al., 2021, arXiv:2106.09685).")
+    rank: PositiveInt = Field(8, description="Columns of the one factor, rows of the other.")
+    alpha: float = Field(16.0, gt=0, le=LARGEST, description="The product of the factors counts alpha / rank times.")
+    targets: list[str] = Field(min_length=1, description="Patterns of nn.Linear submodules, as in `blocks`.")
 
 
 class Recipe(Strict):
@@ -76,6 +108,27 @@ class Recipe(Strict):
 
     optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer.")
     lr_schedule: Schedule = Field(default=Schedule(), description="Schedule of the learning rate.")
+    decay: Literal["all", "matrices"] = Field(
+        "all",
+        description="Parameters that optimizer.weight_decay applies to: all; or matrices, the usual rule: not to those "
+        "of fewer than two dimensions (norms, biases), nor to embeddings (nn.Embedding).",
+    )
+    groups: dict[str, Group] = Field(
+        default={},
+        description="Parameters with settings of their own: pattern of names, as in `blocks`, of parameters or of "
+        "modules with all of theirs (`layers.0`, `layers.*.norm`, `output.weight`), and what these have: "
+        "`learning_rate_factor` (1), at every step of the schedule; `weight_decay` (null: as optimizer and decay say).",
+    )
+    freeze: list[str] = Field(
+        default=[],
+        description="Parameters that are not trained: patterns as in `groups`. They have no gradient, no optimizer "
+        "state and no decay.",
+    )
+    adapter: Adapter | None = Field(
+        None,
+        description="Train low-rank factors of some layers and nothing else: `kind` (lora), `rank` (8), `alpha` (16), "
+        "`targets` (patterns of nn.Linear submodules, as in `blocks`); null: train the model itself.",
+    )
     epochs: PositiveInt = Field(1, description="Passes over the training split.")
     max_steps: PositiveInt | None = Field(None, description="Stop after this many steps (null: no limit).")
     global_batch_size: PositiveInt = Field(

@@ -78,7 +78,7 @@ def run(
             f"{samples} of a step; set it to {samples} or less."
         )
     if not strategy.script:
-        compatibility.check_recipe(strategy, strategy_name, recipe, site.device, mesh)
+        compatibility.check_recipe(strategy, strategy_name, recipe, workload, site.device, mesh)
     resolved = Run(
         strategy=strategy_name,
         workload=workload_name,
@@ -92,7 +92,7 @@ def run(
         options=StrategyOptions.model_validate(strategy.model_dump(include=set(StrategyOptions.model_fields))),
         devices_per_rank=devices,
         task=workload.task,
-        model=model_and_data.model_of(workload, workload_base, args, segments),
+        model=model_and_data.model_of(workload, workload_base, args, segments, recipe),
         data=data,
         recipe=recipe,
         script=strategy.script,

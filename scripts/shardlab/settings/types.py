@@ -18,7 +18,7 @@ from shardlab.schema import Strict, check, one_of
 from shardlab.settings import split_slices
 from shardlab.settings.mesh import Degrees, ParallelDims
 from shardlab.settings.pipeline_schedules import SCHEDULES, Schedule
-from shardlab.settings.recipe import Recipe
+from shardlab.settings.recipe import Adapter, Recipe
 from shardlab.settings.sites import SiteRuntime
 
 RESERVED = (
@@ -316,6 +316,8 @@ class Model(Strict):
     tensor: dict[str, str] = Field(description="Tensor-parallel plan.")
     experts: list[str] = Field(default=[], description="Submodules whose experts ep splits.")
     segments: int = Field(description="Number of pieces in its chain; 0: it is not a chain.")
+    freeze: list[str] = Field(default=[], description="Parameters that are not trained, from the recipe.")
+    adapter: Adapter | None = Field(None, description="Factors that are trained instead, from the recipe.")
     sources: dict[str, str] = Field(default={}, description="Files that define it: digests of their code.")
 
 

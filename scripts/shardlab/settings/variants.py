@@ -29,8 +29,8 @@ PATTERN = rf"\w+(?:{SIGN}[\w.]+=[\w.:+-]+)*"
 """Pattern of the names of strategies and workloads."""
 Values = dict[str, Any]
 """Short name of a key: value."""
-WEIGHTS = ("seed", "size", "dtype")
-"""Keys that initial weights depend on; runs that share their values share the weights."""
+WEIGHTS = ("seed", "size", "dtype", "freeze", "adapter")
+"""Keys that initial weights, or their report, depend on; runs that share their values share the weights."""
 NEEDS: dict[str, Split] = {
     "cpu_offload": "states",
     "reshard_after_forward": "states",
