@@ -103,6 +103,28 @@ FAULTS = [
         error="must match the size of tensor",
     ),
     Fault(
+        "biases of the first rank's heads",
+        LIBRARY_TENSOR,
+        "by_rank[:, mesh.get_local_rank()].flatten(0, 1)",
+        "by_rank[:, 0].flatten(0, 1)",
+        library("tp-bloom"),
+    ),
+    Fault(
+        "queries, keys and values cut as one matrix",
+        LIBRARY_TENSOR,
+        "if self.split_factor > 1 else Shard(columns)",
+        "if self.split_factor > 9 else Shard(columns)",
+        library("tp_loss-gpt2"),
+    ),
+    Fault(
+        "a later stage of images that lacks what the library reads of its embeddings",
+        CHAIN,
+        "        vars(self).update(inside)",
+        "        pass",
+        library("pp-vit"),
+        error="has no attribute",
+    ),
+    Fault(
         "a proof with a key head for each rank, of a training with fewer",
         f"{S}proof/tiny_config.py",
         "in range(1, tensor_parts):",

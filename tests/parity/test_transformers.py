@@ -23,8 +23,8 @@ from shardlab import data as data_sets
 from shardlab import models
 from shardlab.data import store
 from shardlab.data.encoders import encode
-from shardlab.errors import UserError
-from shardlab.models import contents
+from shardlab.errors import Unsupported, UserError
+from shardlab.models import contents, declared
 from shardlab.models.declared import completed
 from shardlab.plan.simulate import simulate
 from shardlab.settings import load, pretrained, resolve
@@ -35,7 +35,7 @@ PARTLY_FLOAT32 = ("gemma", "mixtral")
 """Models that compute norms and routers in float32 in the library; the second one calls its experts in groups there."""
 SPLIT = ("llama", "qwen3", "phi3", "mixtral")
 """Models that are split by the library's plan: heads, norms per head and ties, gathered products, experts."""
-PLANNED = ("gpt_oss", "gptj", "hunyuan", "lfm2", "opt", "stablelm")
+PLANNED = ("bloom", "gpt_oss", "gptj", "hunyuan", "lfm2", "mpt", "opt", "persimmon", "stablelm")
 """Models whose plan is ours (models/_tensor_plans.py)."""
 COPIED = [("gemma3", s) for s in ("tp", "tp_sp", "tp_loss", "fsdp_tp")]
 COPIED += [(m, s) for m in ("llama", "qwen3") for s in ("fsdp_tp@tp=4", "fsdp_tp_sp@tp=4")]
@@ -96,18 +96,23 @@ BY_PLANS += [Case(s, m) for s in ("tp_sp", "tp_loss", "fsdp_tp_sp") for m in ("l
 BY_PLANS += [Case(s, "mixtral") for s in ("ep", "fsdp_ep", "fsdp_tp_ep")]
 BY_PLANS += [Case(s, m) for m, s in COPIED]
 BY_PLANS += [Case(case.strategy, case.model, hard=True) for case in BY_PLANS]
-BY_PLANS += [Case("tp", m) for m in (*PLANNED, *WRITTEN)]
+BY_PLANS += [Case("fsdp_tp", m, hard=True) for m in ("gpt2", "mpt", "vit", "t5")]
+BY_PLANS += [Case("tp_loss", m) for m in ("gpt2", "bloom", "mpt", "gptj", "stablelm")]
+BY_PLANS += [Case("tp", m) for m in ("gpt2", "vit", "t5", *PLANNED, *WRITTEN)]
+BY_PLANS += [Case("tp_sp", "vit")]
 SHORT = ("tp-qwen3", "fsdp_tp-mixtral", "tp_loss-qwen3", "ep-mixtral", "tp-opt", "tp-gemma3", "fsdp_tp@tp=4-llama")
+SHORT += ("tp_loss-gpt2", "tp-bloom", "tp-vit")
 CASES += [Case(s, m) for s in ("cp", "cp_ulysses") for m in ("llama", "gpt_oss")]
 CASES += [Case("cp_ring", "llama")]
 CASES += [Case(s, m, hard=True) for s in ("cp", "cp_ulysses", "fsdp_cp") for m in ("llama", "gpt_oss", "gemma2")]
 CASES += [Case("cp_ring", m, hard=True) for m in ("llama", "qwen3", "gemma", "mixtral")]
 PARTIAL = Case("tp", "apertus")
 PIPELINES = ("mp", "mp_ranks", "pp_gpipe", "pp", "pp_interleaved", "pp_zbv", "pp_replicated", "fsdp_pp")
-CASES += [*BY_PLANS, *(Case(s, m) for s in PIPELINES for m in ("llama", "gpt2"))]
+CASES += [*BY_PLANS, *(Case(s, m) for s in PIPELINES for m in ("llama", "gpt2", "vit"))]
 LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in BASES]
 CASES += [Case(s, m) for s in ("ddp", "pp") for m in PARTLY_FLOAT32]
 LONG += [Case(s, "llama") for s in PIPELINES if s not in ("mp", "pp_zbv")]
+LONG += [Case(s, "vit") for s in PIPELINES if s != "pp"]
 LONG += [Case(s, "gpt2") for s in ("mp_ranks", "pp_gpipe", "pp_interleaved", "pp_replicated")]
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 CASES += [Case(s, m, hard=True) for s in ("mp", "pp", "fsdp_pp") for m in ("llama", "gpt2")]
@@ -322,7 +327,7 @@ def test_what_does_not_fit_is_said(resolved, tmp_path):
         encode(run.data.model_copy(update={"tokenizer": str(tmp_path)}), {"train": [("a",)]})
 
 
-def test_what_tensor_parallelism_cannot_split_is_refused(resolved):
+def test_what_tensor_parallelism_cannot_split_is_refused(resolved, monkeypatch):
     def check(strategy, name, **changes):
         run = resolved(strategy, name)
         run = run.model_copy(update={"model": run.model.model_copy(update=changes)})
@@ -334,6 +339,7 @@ def test_what_tensor_parallelism_cannot_split_is_refused(resolved):
 
     assert 0.9 < check("tp", "llama") < 1
     assert 0.8 < check("tp", "llama", args={"num_key_value_heads": 1}) < check("tp", "llama")
+    monkeypatch.setattr(declared, "PLANS", {})
     with pytest.raises(UserError, match="plan that splits no layer \\(none is declared\\); write one under `tensor:`"):
         check("tp", "gpt2")
     with pytest.raises(UserError, match="plan that splits no layer \\(lm_head\\)"):
@@ -341,6 +347,9 @@ def test_what_tensor_parallelism_cannot_split_is_refused(resolved):
     uneven = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
     with pytest.raises(UserError, match="heads that tp does not divide \\(num_key_value_heads 3\\); choose a degree"):
         check("fsdp_tp", "llama", args=uneven)
+    for strategy in ("pp", "mp", "fsdp_cp"):
+        with pytest.raises(Unsupported, match="t5 has two stacks of layers"):
+            resolved(strategy, "t5")
     with pytest.raises(UserError, match=r"no submodule of model .* matches model\.layers\.0\.mlp"):
         check("tp", "llama", tensor={"model.layers.0.mlp.up_proj": "colwise"})
 

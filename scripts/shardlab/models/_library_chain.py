@@ -25,7 +25,7 @@ STATES = "hidden_states"
 """Name of the states in the library's layers, where they are not the first argument."""
 CHANGED = "the states change between them"
 SHAPE = (2, 8)
-"""Sequences and tokens of the run on fake tensors."""
+"""Sequences and tokens of the run on fake tensors; of a model of images, two of these."""
 
 
 class Surroundings(NamedTuple):
@@ -133,7 +133,7 @@ class LibraryChain(Chain):
         if isinstance(module, nn.Embedding):
             owner._modules[leaf] = _NoEmbedding(module.embedding_dim, self._given, dtype)
         else:
-            owner._modules[leaf] = _Through(self._given, dtype)
+            owner._modules[leaf] = _Through(self._given, dtype, module)
 
 
 def as_chain(model: nn.Module, layers: str) -> None:
@@ -172,9 +172,12 @@ class _Later(Absent):
 class _Through(Absent):
     """A module of an earlier piece, or of a later one."""
 
-    def __init__(self, given: Any, dtype: torch.dtype) -> None:
+    def __init__(self, given: Any, dtype: torch.dtype, like: nn.Module | None = None) -> None:
         super().__init__()
         self.given, self.dtype = given, dtype
+        # The library may read types inside of it. As attributes: they are none of the model's modules.
+        inside = {name: _Through(given, dtype, child) for name, child in like.named_children()} if like else {}
+        vars(self).update(inside)
 
     @property
     def weight(self) -> Tensor:
@@ -300,7 +303,7 @@ def _surroundings_if(model: Any, layers: str, more: int | None) -> Surroundings:
         if module._parameters and not f"{layers}.".startswith(f"{name}.") and name:
             module.register_forward_pre_hook(note(name))
     with _on_fake_tensors(alone):
-        logits = alone(torch.zeros(SHAPE, dtype=torch.long))
+        logits = alone(_inputs(model.config))
         ids_before, ids_after = reached(noted.calls[0].states) if noted.calls else set(), reached(logits)
     before, after = (_topmost(name for name, places in called.items() if place in places) for place in (False, True))
     obstacles = [*_between(noted.calls, len(alone.get_submodule(layers)))]
@@ -317,6 +320,14 @@ def _surroundings_if(model: Any, layers: str, more: int | None) -> Surroundings:
     if direct:
         obstacles.append(f"no module's call uses {', '.join(direct)}")
     return Surroundings(before, (*after, *unused), obstacles, more)
+
+
+def _inputs(config: Any) -> Tensor:
+    size = getattr(config, "image_size", None)
+    if size is None:
+        return torch.zeros(SHAPE, dtype=torch.long)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return torch.zeros(SHAPE[0], config.num_channels, height, width)
 
 
 def _between(calls: list[_Call], layers: int) -> Iterator[str]:

@@ -1,7 +1,14 @@
 """Tensor-parallel plans, in the words of the transformers library, for models for which it has none (model type: plan).
 
-Each is equal to one device in float64 (tests/parity/test_transformers.py). ``local_heads`` is our word: the module
-computes with the numbers of heads that its constructor noted, and has a part of them on each rank.
+Each is equal to one device in float64 (docs/models.md). Two words are ours. ``local_heads``: the module computes with
+the numbers of heads that its constructor noted, and has a part of them on each rank, with their biases (ALiBi).
+``packed_colwise_3``: queries, keys and values are one after the other in one layer. Those interleaved by head are
+``colwise``.
+
+Without a plan: codegen (its forward cuts queries, keys and values into four blocks, whatever the number of ranks),
+mamba (one layer makes step sizes for its channels and inputs that all channels share), bitnet (it norms over the heads
+of all ranks), and Falcon (its layers add in place to what row layers return; with one key head, the layer of the
+queries has two heads more than these).
 """
 
 LLAMA = {
@@ -16,11 +23,76 @@ LLAMA = {
 ENDS = {"model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
 
 
+OPT = {
+    "self_attn.q_proj": "colwise",
+    "self_attn.k_proj": "colwise",
+    "self_attn.v_proj": "colwise",
+    "self_attn.out_proj": "rowwise",
+    "self_attn": "local_heads",
+    "fc1": "colwise",
+    "fc2": "rowwise",
+}
+FUSED = {
+    "query_key_value": "colwise",
+    "dense": "rowwise",
+    "": "local_heads",
+}
+"""An attention whose queries, keys and values are interleaved by head."""
+MLP = {"mlp.dense_h_to_4h": "colwise", "mlp.dense_4h_to_h": "rowwise"}
+GPT = {
+    "attn.c_attn": "packed_colwise_3",
+    "attn.c_proj": "rowwise",
+    "attn": "local_heads",
+    "mlp.c_fc": "colwise",
+    "mlp.c_proj": "rowwise",
+}
+
+
+def _in(name: str, plan: dict[str, str]) -> dict[str, str]:
+    return {f"{name}.{each}".rstrip("."): style for each, style in plan.items()}
+
+
 def _layers(prefix: str, plan: dict[str, str]) -> dict[str, str]:
     return {f"{prefix}.*.{name}": style for name, style in plan.items()}
 
 
 PLANS: dict[str, dict[str, str]] = {
+    "bert-generation": _layers(
+        "bert.encoder.layer",
+        {
+            "attention.self.query": "colwise",
+            "attention.self.key": "colwise",
+            "attention.self.value": "colwise",
+            "attention.output.dense": "rowwise",
+            "intermediate.dense": "colwise",
+            "output.dense": "rowwise",
+        },
+    ),
+    "biogpt": {"biogpt.embed_tokens": "embedding_rowwise", "output_projection": "colwise_gather_output"}
+    | _layers("biogpt.layers", OPT),
+    "bloom": {"transformer.word_embeddings": "embedding_rowwise", "lm_head": "colwise_gather_output"}
+    | _layers("transformer.h", _in("self_attention", FUSED) | MLP),
+    "ctrl": _layers(
+        "transformer.h",
+        _in("multi_head_attention", {"Wq": "colwise", "Wk": "colwise", "Wv": "colwise", "dense": "rowwise"}),
+    ),
+    "gpt2": {"transformer.wte": "embedding_rowwise", "lm_head": "colwise_gather_output"}
+    | _layers("transformer.h", GPT),
+    "gpt_neo": {"transformer.wte": "embedding_rowwise", "lm_head": "colwise_gather_output"}
+    | _layers(
+        "transformer.h",
+        {
+            "attn.attention.q_proj": "colwise",
+            "attn.attention.k_proj": "colwise",
+            "attn.attention.v_proj": "colwise",
+            "attn.attention.out_proj": "rowwise",
+            "attn.attention": "local_heads",
+            "mlp.c_fc": "colwise",
+            "mlp.c_proj": "rowwise",
+        },
+    ),
+    "gpt_neox_japanese": {"gpt_neox_japanese.embed_in": "embedding_rowwise", "embed_out": "colwise_gather_output"}
+    | _layers("gpt_neox_japanese.layers", _in("attention", FUSED) | MLP),
     "gpt_oss": ENDS
     | _layers(
         "model.layers",
@@ -64,17 +136,45 @@ PLANS: dict[str, dict[str, str]] = {
             "feed_forward.w2": "rowwise",
         },
     ),
-    "opt": {"model.decoder.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
+    "mpt": {"transformer.wte": "embedding_rowwise", "lm_head": "colwise_gather_output"}
     | _layers(
-        "model.decoder.layers",
+        "transformer.blocks",
         {
-            "self_attn.q_proj": "colwise",
-            "self_attn.k_proj": "colwise",
-            "self_attn.v_proj": "colwise",
-            "self_attn.out_proj": "rowwise",
-            "self_attn": "local_heads",
-            "fc1": "colwise",
-            "fc2": "rowwise",
+            "attn.Wqkv": "packed_colwise_3",
+            "attn.out_proj": "rowwise",
+            "attn": "local_heads",
+            "ffn.up_proj": "colwise",
+            "ffn.down_proj": "rowwise",
+        },
+    ),
+    "openai-gpt": {"transformer.tokens_embed": "embedding_rowwise", "lm_head": "colwise_gather_output"}
+    | _layers("transformer.h", GPT),
+    "opt": {"model.decoder.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
+    | _layers("model.decoder.layers", OPT),
+    "persimmon": ENDS
+    | _layers(
+        "model.layers",
+        _in("self_attn", FUSED)
+        | MLP
+        | {
+            "self_attn.q_layernorm": "replicated_with_grad_allreduce",
+            "self_attn.k_layernorm": "replicated_with_grad_allreduce",
+        },
+    ),
+    "t5": {
+        f"{stack}.block.*.layer.*.DenseReluDense.{name}": style
+        for stack in ("encoder", "decoder")
+        for name, style in {"wi": "colwise", "wi_0": "colwise", "wi_1": "colwise", "wo": "rowwise"}.items()
+    },  # its attention is whole: a layer's bias of positions and heads serves all others
+    "vit": _layers(
+        "vit.layers",
+        {
+            "attention.q_proj": "colwise",
+            "attention.k_proj": "colwise",
+            "attention.v_proj": "colwise",
+            "attention.o_proj": "rowwise",
+            "mlp.fc1": "colwise",
+            "mlp.fc2": "rowwise",
         },
     ),
     "stablelm": ENDS | _layers("model.layers", LLAMA | {"self_attn": "local_heads"}),

@@ -14,6 +14,7 @@ from shardlab.errors import UserError, remedy
 from shardlab.models._library_chain import as_chain
 from shardlab.models.declared import layer_lists
 from shardlab.patches.torch_modules import around_forward
+from shardlab.settings.types import DECLARED
 
 CLASSES = {
     "language_modelling": ("AutoModelForCausalLM", ("input_ids",)),
@@ -75,7 +76,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         ) from error
     # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
     around_forward(model, partial(_logits, inputs))
-    if task == "language_modelling" and len(lists := layer_lists(model)) == 1:
+    if task in DECLARED and len(lists := layer_lists(model)) == 1:
         as_chain(model, lists[0])
     return model  # type: ignore[no-any-return]
 

@@ -305,8 +305,9 @@ def _between_whole(run: Run, model: nn.Module) -> list[str]:
         return lists or ["no list of layers"]
     inside = f"{without_numbers(lists[0])}.*."
     plan = {pattern.removeprefix(inside): style for pattern, style in run.model.tensor.items() if inside in pattern}
-    known = ("colwise", "rowwise", "replicated_with_grad_allreduce", COPIED)
-    return [inside + each for each, style in plan.items() if style not in known or "." not in each]
+    known = ("colwise", "packed_colwise_3", "rowwise", "replicated_with_grad_allreduce", COPIED)
+    split = {pattern: style for pattern, style in plan.items() if style != "local_heads"}
+    return [inside + each for each, style in split.items() if style not in known or "." not in each]
 
 
 def _without_split_logits(run: Run, model: nn.Module) -> list[str]:
@@ -332,14 +333,15 @@ def _uneven_experts(run: Run, model: nn.Module) -> list[str]:
 
 
 QUERIES, KEYS = (
-    ("q_proj", "q_b_proj", "kv_b_proj", "qkv_proj", "query_key_value"),
+    ("q_proj", "q_b_proj", "kv_b_proj", "qkv_proj", "query_key_value", "query", "Wq", "Wqkv", "c_attn"),
     ("k_proj", "qkv_proj", "query_key_value"),
 )
 """Names of layers whose outputs are heads."""
 
 
 def _splits_heads(plan: Mapping[str, str], layers: tuple[str, ...]) -> bool:
-    return any(pattern.rpartition(".")[2] in layers and style == "colwise" for pattern, style in plan.items())
+    columns = ("colwise", "packed_colwise_3")
+    return any(pattern.rpartition(".")[2] in layers and style in columns for pattern, style in plan.items())
 
 
 def blocks_of(run: Run, model: nn.Module) -> list[nn.Module]:

@@ -17,8 +17,15 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES, _get_parameter_plan
-from transformers.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel, TensorParallelLayer
+from transformers.distributed.tensor_parallel import (
+    ColwiseParallel,
+    PackedColwiseParallel,
+    RowwiseParallel,
+    TensorParallelLayer,
+)
+from transformers.pytorch_utils import Conv1D
 
 from shardlab.models._chain import Absent
 from shardlab.models._library_chain import STATES
@@ -72,19 +79,77 @@ class _CopiedHeads(_OfOwnHeads):
 
 
 class _LocalHeads(TensorParallelLayer):  # type: ignore[misc]
-    """A module whose forward takes the numbers of heads from its attributes: those of this rank, which are a part."""
+    """A module whose forward takes the numbers of heads from its attributes: those of this rank, which are a part.
+
+    Of a bias per head, (batch * heads, ...), it takes that of its own.
+    """
 
     def install_forward(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         for key in NUMBERS_OF_HEADS & {*vars(module)}:
             setattr(module, key, max(1, cast(int, getattr(module, key)) // mesh.size()))
-        return module
+        return super().install_forward(module, mesh)  # type: ignore[no-any-return, no-untyped-call]
+
+    def transform_inputs_pre_forward(self, module: nn.Module, args: Any, kwargs: Any, mesh: DeviceMesh) -> Any:
+        for key in BIASES_OF_HEADS & {*kwargs}:
+            heads: Any = getattr(module, "num_heads", None) or module.n_heads
+            by_rank = kwargs[key].unflatten(0, (-1, mesh.size(), heads))
+            kwargs[key] = by_rank[:, mesh.get_local_rank()].flatten(0, 1)
+        return args, kwargs
 
 
-NUMBERS_OF_HEADS = {"num_heads", "num_attention_heads", "num_key_value_heads", "n_heads"}
+class _PackedColumns(PackedColwiseParallel):  # type: ignore[misc]
+    """Columns of a matrix of several parts (queries, keys, values), of each of which every rank has its piece."""
+
+    def shard_param(self, module: nn.Module, param: str, mesh: DeviceMesh) -> None:
+        whole = module._parameters[param]
+        assert whole is not None
+        columns = int(isinstance(module, Conv1D))
+        packed = _StridedShard(columns, split_factor=self.split_factor) if self.split_factor > 1 else Shard(columns)
+        # A bias is whole: FSDP and checkpoints would split its one dimension again.
+        module._parameters[param] = _distributed(whole, mesh, Replicate() if whole.dim() == 1 else packed)
+
+    def install_forward(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        if isinstance(module, Conv1D):
+            module.nf //= mesh.size()
+        return super().install_forward(module, mesh)  # type: ignore[no-any-return, no-untyped-call]
+
+    @contextmanager
+    def context_around_forward(self, module: nn.Module, mesh: DeviceMesh) -> Iterator[None]:
+        whole: Any = dict(module._parameters)
+        module._parameters["weight"] = whole["weight"].to_local()
+        if whole.get("bias") is not None:
+            bias = whole["bias"].to_local(grad_placements=[Partial()])
+            by_rank = bias.view(self.split_factor, mesh.size(), -1)
+            module._parameters["bias"] = by_rank[:, mesh.get_local_rank()].flatten()
+        try:
+            yield
+        finally:
+            module._parameters.update(whole)
+
+
+class _RowsOfConv1D(RowwiseParallel):  # type: ignore[misc]
+    """Rows of a layer whose weight is (inputs, outputs)."""
+
+    def shard_param(self, module: nn.Module, param: str, mesh: DeviceMesh) -> None:
+        whole = module._parameters[param]
+        assert whole is not None
+        module._parameters[param] = _distributed(whole, mesh, Replicate() if param == "bias" else Shard(0))
+
+    def install_forward(self, module: Any, mesh: DeviceMesh) -> nn.Module:
+        module.in_features = module.nx
+        return super().install_forward(module, mesh)  # type: ignore[no-any-return, no-untyped-call]
+
+
+NUMBERS_OF_HEADS = {"num_heads", "num_attention_heads", "num_key_value_heads", "n_heads", "n_head", "split_size"}
+BIASES_OF_HEADS = {"alibi", "position_bias"}
+COLUMNS = ("colwise", "packed_colwise_3")
 SEQUENCE = Shard(1)
 GATHERED = ("colwise_gather_output", "colwise_rep")
 OURS = {"replicated_with_grad_allreduce": _OfOwnHeads(), "local_heads": _LocalHeads(), COPIED: _OfOwnHeads()}
+OURS["packed_colwise_3"] = _PackedColumns(split_factor=3)
 """Styles of the library that are not used as they are, and those that it does not have."""
+OF_CONV1D = {"colwise": _PackedColumns(split_factor=1), "rowwise": _RowsOfConv1D()}
+"""Styles of layers whose weight is (inputs, outputs)."""
 
 
 def apply(
@@ -108,8 +173,10 @@ def apply(
         layer: Any = OURS[style] if style in OURS else ALL_PARALLEL_STYLES[style]
         if style == COPIED and name in modules:
             layer = _CopiedHeads(kv_heads(modules[owner]))
+        if isinstance(modules[name if name in modules else owner], Conv1D):
+            layer = OF_CONV1D.get(style, layer)
         if sequence_parallel and style == "rowwise" and name.startswith(inside):
-            layer = RowwiseParallel(output_layouts=SEQUENCE, use_local_output=False)
+            layer = type(layer)(output_layouts=SEQUENCE, use_local_output=False)
         if loss_parallel and style in GATHERED and not name.startswith(inside):
             layer = ColwiseParallel(use_local_output=False)
         if isinstance(modules.get(name), Absent):
@@ -153,7 +220,7 @@ def _split_sequences(model: nn.Module, modules: dict[str, nn.Module], styles: di
     between them in a layer, its norms and residuals, computes on DTensors.
     """
     (layers,) = layer_lists(model)
-    split = {name.rpartition(".")[0] for name, style in styles.items() if style == "colwise" and name in modules}
+    split = {name.rpartition(".")[0] for name, style in styles.items() if style in COLUMNS and name in modules}
     split = {name for name in split if name.startswith(f"{layers}.")}
     for name in split:
         modules[name].register_forward_pre_hook(
@@ -183,7 +250,7 @@ def _laid_out(mesh: DeviceMesh, layout: Placement, states: torch.Tensor) -> DTen
 
 def _gathered(mesh: DeviceMesh, _module: nn.Module, _inputs: Any, output: Any) -> Any:
     """Return a layer's output with whole states: what follows the layers knows nothing of DTensors."""
-    if isinstance(output, tuple):
+    if isinstance(output, tuple | list):
         return (_laid_out(mesh, Replicate(), output[0]).to_local(), *output[1:])
     return _laid_out(mesh, Replicate(), output).to_local()
 
@@ -211,8 +278,9 @@ def _split_inside(
     """Yield, of each module whose activations are split between some of its layers, those layers: columns, rows."""
     children: dict[str, dict[str, list[nn.Module]]] = defaultdict(lambda: defaultdict(list))
     for name, style in styles.items():
-        if name in modules and style in ("colwise", "packed_colwise", "rowwise"):
-            children[name.rpartition(".")[0]][style.removeprefix("packed_")].append(modules[name])
+        if name in modules and style in (*COLUMNS, "packed_colwise", "rowwise"):
+            kind = "rowwise" if style == "rowwise" else "colwise"
+            children[name.rpartition(".")[0]][kind].append(modules[name])
     yield from ((each["colwise"], each["rowwise"]) for each in children.values() if len(each) == 2)
 
 

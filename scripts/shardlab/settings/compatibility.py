@@ -16,6 +16,8 @@ from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Strategy, Workload
 from shardlab.settings.variants import ALONE, NEEDS
 
+TWO_STACKS = "two stacks of layers (encoder and decoder, with position biases of their own)"
+
 
 def check_degrees(strategy: Strategy, where: str) -> None:
     """Check that the strategy's axes can be combined, and that its options have an effect."""
@@ -45,11 +47,11 @@ def check_tensor(
     if not mesh.tensor_parallel:
         return
     parts = mesh.tensor_parts
-    if not workload.tensor and not workload.is_declared:
+    hf = workload.model.startswith("hf:")  # models/contents.py checks these once the library is there
+    if not workload.tensor and not hf:
         raise Unsupported(
             f"{name} has no tensor-parallel plan; write one under `tensor:` in config/workloads/{name}.yaml."
         )
-    hf = workload.is_declared  # models/contents.py checks these once the library is there
     if strategy.sequence_parallel and not hf and "norm" not in workload.tensor.values():
         raise Unsupported(f"{name} has no `norm` in its tensor-parallel plan, so there is no sequence to split.")
     if strategy.loss_parallel and not hf and "column_gather" not in workload.tensor.values():
@@ -81,7 +83,9 @@ def check_context(
     cp, tp = mesh.parts("sequence"), mesh.tensor_parts
     if not mesh.axes("sequence"):
         return
-    if workload.context_sizes is None and not workload.is_declared:
+    if workload.is_two_stacks:
+        raise Unsupported(f"{name} has {TWO_STACKS}, of which each attends to whole sequences; use ddp, fsdp or tp.")
+    if workload.context_sizes is None and not (workload.is_declared and workload.task == "language_modelling"):
         raise Unsupported(
             f"workload {name} does not support cp; if its model attends through models/_layers.py and its task names "
             f"its `sequences`, set `context_sizes:` in config/workloads/{name}.yaml."
@@ -139,22 +143,24 @@ def check_pipeline(
     segments: int,
     devices: int,
     *,
-    declared: bool,
+    entry: Workload,
 ) -> None:
     """Check that the model can be split into the stages, and that the schedule supports the number of micro-batches.
 
-    ``declared``: the number of segments is known once the model is built (models/contents.py checks it).
+    ``entry``: the workload. What the library declares is known once the model is built (models/contents.py checks it).
     """
     if not mesh.pipelined and strategy.single_process != "mp":
         return
     schedule = strategy.pipeline
     stages = mesh.stages * schedule.stages_per_rank if mesh.pipelined else devices
-    if not segments and not declared:
+    if entry.is_two_stacks:
+        raise Unsupported(f"{workload} has {TWO_STACKS}, which are no chain of stages; use ddp, fsdp or tp.")
+    if not segments and not entry.is_declared:
         raise Unsupported(
             f"{workload} cannot be split into pipeline stages; make its model a chain of segments and set "
             f"`segments:` in config/workloads/{workload}.yaml."
         )
-    if stages > segments and not declared:
+    if stages > segments and not entry.is_declared:
         raise Unsupported(
             f"{workload} can be split into {segments} segments, and {name} needs {stages}; use fewer "
             "ranks, or more layers."

@@ -62,9 +62,7 @@ def run(
         compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
         compatibility.check_context(strategy, mesh, workload, workload_base, args, data.options)
         compatibility.check_experts(mesh, workload, workload_base, args)
-        compatibility.check_pipeline(
-            strategy, strategy_name, mesh, workload_base, segments, devices, declared=workload.is_declared
-        )
+        compatibility.check_pipeline(strategy, strategy_name, mesh, workload_base, segments, devices, entry=workload)
     if recipe.global_batch_size < mesh.data_size:
         raise UserError(
             f"{strategy_name} x {workload_name}: global_batch_size {recipe.global_batch_size} has fewer samples than "

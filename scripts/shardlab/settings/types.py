@@ -121,6 +121,7 @@ LibraryStyle = Literal[
     "rowwise",
     "rowwise_split_input",
     "packed_colwise",
+    "packed_colwise_3",
     "packed_rowwise",
     "embedding_rowwise",
     "embedding_colwise",
@@ -133,9 +134,14 @@ LibraryStyle = Literal[
     "all_reduce",
     "replicate",
 ]
-"""The same in the words of transformers (transformers/distributed/tensor_parallel.py), and local_heads: a module that
-computes with numbers of heads that its constructor noted.
+"""The same in the words of transformers (transformers/distributed/tensor_parallel.py), and two of ours. local_heads: a
+module that computes with numbers of heads that its constructor noted; packed_colwise_3: queries, keys and values, one
+after the other in one layer.
 """
+
+
+DECLARED = ("language_modelling", "classification")
+"""Tasks whose transformers models are one list of layers."""
 
 
 class Workload(Strict):
@@ -202,7 +208,12 @@ class Workload(Strict):
     @property
     def is_declared(self) -> bool:
         """True if the transformers library declares what the file leaves out: blocks, tensor, experts, segments."""
-        return self.model.startswith("hf:") and self.task == "language_modelling"
+        return self.model.startswith("hf:") and self.task in DECLARED
+
+    @property
+    def is_two_stacks(self) -> bool:
+        """True if it is an encoder and decoder of the transformers library."""
+        return self.model.startswith("hf:") and self.task == "summarization"
 
 
 class StrategyOptions(Strict):
