@@ -117,6 +117,25 @@ LONG += [Case(s, "gpt2") for s in ("mp_ranks", "pp_gpipe", "pp_interleaved", "pp
 CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
 CASES += [Case(s, m, hard=True) for s in ("mp", "pp", "fsdp_pp") for m in ("llama", "gpt2")]
 CASES += [Case(s, m, hard=True) for s in ("fsdp", "pp") for m in PARTLY_FLOAT32]
+EVERYWHERE = ("llama", "qwen3", "phi3", "gpt2", "opt", "gemma", "gemma2", "stablelm", "mixtral", "gpt_oss")
+"""Models that train under every strategy that docs/models.md says they take."""
+
+
+def takes(model, strategy):
+    """True if the page says so of each axis of a strategy."""
+    settings, signs = load.strategy(strategy), transformers_models.on_the_page()[model]
+    columns = {
+        "pp": "pp",
+        "tp": "tp_sp" if settings.sequence_parallel else "tp",
+        "cp": {"gather": "cp", "ulysses": "cp_ulysses", "ring": "cp_ring"}[settings.context],
+        "ep": "ep",
+    }
+    return all(signs[columns[axis]] == "=" for axis in settings.degrees if axis in columns)
+
+
+OWN = [name for name in load.own_strategies() if name != "single" and load.strategy(name).engine == "torch"]
+EVERY = [Case(s, m, hard=True) for m in EVERYWHERE for s in OWN if takes(m, s)]
+CASES += [case for case in EVERY if case not in CASES]
 LONG += [case for case in CASES if case.hard]
 LONG += [case for case in BY_PLANS if case.name not in SHORT]
 """Cases of the long form."""
@@ -185,7 +204,7 @@ def folder(request, server, resolved, tmp_path_factory):
             if name in MEASURED and run.world_size == ranks:
                 group.add(name, run)
         group.start(ranks)
-    for ranks in (1, 2, 4):
+    for ranks in (1, 2, 4, 8):
         for name, run in runs.items():
             if name not in MEASURED and run.world_size == ranks:
                 group.add(name, run)

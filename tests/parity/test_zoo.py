@@ -8,6 +8,7 @@ import pytest
 import zoo
 
 from helpers.common import ROOT
+from helpers.transformers_models import on_the_page
 
 KINDS = {
     "llama": "rotary positions, nothing else",
@@ -33,19 +34,6 @@ KINDS = {
 }
 """Type: what is its own."""
 STRATEGIES = ("fsdp_tp", "pp", "cp", "fsdp_ep")
-
-
-def on_the_page():
-    """{type: {strategy: sign}} of docs/models.md."""
-    cells = [
-        line.strip("| ").split(" | ") for line in (ROOT / "docs/models.md").read_text().splitlines() if "|" in line
-    ]
-    title = next(row for row in cells if row[0] == "type")
-    return {
-        row[0]: dict(zip((name.strip("`") for name in title[1:]), row[1:], strict=True))
-        for row in cells
-        if row[0] in KINDS
-    }
 
 
 @pytest.fixture(scope="module")
