@@ -33,6 +33,7 @@ from group import Group, bytes_by_theory, of_reference, outside, steps
 from group import differences as compare
 from safetensors.torch import load_file
 
+from helpers.exported_adapters import distances
 from shardlab.plan.simulate import simulate
 from shardlab.records.reports import TrainReport
 
@@ -73,6 +74,12 @@ def test_equals_one_device(results, case, record_property):
     found = differences(results, case)
     record_property("differences", found)
     assert outside(found, native=case.native) == {}
+
+
+@parametrized([case for case in ADAPTERS if case.strategy in ("fsdp_tp", "pp", "tp_sp")])
+def test_peft_computes_what_a_trained_adapter_does(results, case, tmp_path):
+    of_peft, merged, without = distances(case.run(), results / case.name / "model.safetensors", tmp_path)
+    assert max(of_peft, merged) < 1e-5 < 1e-3 < without
 
 
 @parametrized([case for case in (*MATRIX, *HARD, *SELECTIVE, *MORE) if case.native])
