@@ -35,7 +35,8 @@ class Group:
         """
         if any(job["output"] == str(self.folder / name) for job in self.jobs):
             return
-        weights = self.folder / f"{run.workload}-{run.recipe.dtype}.safetensors"
+        kind = "-adapter" if run.model.adapter else ""
+        weights = self.folder / f"{run.workload}-{run.recipe.dtype}{kind}.safetensors"
         if not weights.exists():
             save_initial(run, weights)
         resume = resume and newest(self.folder / resume)
