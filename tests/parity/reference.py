@@ -37,7 +37,8 @@ def train_network(network, settings, folder):
         block.forward = partial(experts_block, block, model["args"])
     for name, value in network.named_parameters():
         frozen = any(names(pattern, name) for pattern in recipe["freeze"])
-        value.requires_grad_(not frozen and (recipe["adapter"] is None or "lora_" in name))
+        if frozen or (recipe["adapter"] and "lora_" not in name):
+            value.requires_grad_(False)
     optimizer = make_optimizer(recipe["optimizer"], [*groups(recipe, network)])
     loss_of, length = TASKS[settings["task"]]
     count = length(splits["train"])
