@@ -129,7 +129,7 @@ def test_ranks_wait_for_the_folder_of_a_checkpoint(folder):
 
 def test_the_optimizer_is_what_makes_the_difference(folder, tiny_data, tmp_path):
     """With its moments cleared the next steps differ by far more than the tolerances."""
-    run = tiny_run("vit", dtype="float32")
+    run = tiny_run("vit", dtype="float32", **GROUPS)
     damaged = shutil.copytree(newest(folder / "zero2-half-vit-float32"), tmp_path / "cleared")
     for path in (damaged / "shards").iterdir():
         with safe_open(path, "pt") as file:
@@ -151,7 +151,7 @@ def test_the_optimizer_is_what_makes_the_difference(folder, tiny_data, tmp_path)
 
 def test_a_checkpoint_of_something_else_is_refused(folder, tiny_data, tmp_path):
     def resume(workload, checkpoint, **recipe):
-        run = tiny_run(workload, **recipe)
+        run = tiny_run(workload, **(GROUPS if workload == "vit" else {}), **recipe)
         initial = folder / f"{workload}-{run.recipe.dtype}.safetensors"
         loop.train(run, tiny_data / workload, initial, tmp_path / "out", {}, loop.TrainOptions(resume=checkpoint))
 
