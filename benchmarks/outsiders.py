@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Compare the parallelism of transformers itself, and of accelerate, with one process.
+"""Compare the parallelism of transformers, and of accelerate, with one process.
 
-The models are those of benchmarks/zoo.py: tiny, random weights, float64, two ranks
-on CPUs. Compared are the loss and the gradient of every parameter of one batch.
+The models are those of benchmarks/zoo.py: tiny, random weights, float64, on two
+ranks. Compared are the loss and the gradient of every parameter of one batch.
 This project's engines have no part in it, but for the last columns.
 """
 

@@ -213,6 +213,10 @@ CHANGES = {
     "on_nonfinite": "skip",
     "evaluation": "sharded",
     "keep_best": True,
+    "decay": "matrices",
+    "groups": {"output": {"weight_decay": 0.1}},
+    "freeze": ["embedding"],
+    "adapter": {"targets": ["output"]},
 }
 """Another value of each key of a recipe."""
 SHARED = {"lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best"}

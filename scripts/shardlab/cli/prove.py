@@ -1,4 +1,4 @@
-"""Prove which strategies may train a workload whose model is one of transformers, on a tiny model (see check-model).
+"""Prove on a tiny model which strategies may train a workload of transformers (see check-model).
 
 Writes the table, and proofs.json next to it. A strategy that is refused there is not trained.
 """

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardlab.errors import UserError, choices
+from shardlab.patches.torch_modules import with_base
 from shardlab.settings.recipe import Adapter
 
 FACTORS = ("lora_A", "lora_B")
@@ -74,9 +75,8 @@ def attach(model: nn.Module, adapter: Adapter, names: Mapping[str, list[str]]) -
                     f"recipe.adapter: rank {adapter.rank} is more than {name} has, a matrix of {layer.out_features} x "
                     f"{layer.in_features}; lower it, or narrow targets."
                 )
+            with_base(layer, AdaptedLinear, scaling=adapter.alpha / adapter.rank)
             adapted: Any = layer
-            adapted.__class__ = AdaptedLinear
-            adapted.scaling = adapter.alpha / adapter.rank
             adapted.lora_A = nn.Parameter(torch.empty(adapter.rank, layer.in_features))
             adapted.lora_B = nn.Parameter(torch.empty(layer.out_features, adapter.rank))
             adapted.reset_factors()
