@@ -46,8 +46,8 @@ FAULTS = [
     Fault(
         "adapters scaled by alpha alone",
         LORA,
-        "adapted.scaling = adapter.alpha / adapter.rank",
-        "adapted.scaling = adapter.alpha",
+        "scaling=adapter.alpha / adapter.rank",
+        "scaling=adapter.alpha",
         reference("llama2_adapted"),
     ),
     Fault(
