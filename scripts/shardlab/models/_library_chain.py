@@ -196,7 +196,9 @@ class _NoEmbedding(_Through):
         super().__init__(given, dtype)
         self.width = width
 
-    def forward(self, indices: Tensor, *_: Any, **__: Any) -> Tensor:
+    def forward(self, indices: Tensor, *_: Any, position_ids: Tensor | None = None, **__: Any) -> Tensor:
+        # Some are given a mask first, which is of the whole sequence where ranks have a part.
+        indices = indices if position_ids is None else position_ids
         return torch.zeros(*indices.shape, self.width, dtype=self.dtype, device=indices.device)
 
 
