@@ -17,14 +17,14 @@ def needs_proof(run: Run) -> bool:
     return run.model.folder is not None and run.task == "language_modelling"
 
 
-def refusals(workload: str, results: Path = Path("results")) -> dict[str, str]:
+def refusals(workload: str) -> dict[str, str]:
     """Return {strategy: why it must not train a workload}, as far as proofs were made; ``workload``: as in
     results/init.
 
     Raises:
         UserError: the file with the proofs is damaged.
     """
-    path = results / "init" / workload / FILE
+    path = Path("results/init") / workload / FILE
     if not path.exists():
         return {}
     found: dict[str, dict[str, str]] = read_json(path, "proofs at tiny sizes", "delete it, and they are made again")

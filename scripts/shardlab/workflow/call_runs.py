@@ -1,7 +1,7 @@
 """The runs of a call of Snakemake, each resolved once, and what the rules pass to their jobs about them."""
 
 import json
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,12 @@ Name = tuple[str, str]
 def name_of(wildcards: Any) -> Name:
     """Return the name of the run that a job belongs to; without the wildcard ``strategy`` it draws initial weights."""
     return getattr(wildcards, "strategy", INIT), wildcards.workload
+
+
+def _wait_for(paths: Iterable[str | Path]) -> None:
+    """Raise FileNotFoundError until these files exist: Snakemake calls the function of a rule again then."""
+    for path in paths:
+        Path(path).stat()
 
 
 class CallRuns:
@@ -106,8 +112,7 @@ class CallRuns:
         """Return what the job that draws initial weights needs to know of the strategies that train them, as JSON;
         ``proofs``: the file of those that say which do, if they are made.
         """
-        for path in proofs:
-            Path(path).stat()  # Snakemake calls this again when the file exists
+        _wait_for(proofs)
         refused = proven.refusals(workload)
         runs = [run for run in self._runs_by_weights.get(workload, []) if run.strategy not in refused]
         return model_rules.reduced(runs)
@@ -136,8 +141,7 @@ class CallRuns:
         run = self.run_of(wildcards)
         refuse = self.config.on_memory_overflow == "refuse"
         try:
-            for path in input.proofs:
-                Path(path).stat()  # Snakemake calls this again when the file exists
+            _wait_for(input.proofs)
             resolve.check_proven(run)
             made = self._plan(run, Path(input.plan[0]) if input.plan else None)
             return plan.freeze(run, made, self.site.hardware, refuse=refuse)
@@ -148,7 +152,7 @@ class CallRuns:
     def _plan(run: Run, path: Path | None) -> plan.Plan | None:
         if path is None:
             return plan.find(run, *plan.places(Path("results"), run))
-        path.stat()  # Snakemake calls this again when the file exists
+        _wait_for([path])
         return plan.read(path, run)
 
     def data_set(self, name: str) -> DataSet:
