@@ -31,6 +31,10 @@ ADAPTED = {
     "adapter": {"rank": 2, "alpha": 4, "targets": ["layers.*.attention.*", "layers.1.down", "output"]},
 }
 """Layers of both ways to split; the first of two pipeline stages has fewer."""
+MATRICES = {
+    "optimizer": {"name": "muon", "learning_rate": 0.02, "weight_decay": 0.1},
+    "groups": {"output": {"optimizer": "adamw", "learning_rate_factor": 0.1}},
+}
 COMPILED = {"compile": "blocks", "compile_backend": "aot_eager"}
 SPREAD_ONLY = ("gradient_accumulation_steps", "length_buckets", "loss_chunks", "activation_checkpointing")
 SPREAD_ONLY += ("compile", "compile_backend", "precision")
@@ -102,6 +106,8 @@ SGD += [compared(s, "moe", PLAIN_SGD) for s in EXPERTS]
 GROUPED = [compared(s, "llama2", GROUPS) for s in STRATEGIES]
 FROZEN = [compared(s, "llama2", FREEZE) for s in STRATEGIES]
 ADAPTERS = [compared(s, "llama2", ADAPTED) for s in STRATEGIES]
+MUON = [compared(s, "llama2", MATRICES) for s in STRATEGIES]
+MUON += [compared(s, "moe", MATRICES) for s in EXPERTS]
 MORE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
 MORE += [Case(s, "llama2", ranks=4) for s in ("ddp", "fsdp", "pp", "pp_gpipe")]
 MORE += [Case(s, "xsum", ranks=4) for s in ("pp", "tp", "tp_sp")]
@@ -127,7 +133,7 @@ HALF += [
 ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp", "pp")]
 CASES = [
     case
-    for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *GROUPED, *FROZEN, *ADAPTERS, *MORE, *COMPILE)
+    for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *GROUPED, *FROZEN, *ADAPTERS, *MUON, *MORE, *COMPILE)
     if supported(case)
 ]
 OTHERS = [c for c in MATRIX if c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
@@ -143,6 +149,7 @@ LONG += [case for case in COMPILE if case.strategy == "ddp" and dict(case.recipe
 # These differ from pp, fsdp and zero3 only in the schedule, the unit of sharding or the place of the state.
 LONG += [c for c in OTHERS if c.strategy in ("pp_gpipe", "fsdp_size", "zero3_offload")]
 LONG += [c for c in (*GROUPED, *FROZEN, *ADAPTERS) if c.strategy not in ("fsdp", "pp", "tp_sp", "zero1", "zero3")]
+LONG += [c for c in MUON if c.strategy not in ("fsdp", "tp_sp", "fsdp_ep")]
 """Cases of the long form: four ranks wait for each other's cores, compilation takes long, and others cover the most."""
 
 

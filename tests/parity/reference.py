@@ -144,13 +144,14 @@ def groups(recipe, network):
     tables = {id(module.weight) for module in network.modules() if isinstance(module, torch.nn.Embedding)}
     for name, value in network.named_parameters():
         spared = recipe["decay"] == "matrices" and (value.dim() < 2 or id(value) in tables)
-        own = {"learning_rate_factor": 1.0, "weight_decay": None}
+        own = {"learning_rate_factor": 1.0, "weight_decay": None, "optimizer": None}
         for pattern, settings in recipe["groups"].items():
             if names(pattern, name):
                 own = settings
         decay = 0.0 if spared else recipe["optimizer"]["weight_decay"]
         decay = decay if own["weight_decay"] is None else own["weight_decay"]
-        yield {"params": [value], "weight_decay": decay, "factor": own["learning_rate_factor"]}
+        matrix = value.dim() > 1 and id(value) not in tables and own["optimizer"] is None
+        yield {"params": [value], "weight_decay": decay, "factor": own["learning_rate_factor"], "matrix": matrix}
 
 
 def make_optimizer(settings, parameters):
@@ -161,9 +162,40 @@ def make_optimizer(settings, parameters):
         return torch.optim.SGD(parameters, rate, settings["momentum"], weight_decay=decay, nesterov=nesterov)
     if settings["name"] == "adadelta":
         return torch.optim.Adadelta(parameters, lr=rate, weight_decay=decay, eps=settings["eps"] or 1e-6)
+    if settings["name"] == "muon":
+        parameters = [group | {"momentum": settings["momentum"] or 0.95} for group in parameters]
+        return Muon(parameters, settings)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings["name"]]
     more = {"eps": settings["eps"] or 1e-8, "amsgrad": bool(settings["amsgrad"])}
     return kind(parameters, lr=rate, betas=tuple(settings["betas"]), weight_decay=decay, **more)
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW whose matrices are taken out of its step: their singular values go through Muon's polynomial.
+
+    Computed from a singular value decomposition, which shares nothing with products of matrices.
+    """
+
+    def __init__(self, groups, settings):
+        super().__init__(groups, lr=settings["learning_rate"], betas=settings["betas"] or (0.9, 0.999))
+        self.buffers = {}
+
+    def step(self):
+        for group in self.param_groups:
+            if group["matrix"]:
+                (value,) = group["params"]
+                buffer = self.buffers.get(value, 0) * group["momentum"] + (1 - group["momentum"]) * value.grad
+                self.buffers[value] = buffer
+                update = group["momentum"] * buffer + (1 - group["momentum"]) * value.grad
+                rows, columns = value.shape[-2:]
+                u, s, v = torch.linalg.svd(update, full_matrices=False)
+                s = s / (s * s).sum(-1, keepdim=True).sqrt()
+                for _ in range(5):
+                    s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+                value.data *= 1 - group["lr"] * group["weight_decay"]
+                value.data -= group["lr"] * max(1, rows / columns) ** 0.5 * (u * s[..., None, :]) @ v
+                value.grad = None
+        super().step()
 
 
 def factor(schedule, number, total, epoch):

@@ -10,6 +10,7 @@ from shardlab.runtime import optimizers
 from shardlab.settings.recipe import OPTIMIZERS, Recipe
 
 TAKES = {"betas": (0.8, 0.95), "momentum": 0.5, "eps": 1e-3, "amsgrad": True, "nesterov": True}
+TAKES["adjust_lr_fn"] = "match_rms_adamw"
 """A value of each argument that some optimizer takes."""
 
 
@@ -66,13 +67,16 @@ def test_what_is_set_reaches_the_optimizer(name, values):
     assert {*OPTIMIZERS[name].takes} <= TAKES.keys(), "give each argument a value in TAKES"
     given = {key: values[key] for key in OPTIMIZERS[name].takes if values}
     settings = Recipe.model_validate({"optimizer": {"name": name, "weight_decay": 0.25, "learning_rate": 2.0} | given})
-    weight = torch.nn.Parameter(torch.zeros(2))
-    made = optimizers.build(settings.optimizer, [weight])
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in ((2, 2), (2,))]
+    groups = [
+        optimizers.group(optimizers.Own(1.0, 0.25, matrix), [each])
+        for matrix, each in zip((True, False), parameters, strict=True)
+    ]
+    made = optimizers.build(settings, groups)
     assert type(made).__name__.lower() == name
-    [group] = made.param_groups
-    assert (group["lr"], group["weight_decay"]) == (2.0, 0.25)
-    assert {key: group[key] for key in given} == given
-    weight.sum().backward()
+    assert all((group["lr"], group["weight_decay"]) == (2.0, 0.25) for group in made.param_groups)
+    assert all(any(group.get(key) == value for group in made.param_groups) for key, value in given.items())
+    sum(each.sum() for each in parameters).backward()
     made.step()  # makes its state
-    states = [state for state in made.state[weight].values() if state is not None and state.shape == weight.shape]
-    assert len(states) == OPTIMIZERS[name].states(settings.optimizer)
+    states = [[state for state in made.state[each].values() if state.shape == each.shape] for each in parameters]
+    assert max(map(len, states)) == OPTIMIZERS[name].states(settings.optimizer)

@@ -42,7 +42,7 @@ def main() -> None:
     model = models.build(run.model, run.task, dtype)
     complete = completed(run, model)
     models.check_plan(complete.model, model)
-    optimizers.own_settings(run.recipe, model)  # checks patterns
+    optimizers.own_settings(run.recipe, model, complete.model.experts)  # checks patterns
     tasks.check_loss(run, model)
     code_fingerprint.check_imported(run.sources, run.model.sources)
     runs = [completed(each, model) for each in _runs(complete, args.strategies)]

@@ -287,5 +287,20 @@ def vectors(model: nn.Module) -> list[str]:
     return [name for name, value in model.named_parameters() if value.dim() < 2 or id(value) in tables]
 
 
+def matrices(model: nn.Module, experts: list[str]) -> list[str]:
+    """Return the names in ``state`` of the real parameters that are matrices of a layer, no embeddings, or stacks of
+    such: of experts, also those of a library's model that the patterns ``experts`` name.
+    """
+    modules = [module for module in model.modules() if isinstance(module, Experts)]
+    modules += [module for pattern in experts for module in matching(model, pattern)]
+    stacks = {id(value) for module in modules for value in module.parameters()}
+    others = {*vectors(model)}
+    return [
+        name
+        for name, value in model.named_parameters()
+        if name not in others and not value.is_complex() and value.dim() == (3 if id(value) in stacks else 2)
+    ]
+
+
 def _matches(name: str, pattern: str) -> bool:
     return name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)

@@ -54,7 +54,7 @@ class NativeEngine:
         }
         self.parameter_count = models.parameter_count(whole)
         self.parameter_names = models.trained_names(whole)
-        self.own_settings = optimizers.own_settings(run.recipe, whole)
+        self.own_settings = optimizers.own_settings(run.recipe, whole, run.model.experts)
         self.load_shape = getattr(whole, "load_shape", None)
         self.split_share = contents.split_share(run, whole) if run.model.folder and run.mesh.tensor_parallel else None
         has_buffers = len(self.parameter_names) < len(self.meta_state_dict)
@@ -87,9 +87,7 @@ class NativeEngine:
             for alike in _by_placement(parameters).values()
         ]
         # A pipeline's stage may have nothing but frozen parameters.
-        self.optimizer = optimizers.build(
-            self.run.recipe.optimizer, groups or [optimizers.group(optimizers.Own(1.0, 0.0), [])]
-        )
+        self.optimizer = optimizers.build(self.run.recipe, groups or [optimizers.group(optimizers.Own(1.0, 0.0), [])])
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         """Return the parts of the model that this rank holds."""

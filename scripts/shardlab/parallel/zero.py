@@ -113,7 +113,7 @@ class ZeroEngine:
             name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
         }
         self.parameter_count = models.parameter_count(whole)
-        self.own_settings = optimizers.own_settings(run.recipe, whole)
+        self.own_settings = optimizers.own_settings(run.recipe, whole, run.model.experts)
         self.load_shape = getattr(whole, "load_shape", None)
         self.unused = {*trial.unused_without_weights(run, task)}
         self.config = sized(run.engine_config or {}, self.parameter_count)
@@ -130,7 +130,7 @@ class ZeroEngine:
         parallelize.compile_forward(self.plain, run.model.blocks, run.recipe)
         self.model, self.optimizer, _, _ = deepspeed.initialize(
             model=self.plain.to(world.device),
-            optimizer=optimizers.build(run.recipe.optimizer, self.groups()),
+            optimizer=optimizers.build(run.recipe, self.groups()),
             config=dict(self.config),
         )
         for name, parameter in self.plain.named_parameters():

@@ -26,7 +26,7 @@ RECOMPUTED = {"none": 1.0, "selective": 1.0, "alternate": 7 / 6, "full": 4 / 3}
 SAME = ("seed", "sources", "strategy", "workload", "recomputation_planned")
 """Settings of a run that do not affect its cost."""
 SAME_RECIPE = ("lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best", *run_identity.WHEN)
-SAME_OPTIMIZER = ("learning_rate", "weight_decay", "betas", "eps", "nesterov")
+SAME_OPTIMIZER = ("learning_rate", "weight_decay", "betas", "eps", "nesterov", "adjust_lr_fn")
 
 
 def cost(run: Run) -> str:

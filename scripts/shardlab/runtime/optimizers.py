@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from shardlab import models
 from shardlab.errors import UserError
 from shardlab.settings import recipe
+from shardlab.settings.precisions import PRECISIONS
 
 
 class Own(NamedTuple):
@@ -20,13 +21,18 @@ class Own(NamedTuple):
     factor: float
     """Factor of the learning rate."""
     weight_decay: float
+    matrix: bool = False
+    """True if Muon orthogonalizes its updates."""
 
 
-def own_settings(settings: recipe.Recipe, model: nn.Module) -> dict[str, Own]:
+def own_settings(settings: recipe.Recipe, model: nn.Module, experts: list[str]) -> dict[str, Own]:
     """Return what the recipe says of each trained parameter of the whole model, which may be without weights.
 
+    ``experts``: patterns of the modules whose parameters are stacks of matrices.
+
     Raises:
-        UserError: a pattern of recipe.groups names no trained parameter, or one that another pattern names.
+        UserError: a pattern of recipe.groups names no trained parameter, or one that another pattern names; muon has no
+            matrix to update.
     """
     trained, where = models.trained_names(model), "recipe.groups"
     named_by: dict[str, str] = {}
@@ -43,11 +49,18 @@ def own_settings(settings: recipe.Recipe, model: nn.Module) -> dict[str, Own]:
             named_by[name] = pattern
     decay = settings.optimizer.weight_decay
     spared = {*models.vectors(model)} if settings.decay == "matrices" else set()
+    matrices = {*models.matrices(model, experts)} if settings.optimizer.name == "muon" else set()
     own = {}
     for name in trained:
         group = settings.groups[named_by[name]] if name in named_by else recipe.Group()
         default = 0.0 if name in spared else decay
-        own[name] = Own(group.learning_rate_factor, default if group.weight_decay is None else group.weight_decay)
+        weight_decay = default if group.weight_decay is None else group.weight_decay
+        own[name] = Own(group.learning_rate_factor, weight_decay, name in matrices and group.optimizer is None)
+    if settings.optimizer.name == "muon" and not any(each.matrix for each in own.values()):
+        raise UserError(
+            "recipe.optimizer: muon updates matrices that are no embeddings, and of these the model trains none; set "
+            "name to adamw."
+        )
     return own
 
 
@@ -61,7 +74,7 @@ def grouped(own: Mapping[str, Own], parameters: Mapping[str, Any]) -> Iterator[t
 
 def group(own: Own, parameters: Iterable[Any]) -> dict[str, Any]:
     """Return the parameter group of PyTorch's optimizers."""
-    return {"params": [*parameters], "weight_decay": own.weight_decay, "factor": own.factor}
+    return {"params": [*parameters], "weight_decay": own.weight_decay, "factor": own.factor, "matrix": own.matrix}
 
 
 def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
@@ -70,8 +83,9 @@ def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
         each["lr"] = learning_rate * each["factor"]
 
 
-def build(settings: recipe.Optimizer, parameters: Iterable[Any]) -> Optimizer:
+def build(training: recipe.Recipe, parameters: Iterable[Any]) -> Optimizer:
     """Build the optimizer over parameters or parameter groups; each step sets the learning rate (see Recipe)."""
+    settings = training.optimizer
     chosen = recipe.OPTIMIZERS[settings.name]
     module, _, name = chosen.path.rpartition(".")
     kind: type[Optimizer] = getattr(import_module(module), name)
@@ -81,6 +95,8 @@ def build(settings: recipe.Optimizer, parameters: Iterable[Any]) -> Optimizer:
     fused = chosen.fused and not any(value.is_complex() for value in values)
     arguments: dict[str, Any] = settings.arguments | ({"fused": True} if fused else {})
     arguments |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    if settings.name == "muon":
+        arguments["arithmetic"] = getattr(torch, PRECISIONS[training.arithmetic].dtype)
     return kind(groups, **arguments)
 
 

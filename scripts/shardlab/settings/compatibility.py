@@ -213,6 +213,10 @@ def check_recipe(
         )
     if recipe.adapter and recipe.precision == "float8":
         raise Unsupported(f"{name}: adapted layers have no float8; set recipe.precision to bf16.")
+    if strategy.engine == "deepspeed" and recipe.optimizer.name == "muon":
+        raise Unsupported(
+            f"{name}: DeepSpeed updates flat parts of all parameters, and muon needs whole matrices; use fsdp."
+        )
     if strategy.engine == "deepspeed" and recipe.on_nonfinite == "skip":
         raise Unsupported(f"{name}: DeepSpeed cannot skip steps; set recipe.on_nonfinite to stop.")
     if recipe.compile != "none" and strategy.single_process == "dp":

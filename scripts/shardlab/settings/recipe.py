@@ -34,8 +34,11 @@ OPTIMIZERS = {
     "adam": OptimizerClass("torch.optim.Adam", ("betas", "eps", "amsgrad"), adding=("amsgrad",), fused=True),
     "adamw": OptimizerClass("torch.optim.AdamW", ("betas", "eps", "amsgrad"), adding=("amsgrad",), fused=True),
     "adadelta": OptimizerClass("torch.optim.Adadelta", ("eps",)),
+    "muon": OptimizerClass(
+        "shardlab.runtime.muon.Muon", ("momentum", "nesterov", "adjust_lr_fn", "betas", "eps"), fused=True
+    ),
 }
-"""Name: class. Each updates every parameter separately, so that shards can be updated independently."""
+"""Name: class. Each but muon updates every value by itself, so that shards can be updated independently."""
 
 
 def _taking(argument: str) -> list[str]:
@@ -67,6 +70,11 @@ class Optimizer(Strict):
     nesterov: bool | None = Field(
         None, description=f"{choices(_taking('nesterov'))}: Nesterov's momentum; needs momentum."
     )
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = Field(
+        None,
+        description=f"{choices(_taking('adjust_lr_fn'))}: factor of a matrix's learning rate by its shape, as in "
+        "torch.optim.Muon.",
+    )
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -78,7 +86,7 @@ class Optimizer(Strict):
         for key in self.arguments:
             if key not in OPTIMIZERS[self.name].takes:
                 raise ValueError(f"{self.name} takes no {key}; remove it, or set it to null")
-        if self.nesterov and not self.momentum:
+        if self.nesterov and not self.momentum and self.name != "muon":
             raise ValueError("nesterov needs momentum; set momentum above 0, or remove nesterov")
         return self
 
@@ -91,6 +99,9 @@ class Group(Strict):
     )
     weight_decay: float | None = Field(
         None, ge=0, le=LARGEST, description="Weight decay (null: as recipe.optimizer and recipe.decay say)."
+    )
+    optimizer: Literal["adamw"] | None = Field(
+        None, description="With muon, adamw: update these as vectors and embeddings (usual for the output layer)."
     )
 
 
@@ -117,7 +128,8 @@ class Recipe(Strict):
         default={},
         description="Parameters with settings of their own: pattern of names, as in `blocks`, of parameters or of "
         "modules with all of theirs (`layers.0`, `layers.*.norm`, `output.weight`), and what these have: "
-        "`learning_rate_factor` (1), at every step of the schedule; `weight_decay` (null: as optimizer and decay say).",
+        "`learning_rate_factor` (1), at every step of the schedule; `weight_decay` (null: as optimizer and decay say); "
+        "`optimizer` (with muon, adamw: no matrices).",
     )
     freeze: list[str] = Field(
         default=[],
@@ -205,6 +217,13 @@ class Recipe(Strict):
     keep_best: bool = Field(
         False, description="Also save best.safetensors, the weights with the lowest validation loss."
     )
+
+    @model_validator(mode="after")
+    def _groups_of_muon(self) -> "Recipe":
+        for pattern, group in self.groups.items():
+            if group.optimizer and self.optimizer.name != "muon":
+                raise ValueError(f"groups: {pattern}: only muon has an optimizer for some parameters; remove the key")
+        return self
 
     @property
     def arithmetic(self) -> str:
