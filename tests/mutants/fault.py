@@ -11,6 +11,7 @@ ORDER, MESH, RATE = f"{S}data/order.py", f"{S}settings/mesh.py", f"{S}settings/l
 EVALUATION, RECIPE, MODELS = f"{S}train/evaluation.py", f"{S}settings/recipe.py", f"{S}models"
 STEP, SUMMARY, VERDICT = f"{S}train/step.py", f"{S}report/summary.py", f"{S}report/verdict.py"
 OPTIMIZERS = f"{S}runtime/optimizers.py"
+MUON = f"{S}runtime/muon.py"
 LORA = f"{S}models/lora.py"
 LOOP = f"{S}train/loop.py"
 
@@ -35,6 +36,10 @@ ADAPTED = (
     "layers.1.down-output-"
 )
 """The recipe with an adapter there."""
+MATRICES = (
+    "optimizer=-name-muon-learning_rate-0.02-weight_decay-0.1-_groups=-output-optimizer-adamw-learning_rate_factor-0.1-"
+)
+"""The recipe with Muon there."""
 
 
 def at(file: str, *tests: str) -> tuple[str, ...]:

@@ -64,6 +64,12 @@ RECIPES["llama2_adapted"] = {
 }
 
 
+RECIPES["moe_muon"] = {
+    "optimizer": {"name": "muon", "learning_rate": 0.02, "weight_decay": 0.1, "betas": [0.8, 0.9]},
+    "groups": {"output": {"optimizer": "adamw", "learning_rate_factor": 0.1}},
+}
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_single_equals_a_plain_loop(name, tiny_data, tmp_path):
     workload = name.partition("_")[0]

@@ -291,7 +291,7 @@ def matrices(model: nn.Module, experts: list[str]) -> list[str]:
     """Return the names in ``state`` of the real parameters that are matrices of a layer, no embeddings, or stacks of
     such: of experts, also those of a library's model that the patterns ``experts`` name.
     """
-    modules = [module for module in model.modules() if isinstance(module, Experts)]
+    modules: list[nn.Module] = [module for module in model.modules() if isinstance(module, Experts)]
     modules += [module for pattern in experts for module in matching(model, pattern)]
     stacks = {id(value) for module in modules for value in module.parameters()}
     others = {*vectors(model)}

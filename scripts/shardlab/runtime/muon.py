@@ -37,7 +37,8 @@ class Muon(Optimizer):
         **of_adamw: Any,
     ) -> None:
         """``arithmetic``: data type in which matrices are orthogonalized; that of ``torch.optim.Muon`` is bfloat16."""
-        given, nothing = [*groups], [{"params": []}]
+        given = [*groups]
+        nothing: list[dict[str, Any]] = [{"params": []}]
         matrices = [group for group in given if group["matrix"]]
         others = [group for group in given if not group["matrix"]]
         of_matrices = {"momentum": momentum, "nesterov": nesterov, "adjust_lr_fn": adjust_lr_fn}
