@@ -51,6 +51,16 @@ FAULTS = [
         reference("llama2_adapted"),
     ),
     Fault(
+        "each rank draws its own adapter",
+        NATIVE,
+        "        if weights:\n            self.ready(",
+        "        for part in self.parts if weights else ():\n"
+        "            for name, value in part.named_parameters():\n"
+        "                local(value.data).mul_(1 + 0.1 * world.rank * name.endswith('lora_A'))\n"
+        "        if weights:\n            self.ready(",
+        parity(f"fsdp-llama2-{ADAPTED}-float64"),
+    ),
+    Fault(
         "lora_B exported as zeros",
         f"{S}models/export.py",
         '.weight"] = value\n',
