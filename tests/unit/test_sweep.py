@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from helpers.reports import finished
+from shardlab.errors import UserError
 from shardlab.records import plan
 from shardlab.report import run_data, strategy_docs, summary, summary_markdown, sweep_table
 from shardlab.report.charts import sweep as chart
@@ -103,6 +104,20 @@ def test_a_further_value_changes_no_run_that_is_there():
     before, _ = planned(sweep=RATES)
     after, _ = planned(sweep=RATES | {"learning_rate": [0.003, 0.1, 0.01]})
     assert {run.workload: run for run in after}.items() >= {run.workload: run for run in before}.items()
+
+
+def test_the_configuration_may_name_variants_which_a_sweep_varies_further():
+    given = {"workloads": ["mlp", "mlp@seed=2"], "strategies": ["single", "pp@n_microbatches=4"]}
+    config = load.config(given | {"sweep": {"learning_rate": [0.1]}})
+    assert resolve.names(config)[1:3] == [
+        ("single", "mlp@learning_rate=0.1@seed=2"),
+        ("pp@n_microbatches=4", "mlp@learning_rate=0.1"),
+    ]
+    runs, _ = resolve.matrix(load.config(given))
+    assert [run.seed for run in runs] == [1, 2] * 2
+    assert resolve.twinned(config.without_sweep, runs) == ["mlp", "mlp@seed=2"]
+    with pytest.raises(UserError, match="n_microbatches varies strategies"):
+        load.config(given | {"workloads": ["mlp@n_microbatches=4"]})
 
 
 def test_variants_share_initial_weights_and_a_size_has_its_own_data():

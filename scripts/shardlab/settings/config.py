@@ -16,14 +16,14 @@ class Config(Strict):
     """The configuration: config/config.yaml."""
 
     workloads: list[str] = Field(
-        default=["mlp", "mnist", "xsum", "vit", "llama2", "moe"],
+        default=["mlp", "mnist", "xsum", "vit", "llama2", "moe", "hf_small"],
         min_length=1,
-        description="Workloads of the target `all`, from config/workloads.",
+        description="Workloads of the target `all`: files in config/workloads, or variants of them (docs/sweeps.md).",
     )
     strategies: list[str] = Field(
         default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp_cp", "fsdp_ep", "zero1", "zero2", "zero3"],
         min_length=1,
-        description="Strategies of the target `all`, from config/strategies.yaml; [all]: all but those with a script.",
+        description="Strategies of the target `all`, from config/strategies.yaml; [all]: all but those with a script; or variants.",
     )
     site: str = Field("local", description="Site to run on: a file in config/sites.")
     site_settings: dict[str, Any] = Field(

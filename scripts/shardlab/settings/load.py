@@ -117,13 +117,13 @@ def config(values: dict[str, Any]) -> Config:
     if config.strategies == ["all"]:
         config = config.model_copy(update={"strategies": own_strategies()})
     for name in config.workloads:
-        workload(name)
+        workload(variants.parse_side(name, "workload")[0])
     for name in config.strategies:
-        strategy(name)
+        strategy(variants.parse_side(name, "strategy")[0])
     site(config)
     for key in dict.fromkeys(key for table in sweep.checked(config) for key in table):
         if variants.keys()[key].varies_strategy and not any(
-            variants.takes(strategy(n), key) for n in config.strategies
+            variants.takes(strategy(variants.base(n)), key) for n in config.strategies
         ):
             raise UserError(
                 f"{sweep.WHERE}: {key} has no effect on {', '.join(config.strategies)}; add a strategy it changes, "

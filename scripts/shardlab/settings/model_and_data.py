@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from shardlab.errors import UserError, unknown
-from shardlab.settings import code_fingerprint, load, pretrained, registry, run_identity
+from shardlab.settings import code_fingerprint, load, pretrained, registry, run_identity, variants
 from shardlab.settings.config import Config
 from shardlab.settings.mesh import divisors
 from shardlab.settings.recipe import Recipe
@@ -58,15 +58,16 @@ def _each(config: Config, of: Callable[[str, Workload, Size, str], T]) -> Iterat
 
     Files of other workloads may be incomplete, or not fit the configuration, and are left out then.
     """
-    others = [name for name in load.names("workloads") if name not in config.workloads]
+    configured = dict.fromkeys(map(variants.base, config.workloads))
+    others = [name for name in load.names("workloads") if name not in configured]
     for varied in (False, True):
-        for name in (*config.workloads, *others):
+        for name in (*configured, *others):
             try:
                 workload = load.workload(name)
                 sizes = workload.sizes if varied else {"": workload.sizes.get(config.size)}
                 found = [of(name, workload, size, variant) for variant, size in sizes.items() if size is not None]
             except UserError:
-                if name in config.workloads:
+                if name in configured:
                     raise
             else:
                 yield from found

@@ -139,7 +139,7 @@ def names(config: Config) -> list[tuple[str, str]]:
     points = list(sweep.points(config))
     return list(
         dict.fromkeys(
-            (_varied(strategy, ours), variants.named(workload, other))
+            (_varied(strategy, ours), _with(workload, other))
             for strategy in config.strategies
             for workload in config.workloads
             for ours, other in points
@@ -149,8 +149,14 @@ def names(config: Config) -> list[tuple[str, str]]:
 
 def _varied(strategy: str, values: variants.Values) -> str:
     """Return the variant of a strategy, without the keys that do not affect it."""
-    settings = load.strategy(strategy)
-    return variants.named(strategy, {key: value for key, value in values.items() if variants.takes(settings, key)})
+    settings = load.strategy(variants.base(strategy))
+    return _with(strategy, {key: value for key, value in values.items() if variants.takes(settings, key)})
+
+
+def _with(name: str, values: variants.Values) -> str:
+    """Return a variant of a strategy or workload that may be one already."""
+    base, own = variants.parse(name)
+    return variants.named(base, own | values)
 
 
 def check_proven(run: Run) -> None:
