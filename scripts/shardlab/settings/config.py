@@ -23,7 +23,8 @@ class Config(Strict):
     strategies: list[str] = Field(
         default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp_cp", "fsdp_ep", "zero1", "zero2", "zero3"],
         min_length=1,
-        description="Strategies of the target `all`, from config/strategies.yaml; [all]: all but those with a script; or variants.",
+        description="Strategies of the target `all`, from config/strategies.yaml, or variants of them; [all]: all but "
+        "those with a script.",
     )
     site: str = Field("local", description="Site to run on: a file in config/sites.")
     site_settings: dict[str, Any] = Field(
