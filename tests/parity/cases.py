@@ -143,12 +143,12 @@ ONE_OF_EACH = ("dp", "ddp", "fsdp", "mp", "pp", "tp_sp", "cp", "ep", "zero1", "z
 LONG = [*MORE]
 LONG += [c for c in (*OTHERS, *HARD, *SGD, *COMPILE, *HALF, *SELECTIVE) if c.strategy not in ONE_OF_EACH]
 LONG += [c for c in (*OTHERS, *HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
-# The same blocks are compiled under fsdp, the same context under cp, and DDP around a compiled model.
-LONG += [c for c in COMPILE if c.workload == "moe" or c.strategy in ("single", "cp_ulysses", "cp_ring", "zero2")]
-LONG += [case for case in COMPILE if case.strategy == "ddp" and dict(case.recipe)["compile"] == "blocks"]
+# The same blocks are compiled under fsdp, and split ones under tp_sp.
+LONG += [c for c in COMPILE if (c.strategy, c.workload) not in (("fsdp", "llama2"), ("tp_sp", "llama2"))]
 # These differ from pp, fsdp and zero3 only in the schedule, the unit of sharding or the place of the state.
 LONG += [c for c in OTHERS if c.strategy in ("pp_gpipe", "fsdp_size", "zero3_offload")]
-LONG += [c for c in (*GROUPED, *FROZEN, *ADAPTERS) if c.strategy not in ("fsdp", "pp", "tp_sp", "zero1", "zero3")]
+LONG += [c for c in GROUPED if c.strategy not in ("fsdp", "pp", "zero1")]
+LONG += [c for c in (*FROZEN, *ADAPTERS) if c.strategy not in ("pp", "tp_sp", "zero3")]
 LONG += [c for c in MUON if c.strategy not in ("fsdp", "tp_sp", "fsdp_ep")]
 """Cases of the long form: four ranks wait for each other's cores, compilation takes long, and others cover the most."""
 

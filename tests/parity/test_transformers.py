@@ -136,6 +136,8 @@ def takes(model, strategy):
 OWN = [name for name in load.own_strategies() if name != "single" and load.strategy(name).engine == "torch"]
 EVERY = [Case(s, m, hard=True) for m in EVERYWHERE for s in OWN if takes(m, s)]
 CASES += [case for case in EVERY if case not in CASES]
+LONG += [Case("ddp", m) for m in ("llama", "vit", "gemma")] + [Case("zero3", m) for m in ("llama", "vit")]
+LONG += [Case(s, "llama") for s in ("mp", "cp", "cp_ulysses")] + [Case("pp", "gemma"), Case("fsdp", "vit")]
 LONG += [case for case in CASES if case.hard]
 LONG += [case for case in BY_PLANS if case.name not in SHORT]
 """Cases of the long form."""

@@ -1,7 +1,9 @@
 """Runs in bf16 are judged by twins in bf16: correct ones are as far as rounding, and one with a fault is not."""
 
 import pandas as pd
+import pytest
 
+pytestmark = pytest.mark.long  # a minute; each part of the verdict: tests/unit/test_low_precision.py
 CONFIG = ["--config", "workloads=[mlp]", "recipe={precision: bf16, gradient_accumulation_steps: 2, max_steps: 60}"]
 
 
