@@ -34,6 +34,12 @@ def look_at_factors(pair: Pair, stage: Stage, factors: dict[str, float], found: 
         name_factor(pair, own["exp_avg"][0], found, "The gradient that went into the optimizer state")
         return
     found.note("pattern", "factors")
+    distinct: list[float] = []
+    for each in sorted(factors.values()):
+        if not distinct or each - distinct[-1] > pair.near * abs(each):
+            distinct.append(each)
+    if len(distinct) <= max(2, len(factors) // 4):
+        found.note("pattern", "few factors")
     listed = ", ".join(f"{name} {times:.4g}" for name, times in [*factors.items()][:4])
     found.say(f"The affected tensors have different factors: {listed}.")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from traindiff import patterns
 from traindiff.evidence import Evidence
 from traindiff.factors import look_at_factors, name_factor
+from traindiff.matrix_updates import look_at_shards
 from traindiff.optimizer_settings import look_at_settings
 from traindiff.pair import EPSILONS, FILES, LIMITS, Pair, Stage
 from traindiff.patterns import Read
@@ -49,6 +50,7 @@ def look_at_tensors(pair: Pair, stage: Stage, found: Evidence) -> None:
     it = Differing(pair, stage, *_readers(pair, stage))
     found.note("names", "all" if len(it.names) == len(stage.rows) else "one" if len(it.names) == 1 else "some")
     _given_gradients(it, found)
+    _constant(it, found)
     if any(row.note for row in stage.wrong):
         _missing(it, found)
     elif any(not math.isfinite(row.difference) for row in stage.wrong):
@@ -87,6 +89,16 @@ def _given_gradients(it: Differing, found: Evidence) -> None:
             if lacks := [name for name in it.names if name not in file]:
                 listed = ", ".join(lacks[:3]) + ", ..." * (len(lacks) > 3)
                 found.say(f"Without a gradient in `{capture.folder}`, where it counts as 0: {listed}.")
+
+
+def _constant(it: Differing, found: Evidence) -> None:
+    """Note whether the reference leaves what an optimizer does not update as it was."""
+    before = it.pair.reference.tensors("initial")
+    if it.stage.kind != "buffers" or not all(name in before for name in it.names):
+        return
+    if all(torch.equal(it.expected(name).double(), before[name].double()) for name in it.names):
+        found.note("tensors", "constant")
+        found.say("In the reference these tensors keep their initial values.")
 
 
 def _missing(it: Differing, found: Evidence) -> None:
@@ -214,7 +226,20 @@ def _decay(it: Differing, found: Evidence) -> bool:
         and (parameter := name.split("//")[0]) in weights
         and weights[parameter].shape == it.expected(name).shape
     ]
-    return _holds(it, "the weights", "decay", lambda name: weights[name.split("//")[0]], names, found)
+
+    def weight(name: str) -> Tensor:
+        return weights[name.split("//")[0]]
+
+    fits = {name: patterns.multiple([name], it.off, weight, it.noise) for name in names}
+    own = {name: fit.coefficients[0] for name, fit in fits.items() if fit.residual < it.pair.fits}
+    if len(own) == len(names) > 1 and max(own.values()) - min(own.values()) > it.pair.near * max(
+        map(abs, own.values())
+    ):
+        found.note("pattern", "decay")
+        listed = ", ".join(f"{name} {times:.4g}" for name, times in [*own.items()][:4])
+        found.say(f"The difference of each tensor is a multiple of its weights, not the same one: {listed}.")
+        return True
+    return _holds(it, "the weights", "decay", weight, names, found)
 
 
 def _holds(it: Differing, what: str, pattern: str, term: Read, names: list[str], found: Evidence) -> bool:
@@ -261,6 +286,10 @@ def _state(it: Differing, found: Evidence) -> bool:
 
 def _settings(it: Differing, found: Evidence) -> bool:
     return it.stage.kind == "update" and look_at_settings(it.pair, it.stage.step, it.names, found)
+
+
+def _shards(it: Differing, found: Evidence) -> bool:
+    return it.stage.kind == "update" and look_at_shards(it.pair, it.stage.step, it.names, found)
 
 
 def _transposed(it: Differing, found: Evidence) -> bool:
@@ -315,6 +344,7 @@ _LOOKS: tuple[Callable[[Differing, Evidence], bool], ...] = (
     _decay,
     _state,
     _settings,
+    _shards,
     _rounded_gradients,
     _float32,
     _rows,

@@ -9,7 +9,7 @@ class Diagnosis:
 
     case: str
     """Strategy, workload, and optionally a recipe (accumulated: of the hard cases; thrice: in three micro-batches;
-    reference: of the plain loop's) and the number of ranks.
+    reference: of the plain loop's; grouped, frozen, adapted, muon: of the cases with these) and the number of ranks.
     """
     cause: str
     """As in scripts/traindiff/causes.yaml."""
@@ -17,6 +17,7 @@ class Diagnosis:
 
 CAUSES = {
     "norm of a part": {
+        "the gradient norm without the replicated parameters of tensor parallelism": "tp_sp llama2 frozen",
         "norm for clipping of the local shard alone": "fsdp mlp",
         "a pipeline's ranks clip each by their own norm": "pp mnist",
         "each group of experts clips by its own norm (Automodel #3816)": "ep moe",
@@ -102,6 +103,9 @@ CAUSES = {
         "micro-batches averaged, whatever their size": "single mlp reference",
     },
     "weight decay": {
+        "a group's own decay ignored": "single llama2 reference",
+        "embeddings decay with the matrices": "single llama2 reference",
+        "all groups have the first one's settings under ZeRO": "zero1 llama2 grouped",
         "weight decay ignored": "single mlp reference",
         "Adam's decay in place of AdamW's": "single xsum reference",
     },
@@ -113,6 +117,15 @@ CAUSES = {
         "gamma ignored": "single mlp reference",
         "warm-up one step too short": "single xsum reference",
         "cosine down to 0, whatever the end": "single xsum reference",
+    },
+    "learning rate of some parameters": {
+        "a group's factor of the learning rate ignored": "single llama2 reference",
+    },
+    "frozen parameters change": {
+        "frozen parameters decay": "fsdp llama2 frozen",
+    },
+    "shards of matrices": {
+        "Muon orthogonalizes shards (DeepSpeed issue 8437)": "fsdp llama2 muon",
     },
     "learning rate not set": {
         "the schedule's rate not given to native engines": "single mlp reference",
@@ -139,6 +152,7 @@ CAUSES = {
         "a decoder that sees the future": "single llama2 reference",
     },
     "initial weights": {
+        "each rank draws its own adapter": "fsdp llama2 adapted",
         "initial weights that do not depend on the seed": "single llama2 reference",
     },
     "averaged once too often": {
@@ -169,6 +183,7 @@ CAUSES = {
         "each rank's loss divided by its own number of targets": "cp xsum",
     },
     "not reduced over the tensor-parallel ranks": {
+        "the whole factor of a split adapter learns from one rank's part": "tp_sp llama2 adapted",
         "router's gradient from this rank's part of the experts (torchtitan #2387)": "tp moe",
         "tokens' gradient from this rank's part of the experts": "tp moe",
     },

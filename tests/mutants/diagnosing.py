@@ -14,12 +14,13 @@ def use(copy):
 
 def case_of(text):
     """A case of the parity suite: strategy, workload, and optionally a recipe and ranks."""
-    from cases import ACCUMULATED, Case, compared
+    from cases import ACCUMULATED, ADAPTED, FREEZE, GROUPS, MATRICES, Case, compared
     from test_reference import EVERYTHING, RECIPES
 
     strategy, workload, *more = text.split()
     ranks = next((int(word) for word in more if word.isdigit()), 2)
-    recipes = {"accumulated": ACCUMULATED, "reference": EVERYTHING | RECIPES.get(workload, {})}
+    recipes = {"accumulated": ACCUMULATED, "grouped": GROUPS, "frozen": FREEZE, "adapted": ADAPTED, "muon": MATRICES}
+    recipes["reference"] = EVERYTHING | RECIPES.get(workload, {})
     recipe = {key: value for word in more if word in recipes for key, value in recipes[word].items()}
     recipe |= {"gradient_accumulation_steps": 3} if "thrice" in more else {}
     case = compared(strategy, workload, recipe)
