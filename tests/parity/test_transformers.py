@@ -71,6 +71,7 @@ class Case:
     strategy: str
     model: str
     hard: bool = False
+    adapted: bool = False
 
     @property
     def native(self):
@@ -82,11 +83,23 @@ class Case:
 
     @property
     def name(self):
-        return f"{self.strategy}-{self.model}" + ("-hard" if self.hard else "")
+        return f"{self.strategy}-{self.model}" + "-hard" * self.hard + "-adapted" * self.adapted
 
     @property
     def single(self):
-        return f"single-{self.model}-{self.dtype}" + ("-hard" if self.hard else "")
+        return f"single-{self.model}-{self.dtype}" + "-hard" * self.hard + "-adapted" * self.adapted
+
+    @property
+    def recipe(self):
+        targets = ["model.layers.*.self_attn.*_proj", *["model.layers.*.mlp.down_proj"] * (self.model != "mixtral")]
+        rate = 3.0 if self.native else 0.3
+        optimizer = {"name": "sgd", "learning_rate": rate, "momentum": 0.8}  # Adam makes updates of rounding alone
+        adapter = {"optimizer": optimizer, "adapter": {"rank": 3, "alpha": 6, "targets": targets}}
+        return (HARD if self.hard else {}) | (adapter if self.adapted else {})
+
+    @property
+    def recipe_of_single(self):
+        return {key: value for key, value in self.recipe.items() if key in ("max_grad_norm", "optimizer", "adapter")}
 
 
 CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in BASES]
@@ -106,6 +119,11 @@ CASES += [Case(s, m) for s in ("cp", "cp_ulysses") for m in ("llama", "gpt_oss")
 CASES += [Case("cp_ring", "llama")]
 CASES += [Case(s, m, hard=True) for s in ("cp", "cp_ulysses", "fsdp_cp") for m in ("llama", "gpt_oss", "gemma2")]
 CASES += [Case("cp_ring", m, hard=True) for m in ("llama", "qwen3", "gemma", "mixtral")]
+ADAPTED = [Case(s, "llama", adapted=True) for s in ("ddp", "fsdp_tp", "pp", "cp", "fsdp_tp@tp=4", "zero3")]
+ADAPTED += [Case("tp_sp", "qwen3", adapted=True), Case("tp_loss", "qwen3", adapted=True)]
+ADAPTED += [Case("tp", m, adapted=True) for m in ("phi3", "gemma3", "stablelm")]
+ADAPTED += [Case(s, "mixtral", adapted=True) for s in ("fsdp_tp_ep", "ep", "tp")]
+CASES += ADAPTED
 PARTIAL = Case("tp", "apertus")
 PIPELINES = ("mp", "mp_ranks", "pp_gpipe", "pp", "pp_interleaved", "pp_zbv", "pp_replicated", "fsdp_pp")
 CASES += [*BY_PLANS, *(Case(s, m) for s in PIPELINES for m in ("llama", "gpt2", "vit"))]
@@ -139,6 +157,7 @@ CASES += [case for case in EVERY if case not in CASES]
 LONG += [Case("ddp", m) for m in ("llama", "vit", "gemma")] + [Case("zero3", m) for m in ("llama", "vit")]
 LONG += [Case(s, "llama") for s in ("mp", "cp", "cp_ulysses")] + [Case("pp", "gemma"), Case("fsdp", "vit")]
 LONG += [case for case in CASES if case.hard]
+LONG += [c for c in ADAPTED if c.name not in ("tp_sp-qwen3-adapted", "tp-gemma3-adapted", "ep-mixtral-adapted")]
 LONG += [case for case in BY_PLANS if case.name not in SHORT]
 """Cases of the long form."""
 
@@ -194,13 +213,9 @@ def folder(request, server, resolved, tmp_path_factory):
     for _, _, model in pairs:
         group.add(f"single-{model}-float64", resolved("single", model, dtype="float64"))
     for case in cases:
-        hard = {"max_grad_norm": HARD["max_grad_norm"]} if case.hard else {}
-        group.add(case.single, resolved("single", case.model, dtype=case.dtype, **hard))
+        group.add(case.single, resolved("single", case.model, dtype=case.dtype, **case.recipe_of_single))
     group.start(1)
-    runs = {
-        case.name: resolved(case.strategy, case.model, dtype=case.dtype, **(HARD if case.hard else {}))
-        for case in cases
-    }
+    runs = {case.name: resolved(case.strategy, case.model, dtype=case.dtype, **case.recipe) for case in cases}
     for ranks in (2, 4):  # in ranks of their own: the memory is measured, and DeepSpeed leaves some in its process
         for name, run in runs.items():
             if name in MEASURED and run.world_size == ranks:
@@ -237,12 +252,12 @@ def requested(items):
 
 @with_marks(CASES, lambda case: case in LONG)
 def test_equals_one_device(folder, resolved, case, record_property):
-    run = resolved("single", case.model, dtype=case.dtype)
+    run = resolved("single", case.model, dtype=case.dtype, **case.recipe_of_single)
     found = differences(folder.folder / case.name, folder.folder / case.single, run, folder.data / case.model)
     record_property("differences", found)
     assert outside(found, native=case.native) == {}
     report = json.loads((folder.folder / case.name / "train.json").read_text())
-    if case.native and not case.hard and (expected := bytes_by_theory(folder.folder / case.name)):
+    if case.native and not case.recipe and (expected := bytes_by_theory(folder.folder / case.name)):
         assert report["bytes_per_step"] == pytest.approx(expected, rel=1e-9)
 
 

@@ -50,7 +50,8 @@ class _OfOwnHeads(TensorParallelLayer):  # type: ignore[misc]
         whole = dict(module._parameters)
         for name, value in whole.items():
             if isinstance(value, DTensor):
-                own = self.own_part(value.to_local(grad_placements=[Partial()]), mesh)
+                used = value.to_local(grad_placements=[Partial()])
+                own = used if name == "lora_A" else self.own_part(used, mesh)
                 module._parameters[name] = own  # type: ignore[assignment]
         try:
             yield
@@ -186,7 +187,7 @@ def apply(
                 modules[name].config = modules[""].config.get_text_config()  # type: ignore[union-attr, operator]
             layer.install_forward(modules[name], mesh)
         elif modules[owner]._parameters.get(leaf) is not None:
-            layer.shard_param(modules[owner], leaf, mesh)
+            _shard(layer, modules[owner], leaf, mesh)
     for attention in {name.rpartition(".")[0] for name, style in styles.items() if style == COPIED and name in modules}:
         _repeat_copies(modules[attention], mesh.size())
     if _has_dropout(model):
@@ -206,6 +207,17 @@ def apply(
         ", sequence parallel" if sequence_parallel else "",
         ", loss parallel" if loss_parallel else "",
     )
+
+
+def _shard(layer: Any, module: nn.Module, leaf: str, mesh: DeviceMesh) -> None:
+    """Split a parameter. Of an adapter's factors, one has the layer's split dimension; the other is whole, its gradient
+    a sum over the ranks.
+    """
+    whole = leaf == ("lora_B" if isinstance(layer, RowwiseParallel) else "lora_A")
+    if whole:
+        module._parameters[leaf] = _distributed(module.get_parameter(leaf), mesh, Replicate())
+    else:
+        layer.shard_param(module, leaf, mesh)
 
 
 def _repeat_copies(attention: Any, ranks: int) -> None:

@@ -207,10 +207,6 @@ def check_recipe(
         for part in (strategy.engine, device, *sorted(strategy.splits)):
             if reason := PRECISIONS[precision].unsupported.get(part):
                 raise Unsupported(f"{name} cannot train in {precision}: {reason}; set recipe.{key} to {instead}.")
-    if recipe.adapter and workload.is_declared and mesh.tensor_parallel:
-        raise Unsupported(
-            f"{name}: adapters of transformers models are not split by tensor parallelism; use fsdp or pp."
-        )
     if recipe.adapter and recipe.precision == "float8":
         raise Unsupported(f"{name}: adapted layers have no float8; set recipe.precision to bf16.")
     if strategy.engine == "deepspeed" and recipe.optimizer.name == "muon":
