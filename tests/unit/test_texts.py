@@ -1,6 +1,7 @@
 """Texts to tokens: what is written in them, and what the model takes."""
 
 import json
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from helpers import transformers_models
-from helpers.common import tiny_run
+from helpers.common import ROOT, tiny_run
 from shardlab.data import model_config, store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
@@ -312,3 +313,20 @@ def test_a_prompt_has_a_place_for_the_instruction_and_a_row_for_a_pair(tmp_path)
     assert "the data option prompt has no {instruction}; write that where" in said
     said = refusal(tmp_path / "other", [("a", "b" * 99)], "instruction_tuning", vocab_size=259)
     assert "no document fits into sequence_length 24; increase it" in said
+
+
+def test_the_documented_reader_takes_pairs_from_files(tmp_path, monkeypatch):
+    text = (ROOT / "docs/bring-your-own.md").read_text()
+    reader = {}
+    exec(re.search(r"```python\n(# scripts/shardlab/data/instructions.py.*?)```", text, re.DOTALL)[1], reader)
+    monkeypatch.setitem(reader, "ROOT", tmp_path)
+    (tmp_path / "instructions").mkdir()
+    pairs = [{"instruction": f"{i} + 1\u2028", "answer": str(i + 1)} for i in range(10)]
+    lines = [json.dumps(pair, ensure_ascii=False) for pair in pairs]
+    (tmp_path / "instructions/a.jsonl").write_text("\n".join(lines[:6]) + "\n\n", encoding="utf-8")
+    (tmp_path / "instructions/b.jsonl").write_text("\n".join(lines[6:]), encoding="utf-8")
+    splits = reader["read"](tiny_run("instruct").data, tmp_path)
+    assert {name: len(samples) for name, samples in splits.items()} == {"train": 8, "validation": 1, "test": 1}
+    assert sorted(pair for samples in splits.values() for pair in samples) == [
+        (pair["instruction"], pair["answer"]) for pair in pairs
+    ]

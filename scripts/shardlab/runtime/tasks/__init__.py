@@ -22,6 +22,7 @@ from shardlab.errors import UserError
 from shardlab.models._chain import Chain
 from shardlab.models._losses import TARGETS
 from shardlab.models._sequence import POSITIONS, SequenceSplit
+from shardlab.models.declared import arguments
 from shardlab.settings import registry
 from shardlab.settings.types import Run
 
@@ -242,6 +243,11 @@ def check_model(run: Run, model: nn.Module) -> None:
     """
     task = _class(run.task)
     takes = {name for segment in (model.segments() if isinstance(model, Chain) else []) for name in segment.takes}
+    if task.packed and run.model.folder and "position_ids" not in arguments(model):
+        raise UserError(
+            f"task {run.task} puts several documents into a row, and model {run.model.name} takes no position_ids that "
+            "would tell them apart; use task language_modelling."
+        )
     if task.packed and not run.model.folder and POSITIONS not in takes:
         raise UserError(
             f"task {run.task} puts several documents into a row, which model {run.model.name} cannot tell apart; make "
@@ -284,6 +290,11 @@ def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, **op
         UserError: no task has this name.
     """
     return _class(name)(folder, dtype, device, **options)
+
+
+def is_packed(name: str) -> bool:
+    """Return whether a row of the task ``name`` has several documents."""
+    return _class(name).packed
 
 
 def _class(name: str) -> type[Task]:
