@@ -24,6 +24,8 @@ TINY = {
     "vit": {"rows": 16},
     "llama2": {"characters": 2_000, "sequence_length": 32},
     "moe": {"characters": 2_000, "sequence_length": 32},
+    # Two or three documents a row, whose length context parallelism has to fill up.
+    "instruct": {"rows": 44, "sequence_length": 62, "document_tokens": 28},
 }
 """Data options that leave 12 training samples or a little more, so that small cases take milliseconds."""
 

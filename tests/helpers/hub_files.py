@@ -154,6 +154,22 @@ def xsum():
     return files | GIT
 
 
+def gsm8k():
+    """openai/gsm8k: two configurations, of which only main is to be fetched; no validation split."""
+    features, rows = datasets.Features({"question": STRING, "answer": STRING}), {"train": 700, "test": 60}
+    files = {f"socratic/{split}-00000-of-00001.parquet": b"not to be fetched" for split in rows}
+    for seed, (split, count) in enumerate(rows.items()):
+        made = random.Random(200 + seed)
+        columns = {
+            "question": [_sentence(made, 8 + i % 30) for i in range(count)],
+            "answer": [f"{_sentence(made, 3 + i % 9)}\n#### {i}" for i in range(count)],
+        }
+        files[f"main/{split}-00000-of-00001.parquet"] = parquet(columns, features)
+    return (
+        files | GIT | _readme({name: (features, {s: f"{name}/{s}-*" for s in rows}) for name in ("main", "socratic")})
+    )
+
+
 def _readme(configurations, *, default=False):
     """A README.md with the features and files of each configuration, as `datasets` writes it when it pushes."""
     card = {"dataset_info": [], "configs": []}

@@ -121,8 +121,8 @@ FAULTS = [
     Fault(
         "a ring's padding mask of the own part for those of others",
         RING,
-        "query[:, :, block.rows], keys, values, masks[source]",
-        "query[:, :, block.rows], keys, values, masks[split.rank]",
+        "counted = split.parts(mask, -1)[source]",
+        "counted = split.parts(mask, -1)[split.rank]",
         RING_XSUM,
     ),
     Fault(

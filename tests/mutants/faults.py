@@ -6,6 +6,7 @@ import expert_faults
 import gpu_faults
 import library_faults
 import measure_faults
+import packing_faults
 import rank_faults
 import script_faults
 import server_faults
@@ -15,6 +16,7 @@ import value_faults
 MODULES = (
     rank_faults,
     context_faults,
+    packing_faults,
     expert_faults,
     shared_faults,
     checkpoint_faults,

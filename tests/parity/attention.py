@@ -27,16 +27,27 @@ def inputs(case):
 
 def mask(case):
     """Keys that count: in one sample only the first, so that the keys of most ranks are padding."""
-    if not case["masked"]:
+    if not case["masked"] or case["causal"]:
         return None
     lengths = torch.tensor([2, MEMORY - 3])
     return (torch.arange(MEMORY) < lengths[:, None])[:, None, None]
 
 
+def documents(case):
+    """Documents of causal attention: in one sample some that end inside of a rank's part, in the other a single one."""
+    if not (case["masked"] and case["causal"]):
+        return None
+    return torch.tensor([[1] * 5 + [2] + [3] * 7 + [4] * 3, [1] * LENGTH])
+
+
 def expected(case):
     """Output and gradients in one process."""
     *parts, gradient = inputs(case)
-    return _passed(partial(_layers.attend, mask=mask(case), causal=case["causal"]), parts, gradient)
+    options = {"mask": mask(case), "causal": case["causal"]}
+    if (whole := documents(case)) is not None:
+        before = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        options = {"mask": (before & (whole[:, :, None] == whole[:, None]))[:, None]}
+    return _passed(partial(_layers.attend, **options), parts, gradient)
 
 
 def of_rank(case):
@@ -46,7 +57,8 @@ def of_rank(case):
     attend = partial(ALGORITHMS[case["attention"]], split=split, group=dist.group.WORLD)
     fused = "none" if case["math"] else attention_block.FUSED  # none: what a GPU computes
     with mock.patch.object(attention_block, "FUSED", fused):
-        found = _passed(partial(attend, mask=mask(case), causal=case["causal"]), parts, gradient)
+        options = {"mask": mask(case), "causal": case["causal"], "documents": documents(case)}
+        found = _passed(partial(attend, **options), parts, gradient)
     whole = {}
     for name, value in found.items():
         each = [torch.empty_like(value) for _ in range(split.ranks)]

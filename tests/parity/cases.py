@@ -88,7 +88,7 @@ def compared(strategy, workload, recipe=()):
         return Case(strategy, workload, tuple(dict(recipe).items()))
     # AdamW's first steps make a whole update of the sign of a gradient that is nothing but rounding. In float32 at
     # llama2's rate that alone moves a later norm by 9e-6 on some processors (AMD EPYC), by 2e-6 on others.
-    slower = {"optimizer": {"learning_rate": 3e-4}} if workload in ("llama2", "moe") else {}
+    slower = {"optimizer": {"learning_rate": 3e-4}} if workload in ("llama2", "moe", "instruct") else {}
     return Case(strategy, workload, tuple((slower | dict(recipe)).items()), dtype="float32")
 
 
@@ -96,6 +96,8 @@ MATRIX = [compared(s, w) for s in STRATEGIES for w in TINY]
 HARD = [compared(s, "llama2", ACCUMULATED) for s in STRATEGIES]
 HARD += [compared(s, "moe", ACCUMULATED) for s in ("ddp", "fsdp", "hsdp", "mp", "pp", "tp_loss", "fsdp_tp", "zero2")]
 HARD += [compared(s, "moe", ACCUMULATED) for s in EXPERTS]
+PACKED = ("ddp", "pp_gpipe", "tp_loss", "cp", "cp_ring", "fsdp_tp_cp", "zero2")
+HARD += [compared(s, "instruct", ACCUMULATED) for s in PACKED]
 SELECTIVE = [compared(s, "vit", {"activation_checkpointing": "selective"}) for s in ("single", "fsdp", "tp", "pp")]
 SELECTIVE += [compared("fsdp_tp", "llama2", {"activation_checkpointing": "alternate"})]
 SGD = [
@@ -106,13 +108,14 @@ SGD += [compared(s, "moe", PLAIN_SGD) for s in EXPERTS]
 GROUPED = [compared(s, "llama2", GROUPS) for s in STRATEGIES]
 FROZEN = [compared(s, "llama2", FREEZE) for s in STRATEGIES]
 ADAPTERS = [compared(s, "llama2", ADAPTED) for s in STRATEGIES]
+ADAPTERS += [compared(s, "instruct", ADAPTED) for s in ("ddp", "fsdp", "pp", "tp_sp", "cp", "fsdp_tp", "zero3")]
 MUON = [compared(s, "llama2", MATRICES) for s in STRATEGIES]
 MUON += [compared(s, "moe", MATRICES) for s in EXPERTS]
 MORE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
 MORE += [Case(s, "llama2", ranks=4) for s in ("ddp", "fsdp", "pp", "pp_gpipe")]
 MORE += [Case(s, "xsum", ranks=4) for s in ("pp", "tp", "tp_sp")]
 # Fewer key heads than ranks; documents of which some ranks have only padding.
-MORE += [Case(s, w, ranks=4) for s in ("cp", "cp_ulysses", "cp_ring") for w in ("llama2", "xsum", "vit")]
+MORE += [Case(s, w, ranks=4) for s in ("cp", "cp_ulysses", "cp_ring") for w in ("llama2", "xsum", "vit", "instruct")]
 COMPILE = [
     compared(s, "llama2", COMPILED)
     for s in ("single", "ddp", "fsdp", "tp_sp", "fsdp_tp", "pp", "cp", "cp_ulysses", "cp_ring", "zero2")
@@ -150,6 +153,8 @@ LONG += [c for c in OTHERS if c.strategy in ("pp_gpipe", "fsdp_size", "zero3_off
 LONG += [c for c in GROUPED if c.strategy not in ("fsdp", "pp", "zero1")]
 LONG += [c for c in (*FROZEN, *ADAPTERS) if c.strategy not in ("pp", "tp_sp", "zero3")]
 LONG += [c for c in MUON if c.strategy not in ("fsdp", "tp_sp", "fsdp_ep")]
+# What packing could do wrong is in the model, or in how an axis splits it.
+LONG += [c for c in CASES if c.workload == "instruct" and (c.recipe or c.strategy not in ("fsdp", "pp", "tp_sp", "cp"))]
 """Cases of the long form: four ranks wait for each other's cores, compilation takes long, and others cover the most."""
 
 

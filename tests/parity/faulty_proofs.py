@@ -1,9 +1,9 @@
 """Prove strategies on a tiny model, some of them with a fault: prints {case: [verdict, reason]} as JSON.
 
-    python faulty_proofs.py FOLDER RUN
+    python faulty_proofs.py FOLDER RUN MIXED
 
 In a process of its own: it forks the ranks. FOLDER has the tiny model's config.json, RUN is a run.json of a model that
-tensor parallelism of the library trains wrongly.
+tensor parallelism of the library trains wrongly, MIXED that of one that mixes the documents of a row.
 """
 
 import json
@@ -20,6 +20,7 @@ from shardlab import parallel
 from shardlab.parallel import ddp
 from shardlab.proof import of_workload, prove
 from shardlab.proof.step_on_ranks import under_strategy
+from shardlab.proof.tiny_runs import Written
 from shardlab.settings.types import read_run
 
 
@@ -126,6 +127,15 @@ def before_training(run, kept):
     }
 
 
+def packed(folder, mixed, kept):
+    """Rows of several documents: strategies that train them as documents alone, and a model that does not."""
+    written = Written([], {}, mixed.task)
+    made = prove.prove(folder, dict.fromkeys(("single", "tp", "pp", "cp", "cp_ulysses", "cp_ring")), written)
+    found = {f"packed_{proof.strategy}": [proof.verdict, proof.reason] for proof in made}
+    (proof,) = of_workload.check(mixed, ["single"], kept)
+    return found | {"mixed": [proof.verdict, json.loads(kept.read_text())["refused"]["single"]]}
+
+
 def main():
     torch.set_num_threads(1)
     found = {}
@@ -134,6 +144,8 @@ def main():
             (proof,) = prove.prove(Path(sys.argv[1]), {strategy: None})
         found[case] = [proof.verdict, proof.reason]
     found |= before_training(read_run(Path(sys.argv[2])), Path(sys.argv[2]).with_name("proofs.json"))
+    mixed = read_run(Path(sys.argv[3]))
+    found |= packed(Path(sys.argv[1]), mixed, Path(sys.argv[3]).with_name("packed.json"))
     print(json.dumps(found))
 
 

@@ -8,6 +8,7 @@ import math
 import re
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -247,6 +248,22 @@ def summarization(network, split, batch, dtype):
     return total, targets
 
 
+def instruction_tuning(network, split, batch, dtype):
+    """One document at a time, so that nothing is packed or padded."""
+    total, targets = 0.0, 0
+    for index in batch:
+        begins = [*torch.nonzero(split["positions"][index] == 0).flatten().tolist(), split["positions"].shape[1]]
+        for begin, end in pairwise(begins):
+            inputs, wanted = (split[name][index, begin:end].long() for name in ("inputs", "targets"))
+            counts = wanted != -100
+            if not counts.any():
+                continue
+            chances = network(inputs[None])[0].log_softmax(-1)
+            total = total - chances[counts].gather(-1, wanted[counts, None]).sum()
+            targets += int(counts.sum())
+    return total, targets
+
+
 def rows(name):
     return lambda split: len(split[name])
 
@@ -255,5 +272,6 @@ TASKS = {
     "regression": (regression, rows("x")),
     "classification": (classification, rows("labels")),
     "language_modelling": (language_modelling, rows("tokens")),
+    "instruction_tuning": (instruction_tuning, rows("inputs")),
     "summarization": (summarization, lambda split: len(split["summary_offsets"]) - 1),
 }

@@ -9,7 +9,11 @@ from safetensors.torch import load_file
 CASES = [
     {"attention": name, "kv_heads": kv_heads, "causal": causal, "masked": masked, "head_tail": head_tail, "math": math}
     for name, kv_heads, (causal, masked), head_tail, math in product(
-        attention.ALGORITHMS, (1, 2, 8), ((True, False), (False, False), (False, True)), (True, False), (False, True)
+        attention.ALGORITHMS,
+        (1, 2, 8),
+        ((True, False), (True, True), (False, False), (False, True)),
+        (True, False),
+        (False, True),
     )
     if name == "ring" or not math
 ]

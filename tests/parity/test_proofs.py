@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from helpers.common import ROOT
 from shardlab.errors import UserError
 from shardlab.proof import tiny_config
-from shardlab.proof.tiny_runs import tiny_run
+from shardlab.proof.tiny_runs import Written, tiny_run
 from shardlab.settings import load
 
 
@@ -66,7 +66,11 @@ def proofs(tmp_path_factory):
     tiny_config.write(transformers.LlamaConfig(), folder)
     transformers.ApertusConfig().save_pretrained(folder / "apertus")
     (folder / "run.json").write_text(tiny_run(folder / "apertus", "single").model_dump_json())
-    words = [sys.executable, str(ROOT / "tests/parity/faulty_proofs.py"), str(folder), str(folder / "run.json")]
+    transformers.OPTConfig().save_pretrained(folder / "opt")
+    mixed = tiny_run(folder / "opt", "single", written=Written([], {}, "instruction_tuning"))
+    (folder / "mixed.json").write_text(mixed.model_dump_json())
+    files = [str(folder), str(folder / "run.json"), str(folder / "mixed.json")]
+    words = [sys.executable, str(ROOT / "tests/parity/faulty_proofs.py"), *files]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -92,6 +96,12 @@ def proofs(tmp_path_factory):
         ),
         ("alike", "differs", ""),
         ("again", "0", ""),
+        *((f"packed_{name}", "equal", "") for name in ("single", "tp", "pp", "cp", "cp_ulysses", "cp_ring")),
+        (
+            "mixed",
+            "differs",
+            "not that of its documents one at a time: .*; use task language_modelling, or a model that tells",
+        ),
     ],
 )
 def test_a_fault_is_found_and_named(proofs, case, verdict, reason):

@@ -47,6 +47,11 @@ RECIPES = {
             "norm": {"learning_rate_factor": 3.0, "weight_decay": 0.1},
         },
     },
+    "instruct": {
+        "optimizer": {"name": "adamw", "learning_rate": 1e-3, "betas": [0.7, 0.9], "weight_decay": 0.5},
+        "activation_checkpointing": "full",
+        "loss_chunks": 3,
+    },
     "moe": {
         "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": 0.2},
         "activation_checkpointing": "full",

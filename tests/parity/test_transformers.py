@@ -47,6 +47,9 @@ WRITTEN = {
 WORKLOADS = BASES | dict.fromkeys(
     (*PARTLY_FLOAT32, *SPLIT, *PLANNED, "gemma2", "apertus", *WRITTEN, "gemma3"), "llama2"
 )
+WORKLOADS |= {"gpt2_packed": "instruct"}
+PAIRS = {"rows": 300, "sequence_length": 64, "document_tokens": 40, "prompt": "{instruction}:"}
+"""Data of rows of several documents: short ones, as there are tokens of little more than bytes."""
 BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 """Those of the others are what the library declares."""
 HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "max_grad_norm": 0.01}
@@ -62,7 +65,7 @@ RESUMED = [
 ]
 """Strategy that stops, strategy that resumes, model: with experts, norms per head, an embedding of two stages."""
 
-MEASURED = ("pp_zbv-llama", "fsdp_pp-gpt2", "tp-gemma3", "tp_loss-qwen3")
+MEASURED = ("fsdp-gpt2_packed", "pp_zbv-llama", "fsdp_pp-gpt2", "tp-gemma3", "tp_loss-qwen3")
 """Cases whose memory is compared with their plan."""
 
 
@@ -124,6 +127,7 @@ ADAPTED += [Case("tp_sp", "qwen3", adapted=True), Case("tp_loss", "qwen3", adapt
 ADAPTED += [Case("tp", m, adapted=True) for m in ("phi3", "gemma3", "stablelm")]
 ADAPTED += [Case(s, "mixtral", adapted=True) for s in ("fsdp_tp_ep", "ep", "tp")]
 CASES += ADAPTED
+CASES += [Case(s, "gpt2_packed", hard=h) for h in (False, True) for s in ("fsdp", "pp", "tp", "cp", "cp_ring")]
 PARTIAL = Case("tp", "apertus")
 PIPELINES = ("mp", "mp_ranks", "pp_gpipe", "pp", "pp_interleaved", "pp_zbv", "pp_replicated", "fsdp_pp")
 CASES += [*BY_PLANS, *(Case(s, m) for s in PIPELINES for m in ("llama", "gpt2", "vit"))]
@@ -158,6 +162,7 @@ LONG += [Case("ddp", m) for m in ("llama", "vit", "gemma")] + [Case("zero3", m) 
 LONG += [Case(s, "llama") for s in ("mp", "cp", "cp_ulysses")] + [Case("pp", "gemma"), Case("fsdp", "vit")]
 LONG += [case for case in CASES if case.hard]
 LONG += [c for c in ADAPTED if c.name not in ("tp_sp-qwen3-adapted", "tp-gemma3-adapted", "ep-mixtral-adapted")]
+LONG += [case for case in CASES if case.model == "gpt2_packed" and case.strategy not in ("fsdp", "cp")]
 LONG += [case for case in BY_PLANS if case.name not in SHORT]
 """Cases of the long form."""
 
@@ -179,11 +184,12 @@ def resolved(tmp_path_factory):
         }
         size = workload.sizes["small"].model_copy(update={"model": {}, "shape": {}})
         size.data.update(TINY[WORKLOADS[name]], document_tokens=24, summary_tokens=8)
+        size.data.update(PAIRS if name.endswith("_packed") else {})
         return workload.model_copy(update=no_plan | {"sizes": {"small": size}})
 
     workloads = {}
     for name in WORKLOADS:
-        transformers_models.make(name.removesuffix("_whole"), folder / name)
+        transformers_models.make(name.removesuffix("_whole").removesuffix("_packed"), folder / name)
         workloads[name] = changed(name)
         if name == "vit":
             shape = {"classes": 10, "channels": 1, "image_size": 28}

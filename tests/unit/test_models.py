@@ -10,6 +10,7 @@ from helpers.common import build as build_model
 from helpers.common import initial_weights, save_initial, with_weights
 from shardlab import models
 from shardlab.errors import UserError
+from shardlab.models._sequence import SequenceSplit
 from shardlab.models.weights import materialize
 from shardlab.parallel import parallelize
 from shardlab.runtime import distributed
@@ -94,6 +95,16 @@ def test_llama_cannot_see_the_future():
     before, after = model(tokens), model(changed)
     assert torch.equal(before[:, :20], after[:, :20])
     assert not torch.equal(before[:, 20:], after[:, 20:])
+
+
+def test_rows_of_documents_turn_by_positions_in_each():
+    rotary = build("llama2", dtype="float64").layers[0].rotary
+    like = torch.zeros((), dtype=torch.float64)
+    whole, packed = rotary.angles(6, like), rotary.angles(6, like, torch.tensor([[0, 1, 2, 0, 1, 0]]))
+    for table, rows in zip(whole, packed, strict=True):
+        assert torch.equal(rows[0, 0], table[[0, 1, 2, 0, 1, 0]])
+    rotary.sequence = SequenceSplit(3, 1)
+    assert torch.equal(rotary.angles(2, like, torch.tensor([[0, 1, 2, 0, 1, 0]]))[0][0, 0], whole[0][[2, 0]])
 
 
 def test_summary_decoder_cannot_see_the_future_and_padding_does_not_matter():

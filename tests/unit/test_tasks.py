@@ -42,7 +42,7 @@ def test_loss_sum_and_target_count_do_not_depend_on_how_a_batch_is_cut(workload,
 def test_in_chunks_the_loss_is_the_same_and_the_logits_are_never_whole(workload, tiny_data):
     whole, model = loaded(workload, tiny_data)
     run = tiny_run(workload, dtype="float64", loss_chunks=3)
-    tasks.check_loss(run, model)
+    tasks.check_model(run, model)
     chunked = tasks.task_for(run, tiny_data / workload, CPU)
     expected, lengths, gradients = [], [], []
     for task in (whole, chunked):
@@ -147,8 +147,15 @@ def test_context_parallelism_needs_a_task_and_a_model_that_split_their_positions
 def test_a_model_that_gives_logits_alone_has_no_loss_in_chunks():
     run = tiny_run("llama2", loss_chunks=3)
     with pytest.raises(UserError, match="set it to 1"):
-        tasks.check_loss(run, torch.nn.Linear(1, 1))
-    tasks.check_loss(tiny_run("vit", loss_chunks=3), torch.nn.Linear(1, 1))  # of one target a sample
+        tasks.check_model(run, torch.nn.Linear(1, 1))
+    tasks.check_model(tiny_run("vit", loss_chunks=3), torch.nn.Linear(1, 1))  # of one target a sample
+
+
+def test_a_model_must_tell_the_documents_of_a_row_apart(tiny_data):
+    run = tiny_run("instruct")
+    tasks.check_model(run, loaded("llama2", tiny_data)[1])
+    with pytest.raises(UserError, match="attend take `positions`, as llama's do"):
+        tasks.check_model(run, loaded("moe", tiny_data)[1])
 
 
 def test_summaries_have_uneven_lengths_and_padding_is_no_target(tiny_data):

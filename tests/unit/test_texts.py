@@ -1,6 +1,8 @@
 """Texts to tokens: what is written in them, and what the model takes."""
 
 import json
+import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,13 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from helpers import transformers_models
-from helpers.common import tiny_run
+from helpers.common import ROOT, tiny_run
 from shardlab.data import model_config, store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
 
 OPTIONS = {
     "language_modelling": {"sequence_length": 2, "vocab_size": 400},
+    "instruction_tuning": {"sequence_length": 24, "vocab_size": 400, "prompt": "Q{instruction}A"},
     "summarization": {"document_tokens": 64, "summary_tokens": 64, "vocab_size": 400},
 }
 
@@ -273,3 +276,57 @@ def test_models_take_the_lengths_that_are_accepted_and_no_others(tmp_path, kind)
         lengths = range(8, 15)
         assert [accepts(name, length) for length in lengths] == [takes(name, length) for length in lengths], name
         assert accepts(name, 14) == (model_config.TABLES.fullmatch(kind) is None)
+
+
+def test_pairs_are_packed_whole_with_targets_in_the_answers(tmp_path):
+    pairs = [("one", "uno"), ("two and more", "dos"), ("three", "tres"), ("a" * 40, "x"), ("b", "y" * 40), ("", "z")]
+    options = {"sequence_length": 20, "document_tokens": 12, "vocab_size": 259}  # of bytes: no pieces are learned
+    manifest, arrays = prepare(tmp_path, pairs, "instruction_tuning", **options)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "made/tokenizer.json"))
+    documents = []
+    for inputs, targets, positions in zip(arrays["inputs"], arrays["targets"], arrays["positions"], strict=True):
+        for start, stop in pairwise([*np.flatnonzero(positions == 0), len(positions)]):
+            length, wanted = stop - start, targets[start:stop]
+            assert list(positions[start:stop]) == [*range(length)]
+            answer = wanted[wanted != -100]
+            if not len(answer):  # the end of a row
+                assert (length, inputs[start]) == (1, 2)
+                continue
+            assert list(wanted) == [-100] * (length - len(answer)) + [*inputs[stop - len(answer) + 1 : stop], 2]
+            documents.append((tokenizer.decode(inputs[start:stop]), tokenizer.decode(answer[:-1])))
+    assert documents == [
+        ("QoneAuno", "uno"),
+        ("Qtwo andAdos", "dos"),
+        ("QthreeAtres", "tres"),
+        ("QaaaaaaaaaAx", "x"),
+        ("QAz", "z"),
+    ]
+    assert (arrays["inputs"].shape, manifest["samples"]["test"]) == ((3, 20), 3)
+    counts = manifest["counts"]["test"]
+    assert counts["instructions truncated"] == 2
+    assert counts["pairs dropped, as their answer leaves no room for the instruction"] == 1
+    assert counts["positions that no document fills"] == 60 - sum(len(document) for document, _ in documents)
+
+
+def test_a_prompt_has_a_place_for_the_instruction_and_a_row_for_a_pair(tmp_path):
+    said = refusal(tmp_path, [("a", "b")], "instruction_tuning", prompt="Q")
+    assert "the data option prompt has no {instruction}; write that where" in said
+    said = refusal(tmp_path / "other", [("a", "b" * 99)], "instruction_tuning", vocab_size=259)
+    assert "no document fits into sequence_length 24; increase it" in said
+
+
+def test_the_documented_reader_takes_pairs_from_files(tmp_path, monkeypatch):
+    text = (ROOT / "docs/bring-your-own.md").read_text()
+    reader = {}
+    exec(re.search(r"```python\n(# scripts/shardlab/data/instructions.py.*?)```", text, re.DOTALL)[1], reader)
+    monkeypatch.setitem(reader, "ROOT", tmp_path)
+    (tmp_path / "instructions").mkdir()
+    pairs = [{"instruction": f"{i} + 1\u2028", "answer": str(i + 1)} for i in range(10)]
+    lines = [json.dumps(pair, ensure_ascii=False) for pair in pairs]
+    (tmp_path / "instructions/a.jsonl").write_text("\n".join(lines[:6]) + "\n\n", encoding="utf-8")
+    (tmp_path / "instructions/b.jsonl").write_text("\n".join(lines[6:]), encoding="utf-8")
+    splits = reader["read"](tiny_run("instruct").data, tmp_path)
+    assert {name: len(samples) for name, samples in splits.items()} == {"train": 8, "validation": 1, "test": 1}
+    assert sorted(pair for samples in splits.values() for pair in samples) == [
+        (pair["instruction"], pair["answer"]) for pair in pairs
+    ]

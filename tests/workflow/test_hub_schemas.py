@@ -29,12 +29,13 @@ DECODERS = {
     "mixtral": ("mistralai/Mixtral-8x7B-v0.1", transformers.MixtralConfig()),
 }
 """Workload: repository and sizes of its model."""
-WORKLOADS = ("llama2", "moe", "mnist", "vit", "vit_pretrained", "xsum", "t5", *DECODERS)
+WORKLOADS = ("llama2", "moe", "instruct", "mnist", "vit", "vit_pretrained", "xsum", "t5", *DECODERS)
 REPOSITORIES = {
     "Salesforce/wikitext": hub_files.wikitext,
     "ylecun/mnist": hub_files.mnist,
     "zh-plus/tiny-imagenet": hub_files.tiny_imagenet,
     "EdinburghNLP/xsum": hub_files.xsum,
+    "openai/gsm8k": hub_files.gsm8k,
 }
 RUN = {"max_steps": 2, "eval_batch_size": 32}
 
@@ -129,10 +130,10 @@ def test_every_workload_trains_to_its_test_loss(trained):
 
 def test_only_the_files_of_the_named_configuration_are_fetched(fetched, repositories):
     files = {f"/{name}/{path}" for name, repository in repositories.items() for path in repository}
-    large = {path for path in files if re.search("wikitext-(103|2-v1)", path)}
-    assert len(large) == 11
+    others = {path for path in files if re.search("wikitext-(103|2-v1)|socratic", path)}
+    assert len(others) == 13
     assert {path for path in fetched if path.endswith(".parquet")} == {
-        path for path in files - large if path.endswith(".parquet")
+        path for path in files - others if path.endswith(".parquet")
     }
 
 

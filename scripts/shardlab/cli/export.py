@@ -15,12 +15,12 @@ from shardlab.files import sha256, sync, sync_all, write_text
 from shardlab.models import _transformers, export
 from shardlab.records.reports import TestReport, TrainReport
 from shardlab.runtime import tasks
-from shardlab.settings.types import Run, read_run
+from shardlab.settings.types import CAUSAL, Run, read_run
 from shardlab.train import evaluation
 
 TOLERANCE = 1e-5
 """Maximum relative difference of the test loss; the library computes in another order."""
-LIBRARY = {"language_modelling": "text-generation", "summarization": "summarization"}
+LIBRARY = dict.fromkeys(CAUSAL, "text-generation") | {"summarization": "summarization"}
 """Task: its name on the hub; other tasks: image-classification."""
 
 

@@ -12,12 +12,23 @@ LENGTHS_KEPT = 16
 """Number of lengths whose rotary angles are cached: batches of length buckets have a few each."""
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    documents: Tensor | None = None,
+) -> Tensor:
     """Return scaled dot-product attention, grouped queries if there are fewer key heads.
 
     Shapes: query (batch, heads, length, head_dim), key and value (batch, kv_heads, memory length, head_dim), mask
-    (batch, 1, 1, memory length) with True for keys that count.
+    (batch, 1, 1, memory length) with True for keys that count; or, of causal attention, documents (batch, length): each
+    position attends within its own (Krell et al., 2021, arXiv:2107.02027).
     """
+    if documents is not None:
+        mask, causal = (documents[:, None, :, None] == documents[:, None, None, :]).tril(), False
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
     )
@@ -54,11 +65,12 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         causal: bool = False,
         rotary: tuple[Tensor, Tensor] | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """Attend from x to memory (default: to x).
 
         Shapes: x (batch, length, dim), memory (batch, memory length, dim), mask (batch, 1, 1, memory length) with True
-        for keys that count, rotary: cos and sin, each (length, head_dim / 2).
+        for keys that count, rotary: cos and sin, see Rotary; documents (batch, whole length), see ``attend``.
         """
         memory = x if memory is None else memory
         query, key, value = (
@@ -67,7 +79,7 @@ class Attention(nn.Module):
         )
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
-        mixed = self.attend(query, key, value, mask, causal=causal)
+        mixed = self.attend(query, key, value, mask, causal=causal, documents=documents)
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
 
@@ -100,28 +112,38 @@ class Rotary(nn.Module):
         super().__init__()
         self.sequence = SequenceSplit()
         self.head_dim, self.base = head_dim, base
-        self._known: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self._known: dict[tuple[SequenceSplit, int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
-    def angles(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, each (length, head_dim / 2), on the device and in the dtype of ``like``."""
+    def angles(self, length: int, like: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, each (length, head_dim / 2), on the device and in the dtype of ``like``.
+
+        With ``positions`` (batch, whole length), those of each token in its document: (batch, 1, length, head_dim / 2).
+        """
+        if positions is None:
+            return self._table(self.sequence, length, like)
+        cos, sin = self._table(SequenceSplit(), positions.shape[1], like)
+        own = self.sequence.part(positions, 1)
+        return cos[own].unsqueeze(1), sin[own].unsqueeze(1)
+
+    def _table(self, sequence: SequenceSplit, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         if torch.compiler.is_compiling():
-            return self._computed(length, like)  # part of the compiled graph, which fuses it
-        key = length, like.device, like.dtype
+            return self._computed(sequence, length, like)  # part of the compiled graph, which fuses it
+        key = sequence, length, like.device, like.dtype
         if key not in self._known:
             if len(self._known) >= LENGTHS_KEPT:
                 self._known.clear()
-            self._known[key] = self._computed(length, like)
+            self._known[key] = self._computed(sequence, length, like)
         return self._known[key]
 
-    def _computed(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _computed(self, sequence: SequenceSplit, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         exponents = torch.arange(0, self.head_dim, 2, device=like.device, dtype=torch.float64) / self.head_dim
-        positions = self.sequence.positions(length, like.device)
+        positions = sequence.positions(length, like.device)
         angles = torch.outer(positions.double(), self.base**-exponents)
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the halves of x (batch, heads, length, head_dim) by the angles."""
+    """Rotate the halves of x (batch, heads, length, head_dim) by the angles (see Rotary)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 

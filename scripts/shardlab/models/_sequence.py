@@ -7,6 +7,11 @@ from torch import Tensor, nn
 
 from shardlab.settings.types import Run
 
+POSITIONS = "positions"
+"""Keyword argument of models for rows of several documents (packed sequences), (batch, whole length): the position of
+each token in its document, from 0, where a document begins.
+"""
+
 
 @dataclass(frozen=True)
 class SequenceSplit:
@@ -71,6 +76,11 @@ class SequenceSplit:
             return gathered
         halves = gathered.chunk(self.count, dim)
         return torch.cat((*halves[0::2], *reversed(halves[1::2])), dim)
+
+
+def documents_of(positions: Tensor) -> Tensor:
+    """Return the number of each token's document in its row, from the tokens' positions, of the same shape."""
+    return (positions == 0).cumsum(1)
 
 
 def first_part(run: Run) -> SequenceSplit:

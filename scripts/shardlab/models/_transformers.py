@@ -14,10 +14,10 @@ from shardlab.errors import UserError, remedy
 from shardlab.models._library_chain import as_chain
 from shardlab.models.declared import layer_lists
 from shardlab.patches.torch_modules import around_forward
-from shardlab.settings.types import DECLARED
+from shardlab.settings.types import CAUSAL, DECLARED
 
 CLASSES = {
-    "language_modelling": ("AutoModelForCausalLM", ("input_ids",)),
+    **dict.fromkeys(CAUSAL, ("AutoModelForCausalLM", ("input_ids",))),
     "summarization": ("AutoModelForSeq2SeqLM", ("input_ids", "decoder_input_ids")),
     "classification": ("AutoModelForImageClassification", ("pixel_values",)),
 }
@@ -84,8 +84,16 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
 def _logits(names: tuple[str, ...], forward: Callable[..., Any]) -> Callable[..., Tensor]:
     """A forward that takes the task's inputs by position, and gives the logits alone."""
 
-    def logits(model: nn.Module, *inputs: Tensor, mask: Tensor | None = None, **options: Tensor) -> Tensor:
+    def logits(
+        model: nn.Module,
+        *inputs: Tensor,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        **options: Tensor,
+    ) -> Tensor:
         named: dict[str, Any] = dict(zip(names, inputs, strict=True)) | options
+        if positions is not None:  # without a mask, the library takes those that begin again for another document
+            named["position_ids"] = positions
         if mask is not None:
             named["attention_mask"] = mask
         outputs: Tensor = forward(model, **named, return_dict=True).logits

@@ -1,5 +1,6 @@
 """What the transformers library declares of its models, for the keys that a workload's file leaves out."""
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,12 @@ def completed(run: Run, model: nn.Module) -> Run:
     if isinstance(model, Chain) and "pipeline" in techniques(run):
         found["segments"] = len(model.segments())
     return run.model_copy(update={"model": settings.model_copy(update=found)})
+
+
+def arguments(model: nn.Module) -> tuple[str, ...]:
+    """Return the arguments of the library's own forward of a model."""
+    kind: Any = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
+    return tuple(inspect.signature(kind.forward).parameters)
 
 
 SPLIT_DIMENSIONS = {"embedding_rowwise": 0, "colwise": 0, "colwise_gather_output": 0, "colwise_rep": 0}

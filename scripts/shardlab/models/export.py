@@ -14,7 +14,7 @@ from shardlab.files import write_atomic
 from shardlab.models import _moe_export, lora
 from shardlab.settings import pretrained
 from shardlab.settings.recipe import Adapter
-from shardlab.settings.types import Run
+from shardlab.settings.types import CAUSAL, Run
 
 LLAMA = {
     r"embedding\.": "model.embed_tokens.",
@@ -46,7 +46,7 @@ ADAPTER = "adapter"
 """Folder inside of an exported one, with the frozen model in base: next to the merged weights, transformers would add
 the adapter to these again.
 """
-PEFT_TASKS = {"language_modelling": "CAUSAL_LM", "summarization": "SEQ_2_SEQ_LM"}
+PEFT_TASKS = dict.fromkeys(CAUSAL, "CAUSAL_LM") | {"summarization": "SEQ_2_SEQ_LM"}
 OURS: dict[str, Callable[[Mapping[str, Any]], dict[str, str]]] = {
     "llama": lambda _: LLAMA,
     "vit": lambda _: VIT,

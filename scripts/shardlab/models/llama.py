@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from shardlab.models._chain import Chain, Segment
 from shardlab.models._layers import Attention, Rotary, initialize
 from shardlab.models._losses import TARGETS, sample_losses
+from shardlab.models._sequence import POSITIONS, documents_of
 
 
 class Block(nn.Module):
@@ -21,10 +22,11 @@ class Block(nn.Module):
         self.down = nn.Linear(hidden, dim, bias=False)
         self.rotary = rotary
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, length, dim) to the same shape."""
-        rotary = self.rotary.angles(x.shape[1], like=x)
-        x = x + self.attention(self.attention_norm(x), causal=True, rotary=rotary)
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Map (batch, length, dim) to the same shape; ``positions``: see Model."""
+        rotary = self.rotary.angles(x.shape[1], like=x, positions=positions)
+        documents = None if positions is None else documents_of(positions)
+        x = x + self.attention(self.attention_norm(x), causal=True, rotary=rotary, documents=documents)
         states = self.mlp_norm(x)
         return x + self.down(F.silu(self.gate(states)) * self.up(states))
 
@@ -32,7 +34,8 @@ class Block(nn.Module):
 class Model(Chain):
     """Maps token ids (batch, length) to logits (batch, length, vocab_size); position t sees tokens up to t.
 
-    With ``targets`` (see ``sample_losses``), returns the loss of each sample, (batch,). Token embedding, blocks, norm,
+    With ``positions`` (see POSITIONS), rows are documents one after the other, and position t sees its own alone. With
+    ``targets`` (see ``sample_losses``), returns the loss of each sample, (batch,). Token embedding, blocks, norm,
     output projection (not tied to the embedding).
     """
 
@@ -48,7 +51,7 @@ class Model(Chain):
         self.apply(self.initialize)
 
     def segments(self) -> list[Segment]:
-        layers = [Segment((f"layers.{number}",), layer) for number, layer in enumerate(self.layers)]
+        layers = [Segment((f"layers.{number}",), layer, (POSITIONS,)) for number, layer in enumerate(self.layers)]
         return [Segment(("embedding",), self.embedding), *layers, Segment(("norm", "output"), self._head, (TARGETS,))]
 
     def _head(self, x: Tensor, targets: Tensor | None = None) -> Tensor:

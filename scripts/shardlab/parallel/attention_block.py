@@ -1,7 +1,7 @@
 """Attention to some of the keys, with the log-sum-exp of the scores, from which blocks are merged (see ring.py).
 
 Shapes: query, output (batch, heads, length, head_dim); key, value (batch, kv_heads, memory length, head_dim); bias
-(batch, 1, 1, memory length), added to the scores; lse (batch, heads, length).
+(batch, 1, 1 or length, memory length), added to the scores; lse (batch, heads, length).
 """
 
 import math

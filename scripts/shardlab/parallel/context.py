@@ -3,7 +3,8 @@
 Keys and values gathered, as for Llama 3 (Grattafiori et al., 2024, arXiv:2407.21783, section 3.3.2); heads exchanged
 for positions (DeepSpeed-Ulysses: Jacobs et al., 2023, arXiv:2309.14509); or keys and values passed around a ring (see
 ring.py). Shapes in this file: query (batch, heads, length, head_dim); key, value (batch, kv_heads, memory length,
-head_dim), with the lengths of a rank's parts; mask (batch, 1, 1, whole memory length) with True for keys that count.
+head_dim), with the lengths of a rank's parts; mask (batch, 1, 1, whole memory length) with True for keys that count;
+documents (batch, whole length): of causal attention, each position attends within its own.
 """
 
 import logging
@@ -34,7 +35,15 @@ all_gather_single_autograd = (
 
 
 def gathered(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool, split: SequenceSplit, group: Group
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    documents: Tensor | None = None,
+    split: SequenceSplit,
+    group: Group,
 ) -> Tensor:
     """Attend from this rank's positions to all keys, gathered; their gradients are reduced and scattered again."""
     parts = all_gather_single_autograd(torch.stack((key, value)).movedim(3, 0).contiguous(), 0, group)
@@ -46,12 +55,22 @@ def gathered(
     for number, piece in zip(split.pieces, query.chunk(len(split.pieces), 2), strict=True):
         end = (number + 1) * length  # later keys are masked: leave them out
         before = torch.ones(length, end, dtype=torch.bool, device=query.device).tril(end - length)
+        if documents is not None:
+            before = before & (documents[:, None, end - length : end, None] == documents[:, None, None, :end])
         outputs.append(attend(piece, keys[:, :, :end], values[:, :, :end], before))
     return torch.cat(outputs, 2)
 
 
 def ulysses(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool, split: SequenceSplit, group: Group
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    documents: Tensor | None = None,
+    split: SequenceSplit,
+    group: Group,
 ) -> Tensor:
     """Attend with some of the heads over whole sequences, between two all-to-all exchanges.
 
@@ -60,7 +79,8 @@ def ulysses(
     repeats = split.ranks // math.gcd(split.ranks, key.shape[1])
     memory = torch.stack((key, value)).repeat_interleave(repeats, 2)
     keys, values = to_heads(memory, split, group).unbind(0)
-    return to_positions(attend(to_heads(query, split, group), keys, values, mask, causal=causal), split, group)
+    mixed = attend(to_heads(query, split, group), keys, values, mask, causal=causal, documents=documents)
+    return to_positions(mixed, split, group)
 
 
 def to_heads(x: Tensor, split: SequenceSplit, group: Group) -> Tensor:

@@ -1,11 +1,11 @@
 """Context parallelism of transformers models, through the library's registries of attentions and of masks.
 
 A mask is made by the model's own rule (causal, windows, chunks) of the positions that this rank has in the whole
-sequence, and each layer attends by the library's own functions, to keys and values that come from all ranks. What the
-library calls its attention with (softcap, sinks) stays. The ring knows causal attention alone.
+sequence, or in the documents of a row, and each layer attends by the library's own functions, to keys and values that
+come from all ranks. What the library calls its attention with (softcap, sinks) stays. The ring knows causal attention
+alone.
 """
 
-import inspect
 import logging
 import math
 import sys
@@ -21,7 +21,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from shardlab.errors import UserError
 from shardlab.models._chain import INPUTS
-from shardlab.models._sequence import SequenceSplit
+from shardlab.models._sequence import POSITIONS, SequenceSplit, documents_of
+from shardlab.models.declared import arguments
 from shardlab.parallel.context import all_gather_single_autograd, to_heads, to_positions
 from shardlab.parallel.ring import ring
 from shardlab.patches.torch_modules import around_forward
@@ -48,7 +49,7 @@ def check(run: Run, model: Any) -> None:
             f"model {name} does not attend through the library's registry of attentions, so its sequences cannot be "
             "split; leave out cp."
         )
-    if "position_ids" not in _arguments(model):
+    if "position_ids" not in arguments(model):
         raise UserError(f"model {name} takes no position_ids, so its sequences cannot be split; leave out cp.")
     heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
     if run.options.context == "ulysses" and isinstance(heads, int) and heads % parts:
@@ -63,6 +64,7 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: dist.Process
     kind = f"shardlab_{name}"
     whole = name == "ulysses"
     attend = {"gather": _gathered, "ulysses": _ulysses, "ring": _ring}[name]
+    row = SimpleNamespace(positions=None)  # of the documents of the forward pass that is making its masks
 
     # By the library's names, under which some models give them.
     def attention(
@@ -71,7 +73,7 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: dist.Process
         return attend(_Call(module, query, key, value, attention_mask, options), split, group)
 
     def mask(batch_size: int, q_length: int, kv_length: int, *, mask_function: Any, **options: Any) -> Tensor | None:
-        device = options.get("device", "cpu")
+        device, positions = options.get("device", "cpu"), row.positions
         keys = torch.arange(q_length * split.ranks, device=device)
         queries = keys if whole else split.positions(q_length, keys.device)
         rows = torch.arange(batch_size, device=device).view(-1, 1, 1, 1)
@@ -81,8 +83,13 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: dist.Process
                 allowed = mask_function(rows, heads, some.view(1, 1, -1, 1), keys.view(1, 1, 1, -1))
                 if not torch.equal(allowed[0, 0], keys <= some.unsqueeze(1)):
                     raise UserError(f"{NO_RING} its layers have windows, chunks or other masks; {INSTEAD}")
-            return None
-        allowed = mask_function(rows, heads, queries.view(1, 1, -1, 1), keys.view(1, 1, 1, -1))
+            return None if positions is None else documents_of(positions)[:, None, None, :]
+        if positions is None:
+            allowed = mask_function(rows, heads, queries.view(1, 1, -1, 1), keys.view(1, 1, 1, -1))
+        else:
+            documents = documents_of(positions)
+            allowed = mask_function(rows, heads, positions[:, None, queries, None], positions[:, None, None, :])
+            allowed = allowed & (documents[:, None, queries, None] == documents[:, None, None, :])
         return allowed.expand(batch_size, -1, len(queries), len(keys))
 
     AttentionInterface.register(kind, attention)
@@ -90,23 +97,24 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: dist.Process
     for module in model.modules():
         if (config := getattr(module, "config", None)) is not None and hasattr(config, "_attn_implementation"):
             config._attn_implementation = kind
-    around_forward(model, lambda forward: _at_positions(forward, split))
+    around_forward(model, lambda forward: _at_positions(forward, split, row))
     log.info("Applied context parallelism (%s) to the library's attention, mesh cp=%d", name, split.ranks)
 
 
-def _arguments(model: nn.Module) -> tuple[str, ...]:
-    """Return the arguments of the library's own forward."""
-    kind: Any = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
-    return tuple(inspect.signature(kind.forward).parameters)
+def _at_positions(forward: Callable[..., Any], split: SequenceSplit, row: SimpleNamespace) -> Callable[..., Any]:
+    """Return a forward that says at which positions of the whole sequence, or of their documents, its inputs are.
 
-
-def _at_positions(forward: Callable[..., Any], split: SequenceSplit) -> Callable[..., Any]:
-    """Return a forward that says at which positions of the whole sequence its inputs are."""
+    ``row`` gets the whole rows' ``positions`` in their documents.
+    """
 
     def at_positions(model: nn.Module, *inputs: Tensor, **named: Any) -> Any:
         tokens = named.get(INPUTS, inputs[0])
         rows, length = tokens.shape[:2]
-        positions = split.positions(length, tokens.device).expand(rows, -1)
+        row.positions = named.pop(POSITIONS, None)
+        if row.positions is None:
+            positions = split.positions(length, tokens.device).expand(rows, -1)
+        else:
+            positions = split.part(row.positions, 1)
         # Of the whole length: without a mask, the jump from head to tail is taken for the begin of another sample.
         ones = torch.ones(rows, length * split.ranks, dtype=torch.long, device=tokens.device)
         return forward(model, *inputs, **named, mask=ones, position_ids=positions)
@@ -154,7 +162,8 @@ def _ring(call: _Call, split: SequenceSplit, group: dist.ProcessGroup) -> Any:
         raise UserError(f"{NO_RING} its attention has dropout, or keys and values of different sizes; {INSTEAD}")
     width = query.shape[-1]
     scaled = query * (options["scaling"] * math.sqrt(width)) if options.get("scaling") else query
-    mixed = ring(scaled, key, value, None, causal=True, split=split, group=group)
+    documents = None if call.mask is None else call.mask[:, 0, 0]  # see ``apply``
+    mixed = ring(scaled, key, value, None, causal=True, documents=documents, split=split, group=group)
     return mixed.transpose(1, 2).contiguous(), None
 
 

@@ -26,11 +26,14 @@ def ring(
     mask: Tensor | None,
     *,
     causal: bool,
+    documents: Tensor | None = None,
     split: SequenceSplit,
     group: dist.ProcessGroup,
 ) -> Tensor:
     """Attend from this rank's positions to all keys, of which it holds one rank's at a time."""
-    attended: Tensor = _Ring.apply(query, key, value, mask, causal, split, group)  # type: ignore[no-untyped-call]
+    attended: Tensor = _Ring.apply(  # type: ignore[no-untyped-call]
+        query, key, value, mask, documents, causal, split, group
+    )
     return attended
 
 
@@ -93,32 +96,32 @@ class _Ring(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
+        documents: Tensor | None,
         causal: bool,
         split: SequenceSplit,
         group: dist.ProcessGroup,
     ) -> Tensor:
-        masks = _masks(mask, split, query.dtype)
         for source, memory in _around(torch.stack((key, value)), split, group):
             if block := _block(split, source, key.shape[2], causal):
                 keys, values = memory[:, :, :, block.keys].unbind(0)
+                bias = _bias(mask, documents, split, source, block, query.dtype)
                 found, weight = attention_block.forward(
-                    query[:, :, block.rows], keys, values, masks[source], causal=block.causal
+                    query[:, :, block.rows], keys, values, bias, causal=block.causal
                 )
                 if source == split.rank:
                     output, lse = found.to(weight.dtype), weight.contiguous()
                 else:
                     _merge(output[:, :, block.rows], lse[:, :, block.rows], found, weight)
         output = output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, lse, *([] if mask is None else [mask]))
+        ctx.save_for_backward(query, key, value, output, lse, mask, documents)
         ctx.causal, ctx.split, ctx.group = causal, split, group
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        query, key, value, output, lse, *mask = ctx.saved_tensors
+        query, key, value, output, lse, mask, documents = ctx.saved_tensors
         causal, split, group = ctx.causal, ctx.split, ctx.group
         memory = torch.stack((key, value))
-        masks = _masks(mask[0] if mask else None, split, query.dtype)
         of_query = torch.zeros_like(query, dtype=lse.dtype)
         # The gradients of keys and values travel with them, and are complete when they are home again.
         of_memory, travelling = torch.zeros_like(memory, dtype=lse.dtype), None
@@ -128,7 +131,8 @@ class _Ring(torch.autograd.Function):
                 keys, values = passed[:, :, :, block.keys].unbind(0)
                 at = slice(None), slice(None), block.rows
                 own = gradient[at], query[at], output[at], lse[at]
-                added = attention_block.backward(*own, keys, values, bias=masks[source], causal=block.causal)
+                bias = _bias(mask, documents, split, source, block, query.dtype)
+                added = attention_block.backward(*own, keys, values, bias=bias, causal=block.causal)
             if travelling:
                 of_memory = travelling.arrived()
             if block and added:
@@ -137,7 +141,7 @@ class _Ring(torch.autograd.Function):
                 of_memory[1][:, :, block.keys] += added[2]
             travelling = _Passing(of_memory, GRADIENTS, split, group)
         of_key, of_value = travelling.arrived().to(key.dtype).unbind(0) if travelling else of_memory.unbind(0)
-        return of_query.to(query.dtype), of_key, of_value, None, None, None, None
+        return of_query.to(query.dtype), of_key, of_value, None, None, None, None, None
 
 
 def _merge(output: Tensor, lse: Tensor, found: Tensor, weight: Tensor) -> None:
@@ -147,12 +151,25 @@ def _merge(output: Tensor, lse: Tensor, found: Tensor, weight: Tensor) -> None:
     lse.copy_(total)
 
 
-def _masks(mask: Tensor | None, split: SequenceSplit, dtype: torch.dtype) -> list[Tensor | None]:
-    """Return what is added to the scores of each rank's keys: (batch, 1, 1, part), 0 or a very negative number.
+def _bias(
+    mask: Tensor | None,
+    documents: Tensor | None,
+    split: SequenceSplit,
+    source: int,
+    block: _Block,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """Return what is added to the scores of a block: (batch, 1, 1 or rows, keys), 0 or a very negative number.
 
     Not -inf, whose differences are not numbers where a whole block is masked.
     """
-    if mask is None:
-        return [None] * split.ranks
-    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, attention_block.MASKED)
-    return [*split.parts(bias, -1)]
+    if documents is not None:
+        parts = split.parts(documents, 1)
+        rows, keys = parts[split.rank][:, block.rows], parts[source][:, block.keys]
+        counted = rows[:, None, :, None] == keys[:, None, None, :]
+    elif mask is not None:
+        counted = split.parts(mask, -1)[source]
+    else:
+        return None
+    bias = torch.zeros(counted.shape, dtype=dtype, device=counted.device)
+    return bias.masked_fill(~counted, attention_block.MASKED)

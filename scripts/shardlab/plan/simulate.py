@@ -145,7 +145,7 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         )
         # Each rank reads the seed of its masks from a tensor, and a fake tensor has no value.
         stack.enter_context(mock.patch("shardlab.parallel.tensor.drawn", return_value=0))
-        if run.model.folder:
+        if run.model.folder and not task.packed:
             stack.enter_context(transformers_masks.no_packed_samples())
         if crowded:
             stack.enter_context(fake_ranks.all_tokens_here(run.model.args["top_k"]))

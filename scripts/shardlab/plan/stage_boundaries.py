@@ -59,7 +59,7 @@ def attend_to_shapes(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """Replace the model's attention by nothing; return a list to which each call appends its query and its key."""
     calls: list[tuple[Tensor, Tensor]] = []
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool) -> Tensor:
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         calls.append((query, key))
         return query
 

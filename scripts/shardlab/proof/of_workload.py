@@ -18,6 +18,7 @@ from shardlab.files import write_json
 from shardlab.proof import proof_table, tiny_config
 from shardlab.proof.prove import Proof, prove
 from shardlab.proof.tiny_runs import Written, tiny_run
+from shardlab.runtime.tasks import is_packed
 from shardlab.settings import code_fingerprint, load, proven
 from shardlab.settings.types import Run, Strategy
 
@@ -40,24 +41,28 @@ def check(run: Run, names: Iterable[str], kept: Path, tensor_parts: int = 1) -> 
     except UserError as error:
         reason = f"no tiny model of {run.model.name} could be made: {str(error).rstrip('.')}"
         proofs = [Proof(name, "failed", reason) for name in strategies]
+    packed = is_packed(run.task)
     equal = [proof.strategy for proof in proofs if proof.verdict == "equal"]
     refused = {
-        proof.strategy: _why(proof, equal)
+        proof.strategy: _why(proof, equal, packed=packed)
         for proof in proofs
         if proof.verdict in ("differs", "refused")
-        or (proof.verdict == "failed" and _is_adapted(strategies[proof.strategy]))
+        or (proof.verdict == "failed" and (packed or _is_adapted(strategies[proof.strategy])))
     }
     write_json(kept, {"proofs": known, proven.REFUSED: refused})
     return proofs
 
 
-def _why(proof: Proof, equal: list[str]) -> str:
-    """Return why a strategy must not train."""
+def _why(proof: Proof, equal: list[str], *, packed: bool) -> str:
+    """Return why a strategy must not train; ``packed``: rows of several documents."""
     if proof.verdict == "refused":
         return proof.reason
     use = proof_table.remedy(proof.strategy, equal)
+    if packed and not equal:
+        use = "use task language_modelling, or a model that tells the documents of a row apart"
     if proof.verdict == "differs":
-        return f"at tiny sizes a step is not that of one process: {proof.reason}; {use}."
+        one = "its documents one at a time" if packed else "one process"
+        return f"at tiny sizes a step is not that of {one}: {proof.reason}; {use}."
     return f"it could not be proven at tiny sizes ({proof.reason}); {use}."
 
 
@@ -66,7 +71,7 @@ def _proofs(
 ) -> Iterator[Proof]:
     """Yield the proof of each strategy, a known one or new; new ones are added to the known."""
     assert run.model.folder is not None
-    written = Written(run.model.blocks, run.model.tensor)
+    written = Written(run.model.blocks, run.model.tensor, run.task)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         tiny_config.write(tiny_config.read(Path(run.model.folder), run.model.args), folder, tensor_parts)

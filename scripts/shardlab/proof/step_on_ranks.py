@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardlab import models, parallel
+from shardlab.models._sequence import POSITIONS, documents_of
 from shardlab.models.weights import materialize, save
 from shardlab.proof.tiny_runs import arrays
 from shardlab.runtime import distributed, optimizers, tasks
@@ -49,7 +50,11 @@ def one_process(run: Run, folder: Path) -> None:
     task = _task(run, folder)
     micro = task.micro_batch("train", np.arange(run.recipe.global_batch_size))
     model.train()
-    loss = task.counted_loss(task.outputs(model, micro.batch), micro) / task.targets_in(micro.batch)
+    if task.packed:
+        total = _one_document_at_a_time(model, micro.batch)
+    else:
+        total = task.counted_loss(task.outputs(model, micro.batch), micro)
+    loss = total / task.targets_in(micro.batch)
     loss.backward()  # type: ignore[no-untyped-call]
     parameters = {name: value for name, value in models.state(model).items() if value.requires_grad}
     gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in parameters.items()}
@@ -67,6 +72,17 @@ def one_process(run: Run, folder: Path) -> None:
     expected |= {GRADIENT + name: gradient for name, gradient in gradients.items()}
     expected |= {UPDATED + name: (value - before[name]).detach() for name, value in parameters.items()}
     save_file({name: value.contiguous() for name, value in expected.items()}, folder / EXPECTED)
+
+
+def _one_document_at_a_time(model: nn.Module, batch: tasks.Batch) -> Tensor:
+    """Return the loss of packed rows, summed over their targets, of a model that is given no positions."""
+    losses = []
+    for row, documents in enumerate(documents_of(batch[POSITIONS])):
+        for number in documents.unique():
+            inputs, targets = (batch[name][row : row + 1, documents == number] for name in ("inputs", "targets"))
+            if (targets != tasks.IGNORE).any():
+                losses.append(tasks.token_loss(model(inputs), targets))
+    return torch.stack(losses).sum()
 
 
 class RankStep(NamedTuple):
@@ -125,7 +141,7 @@ def _largest(value: Tensor) -> float:
 
 def _task(run: Run, folder: Path) -> tasks.Task:
     task = tasks.task_for(run, folder, torch.device("cpu"))
-    task.pretend(arrays())
+    task.pretend(arrays(packed=task.packed))
     return task
 
 

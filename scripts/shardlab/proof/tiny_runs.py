@@ -28,10 +28,11 @@ NAME = "model"
 
 
 class Written(NamedTuple):
-    """What a workload's file says of a transformers model, instead of what the library declares."""
+    """What a workload's file says of a transformers model, besides what the library declares."""
 
     blocks: list[str]
     tensor: dict[str, str]
+    task: str = "language_modelling"
 
 
 NOTHING = Written([], {})
@@ -47,7 +48,7 @@ def tiny_run(folder: Path, strategy_name: str, strategy: Strategy | None = None,
     config = check(Config, {"site": "local", "site_settings": SITE, "container": False, "recipe": RECIPE}, "config")
     workload = Workload(
         model=f"hf:{folder}",
-        task="language_modelling",
+        task=written.task,
         blocks=written.blocks,
         tensor=written.tensor,
         data={"embedded": DataSource(name=NAME, reader="package_source")},
@@ -56,7 +57,14 @@ def tiny_run(folder: Path, strategy_name: str, strategy: Strategy | None = None,
     return resolve.run(config, strategy_name, NAME, strategy=strategy, workload=workload)
 
 
-def arrays() -> Arrays:
-    """Return the prepared data: tokens (samples, length + 1)."""
-    tokens = np.random.default_rng(1).integers(LOWEST, VOCABULARY, (SAMPLES, LENGTH + 1))
-    return {"tokens": tokens.astype(np.int32)}
+def arrays(*, packed: bool = False) -> Arrays:
+    """Return the prepared data: tokens (samples, length + 1); ``packed``: rows of several documents, of which every
+    second token is a target.
+    """
+    tokens = np.random.default_rng(1).integers(LOWEST, VOCABULARY, (SAMPLES, LENGTH + 1)).astype(np.int32)
+    if not packed:
+        return {"tokens": tokens}
+    lengths = ([7, 9], [LENGTH], [3, 5, 8], [10, *[1] * (LENGTH - 10)])
+    positions = np.stack([np.concatenate([np.arange(length) for length in row]) for row in lengths])
+    targets = np.where(positions % 2, tokens[:, 1:], -100)
+    return {"inputs": tokens[:, :-1], "targets": targets.astype(np.int32), "positions": positions.astype(np.int32)}

@@ -13,7 +13,7 @@ from shardlab.settings.mesh import AXES, ParallelDims, divisors, divisors_of
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import SiteRuntime
-from shardlab.settings.types import Strategy, Workload
+from shardlab.settings.types import CAUSAL, Strategy, Workload
 from shardlab.settings.variants import ALONE, NEEDS
 
 TWO_STACKS = "two stacks of layers (encoder and decoder, with position biases of their own)"
@@ -85,7 +85,7 @@ def check_context(
         return
     if workload.is_two_stacks:
         raise Unsupported(f"{name} has {TWO_STACKS}, of which each attends to whole sequences; use ddp, fsdp or tp.")
-    if workload.context_sizes is None and not (workload.is_declared and workload.task == "language_modelling"):
+    if workload.context_sizes is None and not (workload.is_declared and workload.task in CAUSAL):
         raise Unsupported(
             f"workload {name} does not support cp; if its model attends through models/_layers.py and its task names "
             f"its `sequences`, set `context_sizes:` in config/workloads/{name}.yaml."

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError, choices
-from shardlab.settings.types import Model, Workload
+from shardlab.settings.types import CAUSAL, Model, Workload
 
 MODELS = Path("data/models")
 OF_TOKENS = re.compile(
     r"vocab_size|(pad|bos|eos|decoder_start)_token_id|n_positions|max_(\w+_)?position_embeddings|max_seq_len"
 )
 """Keys of a model's config.json that decide which tokens it takes."""
-TEXT_TASKS = ("language_modelling", "summarization")
+TEXT_TASKS = (*CAUSAL, "summarization")
 """Tasks whose data is encoded by the model's own tokenizer."""
 EXPORTED = ("llama", "vit", "moe")
 """The project's models that have a counterpart in transformers."""

@@ -140,7 +140,9 @@ after the other in one layer.
 """
 
 
-DECLARED = ("language_modelling", "classification")
+CAUSAL = ("language_modelling", "instruction_tuning")
+"""Tasks of decoders."""
+DECLARED = (*CAUSAL, "classification")
 """Tasks whose transformers models are one list of layers."""
 
 
@@ -177,7 +179,7 @@ class Workload(Strict):
     context_sizes: list[str] | None = Field(
         None,
         description="Data options that cp must divide (sequence_length); empty: sequences are filled up. null: cp is "
-        "not supported, but by transformers models of language_modelling.",
+        "not supported, but by decoders of transformers.",
     )
     experts: dict[str, str] = Field(
         default={},

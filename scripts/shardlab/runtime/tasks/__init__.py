@@ -21,7 +21,8 @@ from shardlab.data.text import SPECIAL
 from shardlab.errors import UserError
 from shardlab.models._chain import Chain
 from shardlab.models._losses import TARGETS
-from shardlab.models._sequence import SequenceSplit
+from shardlab.models._sequence import POSITIONS, SequenceSplit
+from shardlab.models.declared import arguments
 from shardlab.settings import registry
 from shardlab.settings.types import Run
 
@@ -58,12 +59,16 @@ class Task(ABC):
     metric_name = ""
     of_tokens = False
     """True if the loss is over tokens, so that a model can return it instead of logits (see ``token_loss``)."""
+    packed = False
+    """True if a row has several documents, so that the model must take their ``positions``."""
     sequences: ClassVar[dict[str, int]] = {}
     """Tensors of a batch (batch, length) that context parallelism splits, and the value of what fills up their length:
     tokens that no real token attends to, targets that do not count. Empty: not supported.
     """
-    whole_sequences: ClassVar[dict[str, bool]] = {}
-    """The same of those that are filled up, but not split: which keys count, for all ranks' keys."""
+    whole_sequences: ClassVar[dict[str, int]] = {}
+    """The same of those that are filled up, but not split: what a rank needs to know of all ranks' keys (which
+    count, which document each is of).
+    """
     at_first_position: ClassVar[dict[str, int]] = {}
     """Tensors of a batch (batch,) that belong to the first position of a sequence that the model makes of a sample (a
     class token's target), and their value on ranks with other positions: targets that do not count.
@@ -230,16 +235,25 @@ class Task(ABC):
         return tensor.to(self.device, non_blocking=True)
 
 
-def check_loss(run: Run, model: nn.Module) -> None:
-    """Check that the model can return losses, if the recipe needs them.
+def check_model(run: Run, model: nn.Module) -> None:
+    """Check that the model can return losses if the recipe needs them, and tell documents apart if the task packs them.
 
     Raises:
         UserError: it cannot.
     """
-    if run.recipe.loss_chunks == 1 or not _class(run.task).of_tokens:
-        return
-    segments = model.segments() if isinstance(model, Chain) else []
-    if not any(TARGETS in segment.takes for segment in segments):
+    task = _class(run.task)
+    takes = {name for segment in (model.segments() if isinstance(model, Chain) else []) for name in segment.takes}
+    if task.packed and run.model.folder and "position_ids" not in arguments(model):
+        raise UserError(
+            f"task {run.task} puts several documents into a row, and model {run.model.name} takes no position_ids that "
+            "would tell them apart; use task language_modelling."
+        )
+    if task.packed and not run.model.folder and POSITIONS not in takes:
+        raise UserError(
+            f"task {run.task} puts several documents into a row, which model {run.model.name} cannot tell apart; make "
+            f"the pieces of its chain that attend take `{POSITIONS}`, as llama's do."
+        )
+    if run.recipe.loss_chunks > 1 and task.of_tokens and TARGETS not in takes:
         raise UserError(
             f"recipe.loss_chunks: model {run.model.name} returns only logits; set it to 1, or make the last piece of "
             "its chain take `targets`, as llama's does."
@@ -276,6 +290,11 @@ def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, **op
         UserError: no task has this name.
     """
     return _class(name)(folder, dtype, device, **options)
+
+
+def is_packed(name: str) -> bool:
+    """Return whether a row of the task ``name`` has several documents."""
+    return _class(name).packed
 
 
 def _class(name: str) -> type[Task]:

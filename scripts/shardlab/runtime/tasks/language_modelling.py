@@ -29,7 +29,7 @@ class Task(tasks.Task):
     def inputs(self, batch: Batch) -> Inputs:
         return (batch["inputs"],), self.chunks(batch["targets"])
 
-    def targets_in(self, batch: Batch) -> int:
+    def targets_in(self, batch: Batch) -> Tensor | int:
         return batch["targets"].numel()
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
