@@ -32,7 +32,7 @@ from shardlab.models import without_numbers
 from shardlab.proof import tiny_config
 from shardlab.proof.prove import prove
 from shardlab.proof.step_on_ranks import GRADIENT, LOSS, Difference, differences
-from shardlab.proof.tiny_runs import arrays
+from shardlab.proof.tiny_runs import tokens
 from shardlab.proof.warm_ranks import Answer, Ranks, import_for_ranks
 
 TYPES = (
@@ -129,7 +129,7 @@ def one_process(folder: Path) -> dict[str, Tensor]:
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder)
-    return computed(model, torch.from_numpy(arrays()["tokens"]).long())
+    return computed(model, torch.from_numpy(tokens()).long())
 
 
 def compared(name: str, folder: Path, expected: Mapping[str, Tensor]) -> list[Difference]:
@@ -138,9 +138,9 @@ def compared(name: str, folder: Path, expected: Mapping[str, Tensor]) -> list[Di
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     trainer = THEIRS[name]
-    tokens = torch.from_numpy(arrays()["tokens"]).long()
+    whole = torch.from_numpy(tokens()).long()
     model = trainer.load(folder, numbers(trainer.dtype))
-    found = computed(model, tokens.chunk(size)[rank] if trainer.divides else tokens)
+    found = computed(model, whole.chunk(size)[rank] if trainer.divides else whole)
     if trainer.divides:
         dist.all_reduce(found[LOSS])
         found[LOSS] /= size

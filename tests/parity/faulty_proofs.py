@@ -1,9 +1,10 @@
 """Prove strategies on a tiny model, some of them with a fault: prints {case: [verdict, reason]} as JSON.
 
-    python faulty_proofs.py FOLDER RUN MIXED
+    python faulty_proofs.py FOLDER RUN MIXED OTHER...
 
 In a process of its own: it forks the ranks. FOLDER has the tiny model's config.json, RUN is a run.json of a model that
-tensor parallelism of the library trains wrongly, MIXED that of one that mixes the documents of a row.
+tensor parallelism of the library trains wrongly, MIXED that of one that mixes the documents of a row, OTHER that of a
+model that is no causal one.
 """
 
 import json
@@ -146,6 +147,10 @@ def main():
     found |= before_training(read_run(Path(sys.argv[2])), Path(sys.argv[2]).with_name("proofs.json"))
     mixed = read_run(Path(sys.argv[3]))
     found |= packed(Path(sys.argv[1]), mixed, Path(sys.argv[3]).with_name("packed.json"))
+    for other in map(Path, sys.argv[4:]):
+        run = read_run(other)
+        proofs = of_workload.check(run, ["fsdp", "tp", "pp"], other.with_suffix(".proofs"))
+        found |= {f"{run.task}_{proof.strategy}": [proof.verdict, proof.reason] for proof in proofs}
     print(json.dumps(found))
 
 

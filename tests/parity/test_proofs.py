@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import transformers
@@ -70,6 +71,11 @@ def proofs(tmp_path_factory):
     mixed = tiny_run(folder / "opt", "single", written=Written([], {}, "instruction_tuning"))
     (folder / "mixed.json").write_text(mixed.model_dump_json())
     files = [str(folder), str(folder / "run.json"), str(folder / "mixed.json")]
+    for task, config in (("summarization", transformers.T5Config), ("classification", transformers.ViTConfig)):
+        config().save_pretrained(folder / task)
+        other = tiny_run(folder / task, "single", written=Written([], {}, task))
+        files.append(str(folder / f"{task}.json"))
+        Path(files[-1]).write_text(other.model_dump_json())
     words = [sys.executable, str(ROOT / "tests/parity/faulty_proofs.py"), *files]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
@@ -97,6 +103,9 @@ def proofs(tmp_path_factory):
         ("alike", "differs", ""),
         ("again", "0", ""),
         *((f"packed_{name}", "equal", "") for name in ("single", "tp", "pp", "cp", "cp_ulysses", "cp_ring")),
+        *((f"{task}_{name}", "equal", "") for task in ("summarization", "classification") for name in ("fsdp", "tp")),
+        ("classification_pp", "equal", ""),
+        ("summarization_pp", "refused", "has two stacks of layers"),
         (
             "mixed",
             "differs",

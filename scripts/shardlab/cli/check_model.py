@@ -29,12 +29,15 @@ def main() -> int:
         # Imports take seconds.
         from shardlab.proof import proof_table, tiny_config
         from shardlab.proof.prove import prove
+        from shardlab.proof.tiny_runs import Written
 
         tiny = Path(scratch) / "tiny"
-        tiny_config.write(tiny_config.read(folder), tiny)
+        config = tiny_config.read(folder)
+        written = Written([], {}, tiny_config.task_of(config))
+        tiny_config.write(config, tiny)
         proofs = []
         print(proof_table.HEAD, flush=True)
-        for proof in prove(tiny, dict.fromkeys(names)):
+        for proof in prove(tiny, dict.fromkeys(names), written):
             proofs.append(proof)
             print(proof_table.line(proof), flush=True)
     print("\n".join(["", *proof_table.summary(proofs)]))

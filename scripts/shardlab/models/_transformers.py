@@ -43,7 +43,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         raise UserError(
             f"{folder}/config.json is missing; {remedy('download it from the hub', f'{folder}/download.json')}."
         )
-    args = {OURS.get(key, key): value for key, value in args.items()}
+    args = library_names(args)
     try:
         config, unknown = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, return_unused_kwargs=True, **args
@@ -79,6 +79,10 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     if task in DECLARED and len(lists := layer_lists(model)) == 1:
         as_chain(model, lists[0])
     return model  # type: ignore[no-any-return]
+
+
+def library_names(args: dict[str, Any]) -> dict[str, Any]:
+    return {OURS.get(key, key): value for key, value in args.items()}
 
 
 def _logits(names: tuple[str, ...], forward: Callable[..., Any]) -> Callable[..., Tensor]:

@@ -75,7 +75,11 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
 def _plain(reason: str, strategy: str, folder: Path) -> str:
     """Return a reason without the names of the tiny model's folder and workload."""
     shown = reason.removeprefix(f"{strategy} x {NAME}: ")
-    return shown.replace(f"model hf:{folder}", "the model").replace(f"workload {NAME} ", "it ")
+    return (
+        shown.replace(f"model hf:{folder}", "the model")
+        .replace(f"hf:{folder}", "the model")
+        .replace(f"workload {NAME} ", "it ")
+    )
 
 
 def judge(run: Run, answers: list[Answer]) -> Proof:

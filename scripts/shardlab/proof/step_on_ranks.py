@@ -141,7 +141,7 @@ def _largest(value: Tensor) -> float:
 
 def _task(run: Run, folder: Path) -> tasks.Task:
     task = tasks.task_for(run, folder, torch.device("cpu"))
-    task.pretend(arrays(packed=task.packed))
+    task.pretend(arrays(run))
     return task
 
 

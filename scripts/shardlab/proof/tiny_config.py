@@ -10,9 +10,10 @@ from typing import Any
 
 import transformers
 from transformers import PreTrainedConfig
+from transformers.models.auto import modeling_auto
 
 from shardlab.errors import UserError
-from shardlab.proof.tiny_runs import VOCABULARY
+from shardlab.proof.tiny_runs import PICTURE, VOCABULARY
 
 LAYERS, WIDTH, HEADS, GROUPS, HEAD, ROTARY, HIDDEN, EXPERTS = 4, 64, 4, 2, 16, 8, 96, 4
 WINDOW, POSITIONS = 5, 64
@@ -59,6 +60,8 @@ SIZES: list[tuple[str, int]] = [
     (r"num_nextn_predict_layers|num_mtp_modules|mtp_num_hidden_layers|num_nextn_layers|num_kv_shared_layers", 0),
     (r"hidden_size_per_layer_input|ple_embed_dim|hc_lowrank|heads_per_ngram", 16),
     (r"laurel_rank", 8),
+    (r"image_size", PICTURE),
+    (r"patch_size", PICTURE // 4),
 ]
 """Whole name of a key whose value is a positive number: its tiny value. The first match counts; 0 and none stay."""
 LAYER_INDICES = re.compile(r"\w*(layer|attn|attention)\w*(indices|idxs|ids)|global_attn_layers")
@@ -190,6 +193,14 @@ def write(config: Any, folder: Path, tensor_parts: int = 1) -> None:
     if getattr(config, "num_key_value_heads", None) in range(1, tensor_parts):
         config.num_key_value_heads = 1
     tiny(config).save_pretrained(folder)
+
+
+def task_of(config: PreTrainedConfig) -> str:
+    """Return the task that a type of model has here: what the library has a class for."""
+    if config.is_encoder_decoder:
+        return "summarization"
+    pictures = config.model_type in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+    return "classification" if pictures else "language_modelling"
 
 
 INCOMPLETE: dict[str, dict[str, Any]] = {

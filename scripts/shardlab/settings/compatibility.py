@@ -85,7 +85,9 @@ def check_context(
         return
     if workload.is_two_stacks:
         raise Unsupported(f"{name} has {TWO_STACKS}, of which each attends to whole sequences; use ddp, fsdp or tp.")
-    if workload.context_sizes is None and not (workload.is_declared and workload.task in CAUSAL):
+    if workload.is_declared and workload.task not in CAUSAL:
+        raise Unsupported(f"{name} has pictures, of which each is one short sequence; cp splits text; use fsdp or tp.")
+    if workload.context_sizes is None and not workload.is_declared:
         raise Unsupported(
             f"workload {name} does not support cp; if its model attends through models/_layers.py and its task names "
             f"its `sequences`, set `context_sizes:` in config/workloads/{name}.yaml."

@@ -5,7 +5,7 @@ train it.
 from pathlib import Path
 
 from shardlab.files import read_json
-from shardlab.settings.types import CAUSAL, Run
+from shardlab.settings.types import Run
 
 FILE = "proofs.json"
 REFUSED = "refused"
@@ -14,7 +14,7 @@ REFUSED = "refused"
 
 def needs_proof(run: Run) -> bool:
     """Return whether strategies are proven before they train a run's model."""
-    return run.model.folder is not None and run.task in CAUSAL
+    return run.model.folder is not None
 
 
 def refusals(workload: str) -> dict[str, str]:
