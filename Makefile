@@ -32,7 +32,7 @@ run-examples: .venv/run
 	  'workloads=[mlp,mnist,llama2,moe]' -- all
 	@echo && cat results/logs/summarize.log
 
-COLUMNS := ["mlp", "mnist", "xsum", "vit", "llama2", "moe", "hf_small", "moe@optimizer.name=muon"]
+COLUMNS := ["mlp", "mnist", "xsum", "vit", "llama2", "moe", "hf_small", "instruct@size=lora", "moe@optimizer.name=muon"]
 # Compare every strategy on every workload with one device.
 # Writes the figures of the documents, and the README's picture.
 matrix: .venv/run

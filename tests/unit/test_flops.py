@@ -1,12 +1,16 @@
 """Floating-point operations of a step, compared with the published formula; peaks of devices."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from helpers.common import build, tiny_run
+from shardlab.data import encoders
 from shardlab.measure import flops
 from shardlab.runtime import tasks
+from shardlab.settings import load, resolve
 from shardlab.settings.devices import PEAKS, peak
 
 
@@ -26,6 +30,17 @@ def test_a_decoder_computes_what_the_formula_of_palm_says(tiny_data):
     assert found.step == tokens * (6 * matrices + attention)
     # Of length^2 pairs of positions, those above the diagonal are masked.
     assert found.step - found.causal == tokens * attention * (length - 1) / (2 * length)
+
+
+def test_a_model_of_transformers_computes_what_the_formula_says():
+    run = resolve.run(load.config({}), "single", "hf_small")
+    task = tasks.task_for(run, Path(), torch.device("cpu"))
+    task.pretend(encoders.blank(run.data, 3))
+    found = flops.count_flops(run, task, task.micro_batch("train", np.arange(3)))
+    # The output is the embedding, so that this counts.
+    matrices = sum(p.numel() for p in build(run).parameters() if p.dim() > 1)
+    length, heads, layers, head_dim = 64, 4, 2, 16
+    assert found.step == 3 * length * (6 * matrices + 12 * layers * heads * head_dim * length)
 
 
 def test_experts_compute_what_their_active_parameters_do(tiny_data):

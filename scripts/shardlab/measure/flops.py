@@ -1,5 +1,6 @@
 """Floating-point operations of a step, from shapes alone: what the model needs, without what a strategy repeats."""
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from shardlab import models
+from shardlab.patches import transformers_masks
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.types import Run
 
@@ -49,8 +51,10 @@ def count_flops(run: Run, task: Task, micro: MicroBatch) -> Flops | None:
     batch = {name: values.to("meta") for name, values in micro.batch.items()}
     batch = {name: values.float() if values.is_floating_point() else values for name, values in batch.items()}
     attention, counter = _Attention(), FlopCounterMode(display=False)
+    # What has no values cannot be searched for packed samples.
+    unread = transformers_masks.no_packed_samples() if run.model.folder else nullcontext()
     try:
-        with counter, attention:
+        with unread, counter, attention:
             task.outputs(model, batch)
     except (RuntimeError, NotImplementedError):
         return None
