@@ -27,6 +27,7 @@ OPTIMIZERS = {
 IMPLEMENTED = {"optimizer", "lr_schedule", "epochs", "max_steps", "global_batch_size", "max_grad_norm", "dtype"}
 NOT_IMPLEMENTED = {
     "gradient_accumulation_steps": 1,
+    "label_smoothing": 0.0,
     "decay": "all",
     "groups": {},
     "freeze": [],

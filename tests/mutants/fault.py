@@ -11,7 +11,7 @@ ORDER, MESH, RATE = f"{S}data/order.py", f"{S}settings/mesh.py", f"{S}settings/l
 EVALUATION, RECIPE, MODELS = f"{S}train/evaluation.py", f"{S}settings/recipe.py", f"{S}models"
 STEP, SUMMARY, VERDICT = f"{S}train/step.py", f"{S}report/summary.py", f"{S}report/verdict.py"
 OPTIMIZERS = f"{S}runtime/optimizers.py"
-LORA = f"{S}models/lora.py"
+LORA, LOSSES = f"{S}models/lora.py", f"{S}models/_losses.py"
 LOOP = f"{S}train/loop.py"
 
 ACCUMULATED = (
@@ -19,6 +19,9 @@ ACCUMULATED = (
     "_lr_schedule=-name-constant-warmup_steps-3-"
 )
 """The recipe with accumulation and clipping in the parity suite's names."""
+
+PLAIN_SGD = "optimizer=-name-sgd-learning_rate-0.1-_loss_chunks=2_label_smoothing=0.2"
+"""The recipe with label smoothing, of losses in chunks, there."""
 
 GROUPED = (
     "optimizer=-name-sgd-learning_rate-0.1-momentum-0.8-nesterov-True-weight_decay-0.2-_decay=matrices_groups=-layers.0-"

@@ -10,7 +10,7 @@ from shardlab.errors import Unsupported
 from shardlab.settings import load
 
 ALWAYS_CLIPPED = {"max_grad_norm": 0.01}
-PLAIN_SGD = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "loss_chunks": 2}
+PLAIN_SGD = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "loss_chunks": 2, "label_smoothing": 0.2}
 ACCUMULATED = {
     "gradient_accumulation_steps": 2,
     "length_buckets": True,
@@ -102,6 +102,10 @@ SGD += [compared(s, "moe", PLAIN_SGD) for s in EXPERTS]
 GROUPED = [compared(s, "llama2", GROUPS) for s in STRATEGIES]
 FROZEN = [compared(s, "llama2", FREEZE) for s in STRATEGIES]
 ADAPTERS = [compared(s, "llama2", ADAPTED) for s in STRATEGIES]
+# Vocabularies that ranks split.
+SMOOTHED = [Case("tp_loss", w, tuple(PLAIN_SGD.items())) for w in ("llama2", "xsum")]
+SMOOTHED += [Case(s, "llama2", (("label_smoothing", 0.2),)) for s in ("tp_loss", "pp")]
+SMOOTHED += [Case(s, "vit", (("label_smoothing", 0.2),)) for s in ("fsdp", "tp_sp")]
 MORE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
 MORE += [Case(s, "llama2", ranks=4) for s in ("ddp", "fsdp", "pp", "pp_gpipe")]
 MORE += [Case(s, "xsum", ranks=4) for s in ("pp", "tp", "tp_sp")]
@@ -127,7 +131,7 @@ HALF += [
 ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp", "pp")]
 CASES = [
     case
-    for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *GROUPED, *FROZEN, *ADAPTERS, *MORE, *COMPILE)
+    for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *GROUPED, *FROZEN, *ADAPTERS, *SMOOTHED, *MORE, *COMPILE)
     if supported(case)
 ]
 OTHERS = [c for c in MATRIX if c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
@@ -143,6 +147,7 @@ LONG += [case for case in COMPILE if case.strategy == "ddp" and dict(case.recipe
 # These differ from pp, fsdp and zero3 only in the schedule, the unit of sharding or the place of the state.
 LONG += [c for c in OTHERS if c.strategy in ("pp_gpipe", "fsdp_size", "zero3_offload")]
 LONG += [c for c in (*GROUPED, *FROZEN, *ADAPTERS) if c.strategy not in ("fsdp", "pp", "tp_sp", "zero1", "zero3")]
+LONG += [c for c in SMOOTHED if c.strategy not in ("fsdp", "tp_loss")]
 """Cases of the long form: four ranks wait for each other's cores, compilation takes long, and others cover the most."""
 
 

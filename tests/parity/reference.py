@@ -41,6 +41,7 @@ def train_network(network, settings, folder):
             value.requires_grad_(False)
     optimizer = make_optimizer(recipe["optimizer"], [*groups(recipe, network)])
     loss_of, length = TASKS[settings["task"]]
+    smoothed = loss_of if settings["task"] == "regression" else partial(loss_of, smoothing=recipe["label_smoothing"])
     count = length(splits["train"])
     per_epoch = math.ceil(count / recipe["global_batch_size"])
     total = min(recipe["epochs"] * per_epoch, recipe["max_steps"] or math.inf)
@@ -52,7 +53,7 @@ def train_network(network, settings, folder):
         epoch, place = divmod(number, per_epoch)
         order = np.random.default_rng((settings["seed"], epoch)).permutation(count)
         batch = order[place * recipe["global_batch_size"] :][: recipe["global_batch_size"]]
-        loss, targets = loss_of(network, splits["train"], batch, dtype)
+        loss, targets = smoothed(network, splits["train"], batch, dtype)
         optimizer.zero_grad()
         (loss / targets).backward()  # at once: accumulation must change nothing
         norm = clip_grad_norm_(network.parameters(), recipe["max_grad_norm"] or math.inf)
@@ -186,21 +187,26 @@ def regression(network, split, batch, dtype):
     return ((network(x) - y) ** 2).sum(), y.numel()
 
 
-def classification(network, split, batch, dtype):
+def entropy(chances, wanted, smoothing):
+    """Of logarithms of probabilities (..., classes) and numbers of classes: a part of each target is all classes."""
+    of_targets = chances.gather(-1, wanted[..., None].long()).sum()
+    return -(1 - smoothing) * of_targets - smoothing * chances.mean(-1).sum()
+
+
+def classification(network, split, batch, dtype, smoothing=0.0):
     images = split["images"][batch].to(dtype) / 127.5 - 1  # bytes to [-1, 1]
-    chances = network(images).log_softmax(-1)
-    return -sum(chances[row, label] for row, label in enumerate(split["labels"][batch])), len(batch)
+    return entropy(network(images).log_softmax(-1), split["labels"][batch], smoothing), len(batch)
 
 
-def language_modelling(network, split, batch, dtype):
+def language_modelling(network, split, batch, dtype, smoothing=0.0):
     tokens = split["tokens"][batch].long()
     outputs = network(tokens[:, :-1])
     logits, _, auxiliary = outputs if isinstance(outputs, tuple) else (outputs, None, torch.zeros(1))
-    loss = -logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).sum()
+    loss = entropy(logits.log_softmax(-1), tokens[:, 1:], smoothing)
     return loss + auxiliary.sum(), tokens[:, 1:].numel()
 
 
-def summarization(network, split, batch, dtype):
+def summarization(network, split, batch, dtype, smoothing=0.0):
     """One sample at a time, so that there is no padding."""
     total, targets = 0.0, 0
     for index in batch:
@@ -210,7 +216,7 @@ def summarization(network, split, batch, dtype):
         )
         mask = torch.ones_like(document, dtype=torch.bool)
         chances = network(document, summary[:, :-1], mask=mask).log_softmax(-1)
-        total = total - chances.gather(-1, summary[:, 1:, None]).sum()
+        total = total + entropy(chances, summary[:, 1:], smoothing)
         targets += summary.shape[1] - 1
     return total, targets
 

@@ -22,6 +22,7 @@ RECIPES = {
     },
     "xsum": {
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "betas": [0.8, 0.9], "weight_decay": 0.3},
+        "label_smoothing": 0.2,
         "decay": "matrices",
         "lr_schedule": {"name": "cosine", "warmup_steps": 2, "end": 0.1},
     },
@@ -35,6 +36,7 @@ RECIPES = {
             "amsgrad": True,
         },
         "lr_schedule": {"name": "linear", "end": 0.2},
+        "label_smoothing": 0.1,
         "freeze": ["patches", "layers.0.attention", "layers.*.mlp_norm.weight"],
     },
     "llama2": {
@@ -49,6 +51,8 @@ RECIPES = {
     },
     "moe": {
         "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": 0.2},
+        "label_smoothing": 0.3,
+        "loss_chunks": 3,
         "activation_checkpointing": "full",
     },
 }

@@ -121,6 +121,12 @@ def test_a_batch_has_samples_for_all_ranks_and_micro_batches(recipe, sentence):
     resolve.run(load.config({"recipe": recipe}), "ddp", "mlp")
 
 
+def test_a_task_without_classes_has_no_labels_to_smooth():
+    config = load.config({"recipe": {"label_smoothing": 0.1}})
+    with pytest.raises(UserError, match="label_smoothing: task regression of workload mlp has no classes"):
+        resolve.run(config, "single", "mlp")
+
+
 def test_deepspeed_has_no_float64():
     with pytest.raises(Unsupported, match="float32"):
         resolved("zero1", recipe={"dtype": "float64"})

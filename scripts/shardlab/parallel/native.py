@@ -108,6 +108,7 @@ class NativeEngine:
         return True
 
     def train(self, mode: bool) -> None:
+        self.task.training = mode
         for model in self.models:
             model.train(mode)
 

@@ -195,6 +195,7 @@ class ZeroEngine:
         return torch.zeros_like(self.meta_state_dict[name], device=self.world.device)
 
     def train(self, mode: bool) -> None:
+        self.task.training = mode
         self.model.train(mode)
 
     def outputs(self, micro: MicroBatch) -> Outputs:

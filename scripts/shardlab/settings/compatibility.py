@@ -16,6 +16,8 @@ from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Strategy, Workload
 from shardlab.settings.variants import ALONE, NEEDS
 
+OF_CLASSES = ("classification", "language_modelling", "summarization")
+"""Tasks whose loss is a cross-entropy."""
 TWO_STACKS = "two stacks of layers (encoder and decoder, with position biases of their own)"
 
 
@@ -179,6 +181,15 @@ def check_workload(strategy: Strategy, name: str, workload: str) -> None:
         raise Unsupported(
             f"{strategy.script} trains only {choices(strategy.workloads)}; teach it {workload}, and add that to "
             f"workloads of {name} in config/strategies.yaml."
+        )
+
+
+def check_task(recipe: Recipe, workload: Workload, name: str) -> None:
+    """Check that the recipe's loss is one of the task."""
+    if recipe.label_smoothing and workload.task not in OF_CLASSES:
+        raise UserError(
+            f"recipe.label_smoothing: task {workload.task} of workload {name} has no classes to smooth labels over; "
+            f"set it to 0, or train workloads of {choices(OF_CLASSES)}."
         )
 
 

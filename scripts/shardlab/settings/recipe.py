@@ -156,6 +156,15 @@ class Recipe(Strict):
         description="Batch norm of data-parallel strategies uses the statistics of the samples of all ranks "
         "(torch.nn.SyncBatchNorm), as one device does, and not of each rank's own.",
     )
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Label smoothing of the training loss (torch.nn.functional.cross_entropy; Szegedy et al., 2016, "
+        "arXiv:1512.00567), over all classes or the whole vocabulary, also where ranks split it: each target is "
+        "1 - label_smoothing, plus label_smoothing spread evenly over all classes. Validation and test losses are "
+        "without it. Not for regression.",
+    )
     loss_chunks: PositiveInt = Field(
         1,
         description="Parts of the sequence for which logits and loss of text are computed one after the other, and "

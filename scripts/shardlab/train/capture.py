@@ -23,13 +23,14 @@ from torch import Tensor
 from shardlab import models
 from shardlab.files import write_text
 from shardlab.models import weights
+from shardlab.models._losses import IGNORE
 from shardlab.models._sequence import SequenceSplit
 from shardlab.parallel.native import NativeEngine, local, real
 from shardlab.records import manifest
 from shardlab.runtime import distributed
 from shardlab.runtime.batches import Step
 from shardlab.runtime.module_state import Snapshot
-from shardlab.runtime.tasks import IGNORE, MicroBatch
+from shardlab.runtime.tasks import MicroBatch
 from shardlab.settings.types import Run
 from shardlab.train import evaluation, loop
 from shardlab.train.module_outputs import ModuleOutputs
@@ -256,7 +257,8 @@ class _Recorder:
             positional, keywords = self.state.task.inputs(micro.batch)
             given = {str(place): value for place, value in enumerate(positional)} | keywords
             found |= {f"{number}/batch/{name}": value for name, value in micro.batch.items()}
-            found |= {f"{number}/input/{name}": value for name, value in given.items()}
+            tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+            found |= {f"{number}/input/{name}": value for name, value in tensors.items()}
         return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
 
     @contextmanager
