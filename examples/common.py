@@ -41,6 +41,7 @@ NOT_IMPLEMENTED = {
     "deterministic": False,
     "on_nonfinite": "stop",
     "keep_best": False,
+    "ema_decay": None,
 }
 """Settings of a recipe, and the only value that these examples know of each."""
 OF_OTHER_STAGES = {

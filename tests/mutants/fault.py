@@ -24,8 +24,8 @@ PLAIN_SGD = "optimizer=-name-sgd-learning_rate-0.1-_loss_chunks=2_label_smoothin
 """The recipe with label smoothing, of losses in chunks, there."""
 
 GROUPED = (
-    "optimizer=-name-sgd-learning_rate-0.1-momentum-0.8-nesterov-True-weight_decay-0.2-_decay=matrices_groups=-layers.0-"
-    "learning_rate_factor-0.5-output-weight_decay-0.4-"
+    "optimizer=-name-sgd-learning_rate-0.1-momentum-0.8-nesterov-True-weight_decay-0.2-_decay=matrices_ema_decay=0.7"
+    "_groups=-layers.0-learning_rate_factor-0.5-output-weight_decay-0.4-"
 )
 """The recipe with parameter groups in the parity suite's names."""
 FROZEN = (

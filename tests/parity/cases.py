@@ -22,6 +22,7 @@ ACCUMULATED |= {"lr_schedule": {"name": "constant", "warmup_steps": 3}}
 GROUPS = {
     "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.8, "nesterov": True, "weight_decay": 0.2},
     "decay": "matrices",
+    "ema_decay": 0.7,
     "groups": {"layers.0": {"learning_rate_factor": 0.5}, "output": {"weight_decay": 0.4}},
 }
 FREEZE = GROUPS | {"groups": {}, "freeze": ["embedding", "layers.0", "layers.*.mlp_norm"]}

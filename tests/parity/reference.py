@@ -4,6 +4,7 @@ It imports nothing of the project but the plain models: what every strategy shar
 by the targets, the schedule, the optimizer's arguments, the splits) is written down here a second time.
 """
 
+import copy
 import math
 import re
 from functools import partial
@@ -46,6 +47,7 @@ def train_network(network, settings, folder):
     per_epoch = math.ceil(count / recipe["global_batch_size"])
     total = min(recipe["epochs"] * per_epoch, recipe["max_steps"] or math.inf)
     steps, validations, best = [], [], math.nan
+    average = {name: value.detach().clone() for name, value in network.named_parameters() if value.requires_grad}
     network.train()
     loads = []
     network.register_forward_hook(lambda *call: loads.append(call[2][1]) if isinstance(call[2], tuple) else None)
@@ -61,6 +63,9 @@ def train_network(network, settings, folder):
         for group in optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         optimizer.step()
+        for name, value in average.items():
+            decay = recipe["ema_decay"] or 0.0
+            average[name] = decay * value + (1 - decay) * network.get_parameter(name).detach()
         if loads:
             move_biases(network, loads.pop(), model["args"]["bias_rate"])
         steps.append({"loss": loss.item() / targets, "grad_norm": float(norm), "learning_rate": rate})
@@ -70,7 +75,10 @@ def train_network(network, settings, folder):
             if validations[-1] == min(validations):
                 best = mean_loss(network, loss_of, splits["test"], length, dtype)
     test = mean_loss(network, loss_of, splits["test"], length, dtype)
-    return {"steps": steps, "validations": validations, "test": test, "best": best, "network": network}
+    averaged = copy.deepcopy(network)
+    averaged.load_state_dict(average, strict=False)
+    ema = mean_loss(averaged, loss_of, splits["test"], length, dtype)
+    return {"steps": steps, "validations": validations, "test": test, "best": best, "ema": ema, "network": network}
 
 
 def adapt(network, weights, adapter):

@@ -10,6 +10,7 @@ from shardlab.train.evaluation import evaluate_whole
 
 TOLERANCE = 1e-12
 EVERYTHING = {"max_steps": None, "epochs": 3, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "keep_best": True}
+EVERYTHING["ema_decay"] = 0.7
 RECIPES = {
     "mlp": {
         "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.8, "nesterov": True, "weight_decay": 0.2},
@@ -88,5 +89,6 @@ def test_single_equals_a_plain_loop(name, tiny_data, tmp_path):
     assert validations == near(expected["validations"])
     assert evaluate_whole(run, data, tmp_path / "model.safetensors").loss == near(expected["test"])
     assert evaluate_whole(run, data, tmp_path / "best.safetensors").loss == near(expected["best"])
+    assert evaluate_whole(run, data, tmp_path / "ema.safetensors").loss == near(expected["ema"])
     if workload == "mlp":
         assert validations[-1] > min(validations), "the best weights are not the last"

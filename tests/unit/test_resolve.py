@@ -140,6 +140,11 @@ def test_bfloat16_has_the_products_of_bf16_and_deepspeed_refuses_it():
         resolved("zero1", recipe={"dtype": "bfloat16"})
 
 
+def test_an_average_needs_more_digits_than_bfloat16_has():
+    with pytest.raises(UserError, match="ema_decay: in dtype bfloat16 rounding leaves an average as it is"):
+        resolved("fsdp", recipe={"dtype": "bfloat16", "ema_decay": 0.9})
+
+
 def test_head_count_that_does_not_divide(monkeypatch):
     good = load.workload("llama2")
     small = good.sizes["small"]

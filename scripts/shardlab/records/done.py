@@ -9,6 +9,9 @@ from shardlab.files import sha256
 from shardlab.records.metrics import now
 from shardlab.records.reports import InitialReport, Report, TrainReport
 
+AVERAGED = "ema.safetensors"
+"""The averages of recipe.ema_decay, next to model.safetensors."""
+
 
 class Done(Report):
     """The file that Snakemake waits for, written last."""
@@ -54,7 +57,7 @@ def weights_digest(weights: Path, initial: InitialReport | None = None) -> str:
     again = remedy("train again", f"{weights.parent}.done", "-f")
     if report.exists():
         train = TrainReport.read(report, again)
-        if train.weights != digest:
+        if digest != (train.ema_weights if weights.name == AVERAGED else train.weights):
             raise UserError(f"{weights} has changed since the training wrote it (SHA-256 mismatch); {again}.")
         if initial and initial.weights != train.initial_weights:
             raise UserError(f"{weights} was trained from other initial weights than those there are now; {again}.")

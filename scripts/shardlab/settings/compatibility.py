@@ -205,6 +205,8 @@ def check_script(strategy: Strategy, name: str, recipe: Recipe, site: SiteRuntim
             f"{name} cannot evaluate sharded, as only its script knows how it divides the model; set recipe.evaluation "
             "to whole."
         )
+    if recipe.ema_decay is not None:
+        raise Unsupported(f"{name} leaves no average of its weights, as a script; set recipe.ema_decay to null.")
     if recipe.activation_checkpointing == "auto":
         return recipe.model_copy(update={"activation_checkpointing": "none"})
     return recipe

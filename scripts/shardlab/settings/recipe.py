@@ -211,9 +211,27 @@ class Recipe(Strict):
         description="whole: test loss from the whole weights on one device; sharded: under the run's own strategy, for "
         "models that do not fit one device: the initial weights are then not evaluated, nor metrics that need outputs.",
     )
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Also keep an exponential moving average of the trained weights: after each step, ema_decay times "
+        "the average plus the rest of the weights, from the initial weights on (null: none). It is saved as "
+        "ema.safetensors, and its test loss is in test.json and in the tables. It takes as much memory as the "
+        "parameters, in the optimizer's, and is divided among the ranks as these are. Buffers are not averaged.",
+    )
     keep_best: bool = Field(
         False, description="Also save best.safetensors, the weights with the lowest validation loss."
     )
+
+    @model_validator(mode="after")
+    def _averages(self) -> "Recipe":
+        if self.ema_decay is not None and self.dtype == "bfloat16":
+            raise ValueError(
+                "ema_decay: in dtype bfloat16 rounding leaves an average as it is; set dtype to float32, or ema_decay "
+                "to null"
+            )
+        return self
 
     @property
     def arithmetic(self) -> str:

@@ -31,6 +31,7 @@ from shardlab.runtime import distributed
 from shardlab.runtime.batches import Step
 from shardlab.runtime.module_state import Snapshot
 from shardlab.runtime.tasks import MicroBatch
+from shardlab.runtime.weight_average import EMA
 from shardlab.settings.types import Run
 from shardlab.train import evaluation, loop
 from shardlab.train.module_outputs import ModuleOutputs
@@ -179,7 +180,8 @@ class _Recorder:
     def save_state(self, name: str) -> None:
         """Write the optimizer's whole tensors, ``<parameter>//<key>``; a collective."""
         # DeepSpeed's whole tensors are in memory together: only on the rank that writes them.
-        own = {key: value for key, value in self.engine.optimizer_state(to_write=True).items() if value.dim()}
+        states = self.engine.optimizer_state(to_write=True).items()
+        own = {key: value for key, value in states if value.dim() and not key.endswith(f"/{EMA}")}
         keys = sorted({key.rpartition("/")[2] for keys in self.state.world.gather([*own]) for key in keys})
         names = [f"{name}//{key}" for name in self.names for key in keys]
         self.save(name, self._state(own, names), names)
