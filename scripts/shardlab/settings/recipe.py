@@ -215,10 +215,10 @@ class Recipe(Strict):
         None,
         gt=0,
         lt=1,
-        description="Also keep an exponential moving average of the trained weights: after each step, ema_decay times "
-        "the average plus the rest of the weights, from the initial weights on (null: none). It is saved as "
-        "ema.safetensors, and its test loss is in test.json and in the tables. It takes as much memory as the "
-        "parameters, in the optimizer's, and is divided among the ranks as these are. Buffers are not averaged.",
+        description="Also keep an exponential moving average of the trained weights (null: none): it starts as the "
+        "initial weights, and after each step it is ema_decay * average + (1 - ema_decay) * weights. It is saved as "
+        "ema.safetensors, and its test loss is in test.json and in the tables. It takes as much memory as the trained "
+        "parameters, counted as the optimizer's, and is divided among the ranks as they are. Buffers are not averaged.",
     )
     keep_best: bool = Field(
         False, description="Also save best.safetensors, the weights with the lowest validation loss."
