@@ -50,6 +50,7 @@ WORKLOADS = BASES | dict.fromkeys(
 BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 """Those of the others are what the library declares."""
 HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "max_grad_norm": 0.01}
+HARD["label_smoothing"] = 0.1
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
 RESUMED = [
     ("tp", "fsdp_tp", "mixtral"),
@@ -192,7 +193,7 @@ def folder(request, server, resolved, tmp_path_factory):
     for _, _, model in pairs:
         group.add(f"single-{model}-float64", resolved("single", model, dtype="float64"))
     for case in cases:
-        hard = {"max_grad_norm": HARD["max_grad_norm"]} if case.hard else {}
+        hard = {key: HARD[key] for key in ("max_grad_norm", "label_smoothing")} if case.hard else {}
         group.add(case.single, resolved("single", case.model, dtype=case.dtype, **hard))
     group.start(1)
     runs = {
