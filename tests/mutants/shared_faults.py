@@ -267,8 +267,8 @@ FAULTS = [
     Fault(
         "gradients are never cleared",
         NATIVE,
-        "        self._renew_copies()\n        self.zero_grad()\n",
-        "        self._renew_copies()\n",
+        "        self.average.update()\n        self.zero_grad()\n",
+        "        self.average.update()\n",
         reference("mlp"),
     ),
     Fault(
@@ -437,8 +437,8 @@ FAULTS = [
     Fault(
         "the verdict does not look at the validation loss",
         VERDICT,
-        '("rel_diff", "validation_rel_diff")',
-        '("rel_diff",)',
+        '"validation_rel_diff": "validation ", ',
+        "",
         SENTENCE,
     ),
     Fault(
