@@ -27,6 +27,7 @@ OPTIMIZERS = {
 IMPLEMENTED = {"optimizer", "lr_schedule", "epochs", "max_steps", "global_batch_size", "max_grad_norm", "dtype"}
 NOT_IMPLEMENTED = {
     "gradient_accumulation_steps": 1,
+    "label_smoothing": 0.0,
     "decay": "all",
     "groups": {},
     "freeze": [],
@@ -40,6 +41,7 @@ NOT_IMPLEMENTED = {
     "deterministic": False,
     "on_nonfinite": "stop",
     "keep_best": False,
+    "ema_decay": None,
 }
 """Settings of a recipe, and the only value that these examples know of each."""
 OF_OTHER_STAGES = {

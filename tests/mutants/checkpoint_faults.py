@@ -116,7 +116,7 @@ FAULTS = [
         "recipe.keep_last_checkpoints * one",
         ROOM,
     ),
-    Fault("no room for the optimizer", ATTEMPTS, "size * (1 + states + recipe.keep_best)", "size", ROOM),
+    Fault("no room for the optimizer", ATTEMPTS, "size * (1 + states + more)", "size", ROOM),
     Fault(
         "what is left of a run is the whole of it",
         f"{S}runs/run_status.py",

@@ -195,7 +195,7 @@ CAUSES = {
         "auxiliary loss by the tokens of a micro-batch (Megatron #2217)": "ddp moe",
         "auxiliary loss by the load of a part of the sequences (Megatron #5047)": "cp moe",
     },
-    "samples in the loss": {
+    "another loss of equal outputs": {
         "auxiliary loss of padding, too": "pp moe",
     },
     "load of experts": {

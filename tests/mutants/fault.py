@@ -12,7 +12,7 @@ EVALUATION, RECIPE, MODELS = f"{S}train/evaluation.py", f"{S}settings/recipe.py"
 STEP, SUMMARY, VERDICT = f"{S}train/step.py", f"{S}report/summary.py", f"{S}report/verdict.py"
 OPTIMIZERS = f"{S}runtime/optimizers.py"
 MUON = f"{S}runtime/muon.py"
-LORA = f"{S}models/lora.py"
+LORA, LOSSES = f"{S}models/lora.py", f"{S}models/_losses.py"
 LOOP = f"{S}train/loop.py"
 
 ACCUMULATED = (
@@ -21,9 +21,12 @@ ACCUMULATED = (
 )
 """The recipe with accumulation and clipping in the parity suite's names."""
 
+PLAIN_SGD = "optimizer=-name-sgd-learning_rate-0.1-_loss_chunks=2_label_smoothing=0.2"
+"""The recipe with label smoothing, of losses in chunks, there."""
+
 GROUPED = (
-    "optimizer=-name-sgd-learning_rate-0.1-momentum-0.8-nesterov-True-weight_decay-0.2-_decay=matrices_groups=-layers.0-"
-    "learning_rate_factor-0.5-output-weight_decay-0.4-"
+    "optimizer=-name-sgd-learning_rate-0.1-momentum-0.8-nesterov-True-weight_decay-0.2-_decay=matrices_ema_decay=0.7"
+    "_groups=-layers.0-learning_rate_factor-0.5-output-weight_decay-0.4-"
 )
 """The recipe with parameter groups in the parity suite's names."""
 FROZEN = (

@@ -10,7 +10,7 @@ from shardlab.errors import Unsupported
 from shardlab.settings import load
 
 ALWAYS_CLIPPED = {"max_grad_norm": 0.01}
-PLAIN_SGD = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "loss_chunks": 2}
+PLAIN_SGD = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "loss_chunks": 2, "label_smoothing": 0.2}
 ACCUMULATED = {
     "gradient_accumulation_steps": 2,
     "length_buckets": True,
@@ -22,6 +22,7 @@ ACCUMULATED |= {"lr_schedule": {"name": "constant", "warmup_steps": 3}}
 GROUPS = {
     "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.8, "nesterov": True, "weight_decay": 0.2},
     "decay": "matrices",
+    "ema_decay": 0.7,
     "groups": {"layers.0": {"learning_rate_factor": 0.5}, "output": {"weight_decay": 0.4}},
 }
 FREEZE = GROUPS | {"groups": {}, "freeze": ["embedding", "layers.0", "layers.*.mlp_norm"]}
@@ -111,6 +112,10 @@ ADAPTERS = [compared(s, "llama2", ADAPTED) for s in STRATEGIES]
 ADAPTERS += [compared(s, "instruct", ADAPTED) for s in ("ddp", "fsdp", "pp", "tp_sp", "cp", "fsdp_tp", "zero3")]
 MUON = [compared(s, "llama2", MATRICES) for s in STRATEGIES]
 MUON += [compared(s, "moe", MATRICES) for s in EXPERTS]
+# Vocabularies that ranks split.
+SMOOTHED = [Case("tp_loss", w, tuple(PLAIN_SGD.items())) for w in ("llama2", "xsum")]
+SMOOTHED += [Case(s, "llama2", (("label_smoothing", 0.2),)) for s in ("tp_loss", "pp")]
+SMOOTHED += [Case(s, "vit", (("label_smoothing", 0.2),)) for s in ("fsdp", "tp_sp")]
 MORE = [Case(s, "llama2", ranks=3) for s in ("ddp", "fsdp")]
 MORE += [Case(s, "llama2", ranks=4) for s in ("ddp", "fsdp", "pp", "pp_gpipe")]
 MORE += [Case(s, "xsum", ranks=4) for s in ("pp", "tp", "tp_sp")]
@@ -136,7 +141,7 @@ HALF += [
 ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp", "pp")]
 CASES = [
     case
-    for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *GROUPED, *FROZEN, *ADAPTERS, *MUON, *MORE, *COMPILE)
+    for case in (*MATRIX, *HARD, *SELECTIVE, *SGD, *GROUPED, *FROZEN, *ADAPTERS, *MUON, *SMOOTHED, *MORE, *COMPILE)
     if supported(case)
 ]
 OTHERS = [c for c in MATRIX if c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
@@ -155,6 +160,7 @@ LONG += [c for c in (*FROZEN, *ADAPTERS) if c.strategy not in ("pp", "tp_sp", "z
 LONG += [c for c in MUON if c.strategy not in ("fsdp", "tp_sp", "fsdp_ep")]
 # What packing could do wrong is in the model, or in how an axis splits it.
 LONG += [c for c in CASES if c.workload == "instruct" and (c.recipe or c.strategy not in ("fsdp", "pp", "tp_sp", "cp"))]
+LONG += [c for c in SMOOTHED if c.strategy not in ("fsdp", "tp_loss")]
 """Cases of the long form: four ranks wait for each other's cores, compilation takes long, and others cover the most."""
 
 

@@ -160,11 +160,16 @@ def differences(actual, single, run, data):
     )
     own, reference = test.expert_choices, expected_test.expert_choices
     flips, choices = count_flips(own, reference) if own else (0, 1)
+    average = {}
+    if run.recipe.ema_decay is not None:
+        ours, whole = (evaluation.evaluate_whole(run, data, each / "ema.safetensors") for each in (actual, single))
+        average = {"average": worst([ours.loss / whole.loss - 1])}
     return of_gradients(gradients, expected) | {
         "loss": worst(actual["loss"] / reference["loss"] - 1 for actual, reference in pairs),
         "norm": worst(actual["grad_norm"] / reference["grad_norm"] - 1 for actual, reference in pairs),
         "test": worst([test.loss / expected_test.loss - 1]),
         "flips": flips / choices,
+        **average,
     }
 
 
@@ -197,7 +202,7 @@ def outside(found, *, native):
     """
     tolerances = dict.fromkeys(found, 1e-10 if native else 5e-6)
     if not native:
-        tolerances |= {"test": 1e-4, "parameter": 1e-3, "flips": 1e-2}
+        tolerances |= {"test": 1e-4, "average": 1e-4, "parameter": 1e-3, "flips": 1e-2}
     return {name: value for name, value in found.items() if not value <= tolerances[name]}
 
 

@@ -4,6 +4,7 @@ It imports nothing of the project but the plain models: what every strategy shar
 by the targets, the schedule, the optimizer's arguments, the splits) is written down here a second time.
 """
 
+import copy
 import math
 import re
 from functools import partial
@@ -42,10 +43,12 @@ def train_network(network, settings, folder):
             value.requires_grad_(False)
     optimizer = make_optimizer(recipe["optimizer"], [*groups(recipe, network)])
     loss_of, length = TASKS[settings["task"]]
+    smoothed = loss_of if settings["task"] == "regression" else partial(loss_of, smoothing=recipe["label_smoothing"])
     count = length(splits["train"])
     per_epoch = math.ceil(count / recipe["global_batch_size"])
     total = min(recipe["epochs"] * per_epoch, recipe["max_steps"] or math.inf)
     steps, validations, best = [], [], math.nan
+    average = {name: value.detach().clone() for name, value in network.named_parameters() if value.requires_grad}
     network.train()
     loads = []
     network.register_forward_hook(lambda *call: loads.append(call[2][1]) if isinstance(call[2], tuple) else None)
@@ -53,7 +56,7 @@ def train_network(network, settings, folder):
         epoch, place = divmod(number, per_epoch)
         order = np.random.default_rng((settings["seed"], epoch)).permutation(count)
         batch = order[place * recipe["global_batch_size"] :][: recipe["global_batch_size"]]
-        loss, targets = loss_of(network, splits["train"], batch, dtype)
+        loss, targets = smoothed(network, splits["train"], batch, dtype)
         optimizer.zero_grad()
         (loss / targets).backward()  # at once: accumulation must change nothing
         norm = clip_grad_norm_(network.parameters(), recipe["max_grad_norm"] or math.inf)
@@ -61,6 +64,9 @@ def train_network(network, settings, folder):
         for group in optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         optimizer.step()
+        for name, value in average.items():
+            decay = recipe["ema_decay"] or 0.0
+            average[name] = decay * value + (1 - decay) * network.get_parameter(name).detach()
         if loads:
             move_biases(network, loads.pop(), model["args"]["bias_rate"])
         steps.append({"loss": loss.item() / targets, "grad_norm": float(norm), "learning_rate": rate})
@@ -70,7 +76,10 @@ def train_network(network, settings, folder):
             if validations[-1] == min(validations):
                 best = mean_loss(network, loss_of, splits["test"], length, dtype)
     test = mean_loss(network, loss_of, splits["test"], length, dtype)
-    return {"steps": steps, "validations": validations, "test": test, "best": best, "network": network}
+    averaged = copy.deepcopy(network)
+    averaged.load_state_dict(average, strict=False)
+    ema = mean_loss(averaged, loss_of, splits["test"], length, dtype)
+    return {"steps": steps, "validations": validations, "test": test, "best": best, "ema": ema, "network": network}
 
 
 def adapt(network, weights, adapter):
@@ -219,21 +228,26 @@ def regression(network, split, batch, dtype):
     return ((network(x) - y) ** 2).sum(), y.numel()
 
 
-def classification(network, split, batch, dtype):
+def entropy(chances, wanted, smoothing):
+    """Of logarithms of probabilities (..., classes) and numbers of classes: a part of each target is all classes."""
+    of_targets = chances.gather(-1, wanted[..., None].long()).sum()
+    return -(1 - smoothing) * of_targets - smoothing * chances.mean(-1).sum()
+
+
+def classification(network, split, batch, dtype, smoothing=0.0):
     images = split["images"][batch].to(dtype) / 127.5 - 1  # bytes to [-1, 1]
-    chances = network(images).log_softmax(-1)
-    return -sum(chances[row, label] for row, label in enumerate(split["labels"][batch])), len(batch)
+    return entropy(network(images).log_softmax(-1), split["labels"][batch], smoothing), len(batch)
 
 
-def language_modelling(network, split, batch, dtype):
+def language_modelling(network, split, batch, dtype, smoothing=0.0):
     tokens = split["tokens"][batch].long()
     outputs = network(tokens[:, :-1])
     logits, _, auxiliary = outputs if isinstance(outputs, tuple) else (outputs, None, torch.zeros(1))
-    loss = -logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).sum()
+    loss = entropy(logits.log_softmax(-1), tokens[:, 1:], smoothing)
     return loss + auxiliary.sum(), tokens[:, 1:].numel()
 
 
-def summarization(network, split, batch, dtype):
+def summarization(network, split, batch, dtype, smoothing=0.0):
     """One sample at a time, so that there is no padding."""
     total, targets = 0.0, 0
     for index in batch:
@@ -243,7 +257,7 @@ def summarization(network, split, batch, dtype):
         )
         mask = torch.ones_like(document, dtype=torch.bool)
         chances = network(document, summary[:, :-1], mask=mask).log_softmax(-1)
-        total = total - chances.gather(-1, summary[:, 1:, None]).sum()
+        total = total + entropy(chances, summary[:, 1:], smoothing)
         targets += summary.shape[1] - 1
     return total, targets
 

@@ -10,6 +10,7 @@ from shardlab.train.evaluation import evaluate_whole
 
 TOLERANCE = 1e-12
 EVERYTHING = {"max_steps": None, "epochs": 3, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "keep_best": True}
+EVERYTHING["ema_decay"] = 0.7
 RECIPES = {
     "mlp": {
         "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.8, "nesterov": True, "weight_decay": 0.2},
@@ -22,6 +23,7 @@ RECIPES = {
     },
     "xsum": {
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "betas": [0.8, 0.9], "weight_decay": 0.3},
+        "label_smoothing": 0.2,
         "decay": "matrices",
         "lr_schedule": {"name": "cosine", "warmup_steps": 2, "end": 0.1},
     },
@@ -35,6 +37,7 @@ RECIPES = {
             "amsgrad": True,
         },
         "lr_schedule": {"name": "linear", "end": 0.2},
+        "label_smoothing": 0.1,
         "freeze": ["patches", "layers.0.attention", "layers.*.mlp_norm.weight"],
     },
     "llama2": {
@@ -54,6 +57,8 @@ RECIPES = {
     },
     "moe": {
         "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": 0.2},
+        "label_smoothing": 0.3,
+        "loss_chunks": 3,
         "activation_checkpointing": "full",
     },
 }
@@ -95,5 +100,6 @@ def test_single_equals_a_plain_loop(name, tiny_data, tmp_path):
     assert validations == near(expected["validations"])
     assert evaluate_whole(run, data, tmp_path / "model.safetensors").loss == near(expected["test"])
     assert evaluate_whole(run, data, tmp_path / "best.safetensors").loss == near(expected["best"])
+    assert evaluate_whole(run, data, tmp_path / "ema.safetensors").loss == near(expected["ema"])
     if workload == "mlp":
         assert validations[-1] > min(validations), "the best weights are not the last"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import with_marks
+from cases import SPREAD_ONLY, with_marks
 from group import Group, bytes_by_theory, differences, outside, steps
 from safetensors.torch import load_file
 from transformers import ApertusConfig
@@ -53,6 +53,7 @@ PAIRS = {"rows": 300, "sequence_length": 64, "document_tokens": 40, "prompt": "{
 BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 """Those of the others are what the library declares."""
 HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "max_grad_norm": 0.01}
+HARD["label_smoothing"] = 0.1
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
 RESUMED = [
     ("tp", "fsdp_tp", "mixtral"),
@@ -102,7 +103,7 @@ class Case:
 
     @property
     def recipe_of_single(self):
-        return {key: value for key, value in self.recipe.items() if key in ("max_grad_norm", "optimizer", "adapter")}
+        return {key: value for key, value in self.recipe.items() if key not in SPREAD_ONLY}
 
 
 CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in BASES]

@@ -70,8 +70,9 @@ def test_the_room_that_a_run_needs(story, monkeypatch):
     recipe = {"checkpoint_interval_steps": 2, "keep_last_checkpoints": 2, "optimizer": {"name": "adamw"}}
     story.run = tiny_run("mlp", **recipe)
     story.folder.mkdir()
-    for needed, best in ((3 * 3000 + 1000, False), (3 * 4000 + 2000, True)):
-        story.run = tiny_run("mlp", keep_best=best, **recipe)
+    both = {"keep_best": True, "ema_decay": 0.9}
+    for needed, more in ((3 * 3000 + 1000, {}), (3 * 4000 + 2000, {"keep_best": True}), (3 * 5000 + 3000, both)):
+        story.run = tiny_run("mlp", **more, **recipe)
         for free in (needed, needed - 1):
             disk = namedtuple("Disk", "free")(free)
             monkeypatch.setattr(attempts.shutil, "disk_usage", lambda _, disk=disk: disk)

@@ -18,7 +18,7 @@ from shardlab.runs.run_status import next_action
 from shardlab.settings.types import read_run
 from shardlab.train import checkpoint, loop
 
-RUN = tiny_run("mlp", checkpoint_interval_steps=2)
+RUN = tiny_run("mlp", checkpoint_interval_steps=2, ema_decay=0.9)
 
 
 class Killed(BaseException):
@@ -154,7 +154,7 @@ def test_a_request_is_for_its_own_settings(project):
     assert project.job() == [], "the settings are those of the finished run again"
 
 
-@pytest.mark.parametrize("name", ["train.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["train.json", "model.safetensors", "ema.safetensors"])
 def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, monkeypatch, capsys, name):
     path, weights = project.output / name, (project.output / "model.safetensors").read_bytes()
     monkeypatch.setattr(snakemake_lock, "_held", [None])

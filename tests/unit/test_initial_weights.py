@@ -37,7 +37,7 @@ def report_of(run, weights):
 @pytest.fixture
 def initial(tmp_path):
     """Initial weights with their report, and their run."""
-    run, weights = tiny_run("mlp", max_steps=1), tmp_path / "init/mlp.safetensors"
+    run, weights = tiny_run("mlp", max_steps=1, ema_decay=0.9), tmp_path / "init/mlp.safetensors"
     weights.parent.mkdir()
     save_initial(run, weights)
     report_of(run, weights)
@@ -82,6 +82,12 @@ def test_every_program_that_starts_from_them_refuses_damaged_ones(initial, tiny_
         return json.loads(done.stdout.splitlines()[-1])
 
     assert said(train, evaluate, twins) == ["", "", ""]
+    test, train_report = (json.loads((folder / name).read_text()) for name in ("test.json", "train.json"))
+    assert test["ema_loss"] != test["loss"]
+    assert train_report["ema_weights"] == sha256(folder / "ema.safetensors")
+    damage(folder / "ema.safetensors")
+    (changed,) = said(evaluate)
+    assert "ema.safetensors has changed since the training wrote it (SHA-256 mismatch); train again" in changed
     damage(weights)
     refused = said(train, twins, capture)
     assert all(f"{weights} is damaged: its SHA-256 is not the one in" in error for error in refused), refused

@@ -121,6 +121,12 @@ def test_a_batch_has_samples_for_all_ranks_and_micro_batches(recipe, sentence):
     resolve.run(load.config({"recipe": recipe}), "ddp", "mlp")
 
 
+def test_a_task_without_classes_has_no_labels_to_smooth():
+    config = load.config({"recipe": {"label_smoothing": 0.1}})
+    with pytest.raises(UserError, match="label_smoothing: task regression of workload mlp has no classes"):
+        resolve.run(config, "single", "mlp")
+
+
 def test_deepspeed_has_no_float64():
     with pytest.raises(Unsupported, match="float32"):
         resolved("zero1", recipe={"dtype": "float64"})
@@ -132,6 +138,11 @@ def test_bfloat16_has_the_products_of_bf16_and_deepspeed_refuses_it():
     text = "zero1 cannot train in bfloat16: DeepSpeed keeps its optimizer in float32; set recipe.dtype to float32"
     with pytest.raises(UserError, match=text):
         resolved("zero1", recipe={"dtype": "bfloat16"})
+
+
+def test_an_average_needs_more_digits_than_bfloat16_has():
+    with pytest.raises(UserError, match="ema_decay: in dtype bfloat16 rounding leaves an average as it is"):
+        resolved("fsdp", recipe={"dtype": "bfloat16", "ema_decay": 0.9})
 
 
 def test_head_count_that_does_not_divide(monkeypatch):

@@ -361,6 +361,8 @@ def test_what_only_the_project_s_own_training_can_do_leaves_the_cell_empty():
         resolved(script=OWN, launcher="srun", tp=-1)
     with pytest.raises(Unsupported, match="cannot evaluate sharded"):
         resolved(script=OWN, recipe={"evaluation": "sharded"})
+    with pytest.raises(Unsupported, match=r"leaves no average of its weights.* set recipe.ema_decay to null"):
+        resolved(script=OWN, recipe={"ema_decay": 0.9})
 
 
 def test_degrees_are_the_number_of_ranks_and_nothing_more():

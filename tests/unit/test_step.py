@@ -13,14 +13,17 @@ from shardlab.train.step import train_step
 
 @pytest.mark.parametrize("where", ["loss", "gradient", "nowhere"])
 def test_a_skipped_step_changes_nothing(tiny_data, tmp_path, where):
-    """Neither weights nor the biases that balance experts."""
-    run = tiny_run("moe", on_nonfinite="skip")
+    """Neither weights, nor their average, nor the biases that balance experts."""
+    run = tiny_run("moe", on_nonfinite="skip", ema_decay=0.5)
     save_initial(run, tmp_path / "initial")
     state = loop.set_up(run, tiny_data / "moe", tmp_path / "initial", tmp_path, {}, loop.TrainOptions())
     engine = state.engine
+    for average in engine.average.tensors.values():
+        average.add_(1)
 
     def snapshot():
-        return {name: value.clone() for name, value in models.state(engine.models[0]).items()}
+        averages = {f"average of {name}": value.clone() for name, value in engine.average.tensors.items()}
+        return averages | {name: value.clone() for name, value in models.state(engine.models[0]).items()}
 
     def spoil(_, engine):
         if where == "gradient":

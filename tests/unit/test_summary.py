@@ -30,11 +30,13 @@ def table(
     tolerance=None,
     weights=None,
     choices=None,
+    averages=None,
     **losses,
 ):
     """One row per strategy on mlp; a loss of None: not finished. ``validation``: losses there, 1.0 if not named;
     ``first``: differences of the first steps; ``dtype``: precision of all rows; ``idle``: learned nothing;
-    ``weights``: difference of the farthest weight, and its tolerance; ``choices``: number of expert choices.
+    ``weights``: difference of the farthest weight, and its tolerance; ``choices``: number of expert choices;
+    ``averages``: test losses of averaged weights.
     """
     rows = [
         {
@@ -43,6 +45,7 @@ def table(
             "status": "missing" if loss is None else "done",
             "test_loss": loss,
             "validation_loss": None if loss is None else (validation or {}).get(name, 1.0),
+            "ema_test_loss": (averages or {}).get(name),
             "noise_floor": None if name == "single" else noise_floor,
             "first_rel_diff": (first or {}).get(name, 0.0),
             "first_tolerance": PRECISIONS[dtype].first_tolerance,
@@ -98,6 +101,17 @@ def test_a_sentence_names_some_of_thousands():
             {"single": 2.0, "ddp": 2.0, "validation": {"ddp": 1.1}},
             False,
             "Of 2 runs, 1 not equal to single: ddp x mlp (validation 1.0e-01).",
+        ),
+        (
+            {"single": 2.0, "ddp": 2.0, "averages": {"single": 4.0, "ddp": 4.0}},
+            True,
+            "All 2 runs are equal to single: first steps, validation loss, test loss and test loss of the averaged "
+            "weights.",
+        ),
+        (
+            {"single": 2.0, "ddp": 2.0, "averages": {"single": 4.0, "ddp": 4.4}},
+            False,
+            "Of 2 runs, 1 not equal to single: ddp x mlp (average 1.0e-01).",
         ),
         # The twins move by 1e-3, so 2e-3 may be rounding, and float64 tells; 2e-2 may not.
         (
@@ -325,6 +339,9 @@ def test_weights_are_judged_by_the_twins_of_the_same_weight(tmp_path):
     lines = summary_markdown.figures(table(single=2.0, ddp=2.0, weights={"ddp": (1.0, 5.0)}))
     assert lines["farthest weight"].tolist() == ["", "head.bias 1.0e+00, tolerance 5.0e+00"]
     assert "farthest weight" not in summary_markdown.figures(table(single=2.0))
+    averaged = summary_markdown.figures(table(single=2.0, ddp=2.0, averages={"single": 4.0, "ddp": 4.0}))
+    assert [*averaged["averaged weights"]] == ["4.000000"] * 2
+    assert "averaged weights" not in lines
 
 
 def test_the_page_begins_with_verdict_and_call_and_says_where_single_is_missing():

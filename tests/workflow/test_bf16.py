@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 
 pytestmark = pytest.mark.long  # a minute; each part of the verdict: tests/unit/test_low_precision.py
-CONFIG = ["--config", "workloads=[mlp]", "recipe={precision: bf16, gradient_accumulation_steps: 2, max_steps: 60}"]
+RECIPE = "recipe={precision: bf16, gradient_accumulation_steps: 2, max_steps: 60, ema_decay: 0.9}"
+CONFIG = ["--config", "workloads=[mlp]", RECIPE]
 
 
 def test_correct_strategies_are_not_unequal_and_a_lost_micro_batch_is(tree):
@@ -13,7 +14,11 @@ def test_correct_strategies_are_not_unequal_and_a_lost_micro_batch_is(tree):
     table = pd.read_csv(tree.path / "results/summary.csv").set_index("strategy")
     assert set(table.equality) <= {"equal", "rounding"}, table.equality
     assert (table.drop("single").first_rel_diff > 0).all(), "no strategy computes bit for bit what one device does"
-    assert "single in full precision" in (tree.path / "results/summary.md").read_text()
+    assert (table.ema_test_loss != table.test_loss).all()
+    assert table.ema_rel_diff.max() < 1e-2, table.ema_rel_diff
+    summary = (tree.path / "results/summary.md").read_text()
+    assert "single in full precision" in summary
+    assert "averaged weights" in summary
     # DeepSpeed #7967: the gradient of one micro-batch alone.
     zero = tree.path / "scripts/shardlab/parallel/zero.py"
     text, scale = zero.read_text(), "loss * (scale * self.run.recipe.gradient_accumulation_steps)"

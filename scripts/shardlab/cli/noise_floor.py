@@ -14,7 +14,7 @@ from shardlab.runtime import distributed
 from shardlab.settings import code_fingerprint, run_identity
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run, read_run
-from shardlab.train.evaluation import evaluate
+from shardlab.train.evaluation import evaluate, evaluate_average
 from shardlab.train.loop import train
 from shardlab.train.perturbed import move
 
@@ -67,10 +67,12 @@ def twin(run: Run, data: Path, initial: Path, single: Path) -> Twin:
         train(run, data, initial, folder, {})
         report = TrainReport.read(folder / "train.json", "train again")
         result = evaluate(run, data, folder / "model.safetensors")
+        average = evaluate_average(run, data, folder / "model.safetensors")
         differences = weights_difference(folder / "model.safetensors", single)
     return Twin(
         validation_loss=report.validation_loss,
         test_loss=result.loss,
+        ema_loss=average and average.loss,
         expert_choices=result.expert_choices,
         first_steps=report.first_steps,
         weights=differences,

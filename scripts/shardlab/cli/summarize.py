@@ -24,7 +24,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     table, left_out = summary.judged(args.config, args.results, args.tolerance)
-    write_text(args.results / "summary.csv", table.to_csv(index=False))
+    unused = summary.OF_AVERAGES if table.ema_test_loss.isna().all() else []
+    write_text(args.results / "summary.csv", table.drop(columns=unused).to_csv(index=False))
     write_text(args.results / "summary.md", summary_markdown.markdown(table, args.config, left_out))
     if args.config.sweep:
         write_text(args.results / sweep_table.FILE, sweep_table.table(table).to_csv(index=False))

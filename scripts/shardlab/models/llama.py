@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from shardlab.models._chain import Chain, Segment
 from shardlab.models._layers import Attention, Rotary, initialize
-from shardlab.models._losses import TARGETS, sample_losses
+from shardlab.models._losses import LOSS_ARGUMENTS, sample_losses
 from shardlab.models._sequence import POSITIONS, documents_of
 
 
@@ -52,8 +52,12 @@ class Model(Chain):
 
     def segments(self) -> list[Segment]:
         layers = [Segment((f"layers.{number}",), layer, (POSITIONS,)) for number, layer in enumerate(self.layers)]
-        return [Segment(("embedding",), self.embedding), *layers, Segment(("norm", "output"), self._head, (TARGETS,))]
+        return [
+            Segment(("embedding",), self.embedding),
+            *layers,
+            Segment(("norm", "output"), self._head, LOSS_ARGUMENTS),
+        ]
 
-    def _head(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+    def _head(self, x: Tensor, targets: Tensor | None = None, label_smoothing: float = 0.0) -> Tensor:
         x = self.norm(x)
-        return self.output(x) if targets is None else sample_losses(self.output, x, targets)
+        return self.output(x) if targets is None else sample_losses(self.output, x, targets, label_smoothing)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shardlab.models._chain import Chain, Segment
 from shardlab.models._experts import Experts, Router
 from shardlab.models._layers import Attention, Rotary, initialize
-from shardlab.models._losses import TARGETS, sample_losses
+from shardlab.models._losses import LOSS_ARGUMENTS, sample_losses
 
 
 class Block(nn.Module):
@@ -102,7 +102,11 @@ class Model(Chain):
         layers = [
             Segment((f"layers.{number}",), partial(self._layer, layer)) for number, layer in enumerate(self.layers)
         ]
-        return [Segment(("embedding",), self.embedding), *layers, Segment(("norm", "output"), self._head, (TARGETS,))]
+        return [
+            Segment(("embedding",), self.embedding),
+            *layers,
+            Segment(("norm", "output"), self._head, LOSS_ARGUMENTS),
+        ]
 
     def balance(self, load: Tensor) -> None:
         """Move the routers' biases by the load of a step over all ranks, (layers, experts)."""
@@ -123,10 +127,15 @@ class Model(Chain):
         return x, load, weighted if auxiliary is None else auxiliary + weighted
 
     def _head(
-        self, x: Tensor, load: Tensor, auxiliary: Tensor | None = None, targets: Tensor | None = None
+        self,
+        x: Tensor,
+        load: Tensor,
+        auxiliary: Tensor | None = None,
+        targets: Tensor | None = None,
+        label_smoothing: float = 0.0,
     ) -> Tensor | tuple[Tensor, ...]:
         x = self.norm(x)
-        result = self.output(x) if targets is None else sample_losses(self.output, x, targets)
+        result = self.output(x) if targets is None else sample_losses(self.output, x, targets, label_smoothing)
         if not self.training:
             return result
         return (result, load) if auxiliary is None else (result, load, auxiliary)

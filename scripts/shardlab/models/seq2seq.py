@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from shardlab.models._chain import Chain, Segment
 from shardlab.models._layers import Attention, EncoderBlock, initialize
-from shardlab.models._losses import TARGETS, sample_losses
+from shardlab.models._losses import LOSS_ARGUMENTS, sample_losses
 from shardlab.models._sequence import SequenceSplit
 
 MASK = ("mask",)
@@ -85,7 +85,7 @@ class Model(Chain):
             Segment((f"decoder.{n}",), partial(self._decode, block), MASK) for n, block in enumerate(self.decoder)
         ]
         first = Segment(("embedding", "document_positions", "summary_positions"), self._embed)
-        return [first, *encoder, *decoder, Segment(("decoder_norm", "output"), self._head, (TARGETS,))]
+        return [first, *encoder, *decoder, Segment(("decoder_norm", "output"), self._head, LOSS_ARGUMENTS)]
 
     def _embed(self, document: Tensor, summary: Tensor) -> tuple[Tensor, Tensor]:
         # Embed both sides here, so that the embedding belongs to one piece.
@@ -101,6 +101,6 @@ class Model(Chain):
     def _decode(self, block: nn.Module, memory: Tensor, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         return memory, block(x, memory, mask[:, None, None, :])
 
-    def _head(self, memory: Tensor, x: Tensor, targets: Tensor | None = None) -> Tensor:
+    def _head(self, memory: Tensor, x: Tensor, targets: Tensor | None = None, label_smoothing: float = 0.0) -> Tensor:
         x = self.decoder_norm(x)
-        return self.output(x) if targets is None else sample_losses(self.output, x, targets)
+        return self.output(x) if targets is None else sample_losses(self.output, x, targets, label_smoothing)

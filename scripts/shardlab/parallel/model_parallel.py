@@ -57,9 +57,9 @@ class ModelParallelEngine(NativeEngine):
         outputs = tuple(self.moved(value, 0) for value in state)
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def moved(self, value: Tensor, number: int) -> Tensor:
-        """Copy a tensor to the device of part ``number``."""
-        return value.to(self.devices()[number])
+    def moved(self, value: Any, number: int) -> Any:
+        """Copy a tensor to the device of part ``number``; numbers stay as they are."""
+        return value.to(self.devices()[number]) if isinstance(value, Tensor) else value
 
     def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         started = time.perf_counter()

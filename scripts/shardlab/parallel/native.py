@@ -20,6 +20,7 @@ from shardlab.runtime.device import wait
 from shardlab.runtime.distributed import World
 from shardlab.runtime.module_state import LocalState, SharedBuffers
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
+from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.types import Run
 
 LONGEST_ROW = 2**16
@@ -88,6 +89,7 @@ class NativeEngine:
         ]
         # A pipeline's stage may have nothing but frozen parameters.
         self.optimizer = optimizers.build(self.run.recipe, groups or [optimizers.group(optimizers.Own(1.0, 0.0), [])])
+        self.average = WeightAverage(self.run.recipe.ema_decay, trained)
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
         """Return the parts of the model that this rank holds."""
@@ -106,6 +108,7 @@ class NativeEngine:
         return True
 
     def train(self, mode: bool) -> None:
+        self.task.training = mode
         for model in self.models:
             model.train(mode)
 
@@ -146,6 +149,7 @@ class NativeEngine:
         optimizers.set_learning_rate(self.optimizer, learning_rate)
         self.optimizer.step()
         self._renew_copies()
+        self.average.update()
         self.zero_grad()
         return norm
 
@@ -177,6 +181,9 @@ class NativeEngine:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._collected([*self.meta_state_dict], self.weights_state())
 
+    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        return self._collected([*self.meta_state_dict], self.weights_state() | self.average.tensors)
+
     def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         return {name: value.detach() for part in reversed(self.parts) for name, value in models.state(part).items()}
 
@@ -188,15 +195,16 @@ class NativeEngine:
         parameters = self.parameters()
         for full_name, dtype in dtypes.items():
             name, _, key = full_name.rpartition("/")
-            if name in parameters:
+            if name in parameters and key != EMA:
                 optimizers.create_state(self.optimizer, parameters[name], key, dtype)
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
-        return {
+        states = {
             f"{name}/{key}": value
             for name, parameter in self.parameters().items()
             for key, value in self.optimizer.state[parameter].items()
         }
+        return states | self.average.states()
 
     def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
         """See Engine; the tensors were the optimizer's own."""
@@ -204,6 +212,7 @@ class NativeEngine:
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         parameters = [each for copies in self._copies().values() for each in copies]
         state = [value for values in self.optimizer.state.values() for value in values.values()]
+        state += self.average.tensors.values()
         return {
             "weights": [local(parameter) for parameter in parameters],
             "gradients": [local(p.grad) for p in parameters if p.grad is not None],

@@ -289,11 +289,11 @@ class PipelineEngine(NativeEngine):
         total = torch.zeros((), dtype=torch.promote_types(self.task.dtype, torch.float32), device=self.world.device)
         return total + sum(plain(loss.detach()) for loss in losses) / scale
 
-    def _schedule(self, backward: bool, *inputs: Tensor) -> Any:
+    def _schedule(self, backward: bool, *inputs: Any) -> Any:
         """Return the schedule for these input shapes, as stages hold buffers of fixed shapes; losses alone use another
         one.
         """
-        key = (backward, *(value.shape for value in inputs))
+        key = (backward, *(value.shape for value in inputs if isinstance(value, Tensor)))
         if key not in self.schedules:
             count = self.ranks * self.plan.stages_per_rank
             stages = []

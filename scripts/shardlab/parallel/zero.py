@@ -5,6 +5,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,6 +26,7 @@ from shardlab.runtime import optimizers, trial
 from shardlab.runtime.distributed import World
 from shardlab.runtime.module_state import LocalState, SharedBuffers
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
+from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
@@ -145,6 +147,8 @@ class ZeroEngine:
             with open_weights(weights) as file:
                 for name, parameter in self.trained().items():
                     _set(parameter, file.get_tensor(name), world.rank)
+        partitions = {str(number): partition for number, partition in enumerate(self._partitions())}
+        self.average = WeightAverage(run.recipe.ema_decay, partitions)
 
     def _shard(self, model: nn.Module, weights: Path) -> None:
         """Load a model's weights, of which each rank holds only its part; one is whole at a time.
@@ -195,6 +199,7 @@ class ZeroEngine:
         return torch.zeros_like(self.meta_state_dict[name], device=self.world.device)
 
     def train(self, mode: bool) -> None:
+        self.task.training = mode
         self.model.train(mode)
 
     def outputs(self, micro: MicroBatch) -> Outputs:
@@ -225,6 +230,8 @@ class ZeroEngine:
     def step(self, learning_rate: float) -> Tensor:
         optimizers.set_learning_rate(self.optimizer, learning_rate)
         self.model.step()
+        if self.model.was_step_applied():
+            self.average.update()
         # DeepSpeed has waited for the device here, and knows the result.
         norm = self.model.get_global_grad_norm() if self.model.was_step_applied() else math.inf
         return torch.as_tensor(norm, device=self.world.device)
@@ -263,6 +270,19 @@ class ZeroEngine:
                     with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
                         yield name, value.detach().to(like.dtype, copy=True)
 
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Let the master weights be their averages, which DeepSpeed then gathers or divides as it does the weights."""
+        self.average.swap()
+        try:
+            yield
+        finally:
+            self.average.swap()
+
+    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        with self._averaged():
+            yield from self.weights()
+
     def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """See Engine; whole tensors in CPU memory, like those of ``optimizer_state``, written by rank 0."""
         return {name: value.cpu() for name, value in self.weights() if self.world.is_rank0 or not to_write}
@@ -280,13 +300,17 @@ class ZeroEngine:
     def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
         """See Engine; every parameter of a partition has the state of that partition."""
         kinds = {name.rpartition("/")[2]: dtype for name, dtype in dtypes.items() if not name.startswith("loss_scale/")}
-        groups = [group["params"] for group in self.optimizer.optimizer.param_groups]
-        partitions = getattr(self.optimizer, "fp32_partitioned_groups_flat", None) or [*chain.from_iterable(groups)]
-        for partition in partitions:
+        kinds.pop(EMA, None)
+        for partition in self._partitions():
             for key, dtype in kinds.items():
                 optimizers.create_state(self.optimizer.optimizer, partition, key, dtype)
         if kinds:
             self._link_state()
+
+    def _partitions(self) -> list[Tensor]:
+        """Return this rank's parts of the master weights, which the optimizer updates."""
+        groups = [group["params"] for group in self.optimizer.optimizer.param_groups]
+        return getattr(self.optimizer, "fp32_partitioned_groups_flat", None) or [*chain.from_iterable(groups)]
 
     def _link_state(self) -> None:
         """Let parameters know their parts of the partitions' states.
@@ -313,6 +337,12 @@ class ZeroEngine:
                 )
                 if self.world.is_rank0 or not to_write:
                     state[f"{name}/{key}"] = whole.cpu()
+        if self.average.tensors:
+            with self._averaged():
+                for name, parameter in self.trained().items():
+                    whole = safe_get_full_fp32_param(parameter)
+                    if self.world.is_rank0 or not to_write:
+                        state[f"{name}/{EMA}"] = whole.to("cpu", copy=True)
         if self.scales_loss and (self.world.is_rank0 or not to_write):
             state |= scaler_state(self.optimizer.loss_scaler)
         return state
@@ -328,6 +358,10 @@ class ZeroEngine:
                     continue
                 for flat in self.optimizer.optimizer.state.values():
                     flat[key] = value.clone() if isinstance(flat[key], Tensor) else value.item()
+        if self.average.tensors:
+            with self._averaged():
+                for name, parameter in self.trained().items():
+                    _set(parameter, state[f"{name}/{EMA}"], self.world.rank)
         if self.scales_loss:
             restore_scaler(self.optimizer.loss_scaler, state)
 
@@ -339,6 +373,7 @@ class ZeroEngine:
         groups = self.optimizer.optimizer.param_groups
         flat = [value for group in groups for value in group["params"]]
         state = [value for values in self.optimizer.optimizer.state.values() for value in values.values()]
+        state += self.average.tensors.values()
         trained = self.trained().values()
         gradients = [safe_get_local_grad(p) if self.run.zero_stage == 3 else p.grad for p in trained]
         averaged = getattr(self.optimizer, "averaged_gradients", None) or {}

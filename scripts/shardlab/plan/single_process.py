@@ -57,6 +57,9 @@ class _MemoryOfDevices(Memory):
                     self.places[self._numbers[tensor.untyped_storage()._cdata]] = number
             for buffer in part.buffers():
                 self.places[self._numbers[buffer.untyped_storage()._cdata]] = number
+        weights = self.engine.parameters()
+        for name, average in self.engine.average.tensors.items():
+            self.places[self._numbers[average.untyped_storage()._cdata]] = self.place_of(weights[name]) or 0
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

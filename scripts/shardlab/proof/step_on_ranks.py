@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shardlab import models, parallel
+from shardlab.models._losses import IGNORE
 from shardlab.models._sequence import POSITIONS, documents_of
 from shardlab.models.weights import materialize, save
 from shardlab.proof.tiny_runs import arrays
@@ -80,7 +81,7 @@ def _one_document_at_a_time(model: nn.Module, batch: tasks.Batch) -> Tensor:
     for row, documents in enumerate(documents_of(batch[POSITIONS])):
         for number in documents.unique():
             inputs, targets = (batch[name][row : row + 1, documents == number] for name in ("inputs", "targets"))
-            if (targets != tasks.IGNORE).any():
+            if (targets != IGNORE).any():
                 losses.append(tasks.token_loss(model(inputs), targets))
     return torch.stack(losses).sum()
 

@@ -9,6 +9,9 @@ from shardlab.files import sha256
 from shardlab.records.metrics import now
 from shardlab.records.reports import InitialReport, Report, TrainReport
 
+AVERAGED = "ema.safetensors"
+"""The averages of recipe.ema_decay, next to model.safetensors."""
+
 
 class Done(Report):
     """The file that Snakemake waits for, written last."""
@@ -16,11 +19,13 @@ class Done(Report):
     ended: str = Field(description="Time of the end, in UTC.")
     report: str = Field(description="SHA-256 of train.json.")
     weights_bytes: int = Field(description="Size of model.safetensors; train.json has its SHA-256.")
+    ema_bytes: int | None = Field(None, description="Size of ema.safetensors; null without recipe.ema_decay.")
 
 
 def note(path: Path, folder: Path) -> None:
-    size = (folder / "model.safetensors").stat().st_size
-    Done(ended=now(), report=sha256(folder / "train.json"), weights_bytes=size).write(path)
+    size, average = (folder / "model.safetensors").stat().st_size, folder / AVERAGED
+    ema = average.stat().st_size if average.exists() else None
+    Done(ended=now(), report=sha256(folder / "train.json"), weights_bytes=size, ema_bytes=ema).write(path)
 
 
 def changed(folder: Path) -> str | None:
@@ -32,12 +37,14 @@ def changed(folder: Path) -> str | None:
         done = Done.read(folder.with_name(f"{folder.name}.done"), "")
     except UserError:
         return None  # not done, or written by an earlier version
-    report, weights = folder / "train.json", folder / "model.safetensors"
+    report = folder / "train.json"
+    sizes = {folder / "model.safetensors": done.weights_bytes, folder / AVERAGED: done.ema_bytes}
     try:
         if sha256(report) != done.report:
             return f"{report} has changed since this run's training wrote it"
-        if (size := weights.stat().st_size) != done.weights_bytes:
-            return f"{weights} has {size} bytes, but the training wrote {done.weights_bytes}"
+        for weights, written in sizes.items():
+            if written is not None and (size := weights.stat().st_size) != written:
+                return f"{weights} has {size} bytes, but the training wrote {written}"
     except OSError as error:
         return f"{error.filename} cannot be read ({error.strerror})"
     return None
@@ -54,7 +61,7 @@ def weights_digest(weights: Path, initial: InitialReport | None = None) -> str:
     again = remedy("train again", f"{weights.parent}.done", "-f")
     if report.exists():
         train = TrainReport.read(report, again)
-        if train.weights != digest:
+        if digest != (train.ema_weights if weights.name == AVERAGED else train.weights):
             raise UserError(f"{weights} has changed since the training wrote it (SHA-256 mismatch); {again}.")
         if initial and initial.weights != train.initial_weights:
             raise UserError(f"{weights} was trained from other initial weights than those there are now; {again}.")

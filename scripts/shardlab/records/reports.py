@@ -110,6 +110,7 @@ class TrainReport(Report):
     settings: dict[str, Any] = Field(description="run.json of the training.")
     initial_weights: str = Field(description="SHA-256 of the weights that it started from.")
     weights: str = Field(description="SHA-256 of model.safetensors.")
+    ema_weights: str | None = Field(None, description="SHA-256 of ema.safetensors; null without recipe.ema_decay.")
     strategy: str = Field(description="Strategy.")
     workload: str = Field(description="Workload.")
     mesh: dict[str, int] = Field(description="Mesh axis: degree; empty for one rank.")
@@ -226,6 +227,10 @@ class TestReport(Evaluated, Report):
     identity: Identity = Field(description="Run that this belongs to.")
     weights: str = Field(description="SHA-256 of the weights that were evaluated.")
     untrained_loss: float | None = Field(description="Loss of the initial weights; null after a sharded evaluation.")
+    ema_loss: float | None = Field(
+        None, description="Loss of the averaged weights, ema.safetensors; null without recipe.ema_decay."
+    )
+    ema_metric_value: float | None = Field(None, description="Their metric.")
 
 
 class InitialReport(Report):
@@ -276,6 +281,7 @@ class Twin(Strict):
 
     validation_loss: float = Field(description="Loss on the validation split after the last epoch.")
     test_loss: float = Field(description="Mean loss per target over the test split.")
+    ema_loss: float | None = Field(None, description="See test.json.")
     expert_choices: str | None = Field(None, description="See test.json.")
     first_steps: list[FirstStep] = Field(default=[], description="See train.json.")
     weights: dict[str, float] = Field(description="Differences from the final weights of `single`, as in weights.json.")

@@ -25,6 +25,8 @@ WEIGHTS, OF_TWINS = "compared_weights", "weights_of_twins"
 """Keys of a row, not of the table: its weights.json; the largest difference of each weight of the twins."""
 STEPS, STEPS_OF_TWINS = "first_steps", "first_steps_of_twins"
 """Keys of a row, not of the table: its first steps; those of each twin."""
+OF_AVERAGES = ["ema_test_loss", "ema_rel_diff"]
+"""Columns of runs whose recipe has ema_decay."""
 COLUMNS = [
     "strategy",
     "workload",
@@ -32,6 +34,7 @@ COLUMNS = [
     "test_loss",
     "untrained_test_loss",
     "rel_diff",
+    *OF_AVERAGES,
     "noise_floor",
     "full_precision_rel_diff",
     "validation_loss",
@@ -106,7 +109,7 @@ def collect(planned: list[Run], results: Path, noise_floor_runs: int) -> pd.Data
 def compared(table: pd.DataFrame) -> pd.DataFrame:
     """Fill in the relative differences, where both the run and its ``single`` have a loss."""
     singles = table[table.strategy == "single"].set_index("workload")
-    for loss, difference in (("test_loss", "rel_diff"), ("validation_loss", "validation_rel_diff")):
+    for loss, difference in (("test_loss", "rel_diff"), ("validation_loss", "validation_rel_diff"), OF_AVERAGES):
         single = table.workload.map(singles[loss])
         # For a reference of 0, use the difference itself.
         table[difference] = (table[loss] - single).abs() / single.abs().replace(0.0, 1.0)
@@ -161,6 +164,7 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
             "status": "done",
             "test_loss": test.loss,
             "untrained_test_loss": test.untrained_loss,
+            "ema_test_loss": test.ema_loss,
             "metric_name": test.metric_name,
             "metric_value": test.metric_value,
             CHOSEN: test.expert_choices,
@@ -323,6 +327,7 @@ def _noise_floor(
         for twin in twins
         for pair in ((twin.test_loss, row["test_loss"]), (twin.validation_loss, row["validation_loss"]))
     ]
+    pairs += [(twin.ema_loss, row["ema_test_loss"]) for twin in twins if twin.ema_loss is not None]
     found: dict[str, Any] = {
         "noise_floor": max(verdict.relative(*pair) for pair in pairs),
         STEPS_OF_TWINS: [twin.first_steps for twin in twins],

@@ -164,6 +164,7 @@ def figures(rows: pd.DataFrame) -> pd.DataFrame:
     """Format the results of one workload, one column each, the strategy first; empty if nothing was measured."""
     metric = next((name for name in rows.metric_name.dropna()), "metric")
     flipped = {"flips": rows.expert_flips.map(lambda value: _number(value, ",.0f"))}
+    averaged = {"averaged weights": rows.ema_test_loss.map(lambda value: _number(value, ".6f"))}
     weighed = {"farthest weight": [weights(row) for row in rows.to_dict("records")]}
     return pd.DataFrame(
         {
@@ -171,6 +172,7 @@ def figures(rows: pd.DataFrame) -> pd.DataFrame:
             "ranks": rows.world_size.map(lambda value: _number(value, ".0f")),
             "steps": rows.steps.map(lambda value: _number(value, ".0f")),
             "test loss": rows.test_loss.map(lambda value: _number(value, ".6f")),
+            **(averaged if rows.ema_test_loss.notna().any() else {}),
             "untrained": rows.untrained_test_loss.map(lambda value: _number(value, ".4f")),
             "validation": rows.validation_loss.map(lambda value: _number(value, ".6f")),
             metric: rows.metric_value.map(lambda value: _number(value, ".4f")),

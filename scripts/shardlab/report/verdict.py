@@ -14,7 +14,8 @@ LOW_NOISE = 1e-2
 """Maximum distance of twins in low precision from ``single`` at which a run can be called equal."""
 NAMED = 40
 """Maximum runs named in a sentence; a sweep may have thousands."""
-DIFFERENCES = ("rel_diff", "validation_rel_diff")
+DIFFERENCES = {"rel_diff": "", "validation_rel_diff": "validation ", "ema_rel_diff": "average "}
+"""Columns with differences of final losses, and what is said before them."""
 EQUAL, ROUNDING, UNEQUAL, SUSPICIOUS, REPORTED = "equal", "rounding", "unequal", "suspicious", "reported"
 SETTLES = "--config dtype=float64 settles it"
 SETTLES_LOW = "recipe.precision full tells more"
@@ -145,10 +146,13 @@ def _compared(table: pd.DataFrame) -> str:
     """Return what the verdict on these runs is based on."""
     others = table[table.strategy != "single"]
     weighed = int(others.weights_tolerance.notna().sum())
+    ends = ["first steps", "validation loss", "test loss"]
+    if others.ema_rel_diff.notna().any():
+        ends.append("test loss of the averaged weights")
     if not weighed:
-        return "first steps, validation loss and test loss"
+        return f"{', '.join(ends[:-1])} and {ends[-1]}"
     count = "" if weighed == len(others) else f" ({weighed} of {len(others)})"
-    return f"first steps, validation loss, test loss and weights{count}"
+    return f"{', '.join(ends)} and weights{count}"
 
 
 def _reason(row: dict[Any, Any]) -> str:
@@ -183,10 +187,9 @@ def _first(row: dict[Any, Any]) -> str:
 def _end(row: dict[Any, Any]) -> str:
     """Format the larger of the two final differences, and the twins'."""
     difference = max(DIFFERENCES, key=lambda column: -1.0 if pd.isna(row[column]) else row[column])
-    name = "" if difference == "rel_diff" else "validation "
     twins = "" if pd.isna(row["noise_floor"]) else f", twins {row['noise_floor']:.1e}"
     flips = "" if pd.isna(row["expert_flips"]) else f", {_flipped_choices(row)} flipped"
-    return f"{name}{row[difference]:.1e}{twins}{flips}"
+    return f"{DIFFERENCES[difference]}{row[difference]:.1e}{twins}{flips}"
 
 
 def flips(table: pd.DataFrame) -> str:

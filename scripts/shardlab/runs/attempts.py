@@ -77,6 +77,8 @@ class AttemptLog:
         try:
             report = TrainReport.read(self.folder / "train.json", "train again")
             whole = report.weights == sha256(self.folder / "model.safetensors")
+            average = self.folder / done_file.AVERAGED
+            whole = whole and (report.ema_weights is None or report.ema_weights == sha256(average))
         except (UserError, OSError):
             return None
         return report.identity if whole and report.initial_weights == sha256(self.initial) else None
@@ -127,6 +129,7 @@ class AttemptLog:
             (self.folder / FILE).unlink(missing_ok=True)
             shutil.rmtree(self.folder / LOGS, ignore_errors=True)
         (self.folder / "train.json").unlink(missing_ok=True)
+        (self.folder / done_file.AVERAGED).unlink(missing_ok=True)  # the next training may have none
         (self.folder / SEEN).unlink(missing_ok=True)
 
     def stop_if_no_progress(self) -> None:
@@ -167,8 +170,9 @@ class AttemptLog:
         recipe, size = self.run.recipe, initial_size(self.initial)
         states = OPTIMIZERS[recipe.optimizer.name].states(recipe.optimizer)
         keeps = recipe.keeps_checkpoints and not self.run.script  # what a script keeps is its own affair
-        one = size * (1 + states + recipe.keep_best) if keeps else 0
-        needed = (recipe.keep_last_checkpoints + 1) * one + size * (1 + recipe.keep_best)
+        more = recipe.keep_best + (recipe.ema_decay is not None)
+        one = size * (1 + states + more) if keeps else 0
+        needed = (recipe.keep_last_checkpoints + 1) * one + size * (1 + more)
         there = sum(path.stat().st_size for path in self.folder.glob("checkpoints/**/*") if path.is_file())
         if reason := no_room(self.folder, needed - there):
             raise UserError(

@@ -70,6 +70,9 @@ class Engine(Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, whole tensor) of the plain model, on the rank's device; a collective, valid on rank 0."""
 
+    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the same as ``weights``, with the averages of recipe.ema_decay for trained weights; a collective."""
+
     def weights_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """Return this rank's tensors or DTensors under the names of ``weights``; a collective.
 
@@ -84,8 +87,8 @@ class Engine(Protocol):
         """Create, as zeros and without a step, what ``optimizer_state`` returns under these names on this rank."""
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
-        """Return ``<parameter name>/<key>``: tensor or DTensor of this rank's parameters, once a step was taken; a
-        collective.
+        """Return ``<parameter name>/<key>``: tensor or DTensor of this rank's parameters, once a step was taken, and
+        their averages (see runtime/weight_average.py); a collective.
 
         They are the engine's own tensors, or ``load_optimizer_state`` copies them into the engine. ``to_write``: see
         ``weights_state``.
@@ -95,7 +98,9 @@ class Engine(Protocol):
         """Copy into the engine what was loaded into the tensors of ``optimizer_state``, or into some of them."""
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
-        """Return this rank's current ``weights``, ``gradients`` and ``optimizer`` tensors, as plain tensors."""
+        """Return this rank's current ``weights``, ``gradients`` and ``optimizer`` tensors, as plain tensors; the last
+        are its states and the averages of the weights.
+        """
 
     def compute_spans(self) -> list[list[dict[str, Any]]]:
         """Return, for each device of this rank, its compute spans in the last ``forward_backward`` (see

@@ -16,6 +16,8 @@ from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import CAUSAL, Strategy, Workload
 from shardlab.settings.variants import ALONE, NEEDS
 
+OF_CLASSES = ("classification", "language_modelling", "summarization")
+"""Tasks whose loss is a cross-entropy."""
 TWO_STACKS = "two stacks of layers (encoder and decoder, with position biases of their own)"
 
 
@@ -184,6 +186,15 @@ def check_workload(strategy: Strategy, name: str, workload: str) -> None:
         )
 
 
+def check_task(recipe: Recipe, workload: Workload, name: str) -> None:
+    """Check that the recipe's loss is one of the task."""
+    if recipe.label_smoothing and workload.task not in OF_CLASSES:
+        raise UserError(
+            f"recipe.label_smoothing: task {workload.task} of workload {name} has no classes to smooth labels over; "
+            f"set it to 0, or train workloads of {choices(OF_CLASSES)}."
+        )
+
+
 def check_script(strategy: Strategy, name: str, recipe: Recipe, site: SiteRuntime, site_name: str) -> Recipe:
     """Check that the site can start a strategy's script; return the recipe, without what only a plan could decide."""
     if strategy.launcher and site.launcher != strategy.launcher:
@@ -196,6 +207,8 @@ def check_script(strategy: Strategy, name: str, recipe: Recipe, site: SiteRuntim
             f"{name} cannot evaluate sharded, as only its script knows how it divides the model; set recipe.evaluation "
             "to whole."
         )
+    if recipe.ema_decay is not None:
+        raise Unsupported(f"{name} leaves no average of its weights, as a script; set recipe.ema_decay to null.")
     if recipe.activation_checkpointing == "auto":
         return recipe.model_copy(update={"activation_checkpointing": "none"})
     return recipe

@@ -168,6 +168,15 @@ class Recipe(Strict):
         description="Batch norm of data-parallel strategies uses the statistics of the samples of all ranks "
         "(torch.nn.SyncBatchNorm), as one device does, and not of each rank's own.",
     )
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Label smoothing of the training loss (torch.nn.functional.cross_entropy; Szegedy et al., 2016, "
+        "arXiv:1512.00567), over all classes or the whole vocabulary, also where ranks split it: each target is "
+        "1 - label_smoothing, plus label_smoothing spread evenly over all classes. Validation and test losses are "
+        "without it. Not for regression.",
+    )
     loss_chunks: PositiveInt = Field(
         1,
         description="Parts of the sequence for which logits and loss of text are computed one after the other, and "
@@ -214,6 +223,15 @@ class Recipe(Strict):
         description="whole: test loss from the whole weights on one device; sharded: under the run's own strategy, for "
         "models that do not fit one device: the initial weights are then not evaluated, nor metrics that need outputs.",
     )
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Also keep an exponential moving average of the trained weights (null: none): it starts as the "
+        "initial weights, and after each step it is ema_decay * average + (1 - ema_decay) * weights. It is saved as "
+        "ema.safetensors, and its test loss is in test.json and in the tables. It takes as much memory as the trained "
+        "parameters, counted as the optimizer's, and is divided among the ranks as they are. Buffers are not averaged.",
+    )
     keep_best: bool = Field(
         False, description="Also save best.safetensors, the weights with the lowest validation loss."
     )
@@ -223,6 +241,15 @@ class Recipe(Strict):
         for pattern, group in self.groups.items():
             if group.optimizer and self.optimizer.name != "muon":
                 raise ValueError(f"groups: {pattern}: only muon has an optimizer for some parameters; remove the key")
+        return self
+
+    @model_validator(mode="after")
+    def _averages(self) -> "Recipe":
+        if self.ema_decay is not None and self.dtype == "bfloat16":
+            raise ValueError(
+                "ema_decay: in dtype bfloat16 rounding leaves an average as it is; set dtype to float32, or ema_decay "
+                "to null"
+            )
         return self
 
     @property

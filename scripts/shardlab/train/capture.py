@@ -23,13 +23,15 @@ from torch import Tensor
 from shardlab import models
 from shardlab.files import write_text
 from shardlab.models import weights
+from shardlab.models._losses import IGNORE
 from shardlab.models._sequence import SequenceSplit
 from shardlab.parallel.native import NativeEngine, local, real
 from shardlab.records import manifest
 from shardlab.runtime import distributed
 from shardlab.runtime.batches import Step
 from shardlab.runtime.module_state import Snapshot
-from shardlab.runtime.tasks import IGNORE, MicroBatch
+from shardlab.runtime.tasks import MicroBatch
+from shardlab.runtime.weight_average import EMA
 from shardlab.settings.types import Run
 from shardlab.train import evaluation, loop
 from shardlab.train.module_outputs import ModuleOutputs
@@ -178,7 +180,8 @@ class _Recorder:
     def save_state(self, name: str) -> None:
         """Write the optimizer's whole tensors, ``<parameter>//<key>``; a collective."""
         # DeepSpeed's whole tensors are in memory together: only on the rank that writes them.
-        own = {key: value for key, value in self.engine.optimizer_state(to_write=True).items() if value.dim()}
+        states = self.engine.optimizer_state(to_write=True).items()
+        own = {key: value for key, value in states if value.dim() and not key.endswith(f"/{EMA}")}
         keys = sorted({key.rpartition("/")[2] for keys in self.state.world.gather([*own]) for key in keys})
         names = [f"{name}//{key}" for name in self.names for key in keys]
         self.save(name, self._state(own, names), names)
@@ -256,7 +259,8 @@ class _Recorder:
             positional, keywords = self.state.task.inputs(micro.batch)
             given = {str(place): value for place, value in enumerate(positional)} | keywords
             found |= {f"{number}/batch/{name}": value for name, value in micro.batch.items()}
-            found |= {f"{number}/input/{name}": value for name, value in given.items()}
+            tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+            found |= {f"{number}/input/{name}": value for name, value in tensors.items()}
         return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
 
     @contextmanager

@@ -35,13 +35,14 @@ LOCAL = "local"
 """Kind of the tensors ``local/RANK/NAME``: what only that rank has (see module_state.py)."""
 
 
-def save_whole(engine: Engine, path: Path, *, main: bool) -> str | None:
-    """Write an engine's weights on the ``main`` rank and return the file's SHA-256 there; a collective.
+def save_whole(engine: Engine, path: Path, *, main: bool, averaged: bool = False) -> str | None:
+    """Write an engine's weights, or their averages, on the ``main`` rank and return the file's SHA-256 there; a
+    collective.
 
     Raises:
         UserError: see ``weights.save``.
     """
-    tensors = engine.weights()
+    tensors = engine.averaged_weights() if averaged else engine.weights()
     if main:
         return weights.save(tensors, engine.meta_state_dict, path)
     deque(tensors, maxlen=0)
@@ -191,10 +192,10 @@ class Checkpointer:
             f"a checkpoint could not be written to {new.parent} ({reason}). The previous one is kept; {remedy}."
         ) from error
 
-    def save(self, name: str) -> str | None:
-        """Write the whole weights; return their SHA-256 on rank 0."""
+    def save(self, name: str, *, averaged: bool = False) -> str | None:
+        """Write the whole weights, or their averages; return the SHA-256 on rank 0."""
         self.written += 1
-        return save_whole(self.engine, self.output / name, main=self.world.is_rank0)
+        return save_whole(self.engine, self.output / name, main=self.world.is_rank0, averaged=averaged)
 
 
 def _rehearse() -> None:

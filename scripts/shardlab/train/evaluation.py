@@ -1,5 +1,6 @@
 """Loss and metric of weights over a whole split, each sample once: on one device, or divided among a run's ranks."""
 
+import gc
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from shardlab.errors import UserError
 from shardlab.models._experts import Router
 from shardlab.models.weights import materialize
 from shardlab.records import expert_choices
+from shardlab.records.done import AVERAGED
 from shardlab.records.reports import Evaluated
 from shardlab.runtime import distributed, tasks
 from shardlab.runtime.batches import micro_batches
@@ -47,6 +49,14 @@ def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: Wo
 def evaluate(run: Run, data: Path, weights: Path) -> Evaluated:
     """Return the test loss per target, and the metric, as the run says; a collective if that is sharded."""
     return (evaluate_sharded if run.evaluated_sharded else evaluate_whole)(run, data, weights)
+
+
+def evaluate_average(run: Run, data: Path, weights: Path) -> Evaluated | None:
+    """Return the same of the averages of the weights, which are next to them; None without recipe.ema_decay."""
+    if run.recipe.ema_decay is None:
+        return None
+    gc.collect()  # the engine of a sharded evaluation, whose parts point to each other
+    return evaluate(run, data, weights.with_name(AVERAGED))
 
 
 def _whole(run: Run, data: Path, weights: Path) -> tuple[Task, nn.Module]:

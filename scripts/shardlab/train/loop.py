@@ -14,6 +14,7 @@ from shardlab.measure import flops
 from shardlab.measure.step_profiler import Meter
 from shardlab.models import expert_parameter_count
 from shardlab.records import metrics
+from shardlab.records.done import AVERAGED
 from shardlab.records.manifest import Manifest
 from shardlab.records.reports import initial_digest
 from shardlab.records.timeline import Timeline
@@ -99,6 +100,8 @@ def train(
     meter, audit = finished
     measured = audit.check(state.task, state.world)
     measured |= {"weights": state.checkpointer.save("model.safetensors")}
+    if run.recipe.ema_decay is not None:
+        measured |= {"ema_weights": state.checkpointer.save(AVERAGED, averaged=True)}
     measured |= operations | collect_measurements(state, meter)
     timeline = meter.report_timeline()  # a collective, like those above
     if state.world.is_rank0:

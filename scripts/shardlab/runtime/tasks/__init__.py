@@ -20,18 +20,16 @@ from shardlab.data.split_file import open_arrays, release
 from shardlab.data.text import SPECIAL
 from shardlab.errors import UserError
 from shardlab.models._chain import Chain
-from shardlab.models._losses import TARGETS
+from shardlab.models._losses import IGNORE, SMOOTHING, TARGETS, cross_entropy
 from shardlab.models._sequence import POSITIONS, SequenceSplit
 from shardlab.models.declared import arguments
 from shardlab.settings import registry
 from shardlab.settings.types import Run
 
-IGNORE = -100
-"""Label of positions that are not targets (PyTorch's default)."""
 WHOLE = SequenceSplit()
 Batch = dict[str, Tensor]
-Inputs = tuple[tuple[Tensor, ...], Batch]
-"""The model's positional and keyword arguments."""
+Inputs = tuple[tuple[Tensor, ...], dict[str, Any]]
+"""The model's positional arguments, and its keyword arguments: tensors with the batch in dimension 0, or numbers."""
 Outputs = Tensor | tuple[Tensor, ...]
 """Logits or losses; in training a mixture of experts adds its load and, if it has one, its auxiliary loss (see
 models/moe.py).
@@ -87,12 +85,15 @@ class Task(ABC):
         *,
         fixed_shapes: bool = False,
         loss_chunks: int = 1,
+        label_smoothing: float = 0.0,
     ) -> None:
         """``folder`` has the prepared data; ``fixed_shapes``: pad all batches of a split to the same lengths;
-        ``loss_chunks``: see Recipe.
+        ``loss_chunks``, ``label_smoothing``: see Recipe.
         """
         self.folder, self.dtype, self.device, self.fixed_shapes = folder, dtype, device, fixed_shapes
-        self.loss_chunks = loss_chunks
+        self.loss_chunks, self.label_smoothing = loss_chunks, label_smoothing
+        self.training = True
+        """False in evaluation, whose losses are without label smoothing."""
         self._splits: dict[str, Arrays] = {}
         self.trained_samples = 0
         """Number of samples for which this rank computed a training loss from its model's outputs."""
@@ -137,6 +138,11 @@ class Task(ABC):
     @abstractmethod
     def targets_in(self, batch: Batch) -> Tensor | int:
         """Return the number of targets in a batch, counted in its tensors."""
+
+    @property
+    def smoothing(self) -> float:
+        """Return the label smoothing of losses at the moment."""
+        return self.label_smoothing if self.training else 0.0
 
     @abstractmethod
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -208,7 +214,7 @@ class Task(ABC):
         sent, computed = rows.split([shape[1], 1], dim=1)
         return torch.cat([load, sent.sum(1, keepdim=True) - computed], dim=1)
 
-    def chunks(self, targets: Tensor) -> Batch:
+    def chunks(self, targets: Tensor) -> dict[str, Any]:
         """Return the keyword arguments that make a model return losses, not logits: ``targets`` (batch, length) in
         chunks.
         """
@@ -216,7 +222,7 @@ class Task(ABC):
             return {}
         positions = -(-targets.shape[1] // self.loss_chunks)
         filled = F.pad(targets, (0, -targets.shape[1] % positions), value=IGNORE)
-        return {TARGETS: filled.unflatten(1, (-1, positions))}
+        return {TARGETS: filled.unflatten(1, (-1, positions))} | ({SMOOTHING: self.smoothing} if self.smoothing else {})
 
     def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
         """Return the batch's contribution to the metric, summed over its samples."""
@@ -253,14 +259,21 @@ def check_model(run: Run, model: nn.Module) -> None:
             f"task {run.task} puts several documents into a row, which model {run.model.name} cannot tell apart; make "
             f"the pieces of its chain that attend take `{POSITIONS}`, as llama's do."
         )
-    if run.recipe.loss_chunks > 1 and task.of_tokens and TARGETS not in takes:
+    if run.recipe.loss_chunks == 1 or not task.of_tokens:
+        return
+    if TARGETS not in takes:
         raise UserError(
             f"recipe.loss_chunks: model {run.model.name} returns only logits; set it to 1, or make the last piece of "
             "its chain take `targets`, as llama's does."
         )
+    if run.recipe.label_smoothing and SMOOTHING not in takes:
+        raise UserError(
+            f"recipe.label_smoothing: model {run.model.name} returns losses without it; set recipe.loss_chunks to 1, "
+            "or make the last piece of its chain also take `label_smoothing`, as llama's does."
+        )
 
 
-def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+def token_loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return summed cross-entropy of logits (batch, length, vocabulary) on tokens (batch, length), or the sum of losses
     (batch,).
     """
@@ -268,7 +281,8 @@ def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.sum()
     rounds = outputs.dtype == torch.bfloat16  # a sum in it has three digits, and float32 logits take twice the memory
     reduction = "none" if rounds else "sum"
-    losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction=reduction)
+    logits, targets = outputs.flatten(0, 1), targets.flatten()
+    losses = cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction=reduction)
     return losses.float().sum() if rounds else losses
 
 
@@ -279,8 +293,9 @@ def upcast_for_sum(values: Tensor) -> Tensor:
 
 def task_for(run: Run, folder: Path, device: torch.device) -> Task:
     """Return a run's task over its prepared data set."""
-    options = {"fixed_shapes": run.mesh.pipelined, "loss_chunks": run.recipe.loss_chunks}
-    return load(run.task, folder, getattr(torch, run.recipe.dtype), device, **options)
+    recipe = run.recipe
+    options = {"loss_chunks": recipe.loss_chunks, "label_smoothing": recipe.label_smoothing}
+    return load(run.task, folder, getattr(torch, recipe.dtype), device, fixed_shapes=run.mesh.pipelined, **options)
 
 
 def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, **options: Any) -> Task:

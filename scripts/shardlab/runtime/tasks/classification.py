@@ -2,12 +2,12 @@
 
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardlab.data.order import Indices
+from shardlab.models._losses import IGNORE, cross_entropy
 from shardlab.runtime import tasks
-from shardlab.runtime.tasks import IGNORE, Batch, Inputs
+from shardlab.runtime.tasks import Batch, Inputs
 
 
 class Task(tasks.Task):
@@ -33,7 +33,7 @@ class Task(tasks.Task):
         return (batch["labels"] != IGNORE).sum()
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return F.cross_entropy(tasks.upcast_for_sum(outputs), batch["labels"], reduction="sum", ignore_index=IGNORE)
+        return cross_entropy(tasks.upcast_for_sum(outputs), batch["labels"], label_smoothing=self.smoothing)
 
     def score(self, model: nn.Module, outputs: Tensor, batch: Batch) -> float:
         return float((outputs.argmax(-1) == batch["labels"]).sum())

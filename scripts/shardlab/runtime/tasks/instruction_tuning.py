@@ -6,8 +6,9 @@ import numpy as np
 from torch import Tensor
 
 from shardlab.data.order import Indices
+from shardlab.models._losses import IGNORE
 from shardlab.models._sequence import POSITIONS
-from shardlab.runtime.tasks import IGNORE, Batch, Inputs, language_modelling
+from shardlab.runtime.tasks import Batch, Inputs, language_modelling
 
 
 class Task(language_modelling.Task):

@@ -7,8 +7,9 @@ import numpy as np
 from torch import Tensor
 
 from shardlab.data.order import Indices
+from shardlab.models._losses import IGNORE
 from shardlab.runtime import tasks
-from shardlab.runtime.tasks import IGNORE, Batch, Inputs, token_loss
+from shardlab.runtime.tasks import Batch, Inputs, token_loss
 
 
 class Task(tasks.Task):
@@ -33,7 +34,7 @@ class Task(tasks.Task):
         return batch["targets"].numel()
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return token_loss(outputs, batch["targets"])
+        return token_loss(outputs, batch["targets"], self.smoothing)
 
     def metric(self, loss: float, score: float, samples: int) -> float:
         return math.exp(min(loss, 700.0))

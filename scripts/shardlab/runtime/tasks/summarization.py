@@ -11,8 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from shardlab.data.order import Indices
 from shardlab.files import read_json
+from shardlab.models._losses import IGNORE
 from shardlab.runtime import tasks
-from shardlab.runtime.tasks import IGNORE, Batch, Inputs, token_loss
+from shardlab.runtime.tasks import Batch, Inputs, token_loss
 
 
 class Task(tasks.Task):
@@ -82,7 +83,7 @@ class Task(tasks.Task):
         return (batch["targets"] != IGNORE).sum()
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return token_loss(outputs, batch["targets"])
+        return token_loss(outputs, batch["targets"], self.smoothing)
 
     @cached_property
     def _rouge(self) -> tuple[Any, Any]:
