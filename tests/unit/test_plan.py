@@ -217,6 +217,8 @@ CHANGES = {
     "groups": {"output": {"weight_decay": 0.1}},
     "freeze": ["embedding"],
     "adapter": {"targets": ["output"]},
+    "label_smoothing": 0.1,
+    "ema_decay": 0.9,
 }
 """Another value of each key of a recipe."""
 SHARED = {"lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best"}

@@ -16,7 +16,7 @@ from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import CAUSAL, Strategy, Workload
 from shardlab.settings.variants import ALONE, NEEDS
 
-OF_CLASSES = ("classification", "language_modelling", "summarization")
+OF_CLASSES = ("classification", "summarization", *CAUSAL)
 """Tasks whose loss is a cross-entropy."""
 TWO_STACKS = "two stacks of layers (encoder and decoder, with position biases of their own)"
 
