@@ -146,7 +146,7 @@ CASES = [
 ]
 OTHERS = [c for c in MATRIX if c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
 """All workloads of each strategy but one."""
-ONE_OF_EACH = ("dp", "ddp", "fsdp", "mp", "pp", "tp_sp", "cp", "ep", "zero1", "zero3")
+ONE_OF_EACH = ("ddp", "fsdp", "pp", "tp_sp", "cp", "ep", "zero3")
 """A strategy of each technique: the short form trains the others on one workload."""
 LONG = [*MORE]
 LONG += [c for c in (*OTHERS, *HARD, *SGD, *COMPILE, *HALF, *SELECTIVE) if c.strategy not in ONE_OF_EACH]

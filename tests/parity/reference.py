@@ -262,7 +262,7 @@ def summarization(network, split, batch, dtype, smoothing=0.0):
     return total, targets
 
 
-def instruction_tuning(network, split, batch, dtype):
+def instruction_tuning(network, split, batch, dtype, smoothing=0.0):
     """One document at a time, so that nothing is packed or padded."""
     total, targets = 0.0, 0
     for index in batch:
@@ -273,7 +273,7 @@ def instruction_tuning(network, split, batch, dtype):
             if not counts.any():
                 continue
             chances = network(inputs[None])[0].log_softmax(-1)
-            total = total - chances[counts].gather(-1, wanted[counts, None]).sum()
+            total = total + entropy(chances[counts], wanted[counts], smoothing)
             targets += int(counts.sum())
     return total, targets
 

@@ -54,6 +54,7 @@ RECIPES = {
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "betas": [0.7, 0.9], "weight_decay": 0.5},
         "activation_checkpointing": "full",
         "loss_chunks": 3,
+        "label_smoothing": 0.2,
     },
     "moe": {
         "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": 0.2},
