@@ -10,6 +10,7 @@ written for, and those that none was written for.
 import os
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+os.environ.pop("PYTHONPATH", None)  # programs that the tests start are those of the copy
 
 import shutil
 import subprocess
