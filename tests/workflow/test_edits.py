@@ -60,6 +60,10 @@ def test_one_call_after_an_edit_of_data_model_or_tokenizer(make_tree, tmp_path):
             "Downloading data set rows",
             "Downloading model tester--revision",
             *(f"Preparing data set {name}" for name in EDITS),
+            *(
+                f"Proving on a tiny model which strategies train {name} as one process does"
+                for name in ("rows", "revision")
+            ),
             *(f"Resolving single x {name}" for name in ("rows", "revision")),
             *(f"Resolving the initial weights of {name}" for name in ("rows", "revision")),
         ]

@@ -1,6 +1,6 @@
 """Floating-point operations of a step, from shapes alone: what the model needs, without what a strategy repeats."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +9,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from shardlab import models
-from shardlab.patches import transformers_masks
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.types import Run
 
@@ -44,6 +43,15 @@ class _Attention(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _unread(run: Run) -> AbstractContextManager[None]:
+    """Keep the library from searching positions, which have no values here, for packed samples."""
+    if run.model.folder is None:
+        return nullcontext()
+    from shardlab.patches import transformers_masks
+
+    return transformers_masks.no_packed_samples()
+
+
 @torch.no_grad()
 def count_flops(run: Run, task: Task, micro: MicroBatch) -> Flops | None:
     """Count a step on this batch; None for a model whose forward pass reads values, which shapes do not have."""
@@ -51,10 +59,8 @@ def count_flops(run: Run, task: Task, micro: MicroBatch) -> Flops | None:
     batch = {name: values.to("meta") for name, values in micro.batch.items()}
     batch = {name: values.float() if values.is_floating_point() else values for name, values in batch.items()}
     attention, counter = _Attention(), FlopCounterMode(display=False)
-    # What has no values cannot be searched for packed samples.
-    unread = transformers_masks.no_packed_samples() if run.model.folder else nullcontext()
     try:
-        with unread, counter, attention:
+        with _unread(run), counter, attention:
             task.outputs(model, batch)
     except (RuntimeError, NotImplementedError):
         return None

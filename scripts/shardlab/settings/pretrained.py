@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError, choices
+from shardlab.files import ROOT
 from shardlab.settings.types import CAUSAL, Model, Workload
 
 MODELS = Path("data/models")
@@ -25,13 +26,19 @@ def is_pretrained(name: str) -> bool:
 
 
 def folder_of(name: str) -> str | None:
-    """Return the folder of a workload's model: the user's, or the one its repository is downloaded to; None without
-    hf:.
+    """Return the folder of a workload's model: the user's, from the folder of the call or of the project, or the one
+    its repository is downloaded to; None without hf:.
     """
     if not is_pretrained(name):
         return None
     place = name.removeprefix("hf:")
-    return place if place[0] in "/." else str(MODELS / place.replace("/", "--"))
+    if not _is_folder(place):
+        return str(MODELS / place.replace("/", "--"))
+    return str(ROOT / place) if (ROOT / place).exists() and not Path(place).exists() else place
+
+
+def _is_folder(place: str) -> bool:
+    return place[0] in "/."
 
 
 def names_experts(name: str) -> bool:
@@ -63,8 +70,8 @@ def settings(model: Model, where: str) -> Model:
     args = dict(model.args)
     source = {"folder": folder, "pretrained": bool(args.pop("pretrained", True))}
     revision = args.pop("revision", "main")
-    if folder == place:
-        if not (Path(place) / "config.json").exists():
+    if _is_folder(place):
+        if not (Path(str(folder)) / "config.json").exists():
             raise UserError(
                 f"{where}: model: {place}/config.json does not exist; name a folder written by save_pretrained, or a "
                 "repository of the hub as hf:owner/name."
