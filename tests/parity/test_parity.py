@@ -22,6 +22,7 @@ from cases import (
     HARD,
     MATRIX,
     MORE,
+    MUON,
     ROUNDED,
     SELECTIVE,
     TRAP,
@@ -173,6 +174,8 @@ PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_
 PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_cp", "vit")]
 # Frozen parameters, also beside factors that are trained: no states, no traffic.
 PLANNED += [*FROZEN, *ADAPTERS]
+# Matrices that travel to their owners and back.
+PLANNED += MUON
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,7 @@ RESUMED = [
     ("fsdp_pp", "mp", "gpt2"),
 ]
 """Strategy that stops, strategy that resumes, model: with experts, norms per head, an embedding of two stages."""
+RESUMED_SHORT = (("tp", "fsdp_tp", "mixtral"), ("fsdp", "pp_zbv", "gpt2"))
 
 MEASURED = ("fsdp-gpt2_packed", "pp_zbv-llama", "fsdp_pp-gpt2", "tp-gemma3", "tp_loss-qwen3")
 """Cases whose memory is compared with their plan."""
@@ -278,7 +279,10 @@ def test_a_plan_that_lacks_a_sum_of_gradients_makes_a_difference(folder, resolve
     assert wrong == {f"model.layers.{n}.mlp.act_fn.alpha_{sign}" for n in (0, 1) for sign in "np"}
 
 
-@pytest.mark.parametrize("pair", RESUMED, ids="-".join)
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(pair, marks=[pytest.mark.long] * (pair not in RESUMED_SHORT), id="-".join(pair)) for pair in RESUMED],
+)
 def test_resumes_under_another_strategy(folder, resolved, pair):
     before, after, model = pair
     actual, single = folder.folder / f"{before}-{after}-{model}", folder.folder / f"single-{model}-float64"

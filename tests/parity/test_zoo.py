@@ -33,7 +33,7 @@ KINDS = {
     "mamba": "recurrence",
 }
 """Type: what is its own."""
-SHORT, STRATEGIES = ("fsdp_tp", "cp"), ("fsdp_tp", "pp", "cp", "fsdp_ep")
+SHORT, STRATEGIES = ("fsdp_tp",), ("fsdp_tp", "pp", "cp", "fsdp_ep")
 
 
 @pytest.fixture(scope="module")
