@@ -81,7 +81,7 @@ FAULTS = [
     Fault(
         "a library's split sequences attend across the documents of a row",
         LIBRARY_CONTEXT,
-        "            allowed = allowed & (documents[:, None, queries, None] == documents[:, None, None, :])\n",
+        "            allowed = allowed & same_document(documents[:, queries], documents)\n",
         "",
         proof("cp"),
     ),

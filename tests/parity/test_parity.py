@@ -142,7 +142,9 @@ def test_the_ranks_divide_the_work(results, case):
         idle = report["mesh"].get("pp", 1)
         if (case.workload, total) == ("vit", "targets"):
             idle *= cp  # ranks without the class token
-        assert len(working) == report["world_size"] // idle
+        # Of eight pieces the first rank has the first and the last: the begin of an instruction, and no document.
+        unasked = (case.workload, total, cp) == ("instruct", "targets", 4) and case.strategy != "cp_ulysses"
+        assert len(working) == report["world_size"] // idle - unasked
         if len(working) > copies:
             assert max(working) < expected
 

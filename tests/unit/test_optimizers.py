@@ -78,7 +78,7 @@ def test_muon_of_one_process_is_that_of_pytorch(nesterov, adjust_lr_fn):
             other.grad = one.grad.clone()
         ours.step()
         reference.step()
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-7)
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
 def test_muon_orthogonalizes_matrices_and_experts_but_no_embeddings_nor_what_a_group_takes_out():

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardlab.models._sequence import SequenceSplit
+from shardlab.models._sequence import SequenceSplit, same_document
 
 LENGTHS_KEPT = 16
 """Number of lengths whose rotary angles are cached: batches of length buckets have a few each."""
@@ -28,7 +28,7 @@ def attend(
     position attends within its own (Krell et al., 2021, arXiv:2107.02027).
     """
     if documents is not None:
-        mask, causal = (documents[:, None, :, None] == documents[:, None, None, :]).tril(), False
+        mask, causal = same_document(documents, documents).tril(), False
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
     )

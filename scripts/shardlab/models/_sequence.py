@@ -83,6 +83,11 @@ def documents_of(positions: Tensor) -> Tensor:
     return (positions == 0).cumsum(1)
 
 
+def same_document(rows: Tensor, keys: Tensor) -> Tensor:
+    """Return which keys are in the document of each row, (batch, 1, rows, keys), from their documents' numbers."""
+    return rows[:, None, :, None] == keys[:, None, None, :]
+
+
 def first_part(run: Run) -> SequenceSplit:
     """Return the part of the first ranks of a run; all parts have the same shapes."""
     parts = run.mesh.parts("sequence")

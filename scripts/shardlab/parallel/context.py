@@ -20,7 +20,7 @@ from torch.distributed._functional_collectives import all_reduce, all_to_all_sin
 from shardlab.errors import UserError
 from shardlab.models._experts import Router
 from shardlab.models._layers import Attention, attend
-from shardlab.models._sequence import SequenceSplit
+from shardlab.models._sequence import SequenceSplit, same_document
 from shardlab.parallel.ring import ring
 from shardlab.runtime.tasks import Task
 from shardlab.settings.types import Run
@@ -56,7 +56,7 @@ def gathered(
         end = (number + 1) * length  # later keys are masked: leave them out
         before = torch.ones(length, end, dtype=torch.bool, device=query.device).tril(end - length)
         if documents is not None:
-            before = before & (documents[:, None, end - length : end, None] == documents[:, None, None, :end])
+            before = before & same_document(documents[:, end - length : end], documents[:, :end])
         outputs.append(attend(piece, keys[:, :, :end], values[:, :, :end], before))
     return torch.cat(outputs, 2)
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 from shardlab.models.contents import reached, shared_outside
 from shardlab.models.weights import is_packed
 from shardlab.runtime.distributed import World, text_of_mesh
+from shardlab.runtime.dtensors import local
 from shardlab.settings.types import StrategyOptions
 
 log = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
 def _placement(parameter: nn.Parameter, ranks: int) -> Shard:
     placements: tuple[Any, ...] = getattr(parameter, "placements", ())
     packed = placements[-1].dim if is_packed(placements) else None
-    return Shard(shard_dimension(getattr(parameter, "_local_tensor", parameter).shape, ranks, packed))
+    return Shard(shard_dimension(local(parameter).shape, ranks, packed))
 
 
 def shard_dimension(shape: Sequence[int], ranks: int, packed: int | None = None) -> int:

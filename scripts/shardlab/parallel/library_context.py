@@ -21,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from shardlab.errors import UserError
 from shardlab.models._chain import INPUTS
-from shardlab.models._sequence import POSITIONS, SequenceSplit, documents_of
+from shardlab.models._sequence import POSITIONS, SequenceSplit, documents_of, same_document
 from shardlab.models.declared import arguments
 from shardlab.parallel.context import all_gather_single_autograd, to_heads, to_positions
 from shardlab.parallel.ring import ring
@@ -89,7 +89,7 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: dist.Process
         else:
             documents = documents_of(positions)
             allowed = mask_function(rows, heads, positions[:, None, queries, None], positions[:, None, None, :])
-            allowed = allowed & (documents[:, None, queries, None] == documents[:, None, None, :])
+            allowed = allowed & same_document(documents[:, queries], documents)
         return allowed.expand(batch_size, -1, len(queries), len(keys))
 
     AttentionInterface.register(kind, attention)

@@ -18,6 +18,7 @@ from shardlab.parallel import parallelize
 from shardlab.runtime import optimizers
 from shardlab.runtime.device import wait
 from shardlab.runtime.distributed import World
+from shardlab.runtime.dtensors import local, plain
 from shardlab.runtime.module_state import LocalState, SharedBuffers
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
 from shardlab.runtime.weight_average import EMA, WeightAverage
@@ -280,17 +281,6 @@ class NativeEngine:
         for group in self.groups.values():
             if gradients := [local(p.grad) for p in group if p.grad is not None]:
                 torch._foreach_mul_(gradients, factor.to(gradients[0].device))
-
-
-def plain(value: Tensor) -> Tensor:
-    """Return the full tensor of a DTensor (a collective), or a plain tensor unchanged."""
-    full_tensor = getattr(value, "full_tensor", None)
-    return cast(Tensor, full_tensor() if full_tensor else value)
-
-
-def local(value: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, or a plain tensor unchanged."""
-    return cast(Tensor, getattr(value, "_local_tensor", value))
 
 
 def _by_placement(parameters: dict[str, nn.Parameter]) -> Groups:

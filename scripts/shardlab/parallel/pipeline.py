@@ -15,9 +15,10 @@ from torch.distributed import pipelining
 
 from shardlab.models import contents
 from shardlab.models._chain import INPUTS, Chain, stages_with
-from shardlab.parallel.native import NativeEngine, local, plain
+from shardlab.parallel.native import NativeEngine
 from shardlab.patches import torch_pipelining
 from shardlab.runtime.device import generators_kept, wait
+from shardlab.runtime.dtensors import local, plain
 from shardlab.runtime.module_state import Snapshot
 from shardlab.runtime.tasks import MicroBatch, Outputs
 from shardlab.settings import torch_releases

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.models._sequence import SequenceSplit
+from shardlab.models._sequence import SequenceSplit, same_document
 from shardlab.parallel import attention_block
 
 KEYS, GRADIENTS = 0, 1
@@ -165,8 +165,7 @@ def _bias(
     """
     if documents is not None:
         parts = split.parts(documents, 1)
-        rows, keys = parts[split.rank][:, block.rows], parts[source][:, block.keys]
-        counted = rows[:, None, :, None] == keys[:, None, None, :]
+        counted = same_document(parts[split.rank][:, block.rows], parts[source][:, block.keys])
     elif mask is not None:
         counted = split.parts(mask, -1)[source]
     else:

@@ -29,13 +29,13 @@ from shardlab.measure.timeline_recorder import TimelineRecorder
 from shardlab.measure.traffic import Traffic, fraction_sent
 from shardlab.models.weights import allocate
 from shardlab.parallel.ddp import BROADCAST
-from shardlab.parallel.native import local
 from shardlab.patches import torch_dtensor, torch_pipelining, transformers_masks
 from shardlab.plan import fake_ranks, representatives, single_process
 from shardlab.plan.representatives import COUNTED
 from shardlab.plan.stage_boundaries import boundary_states
 from shardlab.runtime import distributed, tasks
 from shardlab.runtime.batches import Steps
+from shardlab.runtime.dtensors import local
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS

@@ -64,11 +64,7 @@ def one_process(run: Run, folder: Path) -> None:
     for parameter in parameters.values():
         if parameter.grad is not None:
             parameter.grad *= (float(run.recipe.max_grad_norm or math.inf) / (norm + 1e-6)).clamp(max=1.0)
-    own = optimizers.own_settings(run.recipe, model, run.model.experts)
-    groups = [optimizers.group(each, alike.values()) for each, alike in optimizers.grouped(own, parameters)]
-    optimizer = optimizers.build(run.recipe, groups)
-    optimizers.set_learning_rate(optimizer, run.recipe.optimizer.learning_rate)
-    optimizer.step()
+    optimizers.build(run.recipe, parameters.values()).step()
     expected = {LOSS: loss.detach(), NORM: norm}
     expected |= {GRADIENT + name: gradient for name, gradient in gradients.items()}
     expected |= {UPDATED + name: (value - before[name]).detach() for name, value in parameters.items()}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from shardlab.data import encoders
 from shardlab.data.encoders import Arrays
+from shardlab.models._losses import IGNORE
 from shardlab.runtime import tasks
 from shardlab.schema import check
 from shardlab.settings import resolve
@@ -111,5 +112,5 @@ def _packed() -> Arrays:
     whole = tokens()
     lengths = ([7, 9], [LENGTH], [3, 5, 8], [10, *[1] * (LENGTH - 10)])
     positions = np.stack([np.concatenate([np.arange(length) for length in row]) for row in lengths])
-    targets = np.where(positions % 2, whole[:, 1:], -100)
+    targets = np.where(positions % 2, whole[:, 1:], IGNORE)
     return {"inputs": whole[:, :-1], "targets": targets.astype(np.int32), "positions": positions.astype(np.int32)}

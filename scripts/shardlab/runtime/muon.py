@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
+from shardlab.runtime.dtensors import local
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 EPS = 1e-7
@@ -58,7 +60,7 @@ class Muon(Optimizer):
                 averaged = [self._averaged(each, group) for each in parameters]
                 for parameter, update in zip(parameters, orthogonalized(averaged, self.arithmetic), strict=True):
                     rate = group["lr"] * rate_factor(group["adjust_lr_fn"], *parameter.shape[-2:])
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
+                    local(parameter).mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
         self.others.step()
 
     def _averaged(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
@@ -90,14 +92,13 @@ def newton_schulz(matrices: Tensor, arithmetic: torch.dtype) -> Tensor:
     return (x.mT if rows > columns else x).to(matrices.dtype).reshape(matrices.shape)
 
 
-def orthogonalized(updates: list[Any], arithmetic: torch.dtype) -> list[Any]:
-    """Orthogonalize matrices (rows, columns) or stacks of them (experts, rows, columns) that are split alike; a
-    collective, of at most as many as ``owners`` says.
+def orthogonalized(updates: list[Any], arithmetic: torch.dtype) -> list[Tensor]:
+    """Return this rank's parts of orthogonalized matrices (rows, columns), or stacks of them (experts, rows, columns),
+    that are split alike; a collective, of at most as many as ``owners`` says.
     """
     axes = cut_axes(updates[0])
     if not axes:
-        return [_with_local(update, newton_schulz(_local(update), arithmetic)) for update in updates]
-    # Importing DTensor takes half a second that plain parameters do not need.
+        return [newton_schulz(local(update), arithmetic) for update in updates]
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     mesh, placements = updates[0].device_mesh, updates[0].placements
@@ -111,12 +112,12 @@ def orthogonalized(updates: list[Any], arithmetic: torch.dtype) -> list[Any]:
         matrices = update.to(mesh.device_type).redistribute(placements=whole).to_local()
         nothing = matrices.new_zeros(()).expand(matrices.shape)
         shares[owner] = newton_schulz(matrices, arithmetic) if owner == rank else nothing
-    results = []
+    parts = []
     for owner, update in enumerate(updates):
         whole_shape = {"shape": update.shape, "stride": update.stride()}
         sent = DTensor.from_local(shares.pop(owner), mesh, summed, run_check=False, **whole_shape)
-        results.append(sent.redistribute(placements=placements).to(update.device))
-    return results
+        parts.append(local(sent.redistribute(placements=placements)).to(update.device))
+    return parts
 
 
 def cut_axes(value: Any) -> list[int]:
@@ -142,14 +143,3 @@ def _split_alike(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         count = owners(alike[0])
         for first in range(0, len(alike), count):
             yield alike[first : first + count]
-
-
-def _local(value: Any) -> Tensor:
-    return value.to_local() if hasattr(value, "placements") else value
-
-
-def _with_local(value: Any, local: Tensor) -> Any:
-    if not hasattr(value, "placements"):
-        return local
-    mesh, placements = value.device_mesh, value.placements
-    return type(value).from_local(local, mesh, placements, run_check=False, shape=value.shape, stride=value.stride())

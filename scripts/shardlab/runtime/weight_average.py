@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from shardlab.runtime.dtensors import local
+
 EMA = "ema"
 """Of a parameter's average among its optimizer states, in checkpoints."""
 
@@ -30,7 +32,7 @@ class WeightAverage:
         """Take the weights after an update into account."""
         groups: dict[Any, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for name, average in self.tensors.items():
-            groups[average.device, average.dtype].append((_part(average), _part(self.weights[name].detach())))
+            groups[average.device, average.dtype].append((local(average), local(self.weights[name].detach())))
         for pairs in groups.values():
             averages, weights = map(list, zip(*pairs, strict=True))
             self._update(averages, weights, 0)
@@ -47,9 +49,3 @@ class WeightAverage:
     def states(self) -> dict[str, Tensor]:
         """Return the averages under the names of optimizer states."""
         return {f"{name}/{EMA}": average for name, average in self.tensors.items()}
-
-
-def _part(value: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, or a plain tensor unchanged."""
-    part: Tensor = getattr(value, "_local_tensor", value)
-    return part

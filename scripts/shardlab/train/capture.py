@@ -25,10 +25,11 @@ from shardlab.files import write_text
 from shardlab.models import weights
 from shardlab.models._losses import IGNORE
 from shardlab.models._sequence import SequenceSplit
-from shardlab.parallel.native import NativeEngine, local, real
+from shardlab.parallel.native import NativeEngine, real
 from shardlab.records import manifest
 from shardlab.runtime import distributed
 from shardlab.runtime.batches import Step
+from shardlab.runtime.dtensors import local
 from shardlab.runtime.module_state import Snapshot
 from shardlab.runtime.tasks import MicroBatch
 from shardlab.runtime.weight_average import EMA
