@@ -109,10 +109,13 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
 
 
 def readme_losses(shown: str) -> str:
-    """Select rows of the matrix for README.md, without the numbers of its footnotes."""
+    """Select rows and the default workloads of the matrix for README.md, without the numbers of its footnotes."""
     names = ["strategy", "---", *(f"`{name}`" for name in README_LOSSES), TWINS]
-    lines = {line.split("|")[1].strip(): line for line in shown.splitlines() if line.startswith("|")}
-    return "\n".join(re.sub(r"\[\d+\]", "", lines[name]) for name in names if name in lines)
+    lines = {line.split("|")[1].strip(): line.split("|")[1:-1] for line in shown.splitlines() if line.startswith("|")}
+    defaults = config.Config().workloads
+    kept = [0, *(i for i, name in enumerate(lines["strategy"]) if name.strip() in defaults)]
+    rows = ["|" + "|".join(lines[name][i] for i in kept) + "|" for name in names if name in lines]
+    return "\n".join(re.sub(r"\[\d+\]", "", row) for row in rows)
 
 
 def figures(page: Path, table: pd.DataFrame) -> str:
@@ -174,7 +177,7 @@ def matrix(table: pd.DataFrame) -> str:
     """Format a Markdown table of the results: test loss of ``single``, relative difference of the others, or a reason;
     then the largest difference of ``single``'s twins.
     """
-    config = load.config({"strategies": ["all"]})
+    config = load.config({"strategies": ["all"], "workloads": list(dict.fromkeys(table.workload))})
     _, left_out = resolve.matrix(config)
     notes = list(dict.fromkeys(left_out.values()))
     cells = {cell: f"[{notes.index(reason) + 1}]" for cell, reason in left_out.items()}
@@ -219,11 +222,15 @@ def block(text: str, name: str) -> str:
 
 
 def check_matrix(text: str) -> None:
-    """Raise a UserError unless the table has a result or a note in every cell of every strategy."""
-    rows = {line.split("`")[1]: line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| `")}
+    """Raise a UserError unless the table has a column of each default workload, and a result or a note in every cell of
+    every strategy.
+    """
+    lines = text.splitlines()
+    columns = [cell.strip() for line in lines if line.startswith("| strategy") for cell in line.split("|")[2:-1]]
+    rows = {line.split("`")[1]: line.split("|")[2:-1] for line in lines if line.startswith("| `")}
     config = load.config({"strategies": ["all"]})
-    whole = all(len(cells) == len(config.workloads) and all(cell.strip() for cell in cells) for cells in rows.values())
-    if list(rows) != config.strategies or not whole:
+    whole = all(len(cells) == len(columns) and all(cell.strip() for cell in cells) for cells in rows.values())
+    if list(rows) != config.strategies or not whole or not set(config.workloads) <= set(columns):
         raise UserError("docs/matrix.md: the matrix does not have every strategy and workload; run: make matrix.")
 
 

@@ -17,7 +17,7 @@ TINY = ["--config", "workloads=[mlp]", "strategies=[single,ddp]", "recipe={max_s
 
 def test_slurm_profile_lists_the_jobs_without_slurm(tree):
     listed = tree.snakemake("-n", "all", profile="slurm").stdout
-    assert re.search(r"^train +53$", listed, re.MULTILINE)
+    assert re.search(r"^train +62$", listed, re.MULTILINE)
     assert "Training llama2 under fsdp_tp" in listed
 
 
@@ -25,7 +25,7 @@ def test_dry_run_needs_no_profile(tree):
     """Nor is a file of the folder taken for a module of Python's, as the Makefile calls it."""
     (tree.path / "random.py").write_text("raise ImportError('this is not random')\n")
     listed = tree.run("python", "-P", "-m", "snakemake", "-n", "all").stdout
-    assert re.search(r"^total +233$", listed, re.MULTILINE)
+    assert re.search(r"^total +274$", listed, re.MULTILINE)
     assert ".venv/bin/python -P -m snakemake" in tree.run("make", "-n", "-o", ".venv/run", "run").stdout
 
 

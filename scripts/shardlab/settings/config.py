@@ -16,7 +16,7 @@ class Config(Strict):
     """The configuration: config/config.yaml."""
 
     workloads: list[str] = Field(
-        default=["mlp", "mnist", "xsum", "vit", "llama2", "moe"],
+        default=["mlp", "mnist", "xsum", "vit", "llama2", "moe", "hf_small"],
         min_length=1,
         description="Workloads of the target `all`: files in config/workloads, or variants of them (docs/sweeps.md).",
     )
