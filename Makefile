@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := @$(BIN)/python scripts/install.py
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
-.PHONY: help try run run-examples matrix watch setup test test-cluster test-all test-long mutants lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help try run run-examples matrix watch setup test test-cluster test-all test-long mutants faults lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # List what can be made.
@@ -74,6 +74,11 @@ test-long: .venv/dev
 # Put faults into copies of the code: which test catches each.
 mutants: .venv/dev
 	$(BIN)/python tests/mutants
+
+# Train with faults that other projects published: what sees each.
+# Writes docs/faults.md.
+faults: .venv/dev
+	$(BIN)/python benchmarks/silent_faults.py
 
 # Run ruff, codespell, snakefmt, mypy and snakemake --lint.
 # Checks also that generated files are up to date.

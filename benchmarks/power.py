@@ -263,11 +263,11 @@ def count_steps(run: Run, place: Path) -> int:
 
 def cell(row: dict[Any, Any]) -> str:
     """Return where the verdict detects it, and the difference there."""
+    end = max(row[each] for each in DIFFERENCES if not pd.isna(row[each]))
     if row["equality"] in (EQUAL, ROUNDING):
-        return f"- ({max(row['first_rel_diff'], *(row[each] for each in DIFFERENCES)):.0e})"
+        return f"- ({max(row['first_rel_diff'], end):.0e})"
     if row["first_rel_diff"] > row["first_tolerance"]:
         return f"start {row['first_rel_diff']:.0e}"
-    end = max(row[each] for each in DIFFERENCES)
     if pd.isna(row["tolerance"]) and end <= LOW_MULTIPLE * row["noise_floor"]:
         return f"weights {row['weights_rel_diff']:.0e}"
     return f"end {end:.0e}"

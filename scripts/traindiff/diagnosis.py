@@ -127,6 +127,10 @@ def _look_at_names(pair: Pair, stage: Stage, found: Evidence) -> None:
     found.note("inside", *modules.get(owners[latest], []))
     right = [row.parameter for row in stage.rows if not row.differs]
     after = [name for name in right if order.get(owner(name), -1) > order.get(owners[latest], -1)]
+    if stage.kind == "gradient" and not after:
+        found.note("backward", "from the loss")
+    if stage.kind == "gradient" and len(names) == 1 < len(stage.rows):
+        found.note("backward", "parameter alone")
     if stage.kind == "gradient" and after and len(names) > 1:
         found.note("backward", "from within")
         chain = [name for name in right if -1 < order.get(owner(name), -1) < order.get(owners[latest], -1)]

@@ -267,6 +267,7 @@ def look_at_outputs(pair: Pair, stage: Stage, found: Evidence) -> None:
         found.note("inside", *pair.reference.about.get("modules", {}).get(module, []))
         found.note("output", "logits" if not module and index == "0" else index if not module else "module")
         found.note("index", index)
+        found.note("outputs", "all" if len(stage.wrong) == len(stage.rows) else "some")
         if stage.before:
             found.say(f"The previous output, that of {stage.before.module or 'the model'}, is equal.")
     else:

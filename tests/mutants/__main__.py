@@ -12,8 +12,6 @@ import os
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 os.environ.pop("PYTHONPATH", None)  # programs that the tests start are those of the copy
 
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,10 +24,8 @@ from diagnoses import DIAGNOSES, UNNAMED
 from faults import FAULTS
 from running import Run
 
-ROOT = Path(__file__).resolve().parents[2]
 LEAST = 0.8
 """Least part of the faults that change numbers whose diagnosis lists the right cause."""
-COPIES = len(os.sched_getaffinity(0))
 
 
 def main():
@@ -39,10 +35,10 @@ def main():
     if not faults:
         sys.exit(f"No fault has `{words}` in its name.")
     for fault in faults:
-        fault.put_into((ROOT / fault.file).read_text(encoding="utf-8"))
+        fault.put_into((running.ROOT / fault.file).read_text(encoding="utf-8"))
     running.warm()
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
-        copies = [copy(Path(place) / f"copy{number}") for number in range(COPIES)]
+        copies = running.copies(Path(place))
         check(faults, copies)
         found = diagnosed(faults, copies, Path(place) / "captures")
         of_others = [] if words else diagnosing.of_trainers(copies[0], Path(place) / "trainers")
@@ -58,17 +54,6 @@ def main():
     part, wrong = named(faults, found)
     wrong += sum(len(each["wrong"]) for each in of_others)
     sys.exit(bool(missed or wrong) or (part < LEAST and not words))
-
-
-def copy(folder):
-    """A copy of the project's files."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(listed, cwd=ROOT, text=True, capture_output=True, check=True).stdout.splitlines():
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
-    return folder
 
 
 def check(faults, copies):
@@ -93,8 +78,8 @@ def diagnosed(faults, copies, place):
     if not cases:
         return {}
     diagnosing.prepare(copies[0], place / "data")
-    shares = [share for number in range(COPIES) if (share := cases[number::COPIES])]
-    for run in running.work_off([Run((), task=("references", share, place)) for share in shares], copies):
+    shares = [share for number in range(len(copies)) if (share := cases[number :: len(copies)])]
+    for run in running.work_off([Run((), task=("capture references", share, place)) for share in shares], copies):
         if run.failures:
             sys.exit(f"The code without a fault cannot be captured:\n{run.output[-3000:]}")
     runs = [Run((), fault, ("diagnose", DIAGNOSES[fault.name].case, place)) for fault in faults]

@@ -9,7 +9,8 @@ class Diagnosis:
 
     case: str
     """Strategy, workload, and optionally a recipe (accumulated: of the hard cases; thrice: in three micro-batches;
-    reference: of the plain loop's; grouped, frozen, adapted, muon: of the cases with these) and the number of ranks.
+    reference: of the plain loop's; grouped, frozen, adapted, muon, smoothed: of the cases with these) and the number of
+    ranks.
     """
     cause: str
     """As in scripts/traindiff/causes.yaml."""
@@ -17,6 +18,8 @@ class Diagnosis:
 
 CAUSES = {
     "norm of a part": {
+        "the norm leaves out the experts (Megatron #5916)": "ep moe accumulated",
+        "a third of the gradient's norm (DeepSpeed #7718)": "single llama2 accumulated",
         "the gradient norm without the replicated parameters of tensor parallelism": "tp_sp llama2 frozen",
         "norm for clipping of the local shard alone": "fsdp mlp",
         "a pipeline's ranks clip each by their own norm": "pp mnist",
@@ -65,6 +68,7 @@ CAUSES = {
         "no gradient goes back between the devices of model parallelism": "mp mnist",
     },
     "samples of a step": {
+        "tensor-parallel ranks read samples of their own (JSC, December 2025)": "tp llama2",
         "every rank trains on the whole batch": "ddp mlp",
         "replicas of HSDP read the same samples": "hsdp mlp",
         "a batch's remainder is dropped": "ddp mlp",
@@ -100,6 +104,7 @@ CAUSES = {
         "images scaled to [0, 1]": "single mnist reference",
     },
     "micro-batches count differently": {
+        "gradients doubled after each micro-batch, on one rank (Megatron #6660)": "single llama2 thrice",
         "micro-batches averaged, whatever their size": "single mlp reference",
     },
     "weight decay": {
@@ -166,6 +171,7 @@ CAUSES = {
         "targets shifted after the split, so that those at boundaries are wrong": "cp llama2",
     },
     "attention's backward pass over a split sequence": {
+        "a ring's backward pass with the gradient of other positions (Megatron #1464)": "cp_ring llama2",
         "a ring's backward pass with the first step's keys": "cp_ring llama2",
         "a ring's backward pass with the log-sum-exp of a block instead of the row's": "cp_ring llama2",
         "a ring's backward pass with the log-sum-exp of the rank's own keys": "cp_ring llama2",
@@ -173,6 +179,7 @@ CAUSES = {
         "gradients of gathered keys and values not reduced": "cp llama2",
     },
     "attention over a split sequence": {
+        "parts of sequences by the wrong group of ranks (Megatron #7452)": "fsdp_cp llama2",
         "each rank attends to its own part only": "cp llama2",
         "gathered keys stay in the order of head and tail": "cp llama2",
         "a ring leaves out later keys of attention that is not causal": "cp_ring xsum",
@@ -183,19 +190,24 @@ CAUSES = {
         "each rank's loss divided by its own number of targets": "cp xsum",
     },
     "not reduced over the tensor-parallel ranks": {
+        "partial gradients of a chunk taken for whole ones (torchtitan #3412)": "tp llama2 accumulated",
         "the whole factor of a split adapter learns from one rank's part": "tp_sp llama2 adapted",
         "router's gradient from this rank's part of the experts (torchtitan #2387)": "tp moe",
         "tokens' gradient from this rank's part of the experts": "tp moe",
     },
-    "routing weights or auxiliary loss without their gradient": {
+    "gradient of routing weights or auxiliary loss": {
+        "the auxiliary loss's gradient times the tensor-parallel ranks (Megatron #7452)": "tp moe",
         "routing weights without a gradient (torchtitan #1805)": "single moe reference",
         "auxiliary loss without its gradient (Automodel #1408)": "single moe reference",
     },
     "auxiliary loss": {
+        "tokens count once more when they are recomputed (torchtitan #1689)": "single moe accumulated",
         "auxiliary loss by the tokens of a micro-batch (Megatron #2217)": "ddp moe",
         "auxiliary loss by the load of a part of the sequences (Megatron #5047)": "cp moe",
     },
     "another loss of equal outputs": {
+        "labels are smoothed over the rank's part of a split vocabulary": "tp_loss llama2 smoothed",
+        "logits of the whole vocabulary taken for a rank's part of it (Megatron #7452)": "tp_loss llama2",
         "auxiliary loss of padding, too": "pp moe",
     },
     "load of experts": {
@@ -214,6 +226,22 @@ CAUSES = {
     "exchange of experts' rows in the backward pass": {
         "exchanged rows without a gradient": "ep moe",
     },
+    "micro-batches summed instead of averaged": {
+        "a pipeline sums its micro-batches (pytorch #144352)": "pp mnist",
+    },
+    "uses of a parameter": {
+        "the gradient of a module's second use is lost (DeepSpeed #8224)": "ddp xsum",
+        "the gradient of one of two uses is added twice (torchtitan #3174)": "ddp xsum",
+    },
+    "not reduced over an axis": {
+        "the last micro-batch is not reduced (DeepSpeed #7985)": "ddp llama2 accumulated",
+    },
+    "loss scale": {
+        "gradients divided by a loss scale that the loss was not multiplied with (DeepSpeed #7837)": "single llama2",
+    },
+    "the loss's backward pass": {
+        "log_softmax of split logits with the identity's gradient (pytorch #190746)": "tp_loss llama2 smoothed",
+    },
 }
 """Cause: the faults that it must explain, and the case of each."""
 DIAGNOSES = {name: Diagnosis(case, cause) for cause, faults in CAUSES.items() for name, case in faults.items()}
@@ -231,8 +259,6 @@ UNNAMED = {
     "an order that does not depend on the seed": "the seed of the cases is the one that the fault puts in",
     "training samples are also validated on": "the prepared data set is another one",
     "padding that fills up a document is attended to": "the documents of the cases need none",
-    "tensor-parallel ranks read samples of their own (JSC, December 2025)": "a dump has the samples of a "
-    "step, not those of each rank",
     "accuracy of the least likely class": "both test samples are misclassified with and without it",
     "the worst weights are kept as the best": "a capture keeps no best weights",
     "memory that nobody wrote is the gradient of an idle expert (pytorch #172439)": "only grouped products have it",

@@ -1,7 +1,6 @@
 """The diagnosis of a fault: the first steps with it, compared with those of the code without it."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,8 @@ from pathlib import Path
 
 def use(copy):
     """Import from a copy of the project, in a fork that has imported nothing of it."""
-    sys.path[:0] = [f"{copy}/{folder}" for folder in ("scripts", "tests", "tests/parity", "tests/traindiff")]
+    folders = "scripts", "tests", "tests/parity", "tests/traindiff", "benchmarks"
+    sys.path[:0] = [f"{copy}/{folder}" for folder in folders]
 
 
 def case_of(text):
@@ -23,6 +23,7 @@ def case_of(text):
     recipes["reference"] = EVERYTHING | RECIPES.get(workload, {})
     recipe = {key: value for word in more if word in recipes for key, value in recipes[word].items()}
     recipe |= {"gradient_accumulation_steps": 3} if "thrice" in more else {}
+    recipe |= {"label_smoothing": 0.2} if "smoothed" in more else {}
     case = compared(strategy, workload, recipe)
     return Case(case.strategy, case.workload, case.recipe, ranks, dtype=case.dtype)
 
@@ -72,23 +73,8 @@ def diagnose(text, place, scratch):
     found = compare(Pair(*map(Capture, (scratch / "actual", folder / "single", folder / "twin"))))
     facts = {name: sorted(values) for name, values in found.evidence.facts.items()}
     causes = [cause.cause for cause in found.causes]
-    return {"sentence": found.sentence, "causes": causes, "facts": facts, "page": markdown(found, text)}
-
-
-def work(kind, value, place, copy, notes, ranks):
-    """Do one task in a fork: capture references of cases, or diagnose a case; ``ranks`` starts what forks the ranks."""
-    use(copy)
-    import group
-
-    group.start = lambda _: ranks()
-    if kind == "references":
-        capture_references(value, place)
-        found = {}
-    else:
-        scratch = copy.with_suffix(".diagnosis")
-        shutil.rmtree(scratch, ignore_errors=True)
-        found = diagnose(value, place, scratch)
-    notes.write_text(json.dumps(found))
+    first = [found.first.step, found.first.kind] if found.first else None
+    return {"sentence": found.sentence, "causes": causes, "first": first, "facts": facts, "page": markdown(found, text)}
 
 
 def of_trainers(copy, folder):

@@ -7,6 +7,7 @@ import gpu_faults
 import library_faults
 import measure_faults
 import packing_faults
+import published_faults
 import rank_faults
 import script_faults
 import server_faults
@@ -18,6 +19,7 @@ MODULES = (
     context_faults,
     packing_faults,
     expert_faults,
+    published_faults,
     shared_faults,
     checkpoint_faults,
     measure_faults,

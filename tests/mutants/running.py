@@ -3,7 +3,9 @@
 import gc
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections import deque
@@ -14,11 +16,12 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from unittest import mock
 
-import diagnosing
 import pytest
+import tasks
 from fault import Fault
 from judge import Failure
 
+ROOT = Path(__file__).resolve().parents[2]
 FORK = get_context("fork")
 SECONDS = 300
 """Time limit of a run; a test that hangs fails by pytest-timeout a little before."""
@@ -38,7 +41,7 @@ class Run:
     tests: tuple[str, ...]
     fault: Fault | None = None
     task: tuple = ()
-    """Instead of tests, a task for diagnosing.py: ("references", cases) or ("diagnose", case), and the folder."""
+    """Instead of tests, a task of tasks.py: its kind, the cases or the case, and the folder."""
     found: dict = field(default_factory=dict)
     """Result of the task."""
     passed: set[str] = field(default_factory=set)
@@ -61,6 +64,22 @@ def warm() -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
+
+
+def copies(folder):
+    """Copies of the project's files, one for each core."""
+    return [_copy(folder / f"copy{number}") for number in range(len(os.sched_getaffinity(0)))]
+
+
+def _copy(folder):
+    """A copy of the project's files."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, text=True, capture_output=True, check=True).stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    return folder
 
 
 def work_off(runs, copies):
@@ -136,7 +155,7 @@ def _work(run, copy, notes, log):
         with log.open("w", buffering=1) as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-            return diagnosing.work(*run.task, copy, notes, _Ranks)
+            return tasks.work(*run.task, copy, notes, _Ranks)
     # A fault's tests may be of the long form.
     options = ["--long", "-x", "-p", "no:cacheprovider"]
     options += [f"--basetemp={copy.with_suffix('.tmp')}", f"--timeout={SECONDS - 30}"]

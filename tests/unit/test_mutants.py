@@ -5,6 +5,7 @@ from diagnoses import DIAGNOSES, UNNAMED
 from fault import Fault
 from faults import FAULTS
 from judge import Failure
+from published import PUBLISHED
 
 from helpers.common import ROOT
 from traindiff.evidence import causes
@@ -41,6 +42,12 @@ def test_diagnoses_are_of_faults_and_name_causes_of_the_table():
     assert {*DIAGNOSES} | {*UNNAMED} <= names
     assert not {*DIAGNOSES} & {*UNNAMED}
     assert {each.cause for each in DIAGNOSES.values()} <= {cause.cause for cause in causes()}
+
+
+def test_published_faults_are_reproduced_or_have_a_note():
+    reproduced = {each.fault for each in PUBLISHED if each.fault}
+    assert reproduced <= {fault.name for fault in FAULTS}
+    assert all(each.note for each in PUBLISHED if not each.fault)
 
 
 @pytest.mark.parametrize(

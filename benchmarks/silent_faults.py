@@ -1,0 +1,294 @@
+#!/usr/bin/env python3
+"""Reproduce silent faults that other projects published, and see where each shows.
+
+Each is put into a copy of this project's code, as by `make mutants`, and a small
+model is trained with it, on two or four ranks, in float32, bf16 and float64. Its
+losses and gradient norms are compared with those of one device, the run is judged
+as a summary does it, and its first steps are diagnosed. The same trainings without
+a fault show false alarms. Writes the tables of docs/faults.md. With words, prints
+the faults alone whose name or source has them.
+"""
+
+import os
+
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+os.environ.pop("PYTHONPATH", None)  # programs that are started are those of the copy
+
+import argparse
+import re
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/mutants"))
+
+import diagnosing  # type: ignore[import-not-found]
+import measuring  # type: ignore[import-not-found]
+import running  # type: ignore[import-not-found]
+from diagnoses import DIAGNOSES  # type: ignore[import-not-found]
+from faults import FAULTS  # type: ignore[import-not-found]
+from published import PUBLISHED, Published  # type: ignore[import-not-found]
+from running import ROOT, Run
+
+VISIBLE = 0.01
+"""Relative difference of a loss or a gradient norm that a plot shows."""
+BY_NAME = {fault.name: fault for fault in FAULTS}
+COLUMNS = (
+    *("fault", "published in", "training", "plot of losses", "logged losses", "plot of norms"),
+    *("float32", "bf16", "float64", "first difference", "cause named"),
+)
+UNSEEN = "-"
+
+
+@dataclass
+class Training:
+    """A training with a fault, or without one, and what was seen of it."""
+
+    case: str
+    name: str = "no fault"
+    known: Published | None = None
+    found: dict[str, Any] = field(default_factory=dict)
+    """What the diagnosis found."""
+    verdicts: dict[str, str] = field(default_factory=dict)
+    """By precision: equality, and where it is not equal."""
+    seen: dict[str, str] = field(default_factory=dict)
+    """In float32, by column: at which step."""
+
+    @property
+    def folder(self) -> str:
+        return re.sub(r"\W+", "-", f"{self.case} {self.name}")[:120]
+
+    @property
+    def is_seen(self) -> bool:
+        """True if a verdict or the diagnosis sees it."""
+        return bool(self.found.get("first")) or any(map(self.is_unequal, self.verdicts))
+
+    def is_unequal(self, precision: str) -> bool:
+        """True if the verdict in a precision is unequal, or the training stops."""
+        return bool(self.verdicts[precision]) and not self.verdicts[precision].startswith(UNSEEN)
+
+    def shows(self, column: str) -> bool:
+        """True if losses or norms show it."""
+        return self.seen.get(column, UNSEEN) != UNSEEN
+
+    @property
+    def cause(self) -> str:
+        """The right cause, if the diagnosis lists it."""
+        right = DIAGNOSES[self.name].cause if self.name in DIAGNOSES else ""
+        return right if right in self.found.get("causes", []) else ""
+
+
+def main() -> None:
+    """Train, judge, print and write."""
+    began = time.monotonic()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="of a fault's name or source: only these, and no page")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/faults.md", help="page with the tables' markers")
+    args = parser.parse_args()
+    words = " ".join(args.words)
+    asked = [known for known in PUBLISHED if words in f"{known.sources} {known.says} {known.fault}"]
+    if not asked:
+        sys.exit(f"error: no published fault has `{words}` in its name or source.")
+    trainings = [Training(case, known.fault, known) for known in asked if (case := case_of(known))]
+    trainings += [Training(case) for case in dict.fromkeys(training.case for training in trainings)]
+    running.warm()
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        place = Path(folder) / "trainings"
+        measure(trainings, running.copies(Path(folder)), place)
+        sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests"), str(ROOT / "tests/parity")]
+        judge(trainings, place)
+    minutes = (time.monotonic() - began) / 60
+    blocks = {
+        "faults": table(trainings),
+        "counts": counts(trainings, minutes),
+        "elsewhere": elsewhere([known for known in asked if not case_of(known)]),
+    }
+    print("\n\n".join(blocks.values()))
+    if not words:
+        write(args.output, blocks)
+    unseen = [training.name for training in trainings if training.known and not training.is_seen]
+    alarms = [training.case for training in trainings if not training.known and training.is_seen]
+    if alarms:
+        sys.exit(f"error: these trainings without a fault are not equal to one device: {', '.join(alarms)}.")
+    if unseen:
+        print(f"\nSeen by no layer: {', '.join(unseen)}")
+
+
+def case_of(known: Published) -> str:
+    """Return the training that shows a fault; empty if there is none."""
+    return known.case or (DIAGNOSES[known.fault].case if known.fault in DIAGNOSES else "")
+
+
+def measure(trainings: list[Training], copies: list[Path], place: Path) -> None:
+    """Train and capture everything; fills in what the diagnosis found."""
+    diagnosing.prepare(copies[0], place / "data")
+    cases = [*dict.fromkeys(training.case for training in trainings)]
+    by_reference: dict[Path, list[str]] = defaultdict(list)
+    for case in cases:
+        by_reference[measuring.folder_of(case, "float32", place)].append(case)
+    runs = [Run((), task=("train references", texts, place)) for texts in by_reference.values()]
+    runs += [Run((), task=("capture references", [case], place)) for case in cases]
+    finish(runs, copies)
+    faults = [BY_NAME[training.name] if training.known else None for training in trainings]
+    pairs = [*zip(trainings, faults, strict=True)]
+    captured = [Run((), fault, ("diagnose", training.case, place)) for training, fault in pairs]
+    trained = [Run((), fault, ("train", (training.case, training.folder), place)) for training, fault in pairs]
+    of_runs = dict(zip(map(id, captured), trainings, strict=True))
+    for run in finish(captured + trained, copies):
+        if training := of_runs.get(id(run)):
+            training.found = run.found
+            print(f"{training.name}, {training.case}: {run.found['sentence']}", flush=True)
+
+
+def finish(runs: list[Run], copies: list[Path]) -> Iterator[Run]:
+    """Work off runs; ends the program where one fails."""
+    ended = []
+    for run in running.work_off(runs, copies):
+        if run.failures:
+            sys.exit(
+                f"error: {run.fault.name if run.fault else 'no fault'}: {run.task[:2]} failed:\n{run.output[-3000:]}"
+            )
+        ended.append(run)
+    return iter(ended)
+
+
+def judge(trainings: list[Training], place: Path) -> None:
+    """Fill in verdicts, and the steps at which losses and norms differ."""
+    from power import cell  # type: ignore[import-not-found]
+    from trainers.judged import rows  # type: ignore[import-not-found]
+
+    from shardlab.report import verdict
+
+    for precision in measuring.PRECISIONS:
+        by_reference: dict[Path, list[Training]] = defaultdict(list)
+        for training in trainings:
+            by_reference[measuring.folder_of(training.case, precision, place)].append(training)
+        for folder, together in by_reference.items():
+            ended = [each for each in together if (folder / each.folder / "train.json").exists()]
+            for training in together:
+                stopped = folder / training.folder / measuring.STOPPED
+                training.verdicts[precision] = told(stopped) if stopped.exists() else ""
+            if not ended:
+                continue
+            single = measuring.run_of(together[0].case, precision, single=True)
+            names = ["single", *sorted(path.name for path in folder.glob("twin*")), *(each.folder for each in ended)]
+            found = rows(single, folder, [*dict.fromkeys(names)])
+            if single.model.experts:  # a token that rounding sends to another expert moves weights by any amount
+                found["expert_choices"] = 1
+            judged = {row["strategy"]: row for row in verdict.judge(found).to_dict("records")}
+            for training in ended:
+                row = judged[training.folder]
+                training.verdicts[precision] = cell(row)
+                if precision == "float32":
+                    training.seen = visible(folder / training.folder, folder / "single")
+
+
+def told(path: Path) -> str:
+    """Return what stopped a training, in a few words."""
+    lines = [line for line in path.read_text().splitlines() if "Error" in line]
+    return f"stops: {lines[-1].partition(': ')[2][:60] if lines else 'it failed'}"
+
+
+def visible(folder: Path, single: Path) -> dict[str, str]:
+    """Return the first step, from 1, at which losses or gradient norms are visibly not those of one device."""
+    from shardlab.records import metrics
+
+    own, other = (
+        {each["step"]: each for each in metrics.read(path / "metrics.jsonl") if each["kind"] == "train"}
+        for path in (folder, single)
+    )
+    pairs = [(number, own[number], other[number]) for number in sorted(own.keys() & other.keys())]
+    return {
+        "plot of losses": first(number for number, a, b in pairs if apart(a["loss"], b["loss"])),
+        "logged losses": first(number for number, a, b in pairs if f"{a['loss']:.5f}" != f"{b['loss']:.5f}"),
+        "plot of norms": first(number for number, a, b in pairs if apart(a["grad_norm"], b["grad_norm"])),
+    }
+
+
+def apart(value: float, reference: float) -> bool:
+    """True if a plot would show the difference."""
+    return not abs(value - reference) <= VISIBLE * abs(reference)
+
+
+def first(numbers: Iterator[int]) -> str:
+    """Return the first of the steps as text."""
+    number = next(numbers, None)
+    return UNSEEN if number is None else f"step {number + 1}"
+
+
+def table(trainings: list[Training]) -> str:
+    """Format a Markdown table with a row per fault."""
+    rows = []
+    for training in trainings:
+        if known := training.known:
+            rows.append(
+                [
+                    known.says + (f" ({known.note})" if known.note else ""),
+                    known.sources,
+                    f"`{training.case}`",
+                    *(training.seen.get(column, UNSEEN) for column in COLUMNS[3:6]),
+                    *(training.verdicts[precision] or "not offered" for precision in measuring.PRECISIONS),
+                    began_at(training.found.get("first")),
+                    training.cause or UNSEEN,
+                ]
+            )
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def began_at(place: list[Any] | None) -> str:
+    """Format the step and kind of the first difference of two captures."""
+    if not place:
+        return UNSEEN
+    return place[1] if place[0] < 0 else f"step {place[0] + 1}, {place[1]}"
+
+
+def counts(trainings: list[Training], minutes: float) -> str:
+    """Format a Markdown table of how many faults each comparison sees, and of its false alarms."""
+    faulty = [training for training in trainings if training.known]
+    sound = [training for training in trainings if not training.known]
+    sees: dict[str, Callable[[Training], bool]] = {
+        "plot of losses (1 %)": lambda each: each.shows("plot of losses"),
+        "logged losses (5 digits)": lambda each: each.shows("logged losses"),
+        "plot of gradient norms (1 %)": lambda each: each.shows("plot of norms"),
+        "verdict in float32": lambda each: each.is_unequal("float32"),
+        "verdict in bf16": lambda each: each.is_unequal("bf16"),
+        "verdict in float64": lambda each: each.is_unequal("float64"),
+        "first steps": lambda each: bool(each.found.get("first")),
+        "any verdict, or the first steps": lambda each: each.is_seen,
+        "first steps, with the right cause": lambda each: bool(each.cause),
+    }
+    lines = [["comparison with one device", f"faults seen, of {len(faulty)}", f"false alarms, of {len(sound)}"]]
+    lines += [["---"] * 3]
+    lines += [[name, str(sum(map(see, faulty))), str(sum(map(see, sound)))] for name, see in sees.items()]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"{text}\n\nMeasured in {minutes:.0f} minutes on {len(os.sched_getaffinity(0))} cores."
+
+
+def elsewhere(published: list[Published]) -> str:
+    """Format a Markdown table of what no small training shows, and what is not reproduced."""
+    lines = [["fault", "published in", "seen by", "note"], ["---"] * 4]
+    for known in published:
+        tests = BY_NAME[known.fault].tests if known.fault else ()
+        seen_by = ", ".join(f"`{test.removeprefix('tests/')}`" for test in tests if test != "--long")
+        lines.append([known.says, known.sources, seen_by or "not reproduced", known.note])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def write(page: Path, blocks: dict[str, str]) -> None:
+    """Put each block between its markers in the page."""
+    text = page.read_text(encoding="utf-8")
+    for name, block in blocks.items():
+        before, _, rest = text.partition(f"<!-- {name} -->\n")
+        text = f"{before}<!-- {name} -->\n{block}\n<!-- end {name} -->{rest.partition(f'<!-- end {name} -->')[2]}"
+    page.write_text(text, encoding="utf-8")
+    print(f"wrote {page}")
+
+
+if __name__ == "__main__":
+    main()

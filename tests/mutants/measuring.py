@@ -1,0 +1,89 @@
+"""Trainings with a fault in each precision, beside those of one device and its twins: what a verdict judges.
+
+Files of a reference, `place/REFERENCE-PRECISION/`: data, initial, single, twin0 ..., and a folder per training with a
+fault, as benchmarks/trainers/judged.py takes them.
+"""
+
+from dataclasses import replace
+
+from diagnosing import case_of
+
+PRECISIONS = ("float32", "bf16", "float64")
+STEPS = 20
+TWINS = 6
+STOPPED = "stopped.txt"
+"""Sentence or last error of a training that did not end."""
+
+
+def run_of(text, precision, *, single=False):
+    """The run of a case in a precision, or what it is compared with; None: DeepSpeed has no float64."""
+    case = case_of(text)
+    case = case.reference if single and case.strategy != "single" else case
+    recipe = dict(case.recipe) | {"max_steps": STEPS, "epochs": STEPS}
+    recipe |= {"precision": "bf16"} if precision == "bf16" else {}
+    full = "float64" if precision == "float64" else "float32"
+    if full == "float64" and "zero" in case.strategy:
+        return None
+    return replace(case, recipe=tuple(recipe.items()), dtype=full).run()
+
+
+def folder_of(text, precision, place):
+    """The folder of a case's reference."""
+    strategy, *words = text.split()
+    of_itself = ["itself"] if strategy == "single" else []
+    return place / "-".join([*(word for word in words if not word.isdigit()), *of_itself, precision])
+
+
+def train_references(texts, place):
+    """Train what the cases are compared with, and twins, by the code without a fault."""
+    from group import Server, job
+    from trainers.judged import twins
+
+    from helpers.common import save_initial
+
+    jobs = {}
+    for precision in PRECISIONS:
+        for text in texts:
+            folder = folder_of(text, precision, place)
+            if folder.exists() or (run := run_of(text, precision, single=True)) is None:
+                continue
+            folder.mkdir(parents=True)
+            (folder / "data").symlink_to(place / "data" / run.workload)
+            save_initial(run, folder / "initial")
+            trainings = {"single": (run, folder / "initial")}
+            trainings |= twins(run, folder, 0 if precision == "float64" else TWINS)
+            for name, (training, initial) in trainings.items():
+                jobs[folder / name] = job(training, folder / "data", initial, folder / name)
+    if not jobs:
+        return
+    server = Server()
+    try:
+        server.work_off([*jobs.values()], next(iter(jobs)).parent, 1)
+    finally:
+        server.stop()
+
+
+def train(text, name, place):
+    """Train a case in each precision by the code that is imported now, into a folder of that name."""
+    from group import Server, job, newest
+
+    from shardlab.errors import UserError
+
+    server = Server()
+    try:
+        for precision in PRECISIONS:
+            if (run := run_of(text, precision)) is None:
+                continue
+            folder = folder_of(text, precision, place)
+            files = folder / "data", folder / "initial", folder / name
+            jobs = [job(run, *files)]
+            if "resumed" in text:
+                half = run.recipe.model_copy(update={"max_steps": 2, "checkpoint_interval_steps": 2})
+                jobs = [jobs[0] | {"run": run.model_copy(update={"recipe": half}).model_dump()}, jobs[0]]
+                jobs[1] |= {"resume": str(newest(folder / name))}
+            try:
+                server.work_off(jobs, folder / name, run.world_size)
+            except UserError as error:
+                (folder / name / STOPPED).write_text(str(error))
+    finally:
+        server.stop()
