@@ -32,8 +32,8 @@ import measuring  # type: ignore[import-not-found]
 import running  # type: ignore[import-not-found]
 from diagnoses import DIAGNOSES  # type: ignore[import-not-found]
 from faults import FAULTS  # type: ignore[import-not-found]
-from published import PUBLISHED, Published  # type: ignore[import-not-found]
 from running import ROOT, Run
+from sources import PUBLISHED, Published  # type: ignore[import-not-found]
 
 VISIBLE = 0.01
 """Relative difference of a loss or a gradient norm that a plot shows."""

@@ -5,7 +5,7 @@ from diagnoses import DIAGNOSES, UNNAMED
 from fault import Fault
 from faults import FAULTS
 from judge import Failure
-from published import PUBLISHED
+from sources import PUBLISHED
 
 from helpers.common import ROOT
 from traindiff.evidence import causes
