@@ -71,7 +71,7 @@ def test_links_lead_somewhere(path):
 
 
 def test_each_topic_of_the_sources_names_a_file_and_a_test():
-    rows = re.findall(r"^\| (?!---|taught|fault|site).*", (ROOT / "docs/coverage.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (?!---|taught|fault|site|asked).*", (ROOT / "docs/coverage.md").read_text(), re.MULTILINE)
     assert len(rows) > 45
     assert not [row for row in rows if not re.fullmatch(r"\| .+? \| `[\w/.-]+`.*? \| `[\w/.]+::\w+` \|", row)]
 
