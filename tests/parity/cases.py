@@ -146,21 +146,42 @@ CASES = [
 ]
 OTHERS = [c for c in MATRIX if c.workload != ("moe" if c.strategy in EXPERTS else "llama2")]
 """All workloads of each strategy but one."""
-ONE_OF_EACH = ("ddp", "fsdp", "pp", "tp_sp", "cp", "ep", "zero3")
-"""A strategy of each technique: the short form trains the others on one workload."""
-LONG = [*MORE]
-LONG += [c for c in (*OTHERS, *HARD, *SGD, *COMPILE, *HALF, *SELECTIVE) if c.strategy not in ONE_OF_EACH]
-LONG += [c for c in (*OTHERS, *HARD, *SGD, *COMPILE, TRAP, *HALF) if supported(c) and c.run().world_size > 2]
-# The same blocks are compiled under fsdp, and split ones under tp_sp.
-LONG += [c for c in COMPILE if (c.strategy, c.workload) not in (("fsdp", "llama2"), ("tp_sp", "llama2"))]
-# These differ from pp, fsdp and zero3 only in the schedule, the unit of sharding or the place of the state.
-LONG += [c for c in OTHERS if c.strategy in ("pp_gpipe", "fsdp_size", "zero3_offload")]
+COVERING = {
+    "mlp": ("ddp", "pp", "zero3"),
+    "mnist": ("fsdp", "pp", "zero3"),
+    "xsum": ("fsdp", "pp", "tp_sp", "cp", "zero3"),
+    "vit": ("fsdp", "pp", "tp_sp", "cp", "zero3"),
+    "moe": ("ddp", "fsdp", "pp", "tp_sp", "cp", "ep", "zero3"),
+    # What packing could do wrong is in the model, or in how an axis splits it.
+    "instruct": ("pp", "tp_sp", "cp"),
+    "llama2": (),
+}
+"""Strategies of the short form for a workload: one of each technique that computes it in another way. Each strategy is
+there on the workload that OTHERS leaves out.
+"""
+# Of each kind of recipe, the short form has the engines and the techniques that treat it in a way of their own.
+LONG = [c for c in OTHERS if c.strategy not in COVERING[c.workload]]
+LONG += [*MORE, TRAP]
+LONG += [
+    c
+    for c in HARD
+    if c.strategy not in {"llama2": ("ddp", "fsdp", "pp", "zero3"), "moe": ("pp", "ep")}.get(c.workload, ())
+]
+LONG += [c for c in SELECTIVE if (c.strategy, c.workload) != ("fsdp", "vit")]
+LONG += [c for c in SGD if c.workload == "moe" or c.strategy not in ("fsdp", "pp", "zero3")]
 LONG += [c for c in GROUPED if c.strategy not in ("fsdp", "pp", "zero1")]
-LONG += [c for c in (*FROZEN, *ADAPTERS) if c.strategy not in ("pp", "tp_sp", "zero3")]
-LONG += [c for c in MUON if c.strategy not in ("fsdp", "tp_sp", "fsdp_ep")]
-# What packing could do wrong is in the model, or in how an axis splits it.
-LONG += [c for c in CASES if c.workload == "instruct" and (c.recipe or c.strategy not in ("fsdp", "pp", "tp_sp", "cp"))]
-LONG += [c for c in SMOOTHED if c.strategy not in ("fsdp", "tp_loss")]
+LONG += [c for c in FROZEN if c.strategy not in ("pp", "zero3")]
+LONG += [c for c in ADAPTERS if c.workload == "instruct" or c.strategy not in ("pp", "tp_sp", "zero3")]
+LONG += [c for c in MUON if c.strategy not in ("fsdp", "tp_sp")]
+LONG += [c for c in SMOOTHED if c.strategy != "tp_loss" or (c.workload, len(c.recipe)) == ("llama2", len(PLAIN_SGD))]
+# A compiled block that ranks split differs from that of one device, that of other strategies does not.
+LONG += [c for c in COMPILE if (c.strategy, c.workload) != ("tp_sp", "llama2")]
+LONG += [
+    c
+    for c in HALF
+    if c.strategy not in {"bf16": ("ddp", "fsdp", "zero3"), "float8": ("fsdp", "pp")}[dict(c.recipe)["precision"]]
+]
+LONG += [c for c in ROUNDED if c.strategy not in ("fsdp", "pp")]
 """Cases of the long form: four ranks wait for each other's cores, compilation takes long, and others cover the most."""
 
 

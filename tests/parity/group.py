@@ -47,7 +47,8 @@ class Group:
     def start(self, ranks):
         """Run all jobs that were added since the last start on that many ranks."""
         jobs, self.jobs = self.jobs, []
-        self.server.work_off(jobs, self.folder, ranks)
+        if jobs:
+            self.server.work_off(jobs, self.folder, ranks)
 
 
 def newest(folder):

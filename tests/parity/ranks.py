@@ -25,7 +25,7 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
-import transformers  # noqa: F401
+import transformers.modeling_utils  # noqa: F401  (which the first model of the library imports, in seconds)
 import worker
 
 from shardlab.models import _transformers  # noqa: F401

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import foreign
 import pytest
-from cases import Case, compared
+from cases import Case, compared, with_marks
 from group import job, reference_captures
 
 from traindiff.capture_files import Capture
@@ -14,6 +14,8 @@ from traindiff.pair import Pair
 
 CORRECT = [compared(s, "llama2") for s in ("fsdp", "tp_sp", "cp", "zero3")]
 CORRECT += [Case("ep", "moe"), Case("pp", "moe"), Case("cp", "vit")]
+SHORT = [case for case in CORRECT if case.strategy in ("tp_sp", "pp", "zero3")]
+"""One of each engine."""
 FAULTS = {
     "summed": ("gradient (21 of 21, first ", "summed instead of averaged"),
     "unreduced_norm": ("gradient (5 of 21, first layers.0.attention_norm.weight)", "not reduced"),
@@ -28,11 +30,11 @@ def folder_of(captures, case):
 
 
 @pytest.fixture(scope="module")
-def captures(server, tmp_path_factory, tiny_data):
-    """Folder with the captures of all cases, and of what each is compared with."""
+def captures(request, server, tmp_path_factory, tiny_data):
+    """Folder with the captures of the cases, and of what each is compared with."""
     folder = tmp_path_factory.mktemp("captures")
     references, actual = [], defaultdict(list)
-    for case in (*FAULTY, *CORRECT):
+    for case in (*FAULTY, *(CORRECT if request.config.getoption("--long") else SHORT)):
         place, data = folder_of(folder, case), tiny_data / case.workload
         if not place.exists():
             place.mkdir()
@@ -50,7 +52,7 @@ def found(captures, case):
     return diagnose(Pair(*(Capture(place / name) for name in (case.name, "single", "twin"))))
 
 
-@pytest.mark.parametrize("case", CORRECT, ids=lambda case: case.name)
+@with_marks(CORRECT, lambda case: case not in SHORT)
 def test_nothing_differs_in_a_correct_run(captures, case):
     assert found(captures, case).sentence == "Nothing differs in steps 0-3.", markdown(found(captures, case), "")
 

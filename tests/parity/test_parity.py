@@ -20,6 +20,7 @@ from cases import (
     FROZEN,
     HALF,
     HARD,
+    LONG,
     MATRIX,
     MORE,
     MUON,
@@ -29,6 +30,8 @@ from cases import (
     Case,
     parametrized,
     requested,
+    supported,
+    with_marks,
 )
 from group import Group, bytes_by_theory, of_reference, outside, steps
 from group import differences as compare
@@ -178,13 +181,22 @@ PLANNED += [case for case in MATRIX if (case.strategy, case.workload) == ("fsdp_
 PLANNED += [*FROZEN, *ADAPTERS]
 # Matrices that travel to their owners and back.
 PLANNED += MUON
+PLANNED_SHORT = [case for case in (*FROZEN, *ADAPTERS, *MUON) if case.strategy in ("pp", "fsdp")]
+PLANNED_SHORT += [case for case in MATRIX if (case.strategy, case.workload) in (("ep", "moe"), ("pp", "moe"))]
+PLANNED_SHORT += [
+    case
+    for case in MATRIX
+    if case.workload == "llama2"
+    and case.strategy in ("ddp", "fsdp", "mp", "pp_zbv", "tp_sp", "cp", "fsdp_tp", "zero2", "zero3")
+]
+"""A plan of each technique, of one pair of them, and of what each kind of recipe holds."""
 
 
 @pytest.fixture(scope="session")
 def plans(request, results):
-    """Plans of the requested cases, by name."""
-    long = request.config.getoption("--long")
-    cases = [case for case in requested(request.session.items, long=long) if case in PLANNED]
+    """Plans of the cases of the tests that will run, by name."""
+    items = [item for item in request.session.items if "plans" in item.fixturenames]
+    cases = [item.callspec.params["case"] for item in items if not item.get_closest_marker("skip")]
     return dict(
         zip([case.name for case in cases], simulate([(c.run(), data_of(results, c)) for c in cases], 2), strict=True)
     )
@@ -196,7 +208,7 @@ def _without_exchanges(traffic):
     return sum(entry["bytes"] for entry in traffic) - rows, rows
 
 
-@parametrized(PLANNED)
+@with_marks([c for c in PLANNED if supported(c)], lambda case: case in LONG or case not in PLANNED_SHORT)
 def test_a_plan_says_what_is_held_and_sent(results, plans, case):
     """The engine's step on fake tensors, compared with a training: the model's state and traffic to the byte.
 

@@ -118,8 +118,7 @@ BY_PLANS += [Case("fsdp_tp", m, hard=True) for m in ("gpt2", "mpt", "vit", "t5")
 BY_PLANS += [Case("tp_loss", m) for m in ("gpt2", "bloom", "mpt", "gptj", "stablelm")]
 BY_PLANS += [Case("tp", m) for m in ("gpt2", "vit", "t5", *PLANNED, *WRITTEN)]
 BY_PLANS += [Case("tp_sp", "vit")]
-SHORT = ("tp-qwen3", "fsdp_tp-mixtral", "tp_loss-qwen3", "ep-mixtral", "tp-opt", "tp-gemma3", "fsdp_tp@tp=4-llama")
-SHORT += ("tp_loss-gpt2", "tp-bloom", "tp-vit")
+SHORT = ("tp-qwen3", "fsdp_tp-mixtral", "tp_loss-qwen3", "tp-opt", "tp-gemma3", "tp_loss-gpt2", "tp-vit")
 CASES += [Case(s, m) for s in ("cp", "cp_ulysses") for m in ("llama", "gpt_oss")]
 CASES += [Case("cp_ring", "llama")]
 CASES += [Case(s, m, hard=True) for s in ("cp", "cp_ulysses", "fsdp_cp") for m in ("llama", "gpt_oss", "gemma2")]
@@ -160,8 +159,10 @@ def takes(model, strategy):
 OWN = [name for name in load.own_strategies() if name != "single" and load.strategy(name).engine == "torch"]
 EVERY = [Case(s, m, hard=True) for m in EVERYWHERE for s in OWN if takes(m, s)]
 CASES += [case for case in EVERY if case not in CASES]
-LONG += [Case("ddp", m) for m in ("llama", "vit", "gemma")] + [Case("zero3", m) for m in ("llama", "vit")]
+LONG += [Case("ddp", m) for m in ("llama", "gpt2", "vit", *PARTLY_FLOAT32)]
+LONG += [Case("zero3", m) for m in ("t5", "llama", "vit")]
 LONG += [Case(s, "llama") for s in ("mp", "cp", "cp_ulysses")] + [Case("pp", "gemma"), Case("fsdp", "vit")]
+LONG += [Case("pp_zbv", "gpt2"), Case("cp", "gpt_oss")]  # the first one resumes, and cp has gpt2_packed
 LONG += [case for case in CASES if case.hard]
 LONG += [c for c in ADAPTED if c.name not in ("tp_sp-qwen3-adapted", "tp-gemma3-adapted", "ep-mixtral-adapted")]
 LONG += [case for case in CASES if case.model == "gpt2_packed" and case.strategy not in ("fsdp", "cp")]

@@ -34,6 +34,7 @@ IMPORTS = (
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "transformers.distributed.tensor_parallel",
+    "transformers.modeling_utils",
     "shardlab.models._transformers",
     *(
         f"shardlab.parallel.{name}"
