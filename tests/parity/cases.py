@@ -32,6 +32,7 @@ ADAPTED = {
     "adapter": {"rank": 2, "alpha": 4, "targets": ["layers.*.attention.*", "layers.1.down", "output"]},
 }
 """Layers of both ways to split; the first of two pipeline stages has fewer."""
+BESIDE_EXPERTS = ADAPTED | {"adapter": ADAPTED["adapter"] | {"targets": ["layers.*.attention.*", "output"]}}
 MATRICES = {
     "optimizer": {"name": "muon", "learning_rate": 0.02, "weight_decay": 0.1},
     "groups": {"output": {"optimizer": "adamw", "learning_rate_factor": 0.1}},
@@ -108,8 +109,10 @@ SGD = [
 SGD += [compared(s, "moe", PLAIN_SGD) for s in EXPERTS]
 GROUPED = [compared(s, "llama2", GROUPS) for s in STRATEGIES]
 FROZEN = [compared(s, "llama2", FREEZE) for s in STRATEGIES]
+FROZEN += [compared(s, "moe", FREEZE) for s in ("tp_sp", *EXPERTS)]
 ADAPTERS = [compared(s, "llama2", ADAPTED) for s in STRATEGIES]
 ADAPTERS += [compared(s, "instruct", ADAPTED) for s in ("ddp", "fsdp", "pp", "tp_sp", "cp", "fsdp_tp", "zero3")]
+ADAPTERS += [compared(s, "moe", BESIDE_EXPERTS) for s in ("pp", "tp", "tp_sp", *EXPERTS)]
 MUON = [compared(s, "llama2", MATRICES) for s in STRATEGIES]
 MUON += [compared(s, "moe", MATRICES) for s in EXPERTS]
 # Vocabularies that ranks split.
@@ -170,8 +173,12 @@ LONG += [
 LONG += [c for c in SELECTIVE if (c.strategy, c.workload) != ("fsdp", "vit")]
 LONG += [c for c in SGD if c.workload == "moe" or c.strategy not in ("fsdp", "pp", "zero3")]
 LONG += [c for c in GROUPED if c.strategy not in ("fsdp", "pp", "zero1")]
-LONG += [c for c in FROZEN if c.strategy not in ("pp", "zero3")]
-LONG += [c for c in ADAPTERS if c.workload == "instruct" or c.strategy not in ("pp", "tp_sp", "zero3")]
+LONG += [c for c in FROZEN if c.workload == "moe" or c.strategy not in ("pp", "zero3")]
+LONG += [
+    c
+    for c in ADAPTERS
+    if c.strategy not in {"llama2": ("pp", "tp_sp", "zero3"), "moe": ("tp_sp", "ep")}.get(c.workload, ())
+]
 LONG += [c for c in MUON if c.strategy not in ("fsdp", "tp_sp")]
 LONG += [c for c in SMOOTHED if c.strategy != "tp_loss" or (c.workload, len(c.recipe)) == ("llama2", len(PLAIN_SGD))]
 # A compiled block that ranks split differs from that of one device, that of other strategies does not.

@@ -33,8 +33,6 @@ KINDS = {
     "mamba": "recurrence",
 }
 """Type: what is its own."""
-SHORT = ("olmo2", "gemma2", "llama4_text", "qwen2_moe", "deepseek_v3", "phi3", "lfm2", "mamba")
-"""Types of the short form: what the others have of their own, one of these has, or test_transformers.py trains."""
 STRATEGIES = ("fsdp_tp", "pp", "cp", "fsdp_ep")
 """The first one is that of the short form."""
 
@@ -45,17 +43,16 @@ def strategies(request):
 
 
 @pytest.fixture(scope="module")
-def found(request, strategies, tmp_path_factory):
+def found(strategies, tmp_path_factory):
     """{type: {strategy: proof}}, of a process of its own: it forks the ranks."""
     path = tmp_path_factory.mktemp("zoo") / "zoo.jsonl"
-    kinds = KINDS if request.config.getoption("--long") else SHORT
-    words = [sys.executable, str(ROOT / "benchmarks/zoo.py"), *kinds, "--at-once=1", "--output", str(path)]
+    words = [sys.executable, str(ROOT / "benchmarks/zoo.py"), *KINDS, "--at-once=1", "--output", str(path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run([*words, "--strategies", *strategies], env=environment, capture_output=True, check=True)
     return zoo.read(path)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind not in SHORT)) for kind in KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_type_is_what_the_page_says(found, strategies, kind):
     signs = {name: zoo.SIGNS[proof.verdict] for name, proof in found[kind].items()}
     page = on_the_page()[kind]

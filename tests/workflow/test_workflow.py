@@ -26,6 +26,7 @@ def test_dry_run_needs_no_profile(tree):
     (tree.path / "random.py").write_text("raise ImportError('this is not random')\n")
     listed = tree.run("python", "-P", "-m", "snakemake", "-n", "all").stdout
     assert re.search(r"^total +274$", listed, re.MULTILINE)
+    assert "discouraged" not in listed
     assert ".venv/bin/python -P -m snakemake" in tree.run("make", "-n", "-o", ".venv/run", "run").stdout
 
 

@@ -34,7 +34,8 @@ def _split(experts: Experts, mesh: DeviceMesh) -> None:
             grid = DeviceMesh._concatenate([mesh, whole.device_mesh])
             placements += cast(Any, whole.placements)
             whole = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
-        experts.register_parameter(name, nn.Parameter(distribute_tensor(whole, grid, placements, src_data_rank=None)))
+        split = distribute_tensor(whole, grid, placements, src_data_rank=None)
+        experts.register_parameter(name, nn.Parameter(split, requires_grad=parameter.requires_grad))
     ranks = mesh.size()
 
     def matrices() -> tuple[Tensor, ...]:

@@ -190,7 +190,7 @@ class _Experts(ParallelStyle):
         for name, parameter in [*module._parameters.items()]:
             assert parameter is not None
             split = distribute_tensor(parameter, mesh, [Shard(2 if name == "down" else 1)], src_data_rank=None)
-            module.register_parameter(name, nn.Parameter(split))
+            module.register_parameter(name, nn.Parameter(split, requires_grad=parameter.requires_grad))
 
     def _inputs(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
         # The same on every rank, but the gradient is a sum over the ranks' parts: of the tokens and of the weights,

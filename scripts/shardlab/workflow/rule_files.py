@@ -38,11 +38,8 @@ def model_files(folder: str | None, reads: Iterable[str] = ()) -> list[str]:
         return []
     if Path(folder).parent == Path("data/models"):
         return [f"{folder}/download.json"]
-    return [
-        f"{folder}/{name}"
-        for pattern in ("config.json", *reads)
-        for name in sorted(path.name for path in Path(folder).glob(pattern))
-    ]
+    # As paths, without ./, of which Snakemake warns.
+    return [str(path) for pattern in ("config.json", *reads) for path in sorted(Path(folder).glob(pattern))]
 
 
 class RuleFiles:
