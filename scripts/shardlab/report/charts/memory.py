@@ -27,7 +27,7 @@ def table(run_data: RunData) -> pd.DataFrame:
         if run.train.tensor_bytes is None:
             continue
         fullest = max(run.train.tensor_bytes, key=lambda rank: rank.peak)
-        planned = run.plan and run.plan.predicted_memory_bytes
+        planned = run.plan.predicted_memory_bytes if run.plan else None
         rows += [(run.train.strategy, kind, fullest.at_peak[kind], planned) for kind in KINDS]
     return pd.DataFrame(rows, columns=["strategy", "kind", "bytes", "planned"])
 

@@ -14,7 +14,6 @@ CAPTION = (
     "overlap are left out; hover over a mark for its name and figures."
 )
 COLUMNS = ["strategy", "family", "ranks", "samples_per_second", "tensor_bytes"]
-TICKS = {"labelOverlap": True, "tickCount": 5}
 
 
 def table(run_data: RunData) -> pd.DataFrame:
@@ -34,7 +33,7 @@ def table(run_data: RunData) -> pd.DataFrame:
     known = pd.DataFrame(rows, columns=COLUMNS).dropna()
     if known.empty:
         return known
-    base = known.loc[known.strategy.eq("single").idxmax()]
+    base = known.iloc[int(known.strategy.eq("single").argmax())]
     return known.assign(
         memory=known.tensor_bytes / base.tensor_bytes,
         time=base.samples_per_second / known.samples_per_second,
@@ -49,9 +48,8 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
     table = pd.concat([table[~beaten], table[beaten]])
     of = table.base.iloc[0]
     scale = alt.Scale(type="log", base=2, nice=False)
-    percent, times = "format(datum.value, '.3~%')", "format(datum.value, '.3~g') + '\u00d7'"
-    x = alt.X("memory:Q", title=f"memory (% of {of})", scale=scale, axis=alt.Axis(labelExpr=percent, **TICKS))
-    y = alt.Y("time:Q", title=f"time (\u00d7 {of})", scale=scale, axis=alt.Axis(labelExpr=times, **TICKS))
+    x = alt.X("memory:Q", title=f"memory (% of {of})", scale=scale, axis=_axis("format(datum.value, '.3~%')"))
+    y = alt.Y("time:Q", title=f"time (\u00d7 {of})", scale=scale, axis=_axis("format(datum.value, '.3~g') + '\u00d7'"))
     tips = [
         "strategy",
         "family",
@@ -62,3 +60,8 @@ def draw(table: pd.DataFrame) -> alt.TopLevelMixin:
         alt.Tooltip("samples_per_second:Q", title="samples/s", format=".3s"),
     ]
     return points(table, tooltip=tips, x=x, y=y) + labels(table, x=x, y=y)
+
+
+def _axis(labels: str) -> alt.Axis:
+    """An axis with few ticks; ``labels``: Vega's expression for them."""
+    return alt.Axis(labelExpr=labels, labelOverlap=True, tickCount=5)

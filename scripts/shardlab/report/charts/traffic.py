@@ -20,7 +20,7 @@ def table(run_data: RunData) -> pd.DataFrame:
             run.train.strategy,
             f"{entry.collective} ({entry.axis})",
             entry.bytes,
-            run.plan and run.plan.predicted_bytes_per_step,
+            run.plan.predicted_bytes_per_step if run.plan else None,
         )
         for run in run_data.runs
         for entry in run.train.traffic or []

@@ -248,7 +248,7 @@ def _holdings(run: Shown) -> list[str]:
         _bytes(train.held()),
         *(_bytes(train.held(kind)) for kind in MEMORY_KINDS),
         _bytes(train.bytes_per_step),
-        _bytes(run.plan and run.plan.predicted_bytes_per_step, "not planned"),
+        _bytes(run.plan.predicted_bytes_per_step if run.plan else None, "not planned"),
     ]
 
 
