@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import charts as benchmark_charts
@@ -13,7 +14,6 @@ from helpers.reports import BYTES, STEP, finished, planned
 from shardlab.records.reports import TrainReport
 from shardlab.report import charts, html, run_data, snakemake_jobs, summary, summary_markdown
 from shardlab.report.bill import Bill
-from shardlab.report.charts.helpers import byte_ticks
 from shardlab.report.families import FAMILIES, family
 from shardlab.report.recommendation import advice
 from shardlab.report.units import readable_bytes, readable_seconds
@@ -42,11 +42,13 @@ def found(tmp_path):
 
 def test_each_chart_has_its_figures(found):
     drawn = html.charts(found, ["mlp"])
-    shown = ("loss", "difference", "speed_and_memory", "memory", "planned_memory", "traffic")
+    shown = ("loss", "difference", "speed_and_memory", "memory", "traffic")
     names = [f"{name}.mlp" for name in shown]
     assert list(drawn) == [*names, "memory_per_rank.single", "memory_per_rank.ddp"]
     difference, _ = drawn["difference.mlp"]
     assert difference.difference.tolist() == pytest.approx([0] * (COUNT - 1) + [1e-3])
+    memory, _ = drawn["memory.mlp"]
+    assert memory.query("strategy == 'ddp' and kind == 'weights'")[["bytes", "planned"]].to_numpy().tolist() == [[4, 9]]
     traffic, _ = drawn["traffic.mlp"]
     assert traffic.to_dict("records") == [
         {"strategy": "ddp", "collective": "all-reduce (dp_replicate)", "bytes": 2**20, "planned": 2**19}
@@ -187,7 +189,7 @@ def test_advice_comes_from_the_figures(speeds, words):
 def test_the_matrix_says_how_it_is_with_each_run(found):
     text = html.html(found, {}, CONFIG, {}, {}, BILL)
     cells = re.findall(r'<td class="(\w+)">([^<]*)', text.partition('id="mlp"')[0])
-    assert cells == [("equal", "2.000000"), ("equal", "2.000000 (0)"), ("missing", "missing"), ("empty", "-")]
+    assert cells == [("equal", "2.000000"), ("equal", "0"), ("missing", "missing"), ("empty", "-")]
     reasons = {("tp_sp", "mlp"): "no `norm`", ("pp", "mlp"): "not shown, as the run is in the table"}
     text = html.html(found, {}, CONFIG, reasons, {}, BILL)
     assert '<td class="empty">- <sup><a href="#note-1">1</a></sup></td>' in text
@@ -196,31 +198,42 @@ def test_the_matrix_says_how_it_is_with_each_run(found):
 
 
 def test_the_page_begins_with_the_verdict_the_matrix_and_the_comparison(tmp_path):
-    config = load.config({"strategies": ["single", "ddp"], "workloads": ["mlp", "vit"]})
+    config = load.config({"strategies": ["single", "ddp"], "workloads": ["mlp", "llama2"]})
     runs = [tiny_run(workload, name) for workload in config.workloads for name in config.strategies]
-    steps = [STEP | {"step": number} for number in range(COUNT)]
     for run in runs:
-        finished(tmp_path, run, steps=steps)
+        slow, small = (4 if run.workload == "mlp" else 2), [{"peak": 3, "at_peak": BYTES, "largest": BYTES}]
+        seconds, more = (0.1, {}) if run.strategy == "single" else (0.1 * slow, {"tensor_bytes": small})
+        finished(tmp_path, run, steps=[STEP | {"step": step, "seconds": seconds} for step in range(COUNT)], **more)
     found = run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
     drawn = html.charts(found, config.workloads)
     text = html.html(found, drawn, config, {}, {}, BILL)
-    places = ['class="verdict', 'class="matrix"', 'class="panels"', '<section id="vit"', '<section id="mlp"']
+    places = ['class="verdict', 'class="matrix"', 'class="panels"', '<section id="llama2"', '<section id="mlp"']
     assert sorted(places, key=text.index) == places
-    first = text[text.index('class="panels"') : text.index('<section id="vit"')]
-    assert re.findall('data-spec="(.*?)" data-height="(.*?)"', first) == [
-        ("speed_and_memory.vit", "320"),
-        ("speed_and_memory.mlp", "170"),
+    best = re.findall("<td>(<b>.*?)</td>", text.replace("\N{NO-BREAK SPACE}", " "))
+    assert best[0] == "<b>ddp</b><br>3 B (33%)<br>2\u00d7 time, 2 ranks", (
+        "what needs the least memory for llama2, and what that costs"
+    )
+    assert best[2:] == ["<b>single</b><br>9 B (100%)<br>1\u00d7 time, 1 rank"] * 2, "the fastest"
+    first = text[text.index('class="panels"') : text.index('<section id="llama2"')]
+    assert re.findall('data-spec="(.*?)" data-height', first) == ["speed_and_memory.llama2", "speed_and_memory.mlp"]
+    table, _ = drawn["speed_and_memory.llama2"]
+    assert table[["strategy", "family", "memory", "time"]].round(9).to_numpy().tolist() == [
+        ["single", "one device", 1.0, 1.0],
+        ["ddp", "data parallel", round(1 / 3, 9), 2.0],
     ]
-    table, _ = drawn["speed_and_memory.vit"]
-    assert table[["strategy", "family", "step_seconds", "tensor_bytes"]].to_numpy().tolist() == [
-        ["single", "one device", 0.1, 9],
-        ["ddp", "data parallel", 0.1, 9],
+    domains = [
+        [layer["encoding"][side]["scale"]["domain"] for layer in drawn[f"speed_and_memory.{name}"][1]["layer"]]
+        for name in config.workloads
+        for side in ("x", "y")
     ]
+    assert domains[:2] == domains[2:], "the axes of all workloads are the same"
+    assert domains[1][0][0] < 1 < 4 < domains[1][0][1]
 
 
-def test_workloads_that_most_strategies_can_train_come_first(found):
-    names = ["mlp", "mnist", "xsum", "vit", "llama2"]
-    assert order_workloads(names, CONFIG, found, ())[2:] == ["vit", "mnist", "mlp"]
+def test_llama2_and_moe_come_first_and_then_what_most_strategies_train(found):
+    runs = [("vit", "ddp"), ("mnist", "ddp"), ("mnist", "fsdp"), ("mlp", "ddp")]
+    known = replace(found, table=pd.DataFrame(runs, columns=["workload", "strategy"]))
+    assert order_workloads(["mlp", "mnist", "moe", "vit", "llama2"], known) == ["llama2", "moe", "mnist", "mlp", "vit"]
 
 
 FAMILY = {
@@ -269,17 +282,11 @@ def test_seconds_are_readable(seconds, text):
     assert readable_seconds(seconds) == text
 
 
-def test_an_axis_of_bytes_has_round_sizes():
-    assert byte_ticks(5 * 2**20, 40 * 2**20) == [size * 2**20 for size in (8, 16, 32)]
-    assert byte_ticks(900, 3 * 2**30)[:3] == [2**10, 2**12, 2**14]
-    assert byte_ticks(9, 9.5) == [9, 9.5]
-
-
 def test_names_of_strategies_never_overlap_in_a_picture():
     """Thirty-eight strategies share one place: around it is room for a few names. Two are far from it."""
     table = pd.DataFrame({"strategy": [f"name{number}" for number in range(40)], "family": "combined", "ranks": 2})
-    seconds = [0.05, *[0.1] * 38, 0.2]
-    table = table.assign(step_seconds=seconds, samples_per_second=1.0, tensor_bytes=[2**20] * 39 + [2**21])
+    times = [0.5, *[1.0] * 38, 2.0]
+    table = table.assign(time=times, memory=[1.0] * 39 + [2.0], tensor_bytes=1, samples_per_second=1.0, base="single")
     picture = charts.svg(charts.load("speed_and_memory").draw(table).to_dict())
     hidden = re.findall(r'<text[^>]*opacity="0"[^>]*>(name\d+)<', picture)
     assert 30 <= len(hidden) < 38

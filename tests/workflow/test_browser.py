@@ -14,6 +14,9 @@ from shardlab.settings import load
 
 RUNS = 1000
 STEPS = 50
+CUT_OFF = """[...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth).map((box) =>
+  box.ariaLabel)"""
+SHOWN = "[...document.querySelector('#llama2-table tbody tr').cells].filter((cell) => cell.offsetWidth).length"
 STAYS = """(() => {{
   const table = document.querySelector('{}'), box = table.parentElement;
   box.scrollTo({{ left: 60, behavior: 'instant' }});
@@ -80,6 +83,44 @@ def test_it_is_readable_on_any_screen(path, width, scheme, ground):
             assert page.ask(STAYS.format(table)), f"the first column of {table} stays when its box is scrolled"
         assert page.ask("[...document.querySelectorAll('.chart')].every((each) => each.getAttribute('aria-label'))")
         assert page.complaints() == []
+
+
+@pytest.fixture
+def ten_workloads(tmp_path):
+    """A page without charts: two strategies, one of them with the longest name, on ten workloads, of which three are
+    variants.
+    """
+    names = ["llama2", "moe", "xsum", "vit", "mnist", "mlp", "hf_small"]
+    names += ["instruct@size=lora", "moe@size=lora", "moe@optimizer.name=muon"]
+    strategies = ["single", "pp_interleaved"]
+    runs = [
+        tiny_run("mlp").model_copy(update={"workload": workload, "strategy": strategy})
+        for workload in names
+        for strategy in strategies
+    ]
+    for number, run in enumerate(runs):
+        finished(tmp_path, run, loss=2.0 + number * 1e-9)
+    found = run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
+    config = load.config({"workloads": ["mlp"]}).model_copy(update={"strategies": strategies, "workloads": names})
+    (tmp_path / "report.html").write_text(html.html(found, {}, config, {}, {}, Bill([], [], [])))
+    return tmp_path / "report.html"
+
+
+def test_no_table_is_cut_off_and_columns_fold(ten_workloads):
+    with opened(ten_workloads) as page:
+        assert page.ask(CUT_OFF) == []
+        folded = page.ask(SHOWN)
+        assert folded == 6, "strategy, ranks, and the first of quality, time, memory and traffic"
+        page.press("#llama2-table [data-group=time]")
+        assert page.ask(SHOWN) == folded + 2
+        page.press("#llama2-table [data-group=time]")
+        assert page.ask(SHOWN) == folded
+        size = {"width": 1047, "height": 718, "deviceScaleFactor": 1, "mobile": False}
+        page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        assert page.ask(SHOWN) == page.ask("document.querySelector('#llama2-table tbody tr').cells.length") > 15
+        rights = "[...document.querySelectorAll('table')].map((each) => each.getBoundingClientRect().right)"
+        assert page.ask(f"Math.max(...{rights})") <= size["width"], "all is on the sheet: A4 across"
 
 
 def test_columns_are_sorted_by_what_their_figures_are_worth(path):

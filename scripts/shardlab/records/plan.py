@@ -76,6 +76,11 @@ class Plan(Report):
     step_seconds: float | None = Field(description="Predicted step time.")
     missing: list[str] = Field(description="Missing keys of the site's `hardware` that are needed for the time.")
 
+    @property
+    def predicted_bytes_per_step(self) -> float:
+        """Bytes sent per rank and step."""
+        return sum(entry.bytes for entry in self.traffic)
+
     def belongs_to(self, run: Run) -> bool:
         """Return whether it is the plan of this run."""
         return self.run == run_identity.identity_of(run, "").run

@@ -41,11 +41,6 @@ class Shown:
         """Strategy and workload, as in the path of its folder."""
         return f"{self.train.strategy}/{self.train.workload}"
 
-    @property
-    def planned_bytes_per_step(self) -> float | None:
-        """Planned bytes sent per rank and step; None without a plan."""
-        return sum(entry.bytes for entry in self.plan.traffic) if self.plan else None
-
 
 @dataclass(frozen=True)
 class RunData:

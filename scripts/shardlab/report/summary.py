@@ -64,6 +64,7 @@ COLUMNS = [
     "predicted_memory_bytes",
     "memory_error",
     "bytes_per_step",
+    "predicted_bytes_per_step",
 ]
 
 
@@ -275,13 +276,14 @@ def _of_steps(steps: list[FirstStep], single: list[FirstStep], kind: Literal["lo
 
 
 def _foreseen(run: Run, results: Path, train: TrainReport) -> dict[str, Any]:
-    """Return the planned memory of this run, and the plan's relative error."""
+    """Return the planned memory of this run, the plan's relative error, and the bytes that it plans to send."""
     if (made := plan.find(run, *plan.places(results, run))) is None:
         return {}
     measured = train.held()
     return {
         "predicted_memory_bytes": made.predicted_memory_bytes,
         "memory_error": made.predicted_memory_bytes / measured - 1 if measured else None,
+        "predicted_bytes_per_step": made.predicted_bytes_per_step,
     }
 
 

@@ -17,8 +17,10 @@ from shardlab.settings.run_identity import flat
 
 VARIANTS, ROWS = 20, 200
 """Maximum variants of strategies and of workloads in a matrix, and rows of a sweep's table: the files have all."""
-WIDTH = 100
+WIDTH = 80
 """Columns of a terminal."""
+GAP = 2
+"""Columns between two of a table."""
 MEANS = ("mean", "std")
 SWEPT = (
     "{:,} variants (results/sweep.csv). Mean ± standard deviation over the seeds; best: the lowest mean validation "
@@ -93,15 +95,24 @@ def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
     """Format the end of a call on a terminal: the matrix of test losses, the verdict, and the file to open."""
     strategies, workloads = axes(table, config, {})
     rows = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
-    blocks = []
-    widest = (WIDTH - max(map(len, strategies), default=0)) // max(map(len, [*workloads, "0.000000 (0e+00)"])) or 1
-    for first in range(0, len(workloads), widest):
-        shown = workloads[first : first + widest]
-        cells = [[s, *(_short(rows.get((s, w))) for w in shown)] for s in strategies]
-        blocks.append(tabulate(cells, ["test loss", *shown], tablefmt="simple", disable_numparse=True))
-    about = "In brackets: relative difference to single.\n" if "single" in strategies else ""
+    names = ["test loss", *strategies]
+    blocks: list[list[list[str]]] = []
+    used = WIDTH
+    for workload in workloads:
+        column = [workload, *(_short(rows.get((strategy, workload))) for strategy in strategies)]
+        width = GAP + max(map(len, column))
+        if used + width > WIDTH:
+            blocks.append([names])
+            used = max(map(len, names))
+        blocks[-1].append(column)
+        used += width
+    tables = [
+        tabulate([*zip(*block, strict=True)], headers="firstrow", tablefmt="simple", disable_numparse=True)
+        for block in blocks
+    ]
+    about = "Below single: the relative difference from it.\n" if "single" in strategies else ""
     judgement = "\n".join(filter(None, [verdict(table)[1], flips(table), diagnosis(table)]))
-    return "\n\n".join([*blocks, f"{about}{judgement}", f"Open {results / 'report.html'}"])
+    return "\n\n".join([*tables, f"{about}{judgement}", f"Open {results / 'report.html'}"])
 
 
 def _short(row: dict[Hashable, Any] | None) -> str:
@@ -111,7 +122,12 @@ def _short(row: dict[Hashable, Any] | None) -> str:
     if row["strategy"] == "single" or pd.isna(row["rel_diff"]):
         return f"{row['test_loss']:.4f}"
     mark = " !" if not pd.isna(row["equality"]) and row["equality"] != EQUAL else ""
-    return f"{row['test_loss']:.4f} ({row['rel_diff']:.0e}){mark}"
+    return f"{difference(row['rel_diff'])}{mark}"
+
+
+def difference(value: float) -> str:
+    """Format a relative difference."""
+    return f"{value:.0e}" if value else "0"
 
 
 def _swept(table: pd.DataFrame) -> list[str]:
@@ -170,7 +186,6 @@ def figures(rows: pd.DataFrame) -> pd.DataFrame:
         {
             "strategy": rows.strategy,
             "ranks": rows.world_size.map(lambda value: _number(value, ".0f")),
-            "steps": rows.steps.map(lambda value: _number(value, ".0f")),
             "test loss": rows.test_loss.map(lambda value: _number(value, ".6f")),
             **(averaged if rows.ema_test_loss.notna().any() else {}),
             "untrained": rows.untrained_test_loss.map(lambda value: _number(value, ".4f")),
@@ -178,13 +193,16 @@ def figures(rows: pd.DataFrame) -> pd.DataFrame:
             metric: rows.metric_value.map(lambda value: _number(value, ".4f")),
             **(weighed if rows.weights_rel_diff.notna().any() else {}),
             **(flipped if rows.expert_flips.notna().any() else {}),
-            "wall s": rows.wall_seconds.map(lambda value: _number(value, ".2f")),
             "samples/s": rows.samples_per_second.map(lambda value: _number(value, ".0f")),
+            "steps": rows.steps.map(lambda value: _number(value, ".0f")),
+            "wall s": rows.wall_seconds.map(lambda value: _number(value, ".2f")),
             "tensors": rows.tensor_bytes.map(_bytes),
             "planned": rows.predicted_memory_bytes.map(_bytes),
             "error": rows.memory_error.map(lambda value: _number(value, "+.1%")),
             **{str(kind): rows[f"{kind}_bytes"].map(_bytes) for kind in MEMORY_KINDS},
             "process": rows.peak_memory_bytes.map(_bytes),
+            "sent per step": rows.bytes_per_step.map(_bytes),
+            "planned to send": rows.predicted_bytes_per_step.map(_bytes),
         }
     )
 

@@ -12,8 +12,8 @@ LOW_MULTIPLE = 3.0
 """The same for the losses and gradient norms of low precision, which are judged by nothing else."""
 LOW_NOISE = 1e-2
 """Maximum distance of twins in low precision from ``single`` at which a run can be called equal."""
-NAMED = 40
-"""Maximum runs named in a sentence; a sweep may have thousands."""
+NAMED = 5
+"""Maximum runs named in a sentence: the matrix marks all, and a sweep may have thousands."""
 DIFFERENCES = {"rel_diff": "", "validation_rel_diff": "validation ", "ema_rel_diff": "average "}
 """Columns with differences of final losses, and what is said before them."""
 EQUAL, ROUNDING, UNEQUAL, SUSPICIOUS, REPORTED = "equal", "rounding", "unequal", "suspicious", "reported"

@@ -22,7 +22,6 @@ PER_WORKLOAD = (
     "difference",
     "speed_and_memory",
     "memory",
-    "planned_memory",
     "traffic",
     "pipeline_bubble",
     "expert_load",

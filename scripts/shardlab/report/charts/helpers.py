@@ -1,12 +1,13 @@
 """Helpers that charts share: marks colored by family of strategies, labels, units."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
 from shardlab.report.families import FAMILIES
-from shardlab.report.units import BINARY, byte_unit, readable_bytes
+from shardlab.report.units import byte_unit, readable_bytes
 
 WIDTH, HEIGHT, ROW = 460, 260, 18
 LEGEND = alt.Legend(title=None, orient="bottom", columns=4, symbolLimit=0)
@@ -19,22 +20,8 @@ ANCHORS = {
     "end-label": ["right"],
 }
 """Style of a text mark: the sides of its point where Vega may place it (``charts.place_labels``)."""
-TICKS = (
-    (1, 4, 16, 64, 256),
-    (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
-    (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768),
-)
-"""Multiples of a unit for a logarithmic axis of bytes, from the coarsest."""
-BYTES = " : ".join(
-    f"datum.value >= {size} ? format(datum.value / {size}, '.3~g') + ' {name}'" for name, size in BINARY if size > 1
-)
-BYTES += " : datum.value + ' B'"
-"""Vega's expression for the labels of an axis of bytes."""
-SECONDS = (
-    "datum.value >= 1 ? format(datum.value, '~g') + ' s' : "
-    "datum.value >= 0.001 ? format(datum.value * 1e3, '~g') + ' ms' : format(datum.value * 1e6, '~g') + ' µs'"
-)
-"""The same for an axis of seconds."""
+MARGIN = 1.3
+"""Factor by which shared logarithmic axes are longer than what they show, at both ends."""
 
 
 def lines(table: pd.DataFrame, **channels: Any) -> alt.Chart:
@@ -51,7 +38,8 @@ def points(table: pd.DataFrame, size: int = 90, **channels: Any) -> alt.Chart:
 
 def labels(table: pd.DataFrame, style: str = "label", **channels: Any) -> alt.Chart:
     """The names of the strategies, at points of the same channels; the first rows are placed first."""
-    text = alt.Chart(table, width=WIDTH, height=HEIGHT).mark_text(style=style, fontSize=11)
+    clip = style == "label"  # Vega makes room for marks that are not clipped, also for names that it hides
+    text = alt.Chart(table, width=WIDTH, height=HEIGHT).mark_text(style=style, fontSize=11, clip=clip)
     return text.encode(text="strategy:N", **channels)
 
 
@@ -91,14 +79,16 @@ def chosen_workload(chart: Any, table: pd.DataFrame) -> Any:
     return chart.transform_filter("datum.workload == workload").add_params(chosen)
 
 
-def byte_ticks(low: float, high: float) -> list[float]:
-    """Round sizes between two sizes, for a logarithmic axis; the two themselves where there are not three."""
-    for multiples in TICKS:
-        values = [factor * unit for _, unit in reversed(BINARY) for factor in multiples]
-        shown = sorted({float(value) for value in values if low <= value <= high})
-        if len(shown) >= 3:
-            return shown
-    return [low, high]
+def share_axes(drawn: Iterable[tuple[pd.DataFrame, dict[str, Any]]]) -> None:
+    """Give charts of layers with logarithmic axes, which are compared, the same ones. Of each chart its table and its
+    Vega-Lite specification, which is changed.
+    """
+    charts = [*drawn]
+    for _, chart in charts:
+        for channel in (layer["encoding"][side] for layer in chart["layer"] for side in ("x", "y")):
+            values = [table[channel["field"]] for table, _ in charts]
+            ends = min(map(min, values)) / MARGIN, max(map(max, values)) * MARGIN
+            channel["scale"]["domain"] = [float(end) for end in ends]
 
 
 def in_unit(table: pd.DataFrame, *columns: str) -> tuple[pd.DataFrame, str]:

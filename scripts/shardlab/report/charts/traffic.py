@@ -16,7 +16,12 @@ CAPTION = (
 def table(run_data: RunData) -> pd.DataFrame:
     """strategy, collective, bytes (counted), planned (sum, the same in every row of a strategy)."""
     rows = [
-        (run.train.strategy, f"{entry.collective} ({entry.axis})", entry.bytes, run.planned_bytes_per_step)
+        (
+            run.train.strategy,
+            f"{entry.collective} ({entry.axis})",
+            entry.bytes,
+            run.plan.predicted_bytes_per_step if run.plan else None,
+        )
         for run in run_data.runs
         for entry in run.train.traffic or []
     ]

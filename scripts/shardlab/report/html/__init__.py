@@ -1,6 +1,7 @@
 """report.html: the results of a call on one page that opens offline."""
 
 import json
+import re
 from collections.abc import Hashable
 from dataclasses import asdict
 from importlib.metadata import version
@@ -15,8 +16,9 @@ from markupsafe import Markup
 from shardlab.report import summary_markdown, sweep_table
 from shardlab.report.bill import Bill
 from shardlab.report.charts import ANCHORS, COMPARISON, OVERALL, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
+from shardlab.report.charts.helpers import share_axes
 from shardlab.report.families import FAMILIES
-from shardlab.report.recommendation import advice
+from shardlab.report.recommendation import advice, measured, smallest_and_fastest, trade
 from shardlab.report.run_data import RunData, Shown
 from shardlab.report.strategy_docs import explained
 from shardlab.report.summary import MEMORY_KINDS
@@ -35,6 +37,14 @@ STATES = {
     SUSPICIOUS: "the run learned nothing, so its loss proves nothing.",
     REPORTED: "low precision that cannot be judged: without twins, or by the weights of experts.",
 }
+LEADS = {
+    "test loss": "quality",
+    "samples/s": "time",
+    "tensors": "memory",
+    "peak memory": "memory",
+    "sent per step": "traffic",
+}
+"""Column that a group of columns begins with, and that stays when the page folds it: name of the group."""
 Drawn = dict[str, tuple[pd.DataFrame, dict[str, Any]]]
 """Name of a chart, ``loss.llama2``: its table and its Vega-Lite specification."""
 
@@ -52,6 +62,7 @@ def charts(run_data: RunData, workloads: list[str]) -> Drawn:
         table = chart.table(part)
         if len(table):
             drawn[key] = table, chart.draw(table).properties(description=chart.CAPTION).to_dict()
+    share_axes(drawn[key] for name in workloads if (key := f"{COMPARISON}.{name}") in drawn)
     return drawn
 
 
@@ -73,17 +84,20 @@ def html(
     """Render the page for a folder of ``results``. ``accounting``: Slurm's record of each job."""
     good, sentence = verdict(run_data.table)
     strategies_shown, workloads = summary_markdown.axes(run_data.table, config, left_out)
-    workloads = order_workloads(workloads, config, run_data, left_out)
+    workloads = order_workloads(workloads, run_data)
     matrix, notes = _matrix(run_data.table, strategies_shown, workloads, left_out)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["code"] = _code
+    environment.filters |= {"code": _code, "breakable": _breakable, "groups": _groups}
     return environment.from_string((HERE / "template.html").read_text(encoding="utf-8")).render(
         good=good,
-        sentence=f"{sentence} {flips(run_data.table)}".strip(),
+        sentence=sentence,
+        flips=flips(run_data.table),
         diagnoses=[(name, page, (results / page).exists()) for name, page in pages(run_data.table).items()],
         call=summary_markdown.call(config),
         about_columns=f"{summary_markdown.WEIGHTS} {summary_markdown.MEMORY}",
-        states=STATES,
+        states={state: text for state, text in STATES.items() if state in set(run_data.table.equality.dropna())},
+        best=_best(run_data.table, workloads),
+        compared="single" in strategies_shown,
         matrix=matrix,
         notes=notes,
         noise=summary_markdown.noise(run_data.table, workloads),
@@ -122,6 +136,21 @@ def _code(text: str) -> Markup:
     """Convert words between backticks to code."""
     parts = text.split("`")
     return Markup().join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
+def _breakable(name: str) -> Markup:
+    """Allow line breaks within the name of a variant."""
+    return Markup("<wbr>").join(re.findall(r"[^@.,=]*[@.,=]?", name))
+
+
+def _groups(columns: list[str]) -> dict[str, list[str]]:
+    """The columns of a table by group; those before the first one have the group "" and are never folded."""
+    groups: dict[str, list[str]] = {"": []}
+    group = ""
+    for name in columns:
+        group = LEADS.get(name, group)
+        groups.setdefault(group, []).append(name)
+    return groups
 
 
 def _raw(text: str) -> Markup:
@@ -163,6 +192,16 @@ def _matrix(
     return matrix, list(notes)
 
 
+def _best(table: pd.DataFrame, workloads: list[str]) -> list[tuple[str, list[list[str]]]]:
+    """The first rows of the matrix: of each workload the strategies with the least memory and the fastest one, in
+    lines; a cell is empty where there is nothing to choose from.
+    """
+    choices = [measured(table[table.workload == name]) for name in workloads]
+    found = [[trade(runs, name) for name in smallest_and_fastest(runs)] if len(runs) > 1 else None for runs in choices]
+    names = ("least memory", "fastest")
+    return [(name, [each[row] if each else [] for each in found]) for row, name in enumerate(names) if any(found)]
+
+
 def _cell(row: dict[Hashable, Any] | None, reason: str) -> tuple[str, str, str]:
     """Text, state and note of a cell."""
     if row is None:
@@ -173,8 +212,8 @@ def _cell(row: dict[Hashable, Any] | None, reason: str) -> tuple[str, str, str]:
     text = f"{row['test_loss']:.6f}"
     if pd.isna(row["equality"]):
         return text, "missing", "No finished `single` to compare with."
-    difference = f"{row['rel_diff']:.0e}" if row["rel_diff"] else "0"
-    return text if row["strategy"] == "single" else f"{text} ({difference})", str(row["equality"]), ""
+    shown = text if row["strategy"] == "single" else summary_markdown.difference(row["rel_diff"])
+    return shown, str(row["equality"]), ""
 
 
 def _workload(run_data: RunData, name: str, drawn: Drawn) -> dict[str, Any]:
@@ -194,7 +233,7 @@ def _strategy(run_data: RunData, name: str, drawn: Drawn) -> dict[str, Any]:
         "name": name,
         "text": Markup(explained(name)),
         "charts": [_shown(chart, f"{chart}.{name}") for chart in PER_STRATEGY if f"{chart}.{name}" in drawn],
-        "columns": ["workload", "ranks", "mesh", "peak memory", *kinds, "sent per step", "planned"],
+        "columns": ["workload", "ranks", "mesh", "peak memory", *kinds, "sent per step", "planned to send"],
         "rows": [_holdings(run) for run in run_data.runs],
     }
 
@@ -209,7 +248,7 @@ def _holdings(run: Shown) -> list[str]:
         _bytes(train.held()),
         *(_bytes(train.held(kind)) for kind in MEMORY_KINDS),
         _bytes(train.bytes_per_step),
-        _bytes(run.planned_bytes_per_step, "not planned"),
+        _bytes(run.plan.predicted_bytes_per_step if run.plan else None, "not planned"),
     ]
 
 

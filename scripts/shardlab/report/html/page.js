@@ -3,22 +3,31 @@ const parsed = (id) => JSON.parse(document.getElementById(id).textContent);
 
 // Vega-Lite cannot place labels, but Vega can; charts/__init__.py does the same for SVG files.
 const anchors = parsed("anchors");
-function placeLabels(marks, fill) {
+function placeLabels(marks) {
   for (const mark of marks) {
     const style = [mark.style].flat().find((name) => name in anchors);
     if (style) {
       const avoidMarks = marks.filter((other) => other.type === "symbol").map((other) => other.name);
       const size = { signal: "[width, height]" };
       mark.transform = [{ type: "label", size, anchor: anchors[style], offset: [7], avoidMarks }];
-      mark.encode.update.fill = { value: fill };
+      mark.encode.update.fill = { value: "currentColor" };
     }
-    placeLabels(mark.marks || [], fill);
+    placeLabels(mark.marks || []);
   }
 }
 
-// Charts are drawn when they come into view, and again when the colors change.
+// The page's color of text, on a dark screen and on paper too.
+const axis = { labelColor: "currentColor", titleColor: "currentColor" };
+const lines = { domainColor: "currentColor", tickColor: "currentColor", gridColor: "currentColor" };
+const config = {
+  background: "transparent",
+  font: "system-ui, sans-serif",
+  axis: { ...axis, ...lines, domainOpacity: 0.4, tickOpacity: 0.4, gridOpacity: 0.15 },
+  header: axis,
+  legend: axis,
+  view: { stroke: "currentColor", strokeOpacity: 0.15 },
+};
 const specs = parsed("specs");
-const dark = matchMedia("(prefers-color-scheme: dark)");
 const drawn = new Set();
 function draw(place) {
   drawn.add(place);
@@ -30,31 +39,44 @@ function draw(place) {
   const small = place.dataset.height;
   if (small) size.height = Number(small);
   const patch = (vega) => {
-    placeLabels(vega.marks, dark.matches ? "#e6edf3" : "#1b1f24");
+    placeLabels(vega.marks);
     if (small) delete vega.legends;
     return vega;
   };
   const many = Object.values(spec.datasets).flat().length > 5000;
-  const theme = { ...(dark.matches ? { theme: "dark" } : {}), renderer: many ? "canvas" : "svg", actions: false };
-  const config = { background: "transparent", font: "system-ui, sans-serif" };
-  vegaEmbed(place, { ...spec, ...size }, { ...theme, config, patch }).then(() => { place.dataset.drawn = "yes"; });
+  const options = { renderer: many ? "canvas" : "svg", actions: false, config, patch };
+  return vegaEmbed(place, { ...spec, ...size }, options).then(() => { place.dataset.drawn = "yes"; });
 }
+// Charts are drawn when they come into view; the others, which may be printed, when there is time.
 const inView = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    if (entry.isIntersecting) {
-      inView.unobserve(entry.target);
-      draw(entry.target);
+  for (const { isIntersecting, target } of entries) {
+    if (isIntersecting) {
+      inView.unobserve(target);
+      if (!drawn.has(target)) draw(target);
     }
   }
 }, { rootMargin: "400px" });
-document.querySelectorAll(".chart").forEach((place) => inView.observe(place));
-dark.addEventListener("change", () => drawn.forEach(draw));
+const places = [...document.querySelectorAll(".chart")];
+places.forEach((place) => inView.observe(place));
+const shown = places.filter((place) => !place.closest("details"));
+function drawNext() {
+  const place = shown.find((each) => !drawn.has(each));
+  if (place) draw(place).then(() => setTimeout(drawNext, 50));
+}
+setTimeout(drawNext, 1000);
 let width = innerWidth;
 addEventListener("resize", () => {
   if (innerWidth !== width) drawn.forEach(draw);
   width = innerWidth;
 });
-addEventListener("beforeprint", () => document.querySelectorAll(".chart").forEach((place) => drawn.has(place) || draw(place)));
+addEventListener("beforeprint", () => { const notes = document.getElementById("notes"); if (notes) notes.open = true; });
+
+// A table shows the first column of each group; a click on the group's name shows the others.
+for (const button of document.querySelectorAll("[data-group]")) {
+  button.addEventListener("click", () => {
+    button.setAttribute("aria-expanded", button.closest("table").classList.toggle(button.dataset.group));
+  });
+}
 
 // Tables: clicking a column sorts by it, numerically with units (900 KiB before 1 MiB); empty cells stay last.
 const units = { "%": 0.01, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
@@ -75,7 +97,7 @@ function sortBy(table, column, down) {
   table.tBodies[0].append(...rows);
 }
 for (const table of document.querySelectorAll("table.sortable")) {
-  const heads = [...table.tHead.rows[0].cells];
+  const heads = [...table.tHead.querySelectorAll("[aria-sort]")];
   heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
     const down = head.getAttribute("aria-sort") === "ascending";
     heads.forEach((other) => other.setAttribute("aria-sort", "none"));
@@ -109,8 +131,12 @@ for (const input of document.querySelectorAll("input[data-filter]")) {
     }
   });
 }
-// A link to a strategy opens it.
-const open = () => { const place = document.getElementById(location.hash.slice(1)); if (place) place.open = true; };
+// A link to a strategy or a note opens what it is in.
+const open = () => {
+  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const folded = place && place.closest("details");
+  if (folded) folded.open = true;
+};
 addEventListener("hashchange", open);
 open();
 document.body.dataset.ready = "yes";
