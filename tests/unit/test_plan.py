@@ -1,6 +1,7 @@
 """Plans: time from the site's figures, what fits, the recommendation; messages about what is unknown."""
 
 import json
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from shardlab.cli import resolve as resolve_program
 from shardlab.data import encoders, order
 from shardlab.errors import UserError
 from shardlab.measure.memory import KINDS
+from shardlab.plan import simulate as simulation
 from shardlab.plan.simulate import _hold_buckets, _task, _together, _zero, simulate
 from shardlab.records import plan
 from shardlab.records.plan import Plan
@@ -443,6 +445,14 @@ def test_traffic_is_the_mean_of_ranks_with_uneven_parts_of_a_batch(strategy, rec
     ]
     planned = sum(entry["bytes"] for entry in estimate["traffic"])
     assert planned == pytest.approx(sum(expected) / len(expected), rel=1e-9)
+
+
+def test_nothing_is_forked_while_this_process_builds_models(monkeypatch):
+    """A fork has the locks that are held at its time, of imports and of PyTorch's seeds, and waits for them for ever."""
+    others = []
+    monkeypatch.setattr(simulation, "_zero", lambda *_: others.extend(multiprocessing.active_children()) or {})
+    assert [*simulate([(tiny_run("mlp", name, dtype="float32"), None) for name in ("zero1", "zero2", "ddp")], 2)]
+    assert not others
 
 
 def test_devices_of_one_process_are_planned_one_by_one():

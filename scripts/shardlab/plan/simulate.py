@@ -76,13 +76,10 @@ def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterato
                         for which, what in ((ranks, False), (crowded, True))
                     ]
                 )
-        waiting = iter(under_way)
-        for (run, _), ranks in zip(runs, weights, strict=True):
-            if isinstance(ranks, str):
-                yield ranks
-                continue
-            seen, worst = ([rank.get() for rank in jobs] for jobs in next(waiting))
-            yield _together(run, ranks, seen, worst)
+        ended = iter([[[rank.get() for rank in jobs] for jobs in each] for each in under_way])
+    # A process that the pool forks while this one builds a model may wait for ever for a lock of PyTorch's.
+    for (run, _), ranks in zip(runs, weights, strict=True):
+        yield ranks if isinstance(ranks, str) else _together(run, ranks, *next(ended))
 
 
 def _parts(run: Run, data: Path | None) -> dict[int, int]:
