@@ -448,7 +448,7 @@ def test_traffic_is_the_mean_of_ranks_with_uneven_parts_of_a_batch(strategy, rec
 
 
 def test_nothing_is_forked_while_this_process_builds_models(monkeypatch):
-    """A fork has the locks that are held at its time, of imports and of PyTorch's seeds, and waits for them for ever."""
+    """A fork has the locks that are held at its time, of imports and of seeds, and waits for them for ever."""
     others = []
     monkeypatch.setattr(simulation, "_zero", lambda *_: others.extend(multiprocessing.active_children()) or {})
     assert [*simulate([(tiny_run("mlp", name, dtype="float32"), None) for name in ("zero1", "zero2", "ddp")], 2)]
