@@ -1,59 +1,35 @@
 #!/usr/bin/env python3
-"""Ask spmd_types and TrainCheck about published faults, in the programs of benchmarks/spmd_programs.py.
+"""Ask spmd_types and TrainCheck about published faults, in small programs.
 
-Also trains each program on one and on two ranks, to see that the fault is one.
-Writes a table of docs/faults.md. Runs in the environment of the peers: make tools.
+The programs are benchmarks/tools/spmd_programs.py, for two ranks; each is also
+trained on one, to see that the fault is one. Writes a table of docs/faults.md.
+Runs in the environment of the peers: make tools.
 """
 
 import argparse
-import json
-import multiprocessing
-import os
-import re
-import shlex
-import shutil
-import socket
 import sys
 import tempfile
-from collections.abc import Callable
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-
-import spmd_programs
-import spmd_types as spmd
-import spmd_types.checker
-import torch
-import torch.distributed as dist
-from spmd_programs import FAULTS, PROGRAMS, Ranks
-from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.multiprocessing.spawn import start_processes
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 
 PAGE = ROOT / "docs/faults.md"
 START, END = "<!-- tools -->", "<!-- end tools -->"
-TOLERANCE = 1e-9
-"""Of the largest value of a parameter after training in float64."""
-REFERENCES, CONTROL = (1, 2), 3
-"""Seeds: TrainCheck learns from runs with other weights and data than those that it checks."""
-PROGRAM = Path(spmd_programs.__file__)
 HEAD = ["fault", "published in", "parameters differ by", "spmd_types, local", "spmd_types, global", "TrainCheck"]
-ORDER = ("FunctionCoverRelation", "FunctionLeadRelation")
-"""Relations of the order of calls, which TrainCheck's tutorial calls noise."""
 
 
 def main() -> None:
     """Ask, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("faults", nargs="*", help="words of the faults' names")
+    parser.add_argument("faults", nargs="*", help="words of the faults' names: only these, and no page")
     parser.add_argument("--output", type=Path, default=PAGE, help="page with the table's markers")
     args = parser.parse_args()
+    from tools.asked import FAULTS, check_types, compare, in_fork, trace  # type: ignore[import-not-found]
+
     names = [name for name in FAULTS if not args.faults or any(word in name for word in args.faults)]
     if not names:
         raise UserError(f"no fault has a name with {args.faults[0]}; names are: {'; '.join(FAULTS)}.")
@@ -62,182 +38,8 @@ def main() -> None:
         types = [in_fork(check_types, names, local) for local in (True, False)]
         traces, alarms = trace(names, Path(folder))
     rows = [[name, FAULTS[name].source, *(said[name] for said in (distances, *types, traces))] for name in names]
-    write(args.output, rows, alarms)
-
-
-def in_fork(function: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function gives in a process of its own."""
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(function, args)
-
-
-# One device
-
-
-def compare(names: list[str], folder: Path) -> dict[str, str]:
-    """Return how far each fault's parameters are from those of one rank."""
-    for size in (1, 2):
-        start_processes(train_all, (size, names, folder), nprocs=size, start_method="fork")
-    parameters = {size: torch.load(folder / f"parameters-{size}.pt") for size in (1, 2)}
-    for program in PROGRAMS:
-        if (apart := distance(parameters[2][program], parameters[1][program])) > TOLERANCE:
-            raise UserError(f"the program {program} without a fault is {apart:.0e} from one rank; it should be equal.")
-    found = {}
-    for name in names:
-        correct, faulty = parameters[1][FAULTS[name].program], parameters[2][name]
-        same = distance(faulty, parameters[1][name]) <= TOLERANCE
-        found[name] = f"{distance(faulty, correct):.0e}" + (", one device has it too" if same else "")
-        print(f"{name}: {found[name]}", flush=True)
-    return found
-
-
-def train_all(rank: int, size: int, names: list[str], folder: Path) -> None:
-    """Train the programs without and with each fault; rank 0 writes the parameters of all ranks."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
-    ranks = Ranks(dist.group.WORLD, rank, size)
-    found: dict[str, dict[str, Tensor]] = {}
-    for name in [*PROGRAMS, *names]:
-        program, fault = (name, "") if name in PROGRAMS else (FAULTS[name].program, name)
-        model = spmd_programs.train(program, ranks, fault)
-        found[name] = {}
-        for parameter, value in model.named_parameters():
-            parts = [torch.empty_like(value) for _ in range(size)]
-            dist.all_gather(parts, value.detach())
-            if parameter in model.shards:
-                parts = [torch.cat(parts, model.shards[parameter])]
-            found[name] |= {f"{parameter} {number}": part for number, part in enumerate(parts)}
-    if rank == 0:
-        torch.save(found, folder / f"parameters-{size}.pt")
-    dist.destroy_process_group()
-
-
-def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Return the largest difference of a parameter on any rank, of its largest value."""
-    return max(
-        float((value - whole).abs().max() / whole.abs().max())
-        for name, value in found.items()
-        for whole in [expected[f"{name.split()[0]} 0"]]
-    )
-
-
-# spmd_types
-
-
-def check_types(names: list[str], local: bool) -> dict[str, str]:
-    """Return what spmd_types says of each fault, with local or global types, on two ranks that are not there."""
-    import_module("torch.testing._internal.distributed.fake_pg")
-    dist.init_process_group("fake", rank=0, world_size=2)
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("ranks",))
-    ranks = Ranks(mesh.get_group("ranks"), 0, 2)
-
-    def check(program: str, fault: str = "") -> str:
-        try:
-            with spmd.set_current_mesh(mesh), spmd_types.checker.typecheck(local=local):
-                spmd_programs.train(program, ranks, fault, typed=True)
-        except (spmd.SpmdTypeError, ValueError) as error:
-            return first_sentence(str(error))
-        return ""
-
-    for program in PROGRAMS:
-        if said := check(program):
-            raise UserError(f"spmd_types refuses the program {program} without a fault: {said}")
-    found = {}
-    for name in names:
-        found[name] = check(FAULTS[name].program, name)
-        print(f"{name}: spmd_types, {'local' if local else 'global'}: {found[name] or 'nothing'}", flush=True)
-    return found
-
-
-def first_sentence(message: str) -> str:
-    """Return the first sentence of a message of the checker, without the name of the only axis."""
-    line = re.sub(r" on axis \w+|PerMeshAxisLocalSpmdType\.", "", message.strip().splitlines()[0])
-    return re.split(r" \(|\. ", line.removesuffix("."))[0]
-
-
-# TrainCheck
-
-
-def trace(names: list[str], folder: Path) -> tuple[dict[str, str], str]:
-    """Return which invariants of correct runs each fault breaks that another correct run does not, and how many that
-    run breaks.
-    """
-    shutil.copy(PROGRAM, folder)
-    controls, alarms = {}, []
-    for program in {FAULTS[name].program: None for name in names}:
-        references = [collect(folder, program, "", seed) for seed in REFERENCES]
-        traincheck("infer_engine", folder, "-f", *references, "-o", f"{program}.json")
-        controls[program] = broken(folder, program)
-        count = len((folder / f"{program}.json").read_text(encoding="utf-8").splitlines())
-        alarms.append(f"{len(controls[program])} of {count} ({program})")
-        print(f"TrainCheck: invariants broken without a fault: {alarms[-1]}", flush=True)
-    found = {}
-    for name in names:
-        program = FAULTS[name].program
-        found[name] = in_words(broken(folder, program, name) - controls[program])
-        print(f"{name}: TrainCheck: {found[name] or 'nothing'}", flush=True)
-    return found, ", ".join(alarms)
-
-
-def in_words(invariants: set[tuple[str, str]]) -> str:
-    """Return how many there are, and one of them: of parameters, if there is one."""
-    telling = [label for relation, label in invariants if relation not in ORDER]
-    telling.sort(key=lambda label: ("Parameter" not in label or "data_ID" in label, label))
-    ordering = len(invariants) - len(telling)
-    parts = [f"{len(telling)}: {telling[0]}"] if telling else []
-    return "; ".join(parts + ([f"{ordering} of order"] if ordering else []))
-
-
-def broken(folder: Path, program: str, fault: str = "") -> set[tuple[str, str]]:
-    """Return relation and text of each invariant that a run breaks. Everything is traced, as in the tutorial: with
-    ``--invariants`` the update of a correct run counts as none.
-    """
-    run = collect(folder, program, fault, CONTROL)
-    traincheck("checker", folder, "-f", run, "-i", f"{program}.json", "-o", f"{run}-checked", "--no-html-report")
-    (summary,) = (folder / f"{run}-checked").glob("*/violations_summary.json")
-    violations = json.loads(summary.read_text(encoding="utf-8"))["violations"]
-    return {(each["relation_type"], each["display_name"]) for each in violations}
-
-
-def collect(folder: Path, program: str, fault: str, seed: int) -> str:
-    """Trace two ranks; return the name of the folder with their traces."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    words = shlex.join([sys.executable, PROGRAM.name, program, "--fault", fault, "--seed", str(seed)])
-    start = f"MASTER_ADDR=localhost MASTER_PORT={port} WORLD_SIZE=2 RANK"
-    (folder / "run.sh").write_text(f"{start}=0 {words} &\n{start}=1 {words} && wait $!\n", encoding="utf-8")
-    run = re.sub(r"\W+", "-", f"{program}-{fault}-{seed}")
-    where = ("--pyscript", PROGRAM.name, "--shscript", "run.sh", "--models-to-track", "model", "--output-dir", run)
-    traincheck("collect_trace", folder, *where)
-    return run
-
-
-def traincheck(name: str, folder: Path, *words: str) -> None:
-    """Run one of its commands."""
-    with (folder / "traincheck.txt").open("a+", encoding="utf-8") as log:
-        start = log.tell()
-        process = multiprocessing.get_context("fork").Process(
-            target=run_command, args=(name, folder, words, log.fileno())
-        )
-        process.start()
-        process.join()
-        if process.exitcode:
-            log.seek(start)
-            lines = log.read().strip().splitlines()[-20:]
-            raise UserError("\n".join([f"traincheck's {name} failed:", *lines]))
-
-
-def run_command(name: str, folder: Path, words: tuple[str, ...], log: int) -> None:
-    """Call the function of a console script of TrainCheck, whose imports take longer than the rest."""
-    os.chdir(folder)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    sys.argv = [name, *words]
-    import_module(f"traincheck.{name}").main()
-
-
-# The page
+    if not args.faults:
+        write(args.output, rows, alarms)
 
 
 def write(page: Path, rows: list[list[str]], alarms: str) -> None:

@@ -5,7 +5,7 @@ The collectives are those of spmd_types, so that its checker can read the
 programs; without the checker they are torch.distributed's. On one rank, a
 program is its own reference.
 
-Example: torchrun --nproc-per-node=2 benchmarks/spmd_programs.py context --fault "keys' gradients not reduced"
+Example: torchrun --nproc-per-node=2 benchmarks/tools/spmd_programs.py context --fault "keys' gradients not reduced"
 """
 
 import argparse
