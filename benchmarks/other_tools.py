@@ -7,6 +7,7 @@ Runs in the environment of the peers: make tools.
 """
 
 import argparse
+import re
 import sys
 import tempfile
 from importlib.metadata import version
@@ -48,12 +49,14 @@ def write(page: Path, rows: list[list[str]], alarms: str) -> None:
     if START not in text or END not in text:
         raise UserError(f"{page} lacks the lines {START} and {END}, between which the table goes.")
     counts = [sum(bool(row[HEAD.index(name)]) for row in rows) for name in HEAD[-3:]]
-    counted = ", ".join(f"{name} {count}" for name, count in zip(HEAD[-3:], counts, strict=True))
+    counted = "; ".join(f"{name}: {count}" for name, count in zip(HEAD[-3:], counts, strict=True))
+    ordering = sum(bool(re.fullmatch(r"\d+ of order", row[-1])) for row in rows)
     versions = ", ".join(f"{name} {version(name).partition('+')[0]}" for name in ("spmd-types", "traincheck", "torch"))
     cells = [HEAD, ["---"] * len(HEAD), *([cell.replace("|", "/") or "-" for cell in row] for row in rows)]
     table = [f"| {' | '.join(row)} |" for row in cells]
-    said = f"Seen of {len(rows)} faults: {counted}. Invariants of TrainCheck broken without a fault: {alarms}."
-    block = "\n".join([START, said, f"Versions: {versions}.", "", *table, END])
+    said = f"Seen of {len(rows)} faults: {counted}, {ordering} of them by the order of calls alone."
+    alarmed = f"Invariants of TrainCheck broken without a fault: {alarms}. Versions: {versions}."
+    block = "\n".join([START, said, alarmed, "", *table, END])
     write_text(page, text.partition(START)[0] + block + text.partition(END)[2])
 
 
