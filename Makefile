@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := @$(BIN)/python scripts/install.py
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
-.PHONY: help try run run-examples matrix watch setup test test-cluster test-all test-long mutants faults lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help try run run-examples matrix watch setup test test-cluster test-all test-long mutants faults tools lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # List what can be made.
@@ -79,6 +79,11 @@ mutants: .venv/dev
 # Writes docs/faults.md.
 faults: .venv/dev
 	$(BIN)/python benchmarks/silent_faults.py
+
+# Ask spmd_types and TrainCheck about published faults.
+# Writes a table of docs/faults.md.
+tools: .venv/peers/made
+	.venv/peers/bin/python benchmarks/other_tools.py
 
 # Run ruff, codespell, snakefmt, mypy and snakemake --lint.
 # Checks also that generated files are up to date.
