@@ -75,7 +75,7 @@ test-long: .venv/dev
 mutants: .venv/dev
 	$(BIN)/python tests/mutants
 
-# Train with faults that other projects published: what sees each.
+# Reproduce published silent faults: what sees each.
 # Writes docs/faults.md.
 faults: .venv/dev
 	$(BIN)/python benchmarks/silent_faults.py
