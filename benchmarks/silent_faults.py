@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Reproduce silent faults that other projects published, and see where each shows.
 
-Each is put into a copy of this project's code, as by `make mutants`, and a small
-model is trained with it on two or four ranks, in float32, bf16 and float64. Its
-losses and gradient norms are compared with those of one device, the run is
-judged as a summary does it, and its first steps are diagnosed. The same
-trainings without a fault show false alarms. Writes the tables of docs/faults.md;
-with words, only prints the faults whose name or source has them.
+Each is put into a copy of this project's code, as by `make mutants`, and a
+small model is trained with it on two or four ranks, in float32, bf16 and
+float64. Its losses and gradient norms are compared with those of one device,
+the run is judged as a summary does it, and its first steps are diagnosed. The
+same trainings without a fault show false alarms. Writes the tables of
+docs/faults.md; with words, only prints faults whose name or source has them.
 """
 
 import os
