@@ -23,7 +23,7 @@ def run_of(text, precision, *, single=False):
     recipe = dict(case.recipe) | ({} if "reference" in text else {"max_steps": STEPS, "epochs": STEPS})
     recipe |= {"precision": "bf16"} if precision == "bf16" else {}
     if "adapted" in text:  # a rate for four steps
-        recipe["optimizer"] = recipe["optimizer"] | {"learning_rate": 0.3}
+        recipe["optimizer"] = recipe["optimizer"] | {"learning_rate": 0.03}
     full = "float64" if precision == "float64" else "float32"
     if full == "float64" and "zero" in case.strategy:
         return None
