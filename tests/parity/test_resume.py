@@ -45,6 +45,8 @@ GROUPS = {
 """Of vit: each group has states of its own under ZeRO, and its average."""
 LONG = ("pp_interleaved", "fsdp_pp", "fsdp_ep_cp", "fsdp_tp_ep", "fsdp_cp")
 """Strategies of the long form."""
+REPEATED = [("pp", "fsdp", "moe", 2), ("zero1", "fsdp", "vit", 2)]
+"""Pairs of the long form: others have each of their strategies and workloads, LOW has zero1."""
 LOW = ("zero1", "zero2", "zero3")
 """Strategies that are stopped and resumed in bf16: their float32 master weights are part of a checkpoint."""
 
@@ -54,7 +56,7 @@ def dtype(*strategies):
 
 
 def is_long(pair):
-    return not {*pair}.isdisjoint(LONG)
+    return pair in REPEATED or not {*pair}.isdisjoint(LONG)
 
 
 def requested(items, *, long):

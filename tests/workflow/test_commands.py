@@ -6,6 +6,7 @@ import shlex
 import sys
 
 import pytest
+import yaml
 
 from helpers import typed
 from helpers.common import ROOT
@@ -15,6 +16,8 @@ DOCUMENTS += [ROOT / "config/README.md", ROOT / "results/README.md"]
 FILLED = {"NAME": "test", "STRATEGY": "ddp", "WORKLOAD": "llama2", "N": "1", "--profile ...": "--profile slurm"}
 FILLED |= {"ngram": "llama2"}
 """Values for words that the reader fills in, and for the reader's own workload."""
+MATRIX = {"workloads": ["mlp"], "strategies": ["single", "ddp"]}
+"""Of commands that name none: tests/workflow/test_workflow.py lists the jobs of the default matrix."""
 SMALLER = {"last: 1000": "last: 2"}
 """A sweep of 1,000 seeds takes a minute to look at."""
 FOLLOWED = {"docs/bring-your-own.md": "test_bring_your_own.py", "docs/extend.md": "test_extend.py"}
@@ -51,6 +54,8 @@ def test_each_command_of_the_documents_is_taken(tree, shown):
     others = {words[0] for _, words in shown} - {"snakemake", "python", "make"}
     assert others <= OTHERS
     assert len(tried) > 50, "the documents' commands are found"
+    config = tree.path / "config/config.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | MATRIX))
     requested = json.dumps([words for _, words in tried])
     said = tree.run(sys.executable, str(ROOT / "tests/helpers/typed.py"), requested)
     found = zip(tried, json.loads(said.stdout.splitlines()[-1]), strict=True)
@@ -64,6 +69,7 @@ def test_each_target_of_make_in_the_documents_exists(tree, shown):
     tree.run("make", "--dry-run", *sorted(targets))
 
 
+@pytest.mark.long  # that of a model of 7b parameters; tests/unit/test_plan.py makes it without simulating
 def test_each_plan_of_the_documents_is_made(tree, shown):
     plans = [words for _, words in shown if words[:3] == ["python", "scripts/shardlab", "plan"]]
     assert plans

@@ -95,23 +95,19 @@ def test_the_dumps_of_a_script_are_diagnosed(project, said):
 
 
 def test_an_edited_script_trains_again_and_an_edited_engine_does_not(project, said):
-    def jobs():
+    def jobs_after(edits):
+        before = {project.path / path: (project.path / path).read_text() for path in edits}
+        for (path, text), lines in zip(before.items(), edits.values(), strict=True):
+            path.write_text(text + lines)
         listed = project.snakemake("-n", *CONFIG, "--", "results/my_ddp/mlp.done").stdout
+        for path, text in before.items():
+            path.write_text(text)
         return re.findall(r"^Job \d+: (\w+)", listed, re.MULTILINE)
 
-    def edit(path, text):
-        file = project.path / path
-        original = file.read_text()
-        file.write_text(original + text)
-        found = jobs()
-        file.write_text(original)
-        return found
-
-    assert jobs() == []
-    assert edit("scripts/shardlab/parallel/ddp.py", "\nX = 1\n") == []
-    assert edit("mine/means.py", "\n# a comment\n") == []
-    assert edit("wrong/means.py", "\nX = 1\n") == []
-    assert edit("mine/means.py", "\nX = 1\n") == ["Resolving", "Training"]
+    code = "\nX = 1\n"
+    irrelevant = {"scripts/shardlab/parallel/ddp.py": code, "wrong/means.py": code, "mine/means.py": "\n# a comment\n"}
+    assert jobs_after(irrelevant) == []
+    assert jobs_after({"mine/means.py": code}) == ["Resolving", "Training"]
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_sentence(project, launch):
