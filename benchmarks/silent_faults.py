@@ -133,7 +133,7 @@ def measure(trainings: list[Training], copies: list[Path], place: Path) -> None:
         by_reference[measuring.folder_of(case, "float32", place)].append(case)
     runs = [Run((), task=("train references", texts, place)) for texts in by_reference.values()]
     runs += [Run((), task=("capture references", [case], place)) for case in cases]
-    finish(runs, copies)
+    _ = [*finish(runs, copies)]
     faults = [BY_NAME[training.name] if training.known else None for training in trainings]
     pairs = [*zip(trainings, faults, strict=True)]
     captured = [Run((), fault, ("diagnose", training.case, place)) for training, fault in pairs]

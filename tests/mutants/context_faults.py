@@ -56,7 +56,8 @@ FAULTS = [
         "a ring's backward pass with the log-sum-exp of a block instead of the row's",
         RING,
         "own = gradient[at], query[at], output[at], lse[at]",
-        "one = attention_block.forward(query[at], keys, values, masks[source], causal=block.causal)\n"
+        "bias = _bias(mask, documents, split, source, block, query.dtype)\n"
+        "                one = attention_block.forward(query[at], keys, values, bias, causal=block.causal)\n"
         "                own = gradient[at], query[at], output[at], one[1]",
         attention("ring"),
     ),
@@ -213,7 +214,8 @@ FAULTS = [
         "a ring's backward pass with a block's output instead of the row's",
         RING,
         "own = gradient[at], query[at], output[at], lse[at]",
-        "one = attention_block.forward(query[at], keys, values, masks[source], causal=block.causal)\n"
+        "bias = _bias(mask, documents, split, source, block, query.dtype)\n"
+        "                one = attention_block.forward(query[at], keys, values, bias, causal=block.causal)\n"
         "                own = gradient[at], query[at], one[0].to(query.dtype), lse[at]",
         attention("ring"),
     ),

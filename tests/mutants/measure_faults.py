@@ -141,7 +141,7 @@ FAULTS = [
         "the host reads the loss each step",
         f"{S}train/step.py",
         "    if observe:\n        observe(step.number, engine)\n    if skip",
-        "    told.tolist()\n    if observe:\n        observe(step.number, engine)\n    if skip",
+        "    whole.tolist()\n    if observe:\n        observe(step.number, engine)\n    if skip",
         at("parity/test_parity", "test_no_rank_reads_from_its_device_in_a_step[ddp-mlp-float64]"),
     ),
     Fault(

@@ -447,7 +447,7 @@ FAULTS = [
         "the table does not look at the run's settings",
         SUMMARY,
         "if key := run_identity.difference(run.model_dump",
-        "if False and run_identity.difference(run.model_dump",
+        "if key := False and run_identity.difference(run.model_dump",
         ROWS,
     ),
     Fault(

@@ -1,5 +1,8 @@
 """The faults of `make mutants` have their places in the code, and a crash of a fault catches nothing."""
 
+import subprocess
+import sys
+
 import pytest
 from diagnoses import DIAGNOSES, UNNAMED
 from fault import Fault
@@ -35,6 +38,17 @@ def test_a_fault_has_its_place(fault):
     named = [test.partition("::")[0] for test in fault.tests if test != "--long"]
     assert named
     assert all((ROOT / name).is_file() for name in named)
+
+
+def test_a_fault_uses_no_name_that_is_not_there(tmp_path):
+    """It would crash, which catches nothing."""
+    for number, fault in enumerate(FAULTS):
+        if fault.file.endswith(".py"):
+            text = fault.put_into((ROOT / fault.file).read_text())
+            (tmp_path / f"{number}.py").write_text(f"{text}\n# {fault.name}\n")
+    call = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "--output-format=concise", tmp_path]
+    found = subprocess.run(call, text=True, capture_output=True, check=False)
+    assert not found.returncode, found.stdout
 
 
 def test_diagnoses_are_of_faults_and_name_causes_of_the_table():
