@@ -139,7 +139,8 @@ def _boundary(stage: nn.Module, inputs: Any, outputs: Any, *, splits_backward: b
             value = value.clone()
         return value if value.requires_grad else value.detach().requires_grad_()
 
-    return tuple(map(passed, outputs)) if isinstance(outputs, tuple) else passed(outputs)
+    # Blocks of openai-gpt return lists.
+    return tuple(map(passed, outputs)) if isinstance(outputs, tuple | list) else passed(outputs)
 
 
 class PipelineEngine(NativeEngine):
