@@ -139,7 +139,8 @@ def _boundary(stage: nn.Module, inputs: Any, outputs: Any, *, splits_backward: b
             value = value.clone()
         return value if value.requires_grad else value.detach().requires_grad_()
 
-    return tuple(map(passed, outputs)) if isinstance(outputs, tuple) else passed(outputs)
+    # Blocks of openai-gpt return lists.
+    return tuple(map(passed, outputs)) if isinstance(outputs, tuple | list) else passed(outputs)
 
 
 class PipelineEngine(NativeEngine):
@@ -203,6 +204,8 @@ class PipelineEngine(NativeEngine):
         self.watch.begin()
         self._ties_summed = False
         loss = self._run(micro, scale, backward=True)
+        if self.plan.splits_backward:
+            self._lay_out_gradients()
         self.watch.end()
         return loss
 
@@ -229,6 +232,16 @@ class PipelineEngine(NativeEngine):
         if whole.numel():  # as bytes: not every backend sends every type
             dist.broadcast(whole.view(-1).view(torch.uint8), group=self.group, group_src=self.owner[name])
         return whole
+
+    def _lay_out_gradients(self) -> None:
+        """Give gradients their parameters' strides: those of PyTorch's split backward pass may have others, which fused
+        optimizers on a CPU do not look at (docs/found.md).
+        """
+        for part in self.parts:
+            for parameter in part.parameters():
+                gradient = parameter.grad
+                if gradient is not None and local(gradient).stride() != local(parameter).stride():
+                    parameter.grad = torch.empty_like(parameter).copy_(gradient)
 
     def _reduce_partial_gradients(self) -> None:
         super()._reduce_partial_gradients()
