@@ -79,11 +79,11 @@ def legend() -> list[str]:
     """What the colors mean, above the table."""
     return [
         text(8, 20, "test loss", color=EQUAL, bold=True),
-        text(68, 20, "(green: equal to single, up to rounding)"),
-        bar(326, 11, 12, MEMORY),
-        text(343, 20, "tensors per rank, in percent of single"),
-        bar(592, 11, 12, TRAFFIC),
-        text(609, 20, "sent per rank and step, in multiples of the weights"),
+        text(76, 20, "(green: equal to single, up to rounding)"),
+        bar(342, 11, 12, MEMORY),
+        text(359, 20, "tensors per rank, in percent of single"),
+        bar(612, 11, 12, TRAFFIC),
+        text(629, 20, "sent per rank and step, in multiples of the weights"),
     ]
 
 
