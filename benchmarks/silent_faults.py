@@ -191,7 +191,8 @@ def judge(trainings: list[Training], place: Path) -> None:
 def told(path: Path) -> str:
     """Return what stopped a training, in a few words."""
     lines = [line for line in path.read_text().splitlines() if "Error" in line]
-    return f"stops: {lines[-1].partition(': ')[2][:60] if lines else 'it failed'}"
+    sentence = re.sub(r"/\S*/", "", lines[-1].partition(": ")[2]) if lines else "it failed"
+    return f"stops: {' '.join(sentence.split()[:12])} ..."
 
 
 def visible(folder: Path, single: Path) -> dict[str, str]:

@@ -24,6 +24,8 @@ def run_of(text, precision, *, single=False):
     recipe |= {"precision": "bf16"} if precision == "bf16" else {}
     if "adapted" in text:  # a rate for four steps
         recipe["optimizer"] = recipe["optimizer"] | {"learning_rate": 0.03}
+    if "resumed" in text:  # stopped by max_steps, on which other schedules depend
+        recipe["lr_schedule"] = {"name": "constant"}
     full = "float64" if precision == "float64" else "float32"
     if full == "float64" and "zero" in case.strategy:
         return None
