@@ -24,6 +24,7 @@ def case_of(text):
     recipe = {key: value for word in more if word in recipes for key, value in recipes[word].items()}
     recipe |= {"gradient_accumulation_steps": 3} if "thrice" in more else {}
     recipe |= {"label_smoothing": 0.2} if "smoothed" in more else {}
+    recipe |= {"max_steps": 6} if "resumed" in more else {}
     case = compared(strategy, workload, recipe)
     return Case(case.strategy, case.workload, case.recipe, ranks, dtype=case.dtype)
 

@@ -24,8 +24,6 @@ def run_of(text, precision, *, single=False):
     recipe |= {"precision": "bf16"} if precision == "bf16" else {}
     if "adapted" in text:  # a rate for four steps
         recipe["optimizer"] = recipe["optimizer"] | {"learning_rate": 0.03}
-    if "resumed" in text:  # stopped by max_steps, on which other schedules depend
-        recipe["lr_schedule"] = {"name": "constant"}
     full = "float64" if precision == "float64" else "float32"
     if full == "float64" and "zero" in case.strategy:
         return None
@@ -70,7 +68,7 @@ def train_references(texts, place):
 
 def train(text, name, place):
     """Train a case in each precision by the code that is imported now, into a folder of that name."""
-    from group import Server, job, newest
+    from group import Server, job
 
     from shardlab.errors import UserError
 
@@ -82,11 +80,12 @@ def train(text, name, place):
             folder = folder_of(text, precision, place)
             files = folder / "data", folder / "initial", folder / name
             jobs = [job(run, *files)]
-            if "resumed" in text:
-                half = run.recipe.model_copy(update={"max_steps": 2, "checkpoint_interval_steps": 2})
-                jobs = [jobs[0] | {"run": run.model_copy(update={"recipe": half}).model_dump()}, jobs[0]]
-                jobs[1] |= {"resume": str(newest(folder / name))}
             try:
+                if "resumed" in text:
+                    half = run.recipe.model_copy(update={"max_steps": 2, "checkpoint_interval_steps": 2})
+                    first = jobs[0] | {"run": run.model_copy(update={"recipe": half}).model_dump()}
+                    server.work_off([first], folder / name, run.world_size)
+                    jobs[0] |= {"resume": str(next((folder / name / "checkpoints").iterdir()))}
                 server.work_off(jobs, folder / name, run.world_size)
             except UserError as error:
                 (folder / name / STOPPED).write_text(str(error))

@@ -321,7 +321,7 @@ PUBLISHED = (
         "KempnerForge #57",
         "the place in the data is lost on a resume",
         "a run resumes one step too late",
-        "single llama2 reference resumed",
+        "single llama2 resumed",
     ),
     Published(
         "JSC course, December 2025",
