@@ -80,7 +80,8 @@ def test_equals_one_device(results, case, record_property):
     assert outside(found, native=case.native) == {}
 
 
-@parametrized([case for case in ADAPTERS if case.strategy in ("fsdp_tp", "pp", "tp_sp")])
+# The library's experts have no float64 on CPUs.
+@parametrized([c for c in ADAPTERS if c.strategy in ("fsdp_tp", "pp", "tp_sp") and c.workload != "moe"])
 def test_peft_computes_what_a_trained_adapter_does(results, case, tmp_path):
     of_peft, merged, without = distances(case.run(), results / case.name / "model.safetensors", tmp_path)
     assert max(of_peft, merged) < 1e-5 < 1e-3 < without

@@ -97,7 +97,7 @@ class Case:
     @property
     def recipe(self):
         targets = ["model.layers.*.self_attn.*_proj", *["model.layers.*.mlp.down_proj"] * (self.model != "mixtral")]
-        rate = 3.0 if self.native else 0.3
+        rate = 1.0 if self.native else 0.3
         optimizer = {"name": "sgd", "learning_rate": rate, "momentum": 0.8}  # Adam makes updates of rounding alone
         adapter = {"optimizer": optimizer, "adapter": {"rank": 3, "alpha": 6, "targets": targets}}
         return (HARD if self.hard else {}) | (adapter if self.adapted else {})

@@ -219,7 +219,7 @@ def test_names_of_files_that_do_not_exist_are_said_before_anything_runs(monkeypa
 @pytest.mark.parametrize("data", ["embedded", "hub"])
 def test_the_matrix_resolves_with_every_size_and_data(size, data):
     planned, _ = resolve.matrix(load.config({"size": size, "data": data}))
-    assert len(planned) == 53
+    assert len(planned) == 62
 
 
 def test_sizes_of_the_sources_resolve():
