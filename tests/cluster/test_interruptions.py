@@ -91,7 +91,7 @@ def test_preemption(struck):
     learner, *_ = struck
     urgent = ["--partition=urgent", "--exclusive", "--nodes=2", "--account=teaching", "--output=/dev/null"]
     learner.run("sbatch", *urgent, "--wrap=sleep 2")
-    goes_on(learner, 3)
+    goes_on(learner, 3, 240)  # Slurm may hold a requeued job for two minutes
     assert attempts(learner)[1]["why"] == "stopped: SIGTERM"
 
 
