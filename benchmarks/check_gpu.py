@@ -138,19 +138,16 @@ def equality(args: argparse.Namespace, ranks: int, apart: ProcessPoolExecutor) -
     columns = ["workload", "strategy", "ranks", "devices", "arithmetic", *FIGURES, "equal"]
     table = Table(args.output / "check_gpu_equality.csv", columns, "{:.0e}".format)
     # DeepSpeed chooses its device when it is imported, which is before the ranks know theirs.
-    server = Server({"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "DS_ACCELERATOR": args.device})
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for workload in args.workloads:
-                place = Path(folder) / workload
-                place.mkdir()
-                found = cases(workload, args.strategies, args.device, ranks)
-                train(server, place, found, args.device)
-                rows = apart.submit(compared, place, found).result()
-                table.add(rows)
-                judge(rows)
-    finally:
-        server.stop()
+    environment = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "DS_ACCELERATOR": args.device}
+    with Server(environment) as server, tempfile.TemporaryDirectory() as folder:
+        for workload in args.workloads:
+            place = Path(folder) / workload
+            place.mkdir()
+            found = cases(workload, args.strategies, args.device, ranks)
+            train(server, place, found, args.device)
+            rows = apart.submit(compared, place, found).result()
+            table.add(rows)
+            judge(rows)
 
 
 def train(server: Any, place: Path, found: list[Case], kind: str) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
+from shardlab.docs_generator.markers import fill
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 
 PAGE = ROOT / "docs/faults.md"
-START, END = "<!-- tools -->", "<!-- end tools -->"
 HEAD = ["fault", "published in", "parameters differ by", "spmd_types, local", "spmd_types, global", "TrainCheck"]
 
 
@@ -40,14 +40,11 @@ def main() -> None:
         traces, alarms = trace(names, Path(folder))
     rows = [[name, FAULTS[name].source, *(said[name] for said in (distances, *types, traces))] for name in names]
     if not args.faults:
-        write(args.output, rows, alarms)
+        write_text(args.output, fill(args.output, {"tools": block(rows, alarms)}))
 
 
-def write(page: Path, rows: list[list[str]], alarms: str) -> None:
-    """Put the table between its markers."""
-    text = page.read_text(encoding="utf-8")
-    if START not in text or END not in text:
-        raise UserError(f"{page} lacks the lines {START} and {END}, between which the table goes.")
+def block(rows: list[list[str]], alarms: str) -> str:
+    """Return counts, versions and the table."""
     counts = [sum(bool(row[HEAD.index(name)]) for row in rows) for name in HEAD[-3:]]
     counted = "; ".join(f"{name}: {count}" for name, count in zip(HEAD[-3:], counts, strict=True))
     ordering = sum(bool(re.fullmatch(r"\d+ of order", row[-1])) for row in rows)
@@ -56,8 +53,7 @@ def write(page: Path, rows: list[list[str]], alarms: str) -> None:
     table = [f"| {' | '.join(row)} |" for row in cells]
     said = f"Seen of {len(rows)} faults: {counted}, {ordering} of them by the order of calls alone."
     alarmed = f"Invariants of TrainCheck broken without a fault: {alarms}. Versions: {versions}."
-    block = "\n".join([START, said, alarmed, "", *table, END])
-    write_text(page, text.partition(START)[0] + block + text.partition(END)[2])
+    return "\n".join([said, alarmed, "", *table])
 
 
 if __name__ == "__main__":

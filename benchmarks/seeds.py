@@ -44,8 +44,7 @@ def main() -> None:
     args = parser.parse_args()
     from group import Server  # type: ignore[import-not-found]
 
-    server = Server()
-    try:
+    with Server() as server:
         tables = []
         for seed in range(1, args.seeds + 1):
             config = configured(args.precision, seed=seed)
@@ -54,8 +53,6 @@ def main() -> None:
                     tables.append(trained(server, config, workload, args.strategies, args.twins, Path(place)))
                 table = pd.concat(tables, ignore_index=True)
                 write_text(args.output, table.to_csv(index=False))
-    finally:
-        server.stop()
     print(shown(table))
 
 

@@ -42,7 +42,7 @@ COLUMNS = (
     *("fault", "published in", "training", "plot of losses", "logged losses", "plot of norms"),
     *("float32", "bf16", "float64", "first difference", "cause named"),
 )
-UNSEEN = "-"
+UNSEEN, SOUND = "-", "no fault"
 
 
 @dataclass
@@ -50,7 +50,6 @@ class Training:
     """A training with a fault, or without one, and what was seen of it."""
 
     case: str
-    name: str = "no fault"
     known: Published | None = None
     found: dict[str, Any] = field(default_factory=dict)
     """What the diagnosis found."""
@@ -58,6 +57,10 @@ class Training:
     """By precision: equality, and where it is not equal."""
     seen: dict[str, str] = field(default_factory=dict)
     """In float32, by column: at which step."""
+
+    @property
+    def name(self) -> str:
+        return self.known.fault if self.known else SOUND
 
     @property
     def folder(self) -> str:
@@ -70,7 +73,7 @@ class Training:
 
     def is_unequal(self, precision: str) -> bool:
         """True if the verdict in a precision is unequal, or the training stops."""
-        return bool(self.verdicts[precision]) and not self.verdicts[precision].startswith(UNSEEN)
+        return not self.verdicts[precision].startswith(UNSEEN)
 
     def shows(self, column: str) -> bool:
         """True if losses or norms show it."""
@@ -94,7 +97,7 @@ def main() -> None:
     asked = [known for known in PUBLISHED if words in f"{known.sources} {known.says} {known.fault}"]
     if not asked:
         sys.exit(f"error: no published fault has `{words}` in its name or source.")
-    trainings = [Training(case, known.fault, known) for known in asked if (case := case_of(known))]
+    trainings = [Training(case, known) for known in asked if (case := case_of(known))]
     trainings += [Training(case) for case in dict.fromkeys(training.case for training in trainings)]
     running.warm()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
@@ -102,6 +105,10 @@ def main() -> None:
         measure(trainings, running.copies(Path(folder)), place)
         sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests"), str(ROOT / "tests/parity")]
         judge(trainings, place)
+    # Not before the last fork, which imports it from a copy.
+    from shardlab.docs_generator.markers import fill
+    from shardlab.files import write_text
+
     minutes = (time.monotonic() - began) / 60
     blocks = {
         "faults": table(trainings),
@@ -110,7 +117,8 @@ def main() -> None:
     }
     print("\n\n".join(blocks.values()))
     if not words:
-        write(args.output, blocks)
+        write_text(args.output, fill(args.output, blocks))
+        print(f"wrote {args.output}")
     unseen = [training.name for training in trainings if training.known and not training.is_seen]
     alarms = [training.case for training in trainings if not training.known and training.is_seen]
     if alarms:
@@ -146,15 +154,12 @@ def measure(trainings: list[Training], copies: list[Path], place: Path) -> None:
 
 
 def finish(runs: list[Run], copies: list[Path]) -> Iterator[Run]:
-    """Work off runs; ends the program where one fails."""
-    ended = []
+    """Yield runs as they end; ends the program where one fails."""
     for run in running.work_off(runs, copies):
         if run.failures:
-            sys.exit(
-                f"error: {run.fault.name if run.fault else 'no fault'}: {run.task[:2]} failed:\n{run.output[-3000:]}"
-            )
-        ended.append(run)
-    return iter(ended)
+            name = run.fault.name if run.fault else SOUND
+            sys.exit(f"error: {name}: {run.task[:2]} failed:\n{run.output[-3000:]}")
+        yield run
 
 
 def judge(trainings: list[Training], place: Path) -> None:
@@ -171,13 +176,11 @@ def judge(trainings: list[Training], place: Path) -> None:
         for folder, together in by_reference.items():
             ended = [each for each in together if (folder / each.folder / "train.json").exists()]
             for training in together:
-                stopped = folder / training.folder / measuring.STOPPED
-                training.verdicts[precision] = told(stopped) if stopped.exists() else ""
-            if not ended:
-                continue
-            single = measuring.run_of(together[0].case, precision, single=True)
+                if training not in ended:
+                    training.verdicts[precision] = told(folder / training.folder / measuring.STOPPED)
+            single = measuring.single_of(together[0].case, precision)
             names = ["single", *sorted(path.name for path in folder.glob("twin*")), *(each.folder for each in ended)]
-            found = rows(single, folder, [*dict.fromkeys(names)])
+            found = rows(single, folder, names)
             if single.model.experts:  # a token that rounding sends to another expert moves weights by any amount
                 found["expert_choices"] = 1
             judged = {row["strategy"]: row for row in verdict.judge(found).to_dict("records")}
@@ -233,13 +236,12 @@ def table(trainings: list[Training]) -> str:
                     known.sources,
                     f"`{training.case}`",
                     *(training.seen.get(column, UNSEEN) for column in COLUMNS[3:6]),
-                    *(training.verdicts[precision] or "not offered" for precision in measuring.PRECISIONS),
+                    *(training.verdicts[precision] for precision in measuring.PRECISIONS),
                     began_at(training.found.get("first")),
                     training.cause or UNSEEN,
                 ]
             )
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown([[*COLUMNS], *rows])
 
 
 def began_at(place: list[Any] | None) -> str:
@@ -265,30 +267,24 @@ def counts(trainings: list[Training], minutes: float) -> str:
         "first steps, with the right cause": lambda each: bool(each.cause),
     }
     lines = [["comparison with one device", f"faults seen, of {len(faulty)}", f"false alarms, of {len(sound)}"]]
-    lines += [["---"] * 3]
     lines += [[name, str(sum(map(see, faulty))), str(sum(map(see, sound)))] for name, see in sees.items()]
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"{text}\n\nMeasured in {minutes:.0f} minutes on {len(os.sched_getaffinity(0))} cores."
+    return f"{markdown(lines)}\n\nMeasured in {minutes:.0f} minutes on {len(os.sched_getaffinity(0))} cores."
 
 
 def elsewhere(published: list[Published]) -> str:
     """Format a Markdown table of what no small training shows, and what is not reproduced."""
-    lines = [["fault", "published in", "seen by", "note"], ["---"] * 4]
+    lines = [["fault", "published in", "seen by", "note"]]
     for known in published:
         tests = BY_NAME[known.fault].tests if known.fault else ()
         seen_by = ", ".join(f"`{test.removeprefix('tests/')}`" for test in tests if test != "--long")
         lines.append([known.says, known.sources, seen_by or "not reproduced", known.note])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown(lines)
 
 
-def write(page: Path, blocks: dict[str, str]) -> None:
-    """Put each block between its markers in the page."""
-    text = page.read_text(encoding="utf-8")
-    for name, block in blocks.items():
-        before, _, rest = text.partition(f"<!-- {name} -->\n")
-        text = f"{before}<!-- {name} -->\n{block}\n<!-- end {name} -->{rest.partition(f'<!-- end {name} -->')[2]}"
-    page.write_text(text, encoding="utf-8")
-    print(f"wrote {page}")
+def markdown(lines: list[list[str]]) -> str:
+    """Format a Markdown table; the first line is its head."""
+    head, *rows = lines
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 if __name__ == "__main__":

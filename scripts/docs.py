@@ -15,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from shardlab.course import exercises
 from shardlab.docs_generator import messages, site_pages
+from shardlab.docs_generator.markers import between, fill
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.report import strategy_docs
@@ -145,18 +146,6 @@ def code_difference(name: str) -> str:
     return "\n".join(["```diff", *("..." if line.startswith("@@") else line for line in changed[1:]), "```"])
 
 
-def fill(path: Path, blocks: dict[str, str]) -> str:
-    """Return the file with each block put between its markers ``<!-- name -->`` and ``<!-- end name -->``."""
-    text = path.read_text(encoding="utf-8")
-    for name, block in blocks.items():
-        start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
-        if start not in text or end not in text:
-            raise UserError(f"{path}: the markers {start.strip()} and {end} are missing; add them.")
-        before, rest = text.split(start, 1)
-        text = before + start + block + "\n" + end + rest.split(end, 1)[1]
-    return text
-
-
 def key_table(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None = None) -> str:
     """Format a Markdown table of a settings class: key, default, meaning; keys of its groups are written group.key."""
     lines = ["| key | default | meaning |", "| --- | --- | --- |"]
@@ -209,16 +198,6 @@ def mutants(folder: Path) -> str:
     lines = ["| faults | number |", "| --- | --- |"]
     lines += [f"| {module.__doc__.rstrip('.')} | {len(module.FAULTS)} |" for module in modules]
     return "\n".join([*lines, f"| all | {sum(len(module.FAULTS) for module in modules)} |"])
-
-
-def between(path: Path, name: str) -> str:
-    """Return the text between a file's markers of that name."""
-    return block(path.read_text(encoding="utf-8"), name)
-
-
-def block(text: str, name: str) -> str:
-    """Return the text between a text's markers of that name."""
-    return text.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- end {name} -->")[0]
 
 
 def check_matrix(text: str) -> None:

@@ -29,10 +29,10 @@ def case_of(text):
     return Case(case.strategy, case.workload, case.recipe, ranks, dtype=case.dtype)
 
 
-def reference_run(text):
-    """The run that a case is compared with: `single`, with the recipe as it is if the case is of `single`."""
+def reference_of(text):
+    """What a case is compared with: a case of `single`, with the recipe as it is if the case is of `single`."""
     case = case_of(text)
-    return case.run() if case.strategy == "single" else case.reference.run()
+    return case if case.strategy == "single" else case.reference
 
 
 def capture_references(texts, place):
@@ -43,13 +43,10 @@ def capture_references(texts, place):
     for text in texts:
         folder = _folder(place, text)
         folder.mkdir(parents=True)
-        run = reference_run(text)
+        run = reference_of(text).run()
         jobs += reference_captures(run, case_of(text).run(), place / "data" / run.workload, folder)
-    server = Server()
-    try:
+    with Server() as server:
         server.work_off(jobs, _folder(place, texts[0]), 1)
-    finally:
-        server.stop()
 
 
 def diagnose(text, place, scratch):
@@ -64,13 +61,10 @@ def diagnose(text, place, scratch):
 
     run, folder = case_of(text).run(), _folder(place, text)
     scratch.mkdir(parents=True)
-    save_initial(reference_run(text), scratch / "initial.safetensors")
-    server = Server()
-    try:
+    save_initial(reference_of(text).run(), scratch / "initial.safetensors")
+    with Server() as server:
         data, weights = place / "data" / run.workload, scratch / "initial.safetensors"
         server.work_off([job(run, data, weights, scratch / "actual", capture=True)], scratch, run.world_size)
-    finally:
-        server.stop()
     found = compare(Pair(*map(Capture, (scratch / "actual", folder / "single", folder / "twin"))))
     facts = {name: sorted(values) for name, values in found.evidence.facts.items()}
     causes = [cause.cause for cause in found.causes]

@@ -6,7 +6,7 @@ fault, as benchmarks/trainers/judged.py takes them.
 
 from dataclasses import replace
 
-from diagnosing import case_of
+from diagnosing import case_of, reference_of
 
 PRECISIONS = ("float32", "bf16", "float64")
 STEPS = 12
@@ -16,18 +16,19 @@ STOPPED = "stopped.txt"
 """Sentence or last error of a training that did not end."""
 
 
-def run_of(text, precision, *, single=False):
-    """The run of a case in a precision, or what it is compared with; None: DeepSpeed has no float64."""
-    case = case_of(text)
-    case = case.reference if single and case.strategy != "single" else case
+def run_of(case, text, precision):
+    """The run of a case, or of its reference, as ``text`` asks for it, in a precision."""
     recipe = dict(case.recipe) | ({} if "reference" in text else {"max_steps": STEPS, "epochs": STEPS})
     recipe |= {"precision": "bf16"} if precision == "bf16" else {}
     if "adapted" in text:  # a rate for four steps
         recipe["optimizer"] = recipe["optimizer"] | {"learning_rate": 0.03}
-    full = "float64" if precision == "float64" else "float32"
-    if full == "float64" and "zero" in case.strategy:
-        return None
-    return replace(case, recipe=tuple(recipe.items()), dtype=full).run()
+    dtype = "float64" if precision == "float64" else "float32"
+    return replace(case, recipe=tuple(recipe.items()), dtype=dtype).run()
+
+
+def single_of(text, precision):
+    """The run on one device that a case is compared with."""
+    return run_of(reference_of(text), text, precision)
 
 
 def folder_of(text, precision, place):
@@ -48,8 +49,9 @@ def train_references(texts, place):
     for precision in PRECISIONS:
         for text in texts:
             folder = folder_of(text, precision, place)
-            if folder.exists() or (run := run_of(text, precision, single=True)) is None:
+            if folder.exists():
                 continue
+            run = single_of(text, precision)
             folder.mkdir(parents=True)
             (folder / "data").symlink_to(place / "data" / run.workload)
             save_initial(run, folder / "initial")
@@ -57,13 +59,8 @@ def train_references(texts, place):
             trainings |= twins(run, folder, 0 if precision == "float64" else TWINS)
             for name, (training, initial) in trainings.items():
                 jobs[folder / name] = job(training, folder / "data", initial, folder / name)
-    if not jobs:
-        return
-    server = Server()
-    try:
+    with Server() as server:
         server.work_off([*jobs.values()], next(iter(jobs)).parent, 1)
-    finally:
-        server.stop()
 
 
 def train(text, name, place):
@@ -72,22 +69,16 @@ def train(text, name, place):
 
     from shardlab.errors import UserError
 
-    server = Server()
-    try:
+    with Server() as server:
         for precision in PRECISIONS:
-            if (run := run_of(text, precision)) is None:
-                continue
-            folder = folder_of(text, precision, place)
-            files = folder / "data", folder / "initial", folder / name
-            jobs = [job(run, *files)]
+            run, folder = run_of(case_of(text), text, precision), folder_of(text, precision, place)
+            whole = job(run, folder / "data", folder / "initial", folder / name)
             try:
                 if "resumed" in text:
                     half = run.recipe.model_copy(update={"max_steps": 2, "checkpoint_interval_steps": 2})
-                    first = jobs[0] | {"run": run.model_copy(update={"recipe": half}).model_dump()}
+                    first = whole | {"run": run.model_copy(update={"recipe": half}).model_dump()}
                     server.work_off([first], folder / name, run.world_size)
-                    jobs[0] |= {"resume": str(next((folder / name / "checkpoints").iterdir()))}
-                server.work_off(jobs, folder / name, run.world_size)
+                    whole |= {"resume": str(next((folder / name / "checkpoints").iterdir()))}
+                server.work_off([whole], folder / name, run.world_size)
             except UserError as error:
                 (folder / name / STOPPED).write_text(str(error))
-    finally:
-        server.stop()

@@ -6,6 +6,5 @@ from group import Server
 
 @pytest.fixture(scope="session")
 def server():
-    server = Server()
-    yield server
-    server.stop()
+    with Server() as server:
+        yield server

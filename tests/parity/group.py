@@ -105,6 +105,12 @@ class Server:
         self.environment = environment or {}
         self.process = start(self.environment)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
     def work_off(self, jobs, folder, ranks, group=False, fresh=False):
         """Run jobs on that many ranks, with files in a folder. ``group``: in a process group, also for one rank.
 

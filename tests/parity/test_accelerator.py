@@ -59,9 +59,8 @@ def requested(items, *, long):
 @pytest.fixture(scope="module")
 def simulated():
     """The process that ranks on simulated devices are forked from."""
-    server = Server(accelerator.environment(SIM_DEVICES="8"))
-    yield server
-    server.stop()
+    with Server(accelerator.environment(SIM_DEVICES="8")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
