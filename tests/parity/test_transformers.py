@@ -302,11 +302,15 @@ def test_a_plan_says_what_is_held_and_sent(folder, resolved, name):
     report = json.loads((folder.folder / name / "train.json").read_text())
     (plan,) = simulate([(run, folder.data / run.workload)])
     assert not isinstance(plan, str), plan
+    ranks_of_tp = run.mesh.root.get("tp", 1)
     assert sum(entry["bytes"] for entry in plan["traffic"]) == pytest.approx(report["bytes_per_step"], rel=1e-9)
     for rank, planned in zip(plan["ranks"], plan["tensor_bytes"], strict=True):
         measured = report["tensor_bytes"][rank]["largest"]
         assert planned["largest"]["weights"] == measured["weights"]
-        assert planned["largest"]["activations"] == pytest.approx(measured["activations"], rel=0.01)
+        # Gloo's thread may let go of what it gathered (here the logits, of tp ranks) only after the step went on.
+        late = planned["largest"]["gathered"] / ranks_of_tp if ranks_of_tp > 1 else 0
+        held = planned["largest"]["activations"]
+        assert held / 1.01 < measured["activations"] < 1.01 * held + late
 
 
 @pytest.mark.parametrize("name", BASES)
