@@ -313,6 +313,32 @@ def test_a_plan_says_what_is_held_and_sent(folder, resolved, name):
         assert held / 1.01 < measured["activations"] < 1.01 * held + late
 
 
+@pytest.mark.parametrize("name", ["ep-mixtral"])
+def test_a_plan_spreads_tokens_over_the_experts_of_the_library(folder, resolved, name):
+    run = resolved(*name.split("-"), dtype="float64")
+    report = json.loads((folder.folder / name / "train.json").read_text())
+    (plan,) = simulate([(run, folder.data / run.workload)])
+    assert not isinstance(plan, str), plan
+    planned, measured = (
+        [sum(entry["bytes"] for entry in each["traffic"] if (entry["axis"] == "ep") == among) for among in (0, 1)]
+        for each in (plan, report)
+    )
+    assert planned[0] == pytest.approx(measured[0], rel=1e-9)
+    assert planned[1] == pytest.approx(measured[1], rel=0.2)
+    assert plan["worst_memory_bytes"] > plan["tensor_bytes"][0]["peak"]
+    # As PaLM counts (see tests/unit/test_flops.py), where two of four experts are active.
+    active = sum(
+        value.numel() * (0.5 if ".experts." in name else 1)
+        for name, value in build_model(run).named_parameters()
+        if value.dim() > 1 and "embed_tokens" not in name
+    )
+    config = transformers_models.CONFIGS["mixtral"]
+    length, width = TINY["llama2"]["sequence_length"], config.hidden_size
+    tokens = run.recipe.global_batch_size * length
+    expected = tokens * (6 * active + 12 * config.num_hidden_layers * width * length)
+    assert plan["flops_per_step"] == report["flops_per_step"] == expected
+
+
 @pytest.mark.parametrize("name", BASES)
 def test_the_library_reads_what_was_trained(folder, resolved, name, tmp_path):
     run = resolved("single", name)

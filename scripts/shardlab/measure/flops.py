@@ -1,6 +1,7 @@
 """Floating-point operations of a step, from shapes alone: what the model needs, without what a strategy repeats."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -43,13 +44,21 @@ class _Attention(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _unread(run: Run) -> AbstractContextManager[None]:
-    """Keep the library from searching positions, which have no values here, for packed samples."""
-    if run.model.folder is None:
-        return nullcontext()
-    from shardlab.patches import transformers_masks
+def _grouped_product(rows: torch.Size, matrices: torch.Size, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """Of rows (rows, inputs) in groups, each times its matrix of (groups, inputs, outputs); PyTorch counts none."""
+    return 2 * rows.numel() * matrices[-1]
 
-    return transformers_masks.no_packed_samples()
+
+@contextmanager
+def _without_values(run: Run) -> Iterator[None]:
+    """Keep the library from searching tensors that have no values here."""
+    with ExitStack() as stack:
+        if run.model.folder is not None:
+            from shardlab.patches import transformers_values
+
+            stack.enter_context(transformers_values.no_packed_samples())
+            stack.enter_context(transformers_values.grouped_experts())
+        yield
 
 
 @torch.no_grad()
@@ -58,9 +67,10 @@ def count_flops(run: Run, task: Task, micro: MicroBatch) -> Flops | None:
     model = models.build(run.model, run.task, torch.float32).to("meta")
     batch = {name: values.to("meta") for name, values in micro.batch.items()}
     batch = {name: values.float() if values.is_floating_point() else values for name, values in batch.items()}
-    attention, counter = _Attention(), FlopCounterMode(display=False)
+    attention, grouped = _Attention(), getattr(torch.ops.transformers, "grouped_mm_fallback", None)
+    counter = FlopCounterMode(display=False, custom_mapping={grouped: _grouped_product} if grouped else None)
     try:
-        with _unread(run), counter, attention:
+        with _without_values(run), counter, attention:
             task.outputs(model, batch)
     except (RuntimeError, NotImplementedError):
         return None

@@ -1,5 +1,7 @@
 """Models of the transformers library (huggingface.co/docs/transformers), from the folder of their config.json."""
 
+import logging as standard_logging
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,12 +18,17 @@ from shardlab.models.declared import layer_lists
 from shardlab.patches.torch_modules import around_forward
 from shardlab.settings.types import CAUSAL, DECLARED
 
+# The library imports torchao, which warns of kernels for other machines; and PyTorch of how torchao declares its types.
+for noisy in ("torchao", "torch.utils._pytree"):
+    standard_logging.getLogger(noisy).setLevel(standard_logging.ERROR)
+
 CLASSES = {
     **dict.fromkeys(CAUSAL, ("AutoModelForCausalLM", ("input_ids",))),
     "summarization": ("AutoModelForSeq2SeqLM", ("input_ids", "decoder_input_ids")),
     "classification": ("AutoModelForImageClassification", ("pixel_values",)),
 }
 """Task: the library's class, and its names of the task's inputs."""
+EXPERTS_PER_TOKEN = re.compile(r"(num_)?(experts_per_(tok|token)|selected_experts)|moe_k|(moe_)?top_?k|top_k_experts")
 OURS = {"channels": "num_channels", "classes": "num_labels"}
 """Names in a workload's ``shape``: the library's."""
 
@@ -79,6 +86,13 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     if task in DECLARED and len(lists := layer_lists(model)) == 1:
         as_chain(model, lists[0])
     return model  # type: ignore[no-any-return]
+
+
+def experts_per_token(folder: str, args: dict[str, Any]) -> int:
+    """Return how many of a layer's experts each token chooses, by the names that the library's configurations have."""
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **library_names(args))
+    keys = config.get_text_config().to_dict().items()
+    return next(value for key, value in keys if EXPERTS_PER_TOKEN.fullmatch(key) and isinstance(value, int))
 
 
 def library_names(args: dict[str, Any]) -> dict[str, Any]:

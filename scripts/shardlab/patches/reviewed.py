@@ -25,11 +25,18 @@ class Patch(NamedTuple):
 
 PATCHES = [
     Patch(
-        "transformers_masks.no_packed_samples",
+        "transformers_values.no_packed_samples",
         *TRANSFORMERS,
         (),
         "on fake tensors it takes positions for those of packed samples, and makes a mask that no training has",
         "it can be told that there are none",
+    ),
+    Patch(
+        "transformers_values.grouped_experts",
+        *TRANSFORMERS,
+        (),
+        "on fake tensors experts one by one read which have tokens, and grouped ones have no shapes but in bfloat16",
+        "PyTorch's shapes of grouped products are those that its kernels have",
     ),
     Patch(
         "snakemake_scheduler.install",

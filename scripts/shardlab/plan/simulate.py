@@ -29,7 +29,7 @@ from shardlab.measure.timeline_recorder import TimelineRecorder
 from shardlab.measure.traffic import Traffic, fraction_sent
 from shardlab.models.weights import allocate
 from shardlab.parallel.ddp import BROADCAST
-from shardlab.patches import torch_dtensor, torch_pipelining, transformers_masks
+from shardlab.patches import torch_dtensor, torch_pipelining, transformers_values
 from shardlab.plan import fake_ranks, representatives, single_process
 from shardlab.plan.representatives import COUNTED
 from shardlab.plan.stage_boundaries import boundary_states
@@ -143,9 +143,11 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         # Each rank reads the seed of its masks from a tensor, and a fake tensor has no value.
         stack.enter_context(mock.patch("shardlab.parallel.tensor.drawn", return_value=0))
         if run.model.folder and not task.packed:
-            stack.enter_context(transformers_masks.no_packed_samples())
+            stack.enter_context(transformers_values.no_packed_samples())
+        if run.model.folder:
+            stack.enter_context(transformers_values.grouped_experts())
         if crowded:
-            stack.enter_context(fake_ranks.all_tokens_here(run.model.args["top_k"]))
+            stack.enter_context(fake_ranks.all_tokens_here(_experts_per_token(run)))
         stack.enter_context(torch_dtensor.shapes_uncounted())
         stack.enter_context(torch_pipelining.sends_hold_their_tensors())
         engine: Any = parallel.build(run, task, world, None)
@@ -188,6 +190,14 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
             "flops_per_step_causal": counted and counted.causal,
             "parameters": engine.parameter_count,
         }
+
+
+def _experts_per_token(run: Run) -> int:
+    if run.model.folder is None:
+        return run.model.args["top_k"]  # type: ignore[no-any-return]
+    from shardlab.models._transformers import experts_per_token
+
+    return experts_per_token(run.model.folder, run.model.args)
 
 
 def _sent_by_ddp(replicas: int, trained: int, parts: Iterable[nn.Module]) -> float:

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
 from shardlab.errors import UserError
+from shardlab.models._transformers import EXPERTS_PER_TOKEN
 from shardlab.proof.tiny_runs import PICTURE, VOCABULARY
 
 LAYERS, WIDTH, HEADS, GROUPS, HEAD, ROTARY, HIDDEN, EXPERTS = 4, 64, 4, 2, 16, 8, 96, 4
@@ -33,7 +34,7 @@ SIZES: list[tuple[str, int]] = [
     (r"context_length|model_max_length", POSITIONS),
     (r"sliding_window(_size)?|attention_(window_size|chunk_size)|window_size", WINDOW),
     (r"(n_routed|num|num_local|moe_num|num_moe|ffn_num|n)_experts|num_local_experts", EXPERTS),
-    (r"(num_)?(experts_per_(tok|token)|selected_experts)|moe_k|(moe_)?top_?k|top_k_experts", 2),
+    (EXPERTS_PER_TOKEN.pattern, 2),
     (r"(n|num|moe_num)_shared_experts", 1),
     (r"zero_expert_num", 2),
     (r"(moe_)?n_group|num_expert_group", 2),
