@@ -440,7 +440,7 @@ FAULTS = [
         "the table compares each run with itself",
         SUMMARY,
         "single = table.workload.map(singles[loss])",
-        "single = table[loss]",
+        "single = table[loss].astype(float)",
         SENTENCE,
     ),
     Fault(
