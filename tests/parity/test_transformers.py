@@ -100,7 +100,10 @@ class Case:
         rate = 1.0 if self.native else 0.3
         optimizer = {"name": "sgd", "learning_rate": rate, "momentum": 0.8}  # Adam makes updates of rounding alone
         adapter = {"optimizer": optimizer, "adapter": {"rank": 3, "alpha": 6, "targets": targets}}
-        return (HARD if self.hard else {}) | (adapter if self.adapted else {})
+        recipe = (HARD if self.hard else {}) | (adapter if self.adapted else {})
+        if self.strategy == "pp_zbv":  # splits the backward pass, which recomputation does not allow
+            recipe.pop("activation_checkpointing", None)
+        return recipe
 
     @property
     def recipe_of_single(self):
