@@ -14,7 +14,7 @@ import torch
 from cases import SPREAD_ONLY, with_marks
 from group import Group, bytes_by_theory, differences, outside, steps
 from safetensors.torch import load_file
-from transformers import ApertusConfig
+from transformers import ApertusConfig, Qwen3Config
 
 from helpers import transformers_models
 from helpers.common import TINY, initial_weights
@@ -25,6 +25,7 @@ from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import Unsupported, UserError
 from shardlab.models import contents, declared
+from shardlab.models._transformers import configuration
 from shardlab.models.declared import completed
 from shardlab.plan.simulate import simulate
 from shardlab.settings import load, pretrained, resolve
@@ -340,6 +341,16 @@ def test_a_plan_spreads_tokens_over_the_experts_of_the_library(folder, resolved,
     tokens = run.recipe.global_batch_size * length
     expected = tokens * (6 * active + 12 * config.num_hidden_layers * width * length)
     assert plan["flops_per_step"] == report["flops_per_step"] == expected
+
+
+@pytest.mark.parametrize("layers", [2, 8])
+def test_another_number_of_layers_has_their_kinds(layers, tmp_path):
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    Qwen3Config(num_hidden_layers=6, layer_types=kinds, sliding_window=8).save_pretrained(tmp_path)
+    config, unknown = configuration(tmp_path, {"num_hidden_layers": layers})
+    assert not unknown
+    assert config.layer_types == (kinds * 2)[:layers]
+    config.save_pretrained(tmp_path / "saved")
 
 
 @pytest.mark.parametrize("name", BASES)

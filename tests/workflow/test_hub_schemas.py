@@ -24,7 +24,7 @@ from helpers.hub_server import Hub
 pytestmark = pytest.mark.long
 DECODERS = {
     "gpt2": ("openai-community/gpt2", transformers.GPT2Config()),
-    "qwen3": ("Qwen/Qwen3-0.6B", transformers.Qwen3Config()),
+    "qwen3": ("Qwen/Qwen3-0.6B", transformers.Qwen3Config(eos_token_id=151645)),
     "gemma3": ("google/gemma-3-270m", transformers.Gemma3TextConfig()),
     "mixtral": ("mistralai/Mixtral-8x7B-v0.1", transformers.MixtralConfig()),
 }

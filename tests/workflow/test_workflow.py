@@ -12,8 +12,6 @@ import pytest
 from helpers.common import ROOT, Tree
 from shardlab.measure.collectives import COLLECTIVES
 
-TINY = ["--config", "workloads=[mlp]", "strategies=[single,ddp]", "recipe={max_steps: 3}", "noise_floor_runs=0", "--"]
-
 
 def test_slurm_profile_lists_the_jobs_without_slurm(tree):
     listed = tree.snakemake("-n", "all", profile="slurm").stdout
@@ -131,37 +129,35 @@ def test_a_configuration_file_is_checked_before_snakemake_reads_it(tree):
 
 
 def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):
+    """One whose folder is another process's, and one whose loss is not finite."""
     folder = tree.path / "results/ddp/mlp"
     folder.mkdir(parents=True)
-    impatient = ["--config", "site_settings={stop_seconds: 1}", *TINY[1:]]
+    settings = ["--config", "strategies=[single,ddp]", "recipe={max_steps: 9}", "noise_floor_runs=0"]
+    settings.append("site_settings={stop_seconds: 1}")
+    diverging = "mlp@learning_rate=1000000"
     with (folder / ".lock").open("w") as lock:
         lock.write("process 1 on here")
         lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = tree.snakemake(*impatient, "all", check=False)
+        done = tree.snakemake(*settings, f"workloads=[mlp,{diverging}]", "--", "all", check=False)
     assert done.returncode != 0
     assert "is being trained by process 1 on here" in done.stdout
     assert tree.json("results/single/mlp/test.json")["samples"] == 102
     assert "- ddp x mlp: missing" in (tree.path / "results/summary.md").read_text()
-    mark = tree.path / "results/export/ddp/llama2/.snakemake_timestamp"
-    mark.parent.mkdir(parents=True)
-    mark.touch()
-    tree.snakemake(*impatient, "all")
-    assert not mark.exists(), "an exported model's folder has the model's files alone"
-    assert "Not complete" not in (tree.path / "results/summary.md").read_text()
-
-
-def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_the_step(tree):
-    options = ["--config", "recipe={max_steps: 9, optimizer: {learning_rate: 1.0e+6}}", "--"]
-    done = tree.snakemake(*options, "results/ddp/mlp.done", check=False)
-    assert done.returncode != 0
     assert re.search(
         r"error: the (loss|gradient norm) of step \d is (nan|inf); training stopped and no weights", done.stdout
     )
-    (log,) = (tree.path / "results/ddp").rglob("001.log")
+    folder = tree.path / "results/ddp" / diverging
+    (log,) = folder.rglob("001.log")
     assert log.read_text().count("Applied DDP, mesh dp_replicate=2\n") == 1, "of rank 0 alone"
-    left = sorted(path.name for path in (tree.path / "results/ddp").rglob("*") if path.is_file())
+    left = sorted(path.name for path in folder.rglob("*") if path.is_file())
     assert left == [".lock", "001.log", "attempts.json", "metrics.jsonl", "resolve.log", "run.json", "train.log"]
+    mark = tree.path / "results/export/ddp/llama2/.snakemake_timestamp"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    tree.snakemake(*settings, "workloads=[mlp]", "--", "all")
+    assert not mark.exists(), "an exported model's folder has the model's files alone"
+    assert "Not complete" not in (tree.path / "results/summary.md").read_text()
 
 
 @pytest.mark.long

@@ -2,7 +2,7 @@
 
 import logging as standard_logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 from transformers.utils import logging
 
 from shardlab.errors import UserError, remedy
@@ -50,11 +51,8 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         raise UserError(
             f"{folder}/config.json is missing; {remedy('download it from the hub', f'{folder}/download.json')}."
         )
-    args = library_names(args)
     try:
-        config, unknown = transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, return_unused_kwargs=True, **args
-        )
+        config, unknown = configuration(folder, args)
         if unknown:
             raise UserError(
                 f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}; "
@@ -88,15 +86,26 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     return model  # type: ignore[no-any-return]
 
 
-def experts_per_token(folder: str, args: dict[str, Any]) -> int:
+def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """Return a folder's configuration with ``args`` over its keys, and those of them that it does not have.
+
+    With another number of layers, what it has per layer is cut, or begins again: the library leaves that as it is, and
+    then refuses to save it.
+    """
+    read = partial(transformers.AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False)
+    config, unknown = read(return_unused_kwargs=True, **{OURS.get(key, key): value for key, value in args.items()})
+    layers, before = (getattr(each, "num_hidden_layers", 0) for each in (config, read()))
+    if layers != before and before > 1:
+        for key, value in [*vars(config).items()]:
+            if isinstance(value, list) and len(value) == before and key not in args:
+                setattr(config, key, [value[number % before] for number in range(layers)])
+    return config, unknown
+
+
+def experts_per_token(folder: str, args: Mapping[str, Any]) -> int:
     """Return how many of a layer's experts each token chooses, by the names that the library's configurations have."""
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **library_names(args))
-    keys = config.get_text_config().to_dict().items()
+    keys = configuration(folder, args)[0].get_text_config().to_dict().items()
     return next(value for key, value in keys if EXPERTS_PER_TOKEN.fullmatch(key) and isinstance(value, int))
-
-
-def library_names(args: dict[str, Any]) -> dict[str, Any]:
-    return {OURS.get(key, key): value for key, value in args.items()}
 
 
 def _logits(names: tuple[str, ...], forward: Callable[..., Any]) -> Callable[..., Tensor]:

@@ -15,7 +15,6 @@ import transformers
 
 from shardlab.errors import UserError
 from shardlab.files import write_json
-from shardlab.models._transformers import library_names
 from shardlab.proof import proof_table, tiny_config
 from shardlab.proof.prove import Proof, prove
 from shardlab.proof.tiny_runs import Written, tiny_run
@@ -75,7 +74,7 @@ def _proofs(
     written = Written(run.model.blocks, run.model.tensor, run.task)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        tiny_config.write(tiny_config.read(Path(run.model.folder), library_names(run.model.args)), folder, tensor_parts)
+        tiny_config.write(tiny_config.read(Path(run.model.folder), run.model.args), folder, tensor_parts)
         keys = {name: _key(folder, name, settings, written) for name, settings in strategies.items()}
         first = {key: name for name, key in reversed(keys.items()) if key not in known}
         missing = {name: strategies[name] for name, key in keys.items() if first.get(key) == name}

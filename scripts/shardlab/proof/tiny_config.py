@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
 from shardlab.errors import UserError
-from shardlab.models._transformers import EXPERTS_PER_TOKEN
+from shardlab.models._transformers import EXPERTS_PER_TOKEN, configuration
 from shardlab.proof.tiny_runs import PICTURE, VOCABULARY
 
 LAYERS, WIDTH, HEADS, GROUPS, HEAD, ROTARY, HIDDEN, EXPERTS = 4, 64, 4, 2, 16, 8, 96, 4
@@ -237,9 +237,7 @@ def read(folder: Path, changes: Mapping[str, Any] | None = None) -> PreTrainedCo
         UserError: it has none that the installed library knows.
     """
     try:
-        return transformers.AutoConfig.from_pretrained(  # type: ignore[no-any-return]
-            folder, local_files_only=True, trust_remote_code=False, **(changes or {})
-        )
+        return configuration(folder, changes or {})[0]
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
