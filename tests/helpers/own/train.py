@@ -7,6 +7,7 @@ steps.
 import argparse
 import json
 import os
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -78,4 +79,7 @@ watched.close()
 if rank == 0:
     save_file(model.state_dict(), args.output / "model.safetensors")
 if dist.is_initialized():
+    dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # Gloo's threads may abort a process that Python takes apart (pytorch #190489)
