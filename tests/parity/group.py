@@ -222,3 +222,9 @@ def bytes_by_theory(folder):
 def steps(folder):
     """The records of the training steps in a run's metrics."""
     return [record for record in metrics.read(folder / "metrics.jsonl") if record["kind"] == "train"]
+
+
+def without_exchanges(traffic):
+    """The bytes of all axes but ep, and those of ep."""
+    rows = sum(entry["bytes"] for entry in traffic if entry["axis"] == "ep")
+    return sum(entry["bytes"] for entry in traffic) - rows, rows

@@ -33,7 +33,7 @@ from cases import (
     supported,
     with_marks,
 )
-from group import Group, bytes_by_theory, of_reference, outside, steps
+from group import Group, bytes_by_theory, of_reference, outside, steps, without_exchanges
 from group import differences as compare
 from safetensors.torch import load_file
 
@@ -203,12 +203,6 @@ def plans(request, results):
     )
 
 
-def _without_exchanges(traffic):
-    """The bytes of all axes but ep, and those of ep."""
-    rows = sum(entry["bytes"] for entry in traffic if entry["axis"] == "ep")
-    return sum(entry["bytes"] for entry in traffic) - rows, rows
-
-
 @with_marks([c for c in PLANNED if supported(c)], lambda case: case in LONG or case not in PLANNED_SHORT)
 def test_a_plan_says_what_is_held_and_sent(results, plans, case):
     """The engine's step on fake tensors, compared with a training: the model's state and traffic to the byte.
@@ -225,7 +219,7 @@ def test_a_plan_says_what_is_held_and_sent(results, plans, case):
             assert planned["largest"]["weights"] == measured["weights"]
             most = 1.01 if "ep" not in case.run().mesh.root else 1.3  # a plan spreads tokens evenly over the experts
             assert 0.8 < planned["largest"]["activations"] / measured["activations"] < most
-    planned, measured = (_without_exchanges(each["traffic"]) for each in (plan, report))
+    planned, measured = (without_exchanges(each["traffic"]) for each in (plan, report))
     assert planned[0] == pytest.approx(measured[0], rel=1e-9)
     assert planned[1] == pytest.approx(measured[1], rel=0.5)
     assert plan["flops_per_step"] == report["flops_per_step"]

@@ -94,7 +94,7 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
     """
     read = partial(transformers.AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False)
     config, unknown = read(return_unused_kwargs=True, **{OURS.get(key, key): value for key, value in args.items()})
-    layers, before = (getattr(each, "num_hidden_layers", 0) for each in (config, read()))
+    layers, before = (getattr(each, "num_hidden_layers", 0) for each in (config, read() if args else config))
     if layers != before and before > 1:
         for key, value in [*vars(config).items()]:
             if isinstance(value, list) and len(value) == before and key not in args:

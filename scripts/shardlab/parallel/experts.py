@@ -28,14 +28,7 @@ def split(modules: list[nn.Module], mesh: DeviceMesh) -> None:
 
 
 def _split(experts: Experts, mesh: DeviceMesh) -> None:
-    for name, parameter in [*experts.named_parameters(recurse=False)]:
-        whole, grid, placements = parameter.data, mesh, [Shard(0)]
-        if isinstance(whole, DTensor):
-            grid = DeviceMesh._concatenate([mesh, whole.device_mesh])
-            placements += cast(Any, whole.placements)
-            whole = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
-        split = distribute_tensor(whole, grid, placements, src_data_rank=None)
-        experts.register_parameter(name, nn.Parameter(split, requires_grad=parameter.requires_grad))
+    split_parameters(experts, mesh)
     ranks = mesh.size()
 
     def matrices() -> tuple[Tensor, ...]:
@@ -47,6 +40,18 @@ def _split(experts: Experts, mesh: DeviceMesh) -> None:
     compute = experts.compute
     experts.matrices = matrices  # type: ignore[method-assign, assignment]
     experts.compute = lambda rows, counts: exchanged(rows, counts, compute, mesh.get_group())  # type: ignore[method-assign]
+
+
+def split_parameters(experts: nn.Module, mesh: DeviceMesh) -> None:
+    """Give each rank of ``mesh`` its part of a module's stacked parameters on the meta device, in place."""
+    for name, parameter in [*experts.named_parameters(recurse=False)]:
+        whole, grid, placements = parameter.data, mesh, [Shard(0)]
+        if isinstance(whole, DTensor):
+            grid = DeviceMesh._concatenate([mesh, whole.device_mesh])
+            placements += cast(Any, whole.placements)
+            whole = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
+        split = distribute_tensor(whole, grid, placements, src_data_rank=None)
+        experts.register_parameter(name, nn.Parameter(split, requires_grad=parameter.requires_grad))
 
 
 class _Mean(torch.autograd.Function):

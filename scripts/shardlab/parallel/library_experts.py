@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from shardlab.models._experts import inverse, tokens_per_expert
-from shardlab.parallel.experts import _Mean, exchanged
+from shardlab.parallel.experts import _Mean, exchanged, split_parameters
 from shardlab.runtime.distributed import text_of_mesh
 
 log = logging.getLogger(__name__)
@@ -26,8 +26,7 @@ def split(modules: list[nn.Module], mesh: DeviceMesh) -> None:
     """Split experts on the meta device in place over the 1-D ``mesh``, also those that tensor parallelism has split."""
     for module in modules:
         experts: Any = module
-        for name, parameter in [*experts.named_parameters(recurse=False)]:
-            experts.register_parameter(name, _split(parameter, mesh))
+        split_parameters(experts, mesh)
         experts.num_experts //= mesh.size()
         experts.forward = partial(_dispatched, experts, experts.forward, mesh)
     log.info("Applied expert parallelism to %d modules of the library, mesh %s", len(modules), text_of_mesh(mesh))
@@ -53,6 +52,7 @@ def _dispatched(
     with _own_parameters(experts, mesh):
         counts = tokens_per_expert(chosen, experts.num_experts * mesh.size())
         rows, _ = exchanged(x[order // ids.shape[1]], counts, compute, mesh.get_group())
+    # Rounded after the sum, as the library does.
     return (rows[inverse(order)].unflatten(0, ids.shape) * weights[..., None]).sum(1).to(x.dtype)
 
 
@@ -69,13 +69,3 @@ def _own_parameters(module: nn.Module, mesh: DeviceMesh) -> Iterator[None]:
         yield
     finally:
         module._parameters.update(own)
-
-
-def _split(parameter: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
-    whole, grid, placements = parameter.data, mesh, [Shard(0)]
-    if isinstance(whole, DTensor):
-        grid = DeviceMesh._concatenate([mesh, whole.device_mesh])
-        placements += whole.placements  # type: ignore[arg-type]
-        whole = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
-    split = distribute_tensor(whole, grid, placements, src_data_rank=None)
-    return nn.Parameter(split, requires_grad=parameter.requires_grad)
