@@ -71,7 +71,7 @@ class LibraryChain(Chain):
         """Yield the state after each segment, on the meta device, for arguments of these shapes."""
         noted = _Calls(self.surroundings().more)
         alone = _with_layers(self, noted)
-        with _on_fake_tensors(alone):
+        with on_fake_tensors(alone):
             outputs = alone(*map(_empty, state), **{name: _empty(value) for name, value in context.items()})
         for value in (*(call.states for call in noted.calls), noted.calls[-1].result, outputs):
             yield (torch.empty(value.shape, dtype=value.dtype, device="meta"),)
@@ -265,13 +265,13 @@ def _with_layers(model: Any, noted: _Calls) -> Any:
 
 
 @contextmanager
-def _on_fake_tensors(model: nn.Module) -> Iterator[None]:
+def on_fake_tensors(model: nn.Module) -> Iterator[nn.Module]:
     """Run a model without weights on fake tensors; on the meta device the library reads values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         allocate(model, torch.device("cpu"))
-        yield
+        yield model
 
 
 def _empty(like: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ def _surroundings_if(model: Any, layers: str, more: int | None) -> Surroundings:
     for name, module in alone.named_modules():
         if module._parameters and not f"{layers}.".startswith(f"{name}.") and name:
             module.register_forward_pre_hook(note(name))
-    with _on_fake_tensors(alone):
+    with on_fake_tensors(alone):
         logits = alone(_inputs(model.config))
         ids_before, ids_after = reached(noted.calls[0].states) if noted.calls else set(), reached(logits)
     before, after = (_topmost(name for name, places in called.items() if place in places) for place in (False, True))

@@ -83,6 +83,13 @@ def documents_of(positions: Tensor) -> Tensor:
     return (positions == 0).cumsum(1)
 
 
+def largest_of(positions: Tensor) -> Tensor:
+    """Return the largest position in the document of each token, from the tokens' positions, of the same shape."""
+    documents = documents_of(positions)
+    largest = positions.new_zeros(len(positions), positions.shape[1] + 1)
+    return largest.scatter_reduce(1, documents, positions, "amax").gather(1, documents)
+
+
 def same_document(rows: Tensor, keys: Tensor) -> Tensor:
     """Return which keys are in the document of each row, (batch, 1, rows, keys), from their documents' numbers."""
     return rows[:, None, :, None] == keys[:, None, None, :]

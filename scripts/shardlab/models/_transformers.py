@@ -15,6 +15,8 @@ from transformers.utils import logging
 
 from shardlab.errors import UserError, remedy
 from shardlab.models._library_chain import as_chain
+from shardlab.models._positions import Largest, follow
+from shardlab.models._sequence import largest_of
 from shardlab.models.declared import layer_lists
 from shardlab.patches.torch_modules import around_forward
 from shardlab.settings.types import CAUSAL, DECLARED
@@ -80,8 +82,10 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             f"{folder} cannot be read as a model for {task} ({name}): {reason}; name one written by save_pretrained."
         ) from error
     # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
-    around_forward(model, partial(_logits, inputs))
-    if task in DECLARED and len(lists := layer_lists(model)) == 1:
+    largest, lists = Largest(), layer_lists(model)
+    follow(model, [layer for name in lists for layer in model.get_submodule(name).children()], largest)
+    around_forward(model, partial(_logits, inputs, largest))
+    if task in DECLARED and len(lists) == 1:
         as_chain(model, lists[0])
     return model  # type: ignore[no-any-return]
 
@@ -108,22 +112,31 @@ def experts_per_token(folder: str, args: Mapping[str, Any]) -> int:
     return next(value for key, value in keys if EXPERTS_PER_TOKEN.fullmatch(key) and isinstance(value, int))
 
 
-def _logits(names: tuple[str, ...], forward: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A forward that takes the task's inputs by position, and gives the logits alone."""
+def _logits(names: tuple[str, ...], largest: Largest, forward: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A forward that takes the task's inputs by position, and gives the logits alone.
+
+    ``of_whole``: what ``largest`` has for a part of the positions (parallel/library_context.py).
+    """
 
     def logits(
         model: nn.Module,
         *inputs: Tensor,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
+        of_whole: tuple[Tensor | None, int | None] = (None, None),
         **options: Tensor,
     ) -> Tensor:
         named: dict[str, Any] = dict(zip(names, inputs, strict=True)) | options
         if positions is not None:  # without a mask, the library takes those that begin again for another document
             named["position_ids"] = positions
+            of_whole = largest_of(positions), positions.shape[1]
         if mask is not None:
             named["attention_mask"] = mask
-        outputs: Tensor = forward(model, **named, return_dict=True).logits
+        largest.of_tokens, largest.longest = of_whole
+        try:
+            outputs: Tensor = forward(model, **named, return_dict=True).logits
+        finally:
+            largest.of_tokens = None
         return outputs
 
     return logits

@@ -6,23 +6,27 @@ come from all ranks. What the library calls its attention with (softcap, sinks) 
 alone.
 """
 
+import copy
 import logging
 import math
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from shardlab.errors import UserError
 from shardlab.models._chain import INPUTS
-from shardlab.models._sequence import POSITIONS, SequenceSplit, documents_of, same_document
-from shardlab.models.declared import arguments
+from shardlab.models._library_chain import on_fake_tensors
+from shardlab.models._sequence import POSITIONS, SequenceSplit, documents_of, largest_of, same_document
+from shardlab.models.declared import arguments, layer_lists
 from shardlab.parallel.context import all_gather_single_autograd, to_heads, to_positions
 from shardlab.parallel.ring import ring
 from shardlab.patches.torch_modules import around_forward
@@ -35,6 +39,10 @@ MORE_THAN_A_MASK = ("softcap", "s_aux", "position_bias")
 NO_RING, INSTEAD = "context: ring is for causal attention alone, and", "set context to gather or ulysses."
 ROWS = 256
 """Rows of a mask that are looked at together."""
+LENGTHS = (6, 10)
+"""Lengths of sequences that are compared."""
+Place = tuple[str, int]
+"""File and line."""
 
 
 def check(run: Run, model: Any) -> None:
@@ -59,8 +67,13 @@ def check(run: Run, model: Any) -> None:
         )
 
 
-def apply(model: nn.Module, name: str, split: SequenceSplit, group: dist.ProcessGroup) -> None:
-    """Make a model, or a pipeline's part of one, attend to all positions from those that this rank has."""
+def apply(
+    model: nn.Module, name: str, split: SequenceSplit, group: dist.ProcessGroup, length: int | None = None
+) -> None:
+    """Make a model, or a pipeline's part of one, attend to all positions from those that this rank has.
+
+    ``length``: that of the sequences, before they are filled up to be divided.
+    """
     kind = f"shardlab_{name}"
     whole = name == "ulysses"
     attend = {"gather": _gathered, "ulysses": _ulysses, "ring": _ring}[name]
@@ -97,11 +110,17 @@ def apply(model: nn.Module, name: str, split: SequenceSplit, group: dist.Process
     for module in model.modules():
         if (config := getattr(module, "config", None)) is not None and hasattr(config, "_attn_implementation"):
             config._attn_implementation = kind
-    around_forward(model, lambda forward: _at_positions(forward, split, row))
+    if places := _counting_places(model):
+        for layers in layer_lists(model):
+            for layer in model.get_submodule(layers).children():  # not around the model: a layer may be recomputed
+                around_forward(layer, lambda forward: _counting(forward, places, split))
+    around_forward(model, lambda forward: _at_positions(forward, split, row, length))
     log.info("Applied context parallelism (%s) to the library's attention, mesh cp=%d", name, split.ranks)
 
 
-def _at_positions(forward: Callable[..., Any], split: SequenceSplit, row: SimpleNamespace) -> Callable[..., Any]:
+def _at_positions(
+    forward: Callable[..., Any], split: SequenceSplit, row: SimpleNamespace, length: int | None
+) -> Callable[..., Any]:
     """Return a forward that says at which positions of the whole sequence, or of their documents, its inputs are.
 
     ``row`` gets the whole rows' ``positions`` in their documents.
@@ -109,17 +128,81 @@ def _at_positions(forward: Callable[..., Any], split: SequenceSplit, row: Simple
 
     def at_positions(model: nn.Module, *inputs: Tensor, **named: Any) -> Any:
         tokens = named.get(INPUTS, inputs[0])
-        rows, length = tokens.shape[:2]
+        rows, part = tokens.shape[:2]
+        filled = part * split.ranks
         row.positions = named.pop(POSITIONS, None)
         if row.positions is None:
-            positions = split.positions(length, tokens.device).expand(rows, -1)
+            positions = split.positions(part, tokens.device).expand(rows, -1)
+            of_whole = torch.full_like(positions, (length or filled) - 1), None
         else:
             positions = split.part(row.positions, 1)
+            of_whole = split.part(largest_of(row.positions), 1), filled
         # Of the whole length: without a mask, the jump from head to tail is taken for the begin of another sample.
-        ones = torch.ones(rows, length * split.ranks, dtype=torch.long, device=tokens.device)
-        return forward(model, *inputs, **named, mask=ones, position_ids=positions)
+        ones = torch.ones(rows, filled, dtype=torch.long, device=tokens.device)
+        return forward(model, *inputs, **named, mask=ones, position_ids=positions, of_whole=of_whole)
 
     return at_positions
+
+
+def _counting_places(model: nn.Module) -> set[Place]:
+    """Return the places in the library's layers that count the positions they are given: where ``torch.arange`` takes
+    the length of the sequence, whatever that is. None of a model that fake tensors do not run through.
+    """
+    counted: list[set[Place]] = []
+    for length in LENGTHS:
+        with _Counted(length) as found, suppress(Exception), on_fake_tensors(copy.deepcopy(model)) as fake:
+            _run(fake, torch.zeros(1, length, dtype=torch.long))
+        counted.append(found.places)
+    return set.intersection(*counted)
+
+
+def _run(model: Any, tokens: Tensor) -> None:
+    if getattr(model, "_kept", None) is None:
+        model(tokens)
+    else:  # a pipeline's part
+        width, dtype = model.config.get_text_config().hidden_size, next(model.parameters()).dtype
+        model(torch.zeros(*tokens.shape, width, dtype=dtype), **{INPUTS: tokens})
+
+
+class _Counted(TorchFunctionMode):
+    """Notes where ``torch.arange`` is called with this length alone, in the code of the library's models."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.places: set[Place] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.arange and args == (self.length,):
+            self.places.add(_place())
+        return func(*args, **(kwargs or {}))
+
+
+class _OfWhole(TorchFunctionMode):
+    """Gives these places this rank's positions."""
+
+    def __init__(self, places: set[Place], split: SequenceSplit) -> None:
+        super().__init__()
+        self.places, self.split = places, split
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is torch.arange and _place() in self.places:
+            return self.split.positions(len(found), found.device).to(found.dtype)
+        return found
+
+
+def _place() -> Place:
+    frame = sys._getframe(2)  # of the call of PyTorch's function
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _counting(forward: Callable[..., Any], places: set[Place], split: SequenceSplit) -> Callable[..., Any]:
+    def counting(layer: nn.Module, *args: Any, **named: Any) -> Any:
+        with _OfWhole(places, split):
+            return forward(layer, *args, **named)
+
+    return counting
 
 
 class _Call(NamedTuple):

@@ -76,11 +76,14 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
         )
     if (mesh := world.context_mesh) is not None and mesh.size() > 1:
         if run.model.folder:
-            from shardlab.parallel import library_context as context
-        else:
-            from shardlab.parallel import context  # type: ignore[no-redef]
+            from shardlab.parallel import library_context
 
-        context.apply(model, options.context, world.sequence, mesh.get_group())
+            length = run.data.options.get("sequence_length")
+            library_context.apply(model, options.context, world.sequence, mesh.get_group(), length)
+        else:
+            from shardlab.parallel import context
+
+            context.apply(model, options.context, world.sequence, mesh.get_group())
     if recipe.sync_batch_norm and world.data_group is not None and world.data_size > 1:
         from shardlab.parallel import batch_norm
 

@@ -1,0 +1,107 @@
+"""What a transformers model computes from its positions, where the largest of them decides about all others.
+
+Rotary positions with dynamic NTK scaling or LongRoPE (Ding et al., 2024, arXiv:2402.13753) take other frequencies for
+a longer sequence, and the library takes its length from the largest position that it is given. A rank of context
+parallelism has a part of the positions, and a row of several documents has those of the longest one: here, each token
+gets what it gets in its whole sequence, or in its document alone.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._guards import detect_fake_mode
+from torch.overrides import TorchFunctionMode
+
+from shardlab.patches.torch_modules import around_forward
+
+
+class Largest(threading.local):
+    """The largest positions of the forward pass that this thread is in; a replica of DataParallel has its own."""
+
+    of_tokens: Tensor | None = None
+    """Of each token's sequence or document, (batch, length); None: they are among the positions of the tokens."""
+    longest: int | None = None
+    """Length of the rows, if those have several documents: no largest position is beyond it."""
+
+
+def follow(model: nn.Module, layers: Iterable[nn.Module], largest: Largest) -> None:
+    """Make the modules that compute from positions alone look at ``largest``, in place.
+
+    Not those inside of ``layers``: a layer may be recomputed in the backward pass, when another micro-batch's largest
+    positions are known.
+    """
+    inside = {module for layer in layers for module in layer.modules()}
+    for module in model.modules():
+        if module not in inside and _is_of_positions(module):
+            around_forward(module, lambda forward: _by_documents(forward, largest))
+
+
+def _is_of_positions(module: nn.Module) -> bool:
+    arguments = [*inspect.signature(module.forward).parameters]
+    return arguments[1:2] == ["position_ids"] and not any(True for _ in module.parameters())
+
+
+def _by_documents(forward: Callable[..., Any], largest: Largest) -> Callable[..., Any]:
+    depends: dict[Any, bool] = {}
+
+    def by_documents(module: nn.Module, x: Tensor, position_ids: Tensor, *args: Any, **named: Any) -> Any:
+        def call(positions: Tensor) -> Any:
+            return forward(module, x, positions, *args, **named)
+
+        whole = largest.of_tokens
+        if detect_fake_mode():
+            with _WithoutValues():
+                return call(position_ids)
+        if whole is None or whole.shape[-1] != position_ids.shape[-1]:
+            return call(position_ids)
+        if largest.longest is None:  # one sequence
+            return _cut(call(_with_last(position_ids, whole.flatten()[0])))
+        key = (id(module), largest.longest, *args, *named.values())
+        if key not in depends:
+            depends[key] = _depends_on_largest(call, position_ids, largest.longest)
+        if not depends[key]:
+            return call(position_ids)
+        found: Any = None
+        for last in whole.unique():
+            call(torch.zeros_like(position_ids))  # the library keeps the frequencies of the longest sequence until then
+            rows = _cut(call(_with_last(position_ids.where(whole == last, 0), last)))
+            found = rows if found is None else _where((whole == last)[..., None], rows, found)
+        return found
+
+    return by_documents
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Answers no to what the library asks of the largest position, which fake tensors do not have: shapes do not depend
+    on it.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return False if func is Tensor.__bool__ else func(*args, **(kwargs or {}))
+
+
+def _with_last(positions: Tensor, last: Tensor) -> Tensor:
+    return torch.cat([positions, last.expand(*positions.shape[:-1], 1).to(positions)], -1)
+
+
+def _cut(rows: Any) -> Any:
+    """Return the rows (..., length + 1, size) without the last one."""
+    return tuple(each[..., :-1, :] for each in rows) if isinstance(rows, tuple) else rows[..., :-1, :]
+
+
+def _where(condition: Tensor, rows: Any, others: Any) -> Any:
+    if isinstance(rows, tuple):
+        return tuple(torch.where(condition, one, other) for one, other in zip(rows, others, strict=True))
+    return torch.where(condition, rows, others)
+
+
+def _depends_on_largest(call: Callable[[Tensor], Any], like: Tensor, length: int) -> bool:
+    """Return whether the first positions give something else beside the last one of ``length``."""
+    first = torch.arange(2, device=like.device).expand(*like.shape[:-1], -1)
+    alone, beside = call(first), _cut(call(_with_last(first, torch.tensor(length - 1, device=like.device))))
+    alone, beside = ((each,) if isinstance(each, Tensor) else each for each in (alone, beside))
+    return not all(torch.equal(one, other) for one, other in zip(alone, beside, strict=True))
