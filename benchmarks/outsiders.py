@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from transformers.distributed.configuration_utils import DistributedConfig
+from zoo import write_type
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.models import without_numbers
-from shardlab.proof import tiny_config
 from shardlab.proof.prove import prove
 from shardlab.proof.step_on_ranks import GRADIENT, LOSS, Difference, differences
 from shardlab.proof.tiny_runs import tokens
@@ -81,7 +81,7 @@ def cells(kind: str) -> list[str]:
     """Return what each trainer makes of a type of model."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        tiny_config.write_type(kind, folder, fill=False)
+        write_type(kind, folder)
         (expected,) = in_forks(1, one_process, folder)
         if expected.failure:
             raise UserError(f"{kind} does not run in one process: {expected.failure}.")

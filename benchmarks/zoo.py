@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Prove strategies on every decoder type of the installed transformers library.
 
-Each type's own default configuration is made tiny (shardlab/proof), and a step
-under each strategy compared with one process, in float64. Prints a line per
-type, writes all proofs as JSON lines and, of a whole round, docs/models.md.
+A published configuration of each type (benchmarks/configurations.yaml), or else
+its class's default, is made tiny (shardlab/proof), and a step under each
+strategy compared with one process, in float64. Prints a line per type, writes
+all proofs as JSON lines and, of a whole round, docs/models.md.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
@@ -38,9 +41,18 @@ ABOUT = """# Transformers models under each strategy
 
 Every decoder type of the pinned transformers library, made tiny, with random weights: one training step in float64
 under each strategy, on 2 or 4 ranks of one machine, compared with the library's own model in one process. Compared are
-the loss, the gradient of every parameter and their norm (to 1e-9), and the first update (to 1e-6). `make zoo` writes
-this page; `shardlab check-model FOLDER` does the same for the config.json of one model.
+the loss, the gradient of every parameter and their norm (to 1e-9), and the first update (to 1e-6). Tiny means fewer
+layers of each kind, narrower ones, and windows, blocks and lengths that the 16 tokens of a sequence exceed. `make zoo`
+writes this page; `shardlab check-model FOLDER` does the same for the config.json of one model.
 """
+CONFIGURATIONS = ROOT / "benchmarks/configurations.yaml"
+INCOMPLETE: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4}},
+    "lfm2_moe": {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2},
+    "qwen4_exp_text": {"heads_per_ngram": 2, "ngram_vocab_size_base": 128, "split_ngram_parts": 2},
+}
+"""Type of model: what its class has no default for."""
 LONGEST = 240
 """Characters of a reason on the page."""
 SIGNS = {"equal": "=", "differs": "≠", "refused": "·", "failed": "!"}
@@ -89,6 +101,33 @@ def decoders() -> list[str]:
     return sorted({*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}.difference(*others))
 
 
+def published() -> dict[str, dict[str, Any]]:
+    """Return {type: {name, source, keys}} of published configurations; keys: what is not its class's default."""
+    found: dict[str, dict[str, Any]] = yaml.safe_load(CONFIGURATIONS.read_text())
+    return found
+
+
+def write_type(kind: str, folder: Path) -> list[str]:
+    """Write the tiny configuration of a type of model; return what it does not show (``tiny_config.unproven``).
+
+    Raises:
+        UserError: the class does not take these sizes together.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    keys = published().get(kind, {}).get("keys") or INCOMPLETE.get(kind, {})
+    try:
+        config = CONFIG_MAPPING[kind](**keys)
+    except Exception as error:
+        raise UserError(f"{kind}: its class takes no such configuration: {' '.join(str(error).split())}.") from error
+    try:
+        tiny = tiny_config.tiny(config)
+    except UserError:  # the defaults of some classes lack sizes
+        tiny = tiny_config.tiny(config, fill=True)
+    tiny.save_pretrained(folder)
+    return tiny_config.unproven(config)
+
+
 def rows(cases: dict[str, list[str]], at_once: int) -> Iterator[dict[str, Any]]:
     """Yield {type, seconds, error or proofs} of each type under its strategies, each from a fork of this process."""
     context = multiprocessing.get_context("fork")
@@ -117,17 +156,12 @@ def of_type(kind: str, strategies: list[str], connection: Connection) -> None:
     started = time.monotonic()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     row: dict[str, Any] = {"type": kind}
-    for fill in (False, True):  # the defaults of some classes lack sizes
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                tiny_config.write_type(kind, Path(folder), fill=fill)
-                row = {
-                    "type": kind,
-                    "proofs": [each._asdict() for each in prove(Path(folder), dict.fromkeys(strategies))],
-                }
-            break
-        except UserError as error:
-            row.setdefault("error", str(error))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            row["unproven"] = write_type(kind, Path(folder))
+            row["proofs"] = [each._asdict() for each in prove(Path(folder), dict.fromkeys(strategies))]
+    except UserError as error:
+        row["error"] = str(error)
     connection.send(row | {"seconds": time.monotonic() - started})
 
 

@@ -9,17 +9,19 @@ model that is no causal one.
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab import parallel
 from shardlab.parallel import ddp
-from shardlab.proof import of_workload, prove
+from shardlab.proof import of_workload, prove, tiny_config
 from shardlab.proof.step_on_ranks import under_strategy
 from shardlab.proof.tiny_runs import Written
 from shardlab.settings.types import read_run
@@ -128,6 +130,39 @@ def before_training(run, kept):
     }
 
 
+SCALED = {
+    "longrope": transformers.Phi3Config(
+        max_position_embeddings=131072,
+        original_max_position_embeddings=4096,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + number / 100 for number in range(48)],
+            "long_factor": [1.0 + number for number in range(48)],
+        },
+    ),
+    "dynamic": transformers.LlamaConfig(
+        max_position_embeddings=2048, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    ),
+    "llama4": transformers.Llama4TextConfig(attn_temperature_tuning=True, moe_layers=[1, 3]),
+}
+"""Models that compute from the largest position, or from the number of positions, that they are given."""
+
+
+def of_positions():
+    """Whole sequences split over ranks, and rows of several documents, of such models."""
+    found = {}
+    for name, config in SCALED.items():
+        with tempfile.TemporaryDirectory() as folder:
+            tiny_config.write(config, Path(folder))
+            for proof in prove.prove(Path(folder), dict.fromkeys(("cp", "cp_ulysses"))):
+                found[f"{name}_{proof.strategy}"] = [proof.verdict, proof.reason]
+            rows = Written([], {}, "instruction_tuning")
+            for proof in prove.prove(Path(folder), dict.fromkeys(("single", "cp")), rows):
+                found[f"{name}_packed_{proof.strategy}"] = [proof.verdict, proof.reason]
+    return found
+
+
 def packed(folder, mixed, kept):
     """Rows of several documents: strategies that train them as documents alone, and a model that does not."""
     written = Written([], {}, mixed.task)
@@ -145,6 +180,7 @@ def main():
             (proof,) = prove.prove(Path(sys.argv[1]), {strategy: None})
         found[case] = [proof.verdict, proof.reason]
     found |= before_training(read_run(Path(sys.argv[2])), Path(sys.argv[2]).with_name("proofs.json"))
+    found |= of_positions()
     mixed = read_run(Path(sys.argv[3]))
     found |= packed(Path(sys.argv[1]), mixed, Path(sys.argv[3]).with_name("packed.json"))
     for other in map(Path, sys.argv[4:]):

@@ -15,29 +15,63 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from helpers.common import ROOT
 from shardlab.errors import UserError
 from shardlab.proof import tiny_config
-from shardlab.proof.tiny_runs import Written, tiny_run
+from shardlab.proof.tiny_runs import LENGTH, Written, tiny_run
 from shardlab.settings import load
+
+
+LLAMA4 = ["chunked_attention"] * 2 + ["full_attention"] * 2
+"""Each with and without experts."""
 
 
 @pytest.mark.parametrize(
     ("kind", "kept"),
     [
         ("llama", {"num_hidden_layers": 4, "hidden_size": 64, "num_key_value_heads": 4, "hidden_act": "silu"}),
-        ("mistral", {"num_key_value_heads": 2, "sliding_window": 5}),
-        ("gemma3_text", {"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2, "num_key_value_heads": 2}),
+        ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_key_value_heads": 2}),
+        ("gemma3n_text", {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}),
         ("deepseek_v3", {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "qk_rope_head_dim": 8, "head_dim": 8}),
+        ("lfm2@full_attn_idxs=[2,5,8]", {"layer_types": ["conv", "full_attention"] * 2}),
+        ("llama4_text@moe_layers=[1,3]", {"moe_layers": [1, 2], "layer_types": LLAMA4}),
     ],
 )
 def test_a_tiny_configuration_keeps_what_is_no_size(kind, kept):
-    tiny = tiny_config.tiny(CONFIG_MAPPING[kind]()).to_dict()
+    name, _, change = kind.partition("@")
+    key, _, value = change.partition("=")
+    tiny = tiny_config.tiny(CONFIG_MAPPING[name](**({key: json.loads(value)} if key else {}))).to_dict()
     assert {key: tiny[key] for key in kept} == kept
 
 
-def test_layers_of_each_kind_stay():
-    config = transformers.Qwen3Config(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
-    assert tiny_config.tiny(config).layer_types == ["sliding_attention", "full_attention"] * 2
-    config = transformers.Gemma3TextConfig(num_hidden_layers=26)
-    assert {*tiny_config.tiny(config).layer_types} == {*config.layer_types}
+@pytest.mark.parametrize(
+    ("kind", "crossed"),
+    [
+        ("mistral", {"sliding_window": 5, "max_position_embeddings": 14}),
+        ("gpt2", {"n_positions": 64}),
+        ("opt", {"max_position_embeddings": 64}),
+        ("phi3", {"original_max_position_embeddings": 14, "max_position_embeddings": 64}),
+        ("llama4_text", {"attention_chunk_size": 5, "floor_scale": 6}),
+        ("deepseek_v32", {"index_topk": 8}),
+        ("minimax_m3_vl_text", {"index_block_size": 4, "index_topk_blocks": 1}),
+        ("modernbert-decoder", {"sliding_window": 5}),
+        ("inkling2_text", {"log_scaling_n_floor": 6, "rel_extent": 6}),
+        ("doge", {"keep_window_size": 5}),
+    ],
+)
+def test_a_sequence_exceeds_each_length_but_a_table_of_positions(kind, crossed):
+    tiny = tiny_config.tiny(CONFIG_MAPPING[kind]()).to_dict()
+    assert {key: tiny[key] for key in crossed} == crossed
+
+
+def test_a_length_that_no_sequence_exceeds_is_none_in_a_proof():
+    assert tiny_config.tiny(transformers.MistralConfig(), longest=4096).sliding_window > LENGTH
+    assert tiny_config.tiny(transformers.MistralConfig(), longest=4097).sliding_window < LENGTH
+
+
+def test_what_a_proof_does_not_show_is_said():
+    config = transformers.SeedOssConfig(sparse_span=96, span_dim=96)
+    assert tiny_config.unproven(config) == [
+        "not exercised, as no rule knows whether it is a length: sparse_span 96",
+        "proven without dropout: attention_dropout 0.1, residual_dropout 0.1",
+    ]
 
 
 @pytest.mark.parametrize(("parts", "heads"), [(2, 2), (8, 2), (16, 1)])
@@ -105,6 +139,9 @@ def proofs(tmp_path_factory):
         *((f"packed_{name}", "equal", "") for name in ("single", "tp", "pp", "cp", "cp_ulysses", "cp_ring")),
         *((f"{task}_{name}", "equal", "") for task in ("summarization", "classification") for name in ("fsdp", "tp")),
         ("classification_pp", "equal", ""),
+        *((f"{name}_{of}", "equal", "") for name in ("longrope", "dynamic", "llama4") for of in ("cp", "cp_ulysses")),
+        *((f"{name}_packed_{of}", "equal", "") for name in ("longrope", "dynamic") for of in ("single", "cp")),
+        ("llama4_packed_single", "differs", r"differs by"),
         ("summarization_pp", "refused", "has two stacks of layers"),
         (
             "mixed",

@@ -36,7 +36,7 @@ def main() -> int:
         written = Written([], {}, tiny_config.task_of(config))
         tiny_config.write(config, tiny)
         proofs = []
-        print(proof_table.HEAD, flush=True)
+        print("\n".join([*tiny_config.unproven(config), proof_table.HEAD]), flush=True)
         for proof in prove(tiny, dict.fromkeys(names), written):
             proofs.append(proof)
             print(proof_table.line(proof), flush=True)

@@ -28,13 +28,15 @@ def widen(model: nn.Module, layers: Iterable[nn.Module]) -> None:
 
 def _in_float64(forward: Callable[..., Any]) -> Callable[..., Any]:
     def wide(module: nn.Module, *args: Any, **named: Any) -> Any:
-        with _Float64():
+        with Float64():
             return forward(module, *args, **named)
 
     return wide
 
 
-class _Float64(TorchFunctionMode):
+class Float64(TorchFunctionMode):
+    """Makes what is asked for in float32 float64."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call with float64 in place of float32."""
         named = {name: _wide(value) for name, value in (kwargs or {}).items()}

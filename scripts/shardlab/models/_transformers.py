@@ -32,6 +32,8 @@ CLASSES = {
 }
 """Task: the library's class, and its names of the task's inputs."""
 EXPERTS_PER_TOKEN = re.compile(r"(num_)?(experts_per_(tok|token)|selected_experts)|moe_k|(moe_)?top_?k|top_k_experts")
+ROUTER_LOSS = "output_router_logits"
+"""Key of a config.json with which the library adds a loss of its experts' load to that of the tokens."""
 OURS = {"channels": "num_channels", "classes": "num_labels"}
 """Names in a workload's ``shape``: the library's."""
 
@@ -59,6 +61,11 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             raise UserError(
                 f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}; "
                 "remove it from the workload's file."
+            )
+        if getattr(config.get_text_config(), ROUTER_LOSS, False):
+            raise UserError(
+                f"{folder}: its config.json asks for the router's auxiliary loss ({ROUTER_LOSS}), which no strategy "
+                f"trains; set {ROUTER_LOSS} to false, there or under `model:` of the workload's size."
             )
         config.use_cache = False
         auto = getattr(transformers, name)

@@ -1,7 +1,7 @@
 """What the transformers library declares of its models, for the keys that a workload's file leaves out."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -33,10 +33,15 @@ def completed(run: Run, model: nn.Module) -> Run:
     return run.model_copy(update={"model": settings.model_copy(update=found)})
 
 
+def own_forward(model: nn.Module) -> Callable[..., Any]:
+    """Return the library's own forward of a model, whose first argument is the model."""
+    kind: Any = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
+    return kind.forward  # type: ignore[no-any-return]
+
+
 def arguments(model: nn.Module) -> tuple[str, ...]:
     """Return the arguments of the library's own forward of a model."""
-    kind: Any = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
-    return tuple(inspect.signature(kind.forward).parameters)
+    return tuple(inspect.signature(own_forward(model)).parameters)
 
 
 SPLIT_DIMENSIONS = {"embedding_rowwise": 0, "colwise": 0, "colwise_gather_output": 0, "colwise_rep": 0}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 
+from shardlab.data import model_config
 from shardlab.errors import UserError
 from shardlab.files import write_json
 from shardlab.proof import proof_table, tiny_config
@@ -74,7 +75,8 @@ def _proofs(
     written = Written(run.model.blocks, run.model.tensor, run.task)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        tiny_config.write(tiny_config.read(Path(run.model.folder), run.model.args), folder, tensor_parts)
+        config = tiny_config.read(Path(run.model.folder), run.model.args)
+        tiny_config.write(config, folder, tensor_parts, _longest(run))
         keys = {name: _key(folder, name, settings, written) for name, settings in strategies.items()}
         first = {key: name for name, key in reversed(keys.items()) if key not in known}
         missing = {name: strategies[name] for name, key in keys.items() if first.get(key) == name}
@@ -83,6 +85,11 @@ def _proofs(
         known |= {key: [*proof] for key, proof in made.items() if proof.verdict != "failed"}
         for name, key in keys.items():
             yield Proof(*(made.get(key) or known[key]))._replace(strategy=name)
+
+
+def _longest(run: Run) -> int | None:
+    """Return the number of tokens of the longest sequence that a run trains; None if its data has no such limit."""
+    return max((length for key in model_config.LENGTHS if (length := run.data.options.get(key))), default=None)
 
 
 def _key(folder: Path, name: str, settings: Strategy, written: Written) -> str:

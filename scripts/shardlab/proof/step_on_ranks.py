@@ -12,6 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shardlab import models, parallel
+from shardlab.errors import UserError
+from shardlab.models import declared
+from shardlab.models._float64 import Float64
 from shardlab.models._losses import IGNORE
 from shardlab.models._sequence import POSITIONS, documents_of
 from shardlab.models.weights import materialize, save
@@ -28,6 +31,8 @@ LOSS, NORM, GRADIENT, UPDATED = "loss", "gradient norm", "gradient of ", "update
 """Names of what is compared, the last two with a parameter's name."""
 NOISE = 0.1
 """Standard deviation of what is added to initial weights: norms of ones and biases of zeros would hide mistakes."""
+LOSS_TOLERANCE = 1e-6
+"""Of the library's own loss, which may compute in float32."""
 FLOORS = {GRADIENT: 1e-5, UPDATED: 1e-3}
 """A parameter's values are compared relative to their largest, or to this part of the model's largest: a bias in front
 of a softmax has a gradient of nothing but rounding, and Adam's first update is a gradient by its size.
@@ -51,6 +56,8 @@ def one_process(run: Run, folder: Path) -> None:
     task = _task(run, folder)
     micro = task.micro_batch("train", np.arange(run.recipe.global_batch_size))
     model.train()
+    if run.task == "language_modelling":
+        _check_loss(model, micro.batch["inputs"])
     if task.packed:
         total = _one_document_at_a_time(model, micro.batch)
     else:
@@ -71,14 +78,37 @@ def one_process(run: Run, folder: Path) -> None:
     save_file({name: value.contiguous() for name, value in expected.items()}, folder / EXPECTED)
 
 
+def _check_loss(model: nn.Module, tokens: Tensor) -> None:
+    """Check that the library's own loss of tokens (batch, length) is the cross-entropy of its logits, and no more.
+
+    Raises:
+        UserError: the model's configuration asks for another loss.
+    """
+    if "labels" not in declared.arguments(model):
+        return
+    with Float64(), torch.no_grad():
+        outputs = declared.own_forward(model)(model, input_ids=tokens, labels=tokens, return_dict=True)
+        shifted = tasks.token_loss(outputs.logits[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
+        in_place = tasks.token_loss(outputs.logits, tokens) / tokens.numel()
+    loss = outputs.loss.double()
+    if not any(torch.isclose(loss, each.double(), rtol=LOSS_TOLERANCE) for each in (shifted, in_place)):
+        raise UserError(
+            f"the library's own loss is {loss:.6f} where the cross-entropy of its logits is {shifted:.6f}: config.json "
+            "asks for another term, which no strategy trains; set its coefficient to 0 under `model:` of the "
+            "workload's size."
+        )
+
+
 def _one_document_at_a_time(model: nn.Module, batch: tasks.Batch) -> Tensor:
     """Return the loss of packed rows, summed over their targets, of a model that is given no positions."""
     losses = []
-    for row, documents in enumerate(documents_of(batch[POSITIONS])):
-        for number in documents.unique():
-            inputs, targets = (batch[name][row : row + 1, documents == number] for name in ("inputs", "targets"))
-            if (targets != IGNORE).any():
-                losses.append(tasks.token_loss(model(inputs), targets))
+    rows = enumerate(documents_of(batch[POSITIONS]))
+    documents = [(row, numbers == number) for row, numbers in rows for number in numbers.unique()]
+    # Shorter ones first: with dynamic NTK scaling the library keeps the frequencies of the longest sequence.
+    for row, document in sorted(documents, key=lambda each: int(each[1].sum())):
+        inputs, targets = (batch[name][row : row + 1, document] for name in ("inputs", "targets"))
+        if (targets != IGNORE).any():
+            losses.append(tasks.token_loss(model(inputs), targets))
     return torch.stack(losses).sum()
 
 

@@ -1,38 +1,67 @@
 """A transformers model of the same class at tiny sizes: its config.json with the sizes replaced, by their keys' names.
 
-What decides about its layers (activations, norms, ties, windows, kinds of layers) stays.
+What decides about its layers (activations, norms, ties, kinds of layers) stays. What decides by a length (windows,
+blocks, positions) becomes smaller than a proof's sequence, so that there are tokens on both sides of it.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
 from shardlab.errors import UserError
-from shardlab.models._transformers import EXPERTS_PER_TOKEN, configuration
-from shardlab.proof.tiny_runs import PICTURE, VOCABULARY
+from shardlab.models._transformers import CLASSES, EXPERTS_PER_TOKEN, configuration
+from shardlab.proof.tiny_runs import LENGTH, PICTURE, VOCABULARY
 
 LAYERS, WIDTH, HEADS, GROUPS, HEAD, ROTARY, HIDDEN, EXPERTS = 4, 64, 4, 2, 16, 8, 96, 4
-WINDOW, POSITIONS = 5, 64
-NUMBER_OF_LAYERS = re.compile(r"num_hidden_layers|n_layers?|num_layers|(decoder|encoder)_layers|num_decoder_layers")
-QUERY_HEADS = r"(swa_)?num_(swa_)?(attention_)?heads|n_heads?|((de|en)coder_)?attention_heads|linear_num_(value_)?heads"
+MOST_LAYERS = 2 * LAYERS
+"""Layers of a model with more than ``LAYERS`` kinds of them."""
+POSITIONS = 4 * LENGTH
+"""Positions of a table, which no sequence exceeds."""
+CROSSED = LENGTH - 2
+"""Number of positions beyond which a model computes otherwise: a sequence exceeds it, and so does one of two parts that
+have its head and tail, or its halves, but not the other.
+"""
+NUMBER_OF_LAYERS = re.compile(
+    r"num_hidden_layers|n_layers?|num_layers|num_blocks|(decoder|encoder)_layers|num_decoder_layers"
+)
+QUERY_HEADS = (
+    r"(swa_)?num_(swa_)?(attention_)?heads|n_heads?|((de|en)coder_)?attention_heads|linear_num_(value_)?heads|"
+    r"num_attention_heads_per_layer"
+)
+MAXIMUM = re.compile(
+    r"max_position_embeddings|n_positions|max_seq_len|n_ctx|max_sequence_length|seq_length|context_length|"
+    r"model_max_length"
+)
+"""Keys with the number of positions of a model: of its table, or beyond which rotary positions are scaled."""
+ORIGINAL = "original_max_position_embeddings"
+LENGTHS: list[tuple[str, int]] = [
+    (ORIGINAL, CROSSED),
+    (r"(\w+_)?window(_size|_len)?|\w*attention_chunk_size|local_attention", 5),
+    (r"floor_scale|\w+_floor|rel_extent|mem_len", 6),
+    (r"\w*token_budget", LENGTH // 2),
+    (r"(index_|sparse_)?block_size|\w*compress_(ratio|rate)s?|(heavily_)?compressed_(sparse_)?attention", 4),
+    (r"index_topk", LENGTH // 2),
+    (r"index_topk_blocks|(index_)?(local|init)_blocks", 1),
+    (r"(mamba_|linear_)?chunk_size", 8),
+    (r"\w*num_buckets", 8),
+    (r"\w*max_distance", 12),
+]
+"""Whole name of a key with a length, a block or a number of positions: its tiny value, which a sequence exceeds."""
 SIZES: list[tuple[str, int]] = [
     (r"(\w+_)?vocab_size(_per_layer_input)?|n_words|encoder_hash_byte_group_vocab", VOCABULARY),
     (r"hidden_size|n_embd|d_model|n_embed|dim|emb(edding|ed)?_(size|dim)|model_dim|lru_width", WIDTH),
     (r"word_embed_proj_dim|embedding_dim", WIDTH),
     (r"(\w+_)?(intermediate_size(_\w+)?|ffn_dim|ffn_hidden_size)|n_inner|d_ff|dff|dim_ff|d_inner", HIDDEN),
     (r"attention_hidden_size", WIDTH),
-    (NUMBER_OF_LAYERS.pattern, LAYERS),
     (QUERY_HEADS, HEADS),
     (r"(swa_|global_)?(num_)?(swa_|global_)?(key_value|kv)_heads|(n_kv|kv_n)_heads|num_global_key_value_heads", GROUPS),
     (r"(swa_|global_|attention_)?head_dim|kv_channels|hidden_size_per_head|d_kv|d_head|dim_head", HEAD),
-    (r"(original_)?max_position_embeddings|n_positions|max_seq_len|n_ctx|max_sequence_length|seq_length", POSITIONS),
-    (r"context_length|model_max_length", POSITIONS),
-    (r"sliding_window(_size)?|attention_(window_size|chunk_size)|window_size", WINDOW),
     (r"(n_routed|num|num_local|moe_num|num_moe|ffn_num|n)_experts|num_local_experts", EXPERTS),
     (EXPERTS_PER_TOKEN.pattern, 2),
     (r"(n|num|moe_num)_shared_experts", 1),
@@ -40,54 +69,201 @@ SIZES: list[tuple[str, int]] = [
     (r"(moe_)?n_group|num_expert_group", 2),
     (r"(moe_)?topk_group", 1),
     (r"first_k_dense_replace|num_dense_layers?|n_dense_layers|moe_layer_start_index|mlp_layer_start", 1),
-    (r"q_lora_rank", 24),
+    (r"moe_layer_end_index", LAYERS - 1),
+    (r"max_window_layers|num_layers_per_stack", LAYERS // 2),
+    (r"num_kv_shared_layers", LAYERS // 2),
+    (r"q_lora_rank|o_lora_rank", 24),
     (r"kv_lora_rank|qk_nope_head_dim|(mla_)?v_head_dim", HEAD),
     (r"qk_rope_head_dim|rotary_dim|index_head_dim", ROTARY),
     (r"qk_head_dim", HEAD + ROTARY),
     (r"index_n_heads", 2),
-    (r"index_topk", POSITIONS),
     (r"(ssm_)?state_size|(mamba_)?d_state", 8),
     (r"(n_)?mamba_(n|num)_heads|n_mamba_heads", 8),
     (r"mamba_(d_head|head_?dim)", HEAD),
     (r"(mamba_)?n_?groups", 2),
     (r"mamba_d_ssm", 2 * WIDTH),
     (r"(time_step|mamba_dt)_rank", 8),
-    (r"(mamba_)?chunk_size", 8),
     (r"linear_num_key_heads", 2),
     (r"linear_(key_|value_)?head_dim", HEAD),
     (r"full_attention_interval|(attn|expert|hybrid)_layer_period|sliding_window_pattern|layer_group_size", 2),
     (r"global_attn_every_n_layers|moe_layer_freq|interleave_moe_layer_step|no_rope_layer_interval", 2),
     (r"(attn|expert)_layer_offset", 1),
-    (r"num_nextn_predict_layers|num_mtp_modules|mtp_num_hidden_layers|num_nextn_layers|num_kv_shared_layers", 0),
+    (r"num_nextn_predict_layers|num_mtp_modules|mtp_num_hidden_layers|num_nextn_layers", 0),
     (r"hidden_size_per_layer_input|ple_embed_dim|hc_lowrank|heads_per_ngram", 16),
     (r"laurel_rank", 8),
     (r"image_size", PICTURE),
     (r"patch_size", PICTURE // 4),
 ]
 """Whole name of a key whose value is a positive number: its tiny value. The first match counts; 0 and none stay."""
-LAYER_INDICES = re.compile(r"\w*(layer|attn|attention)\w*(indices|idxs|ids)|global_attn_layers")
+NO_LENGTHS = re.compile(
+    r"\w*(theta|_id|_ids|_index|idx|indices|idxs|rank|size|dim|dims|scale|scaling|scalar|multiplier|factor|coef\w*|"
+    r"softcap\w*|soft_cap|clip\w*|threshold|multiple_of|divisible_by|limit|iters|seed|eps|alpha|fast|slow|heads|"
+    r"types|labels?|experts|rate|_max|_min|groups|base|hidden_size_global|d_rel)"
+)
+"""Keys of other numbers that a tiny model keeps: no tokens are counted with them."""
+EITHER = re.compile(r"\w*(block|window|chunk|kernel|buffer|cache|segment|patch|stride)\w*_size|\w*(prompt|mem)\w*")
+"""Keys that end like those, and may count tokens."""
+INDICES_OF_LAYERS = re.compile(r"\w*(layer|attn|attention)\w*(indices|idxs|ids)|global_attn_layers|\w*_layers")
 """Keys with a list of layers' numbers."""
+RATES = re.compile(r"\w*(drop|jitter)\w*")
+"""Keys with a probability, or a size of noise: none in a proof."""
 
 
-def tiny(config: PreTrainedConfig, *, fill: bool = False) -> PreTrainedConfig:
+def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = None) -> PreTrainedConfig:
     """Return a configuration of the same class with tiny sizes, and without dropout.
 
-    ``fill``: give sizes that are none a value, too; the defaults of some classes are no complete model.
+    ``fill``: give sizes that are none a value, too; the defaults of some classes are no complete model. ``longest``:
+    tokens of the longest sequence that is trained: a length that none exceeds is none in a proof, either.
 
     Raises:
         UserError: the class does not take these sizes together.
     """
     try:
-        return type(config)(**_shrunk(config.to_dict(), None, fill=fill))
+        made: list[PreTrainedConfig] = [
+            type(config)(**_Rules(fill, longest, positions).shrunk(config.to_dict(), None))
+            for positions in (CROSSED, POSITIONS)
+        ]
+        few, many = map(_shapes, made)
     except Exception as error:  # each class checks in its own way
         reason = " ".join(str(error).split())
         raise UserError(f"no rule of proof/tiny_config.py makes a tiny {type(config).__name__}: {reason}.") from error
+    return made[few != many]  # a table of positions has none beyond
 
 
-def _shrunk(values: dict[str, Any], outer: int | None, *, fill: bool) -> dict[str, Any]:
-    layers = _number_of_layers(values) or outer
-    kept = _layers_kept(values, layers)
-    return {key: _value(key, value, values, kept, fill=fill) for key, value in values.items()}
+def unproven(config: PreTrainedConfig) -> list[str]:
+    """Return sentences on what a tiny model of this configuration does not show: rates of dropout, and numbers of which
+    no rule knows whether tokens are counted with them.
+    """
+    values = {key: value for key, value in _numbers(config.to_dict())}
+    rates = [f"{key} {value}" for key, value in values.items() if RATES.fullmatch(key) and value > 0]
+    known = [re.compile(pattern) for pattern, _ in (*LENGTHS, *SIZES)]
+    known += [NUMBER_OF_LAYERS, MAXIMUM, RATES, INDICES_OF_LAYERS]
+    unknown = [
+        f"{key} {value}"
+        for key, value in values.items()
+        if value == int(value) >= LENGTH
+        and (EITHER.fullmatch(key) or not NO_LENGTHS.fullmatch(key))
+        and not any(each.fullmatch(key) for each in known)
+    ]
+    sentences = {"not exercised, as no rule knows whether it is a length": unknown, "proven without dropout": rates}
+    return [f"{sentence}: {', '.join(found)}" for sentence, found in sentences.items() if found]
+
+
+def _numbers(values: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, float]]:
+    """Yield each number with its key; those of a dictionary by layer or kind of layer with that of the dictionary."""
+    for key, value in values.items():
+        name = key if isinstance(key, str) and not str(key).isdigit() else outer
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                yield from _numbers(each, name)
+            elif isinstance(each, int | float) and not isinstance(each, bool) and abs(each) < 1e18:
+                yield name, each
+
+
+def _shapes(config: Any) -> list[torch.Size]:
+    """Return the shapes of a model's parameters and buffers."""
+    with torch.device("meta"):
+        model = getattr(transformers, CLASSES[task_of(config)][0]).from_config(config)
+    return [value.shape for value in (*model.parameters(), *model.buffers())]
+
+
+class _Rules:
+    """The tiny value of each key of a configuration; ``positions``: of those in ``MAXIMUM``."""
+
+    def __init__(self, fill: bool, longest: int | None, positions: int) -> None:
+        self.fill, self.longest, self.positions = fill, longest, positions
+
+    def shrunk(self, values: dict[str, Any], outer: list[int] | None) -> dict[str, Any]:
+        """Return a configuration, or a part of it in a model whose kept layers are those of ``outer``."""
+        kept = _layers_kept(values, _number_of_layers(values)) or outer or []
+        return {key: self.value(key, value, values, kept) for key, value in values.items()}
+
+    def value(self, key: str, value: Any, values: dict[str, Any], kept: list[int]) -> Any:
+        if isinstance(value, dict):
+            return self.dictionary(key, value, values, kept)
+        if key == "attention_types" and value:  # of GPT-Neo: kinds, and how often they are repeated
+            return [[value[0][0], LAYERS // len(value[0][0])]]
+        if isinstance(value, list):
+            if _are_layers(key, value, _number_of_layers(values)):
+                return [new for new, number in enumerate(kept) if number in value]
+            if len(value) == _number_of_layers(values):
+                value = [value[number] for number in kept]
+            return [self.value(key, each, values, kept) for each in value]
+        if isinstance(value, float) and RATES.fullmatch(key):
+            return 0.0
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            return value
+        if value is not None and (value != value or value <= 0) and not key.endswith("_token_id"):
+            return value
+        if re.fullmatch(r"\w+_token_(id|index)|\w+_idx", key):
+            return value if value is None else 0 if key.startswith("pad") else 1
+        if value is None and not self.fill:
+            return value
+        if NUMBER_OF_LAYERS.fullmatch(key) and value:
+            return len(kept) or LAYERS
+        return self.size(key, value, values)
+
+    def dictionary(self, key: str, value: dict[str, Any], values: dict[str, Any], kept: list[int]) -> dict[str, Any]:
+        if "label" in key:
+            return value
+        if key.startswith("rope"):
+            rotated = values.get("qk_rope_head_dim") and ROTARY
+            return self.rope(value, rotated or int(HEAD * (values.get("partial_rotary_factor") or 1)))
+        if value and all(str(name).isdigit() for name in value):  # by layer
+            given = {int(name): each for name, each in value.items()}
+            own = {new: given[number] for new, number in enumerate(kept) if number in given}
+            return {
+                number: {name: self.value(name, each[name], values | each, kept) for name in each}
+                for number, each in own.items()
+            }
+        return self.shrunk(value, kept)
+
+    def rope(self, values: dict[str, Any], rotated: int) -> dict[str, Any]:
+        """Return the settings of rotary positions for heads of which ``rotated`` values are rotated; some have them by
+        kind of layer.
+        """
+        found: dict[str, Any] = {}
+        for key, value in values.items():
+            if isinstance(value, dict):
+                found[key] = self.rope(value, rotated)
+            elif key == ORIGINAL and value:
+                found[key] = self.size(key, value, values)
+            elif key == "mrope_section" and value:
+                found[key] = [rotated // 4, rotated // 8, rotated // 8]
+            elif key in ("short_factor", "long_factor") and value:
+                found[key] = value[: rotated // 2]
+            else:
+                found[key] = value
+        return found
+
+    def size(self, key: str, value: Any, values: dict[str, Any]) -> Any:
+        """Return a number's tiny value; None has one only if sizes are filled in."""
+        if MAXIMUM.fullmatch(key):
+            scaled = ORIGINAL in values or any(ORIGINAL in str(each) for each in values.values())
+            return POSITIONS if scaled or self.never_exceeded(value) else self.positions
+        length = next((small for pattern, small in LENGTHS if re.fullmatch(pattern, key)), None)
+        if length is not None and value is not None:
+            return type(value)(POSITIONS) if self.never_exceeded(value) else type(value)(min(length, value))
+        if isinstance(value, float):
+            return value
+        small = next((small for pattern, small in SIZES if re.fullmatch(pattern, key)), value)
+        if small == value or small is None or value is None:
+            return small
+        if small == GROUPS and "head" in key:  # one for all query heads, one for each, or in between
+            heads = next((each for name, each in values.items() if re.fullmatch(QUERY_HEADS, name)), None)
+            return 1 if value == 1 else HEADS if value == heads else GROUPS
+        rotary = values.get("qk_rope_head_dim")
+        if key == "head_dim" and rotary:  # latent attention: that of a query's rotated part, or of both parts
+            return ROTARY if value == rotary else HEAD + ROTARY
+        if key == "attention_hidden_size" or (key == "attention_head_dim" and "attention_hidden_size" in values):
+            width = WIDTH * max(1, values["attention_hidden_size"] // values["hidden_size"])
+            return width if key == "attention_hidden_size" else width // HEADS
+        if re.fullmatch(QUERY_HEADS, key) and "expand" in values and "state_size" in values:  # heads of Mamba's width
+            return 2 * HEADS
+        return min(small, value) if small <= GROUPS else small
+
+    def never_exceeded(self, value: Any) -> bool:
+        return self.longest is not None and value is not None and value >= self.longest
 
 
 def _number_of_layers(values: dict[str, Any]) -> int | None:
@@ -95,105 +271,44 @@ def _number_of_layers(values: dict[str, Any]) -> int | None:
     return next(own, None)
 
 
-def _value(key: str, value: Any, values: dict[str, Any], kept: list[int], *, fill: bool) -> Any:
-    """Return a key's tiny value; ``kept``: see ``_layers_kept``."""
-    if isinstance(value, dict):
-        if "label" in key:
-            return value
-        if key.startswith("rope"):
-            rotated = values.get("qk_rope_head_dim") and ROTARY
-            return _rope(value, rotated or int(HEAD * (value.get("partial_rotary_factor") or 1)))
-        if value and all(str(name).isdigit() for name in value):  # by layer
-            given = {int(name): each for name, each in value.items()}
-            own = {new: given[number] for new, number in enumerate(kept) if number in given}
-            return {
-                number: {name: _value(name, each[name], values | each, kept, fill=fill) for name in each}
-                for number, each in own.items()
-            }
-        return _shrunk(value, len(kept), fill=fill)
-    if key == "attention_types" and value:  # of GPT-Neo: kinds, and how often they are repeated
-        return [[value[0][0], LAYERS // len(value[0][0])]]
-    if isinstance(value, list):
-        if LAYER_INDICES.fullmatch(key) and value:
-            return [*range(1, LAYERS, 2)]
-        if len(value) == _number_of_layers(values):
-            value = [value[number] for number in kept]
-        return [_value(key, each, values, kept, fill=fill) for each in value]
-    if isinstance(value, float) and ("drop" in key or "jitter" in key):
-        return 0.0
-    if isinstance(value, bool) or (isinstance(value, int) and value <= 0 and not key.endswith("_token_id")):
-        return value
-    if re.fullmatch(r"\w+_token_(id|index)|\w+_idx", key):
-        return value if value is None else 0 if key.startswith("pad") else 1
-    if isinstance(value, int) or (fill and value is None):
-        return _size(key, value, values)
-    return value
-
-
-def _rope(values: dict[str, Any], rotated: int) -> dict[str, Any]:
-    """Return the settings of rotary positions for heads of which ``rotated`` values are rotated; some have them by kind
-    of layer.
-    """
-    changed = {
-        "original_max_position_embeddings": POSITIONS // 2,
-        "mrope_section": [rotated // 4, rotated // 8, rotated // 8],
-    }
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            found[key] = _rope(value, rotated)
-        elif key in changed and value:
-            found[key] = changed[key]
-        elif key in ("short_factor", "long_factor") and value:
-            found[key] = value[: rotated // 2]
-        else:
-            found[key] = value
-    return found
-
-
-def _size(key: str, value: int | None, values: dict[str, Any]) -> int | None:
-    small = next((small for pattern, small in SIZES if re.fullmatch(pattern, key)), value)
-    if small == value or small is None or value is None:
-        return small
-    if small == GROUPS and "head" in key:  # one for all query heads, one for each, or in between
-        heads = next((each for name, each in values.items() if re.fullmatch(QUERY_HEADS, name)), None)
-        return 1 if value == 1 else HEADS if value == heads else GROUPS
-    rotary = values.get("qk_rope_head_dim")
-    if key == "head_dim" and rotary:  # latent attention: that of a query's rotated part, or of both parts
-        return ROTARY if value == rotary else HEAD + ROTARY
-    if key == "attention_hidden_size" or (key == "attention_head_dim" and "attention_hidden_size" in values):
-        width = WIDTH * max(1, values["attention_hidden_size"] // values["hidden_size"])
-        return width if key == "attention_hidden_size" else width // HEADS
-    if re.fullmatch(QUERY_HEADS, key) and "expand" in values and "state_size" in values:  # heads of Mamba's inner width
-        return 2 * HEADS
-    return min(small, value) if small <= GROUPS else small
+def _are_layers(key: str, value: list[Any], layers: int | None) -> bool:
+    """Return whether a list has the numbers of some layers."""
+    if not layers or not INDICES_OF_LAYERS.fullmatch(key) or not all(type(each) is int for each in value):
+        return False
+    return value == sorted({*value}) and all(0 <= each < layers for each in value)
 
 
 def _layers_kept(values: dict[str, Any], layers: int | None) -> list[int]:
     """Return the number of the layer that each tiny layer is like: each kind that what is given per layer distinguishes
-    has as many as the others.
+    has as many as the others, and the kinds take turns.
     """
     if not layers:
         return []
+    indices = [value for key, value in values.items() if isinstance(value, list) and _are_layers(key, value, layers)]
     lists = [value for value in values.values() if isinstance(value, list) and len(value) == layers]
+    lists = [value for value in lists if value not in indices]
     other = {int(number): repr(each) for number, each in (values.get("per_layer_config") or {}).items()}
-    kinds = [repr([other.get(number), *(each[number] for each in lists)]) for number in range(layers)]
+    kinds = [
+        repr([other.get(number), *(each[number] for each in lists), *(number in each for each in indices)])
+        for number in range(layers)
+    ]
+    count = min(max(LAYERS, len({*kinds})), MOST_LAYERS)
     # The first one of each kind, then the second one of each, and so on.
     by_turns = sorted(range(layers), key=lambda number: (kinds[:number].count(kinds[number]), number))
-    kept = sorted(by_turns[:LAYERS])
-    return [kept[number % len(kept)] for number in range(LAYERS)]
+    kept = by_turns[:count]
+    return [kept[number % len(kept)] for number in range(count)]
 
 
-def write(config: Any, folder: Path, tensor_parts: int = 1) -> None:
+def write(config: Any, folder: Path, tensor_parts: int = 1, longest: int | None = None) -> None:
     """Write the tiny configuration into a folder, as config.json.
 
     ``tensor_parts``: largest degree of tensor parallelism. Fewer key and value heads than that are one, so that they
-    are fewer than the ranks of a proof, too.
+    are fewer than the ranks of a proof, too. ``longest``: see ``tiny``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if getattr(config, "num_key_value_heads", None) in range(1, tensor_parts):
         config.num_key_value_heads = 1
-    tiny(config).save_pretrained(folder)
+    tiny(config, longest=longest).save_pretrained(folder)
 
 
 def task_of(config: PreTrainedConfig) -> str:
@@ -202,32 +317,6 @@ def task_of(config: PreTrainedConfig) -> str:
         return "summarization"
     pictures = config.model_type in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
     return "classification" if pictures else "language_modelling"
-
-
-INCOMPLETE: dict[str, dict[str, Any]] = {
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4}},
-    "lfm2_moe": {"num_hidden_layers": LAYERS, "layer_types": ["conv", "full_attention"] * 2},
-    "qwen4_exp_text": {"heads_per_ngram": 2, "ngram_vocab_size_base": VOCABULARY, "split_ngram_parts": 2},
-}
-"""Type of model: what its class has no default for."""
-
-
-def write_type(kind: str, folder: Path, *, fill: bool) -> None:
-    """Write the tiny configuration of a type of model, from the defaults of its class; ``fill``: see ``tiny``.
-
-    Raises:
-        UserError: the class does not take these sizes together.
-    """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    try:
-        config = CONFIG_MAPPING[kind](**INCOMPLETE.get(kind, {}))
-    except Exception as error:
-        raise UserError(
-            f"{kind}: the defaults of its class are no configuration: {' '.join(str(error).split())}."
-        ) from error
-    tiny(config, fill=fill).save_pretrained(folder)
 
 
 def read(folder: Path, changes: Mapping[str, Any] | None = None) -> PreTrainedConfig:
