@@ -87,7 +87,9 @@ def main() -> None:
 
 
 def decoders() -> list[str]:
-    """Return the library's types of causal language models: not encoders, and not what reads more than tokens."""
+    """Return the library's types of causal language models, some in two configurations: not encoders, and not what
+    reads more than tokens.
+    """
     from transformers.models.auto import modeling_auto as auto
 
     others = [
@@ -98,34 +100,45 @@ def decoders() -> list[str]:
         auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
         auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     ]
-    return sorted({*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}.difference(*others))
+    types = {*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}.difference(*others)
+    return sorted(types | {name for name in published() if name.partition("@")[0] in types})
 
 
 def published() -> dict[str, dict[str, Any]]:
-    """Return {type: {name, source, keys}} of published configurations; keys: what is not its class's default."""
+    """Return {type: {name, source, keys}} of published configurations, also of a type's second one (type@word); keys:
+    what is not its class's default.
+    """
     found: dict[str, dict[str, Any]] = yaml.safe_load(CONFIGURATIONS.read_text())
     return found
 
 
-def write_type(kind: str, folder: Path) -> list[str]:
-    """Write the tiny configuration of a type of model; return what it does not show (``tiny_config.unproven``).
+def configuration(kind: str) -> Any:
+    """Return the configuration of a type of model: a published one, or else its class's default.
 
     Raises:
-        UserError: the class does not take these sizes together.
+        UserError: the class does not take it.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     keys = published().get(kind, {}).get("keys") or INCOMPLETE.get(kind, {})
     try:
-        config = CONFIG_MAPPING[kind](**keys)
+        return CONFIG_MAPPING[kind.partition("@")[0]](**keys)
     except Exception as error:
         raise UserError(f"{kind}: its class takes no such configuration: {' '.join(str(error).split())}.") from error
+
+
+def write_type(kind: str, folder: Path) -> None:
+    """Write the tiny configuration of a type of model.
+
+    Raises:
+        UserError: its class does not take these sizes together.
+    """
+    config = configuration(kind)
     try:
         tiny = tiny_config.tiny(config)
     except UserError:  # the defaults of some classes lack sizes
         tiny = tiny_config.tiny(config, fill=True)
     tiny.save_pretrained(folder)
-    return tiny_config.unproven(config)
 
 
 def rows(cases: dict[str, list[str]], at_once: int) -> Iterator[dict[str, Any]]:
@@ -158,7 +171,7 @@ def of_type(kind: str, strategies: list[str], connection: Connection) -> None:
     row: dict[str, Any] = {"type": kind}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            row["unproven"] = write_type(kind, Path(folder))
+            write_type(kind, Path(folder))
             row["proofs"] = [each._asdict() for each in prove(Path(folder), dict.fromkeys(strategies))]
     except UserError as error:
         row["error"] = str(error)
@@ -219,6 +232,11 @@ def page(found: dict[str, dict[str, Proof]]) -> str:
             lines += [
                 f"- {', '.join(kinds)}: {reason} ({', '.join(under)})" for (kinds, reason), under in grouped.items()
             ]
+    lines += ["", "## Configurations", ""]
+    for kind in proofs:
+        of = published().get(kind)
+        notes = [f"published: {of['name']} ({of['source']})" if of else "its class's default"]
+        lines.append(f"- {kind}: {'; '.join([*notes, *tiny_config.unproven(configuration(kind))])}")
     if left := {kind: of_kind[""].reason for kind, of_kind in found.items() if "" in of_kind}:
         lines += ["", "## Types without a tiny model", ""]
         lines += [f"- {kind}: {plain(reason)}" for kind, reason in left.items()]

@@ -16,6 +16,11 @@ def pieces(name: str) -> tuple[str, ...]:
     return at("unit/test_library_chain", f"test_pieces_compute_what_the_whole_model_does[{name}]")
 
 
+def proofs(name: str) -> tuple[str, ...]:
+    """A case of the proofs at tiny sizes."""
+    return at("parity/test_proofs", f"test_a_fault_is_found_and_named[{name}]")
+
+
 FAULTS = [
     Fault(
         "a parameter of two stages counted twice in the norm",
@@ -130,6 +135,41 @@ FAULTS = [
         "in range(1, tensor_parts):",
         "in range(1, 1):",
         at("parity/test_proofs", "test_key_heads_that_are_fewer_than_the_ranks_are_so_in_a_proof"),
+    ),
+    Fault(
+        "a proof whose sequences no length of the configuration is exceeded by",
+        f"{S}proof/tiny_config.py",
+        "return type(value)(POSITIONS) if self.never_exceeded(value) else",
+        "return type(value)(POSITIONS) if True else",
+        at("parity/test_proofs", "test_a_sequence_exceeds_each_length_but_a_table_of_positions[mistral-crossed0]"),
+    ),
+    Fault(
+        "frequencies of the largest position in this rank's part of the sequence",
+        f"{MODELS}/_positions.py",
+        "return _cut(call(_with_last(position_ids, whole.flatten()[0])))",
+        "return call(position_ids)",
+        proofs("longrope_cp-equal-"),
+    ),
+    Fault(
+        "frequencies of the longest document in a row",
+        f"{MODELS}/_positions.py",
+        "        if not depends[key]:",
+        "        if True:",
+        proofs("dynamic_packed_single-equal-"),
+    ),
+    Fault(
+        "layers that count this rank's positions from 0",
+        f"{S}parallel/library_context.py",
+        "if places := _counting_places(model):",
+        "if places := set():",
+        proofs("llama4_cp-equal-"),
+    ),
+    Fault(
+        "a loss of which only the cross-entropy is trained",
+        f"{S}proof/step_on_ranks.py",
+        'if run.task == "language_modelling" else ""',
+        'if False else ""',
+        proofs("other_loss-refused-the library's own loss is"),
     ),
     Fault(
         "masks of attention that are the same for every rank's heads",

@@ -18,7 +18,6 @@ from shardlab.proof import tiny_config
 from shardlab.proof.tiny_runs import LENGTH, Written, tiny_run
 from shardlab.settings import load
 
-
 LLAMA4 = ["chunked_attention"] * 2 + ["full_attention"] * 2
 """Each with and without experts."""
 
@@ -142,6 +141,7 @@ def proofs(tmp_path_factory):
         *((f"{name}_{of}", "equal", "") for name in ("longrope", "dynamic", "llama4") for of in ("cp", "cp_ulysses")),
         *((f"{name}_packed_{of}", "equal", "") for name in ("longrope", "dynamic") for of in ("single", "cp")),
         ("llama4_packed_single", "differs", r"differs by"),
+        ("other_loss", "refused", "the library's own loss is"),
         ("summarization_pp", "refused", "has two stacks of layers"),
         (
             "mixed",

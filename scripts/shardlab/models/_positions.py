@@ -53,7 +53,7 @@ def _by_documents(forward: Callable[..., Any], largest: Largest) -> Callable[...
             return forward(module, x, positions, *args, **named)
 
         whole = largest.of_tokens
-        if detect_fake_mode():
+        if not torch.compiler.is_compiling() and detect_fake_mode():
             with _WithoutValues():
                 return call(position_ids)
         if whole is None or whole.shape[-1] != position_ids.shape[-1]:

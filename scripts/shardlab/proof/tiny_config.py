@@ -44,7 +44,7 @@ LENGTHS: list[tuple[str, int]] = [
     (ORIGINAL, CROSSED),
     (r"(\w+_)?window(_size|_len)?|\w*attention_chunk_size|local_attention", 5),
     (r"floor_scale|\w+_floor|rel_extent|mem_len", 6),
-    (r"\w*token_budget", LENGTH // 2),
+    (r"\w*budget", LENGTH // 2),
     (r"(index_|sparse_)?block_size|\w*compress_(ratio|rate)s?|(heavily_)?compressed_(sparse_)?attention", 4),
     (r"index_topk", LENGTH // 2),
     (r"index_topk_blocks|(index_)?(local|init)_blocks", 1),
@@ -76,7 +76,9 @@ SIZES: list[tuple[str, int]] = [
     (r"kv_lora_rank|qk_nope_head_dim|(mla_)?v_head_dim", HEAD),
     (r"qk_rope_head_dim|rotary_dim|index_head_dim", ROTARY),
     (r"qk_head_dim", HEAD + ROTARY),
-    (r"index_n_heads", 2),
+    (r"indexer_kv_heads", 1),
+    (r"indexer_head_dim", HEAD),
+    (r"index(er)?_n_heads", 2),
     (r"(ssm_)?state_size|(mamba_)?d_state", 8),
     (r"(n_)?mamba_(n|num)_heads|n_mamba_heads", 8),
     (r"mamba_(d_head|head_?dim)", HEAD),
@@ -134,13 +136,13 @@ def unproven(config: PreTrainedConfig) -> list[str]:
     """Return sentences on what a tiny model of this configuration does not show: rates of dropout, and numbers of which
     no rule knows whether tokens are counted with them.
     """
-    values = {key: value for key, value in _numbers(config.to_dict())}
-    rates = [f"{key} {value}" for key, value in values.items() if RATES.fullmatch(key) and value > 0]
+    values = dict.fromkeys(_numbers(config.to_dict()))
+    rates = [f"{key} {value}" for key, value in values if RATES.fullmatch(key) and value > 0]
     known = [re.compile(pattern) for pattern, _ in (*LENGTHS, *SIZES)]
     known += [NUMBER_OF_LAYERS, MAXIMUM, RATES, INDICES_OF_LAYERS]
     unknown = [
         f"{key} {value}"
-        for key, value in values.items()
+        for key, value in values
         if value == int(value) >= LENGTH
         and (EITHER.fullmatch(key) or not NO_LENGTHS.fullmatch(key))
         and not any(each.fullmatch(key) for each in known)
@@ -203,12 +205,11 @@ class _Rules:
             return len(kept) or LAYERS
         return self.size(key, value, values)
 
-    def dictionary(self, key: str, value: dict[str, Any], values: dict[str, Any], kept: list[int]) -> dict[str, Any]:
+    def dictionary(self, key: str, value: dict[str, Any], values: dict[str, Any], kept: list[int]) -> dict[Any, Any]:
         if "label" in key:
             return value
         if key.startswith("rope"):
-            rotated = values.get("qk_rope_head_dim") and ROTARY
-            return self.rope(value, rotated or int(HEAD * (values.get("partial_rotary_factor") or 1)))
+            return self.rope(value, {"partial_rotary_factor": 1} | values)
         if value and all(str(name).isdigit() for name in value):  # by layer
             given = {int(name): each for name, each in value.items()}
             own = {new: given[number] for new, number in enumerate(kept) if number in given}
@@ -218,14 +219,16 @@ class _Rules:
             }
         return self.shrunk(value, kept)
 
-    def rope(self, values: dict[str, Any], rotated: int) -> dict[str, Any]:
-        """Return the settings of rotary positions for heads of which ``rotated`` values are rotated; some have them by
-        kind of layer.
+    def rope(self, values: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of rotary positions, in a configuration with the values ``outer``; some have them by kind
+        of layer.
         """
+        part = values.get("partial_rotary_factor") or outer["partial_rotary_factor"] or 1
+        rotated = ROTARY if outer.get("qk_rope_head_dim") else int(HEAD * part)
         found: dict[str, Any] = {}
         for key, value in values.items():
             if isinstance(value, dict):
-                found[key] = self.rope(value, rotated)
+                found[key] = self.rope(value, outer)
             elif key == ORIGINAL and value:
                 found[key] = self.size(key, value, values)
             elif key == "mrope_section" and value:
@@ -237,12 +240,14 @@ class _Rules:
         return found
 
     def size(self, key: str, value: Any, values: dict[str, Any]) -> Any:
-        """Return a number's tiny value; None has one only if sizes are filled in."""
+        """Return the tiny value of a number, or of None where sizes are filled in."""
         if MAXIMUM.fullmatch(key):
             scaled = ORIGINAL in values or any(ORIGINAL in str(each) for each in values.values())
             return POSITIONS if scaled or self.never_exceeded(value) else self.positions
         length = next((small for pattern, small in LENGTHS if re.fullmatch(pattern, key)), None)
-        if length is not None and value is not None:
+        if length is not None and value is None:
+            return length
+        if length is not None:
             return type(value)(POSITIONS) if self.never_exceeded(value) else type(value)(min(length, value))
         if isinstance(value, float):
             return value
@@ -252,6 +257,8 @@ class _Rules:
         if small == GROUPS and "head" in key:  # one for all query heads, one for each, or in between
             heads = next((each for name, each in values.items() if re.fullmatch(QUERY_HEADS, name)), None)
             return 1 if value == 1 else HEADS if value == heads else GROUPS
+        if key == "num_kv_shared_layers" and value == _number_of_layers(values):
+            return LAYERS
         rotary = values.get("qk_rope_head_dim")
         if key == "head_dim" and rotary:  # latent attention: that of a query's rotated part, or of both parts
             return ROTARY if value == rotary else HEAD + ROTARY
