@@ -73,9 +73,6 @@ CONFIGS = {
     ),
     "bloom": transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=300),
     "mpt": transformers.MptConfig(d_model=32, n_layers=2, n_heads=4, max_seq_len=64, vocab_size=300, eos_token_id=1),
-    "persimmon": transformers.PersimmonConfig(
-        **{name: size for name, size in SIZES.items() if name != "num_key_value_heads"}, pad_token_id=None
-    ),
     "gptj": transformers.GPTJConfig(
         n_embd=32,
         n_layer=2,
@@ -132,7 +129,6 @@ CLASSES = {
     "gpt_oss": transformers.GptOssForCausalLM,
     "bloom": transformers.BloomForCausalLM,
     "mpt": transformers.MptForCausalLM,
-    "persimmon": transformers.PersimmonForCausalLM,
     "gptj": transformers.GPTJForCausalLM,
     "hunyuan": transformers.HunYuanDenseV1ForCausalLM,
     "lfm2": transformers.Lfm2ForCausalLM,

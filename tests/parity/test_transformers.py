@@ -36,7 +36,7 @@ PARTLY_FLOAT32 = ("gemma", "mixtral")
 """Models that compute norms and routers in float32 in the library; the second one calls its experts in groups there."""
 SPLIT = ("llama", "qwen3", "phi3", "mixtral")
 """Models that are split by the library's plan: heads, norms per head and ties, gathered products, experts."""
-PLANNED = ("bloom", "gpt_oss", "gptj", "hunyuan", "lfm2", "mpt", "opt", "persimmon", "stablelm")
+PLANNED = ("bloom", "gpt_oss", "gptj", "hunyuan", "lfm2", "mpt", "opt", "stablelm")
 """Models whose plan is ours (models/_tensor_plans.py)."""
 COPIED = [("gemma3", s) for s in ("tp", "tp_sp", "tp_loss", "fsdp_tp")]
 COPIED += [(m, s) for m in ("llama", "qwen3") for s in ("fsdp_tp@tp=4", "fsdp_tp_sp@tp=4")]

@@ -5,10 +5,10 @@ the numbers of heads that its constructor noted, and has a part of them on each 
 ``packed_colwise_3``: queries, keys and values are one after the other in one layer. Those interleaved by head are
 ``colwise``.
 
-Without a plan: codegen (its forward cuts queries, keys and values into four blocks, whatever the number of ranks),
-mamba (one layer makes step sizes for its channels and inputs that all channels share), bitnet (it norms over the heads
-of all ranks), and Falcon (its layers add in place to what row layers return; with one key head, the layer of the
-queries has two heads more than these).
+Without a plan: types that few use (biogpt, ctrl, openai-gpt and others), codegen (its forward cuts queries, keys and
+values into four blocks, whatever the number of ranks), mamba (one layer makes step sizes for its channels and inputs
+that all channels share), bitnet (it norms over the heads of all ranks), and Falcon (its layers add in place to what row
+layers return; with one key head, the layer of the queries has two heads more than these).
 """
 
 LLAMA = {
@@ -57,25 +57,8 @@ def _layers(prefix: str, plan: dict[str, str]) -> dict[str, str]:
 
 
 PLANS: dict[str, dict[str, str]] = {
-    "bert-generation": _layers(
-        "bert.encoder.layer",
-        {
-            "attention.self.query": "colwise",
-            "attention.self.key": "colwise",
-            "attention.self.value": "colwise",
-            "attention.output.dense": "rowwise",
-            "intermediate.dense": "colwise",
-            "output.dense": "rowwise",
-        },
-    ),
-    "biogpt": {"biogpt.embed_tokens": "embedding_rowwise", "output_projection": "colwise_gather_output"}
-    | _layers("biogpt.layers", OPT),
     "bloom": {"transformer.word_embeddings": "embedding_rowwise", "lm_head": "colwise_gather_output"}
     | _layers("transformer.h", _in("self_attention", FUSED) | MLP),
-    "ctrl": _layers(
-        "transformer.h",
-        _in("multi_head_attention", {"Wq": "colwise", "Wk": "colwise", "Wv": "colwise", "dense": "rowwise"}),
-    ),
     "gpt2": {"transformer.wte": "embedding_rowwise", "lm_head": "colwise_gather_output"}
     | _layers("transformer.h", GPT),
     "gpt_neo": {"transformer.wte": "embedding_rowwise", "lm_head": "colwise_gather_output"}
@@ -91,8 +74,6 @@ PLANS: dict[str, dict[str, str]] = {
             "mlp.c_proj": "rowwise",
         },
     ),
-    "gpt_neox_japanese": {"gpt_neox_japanese.embed_in": "embedding_rowwise", "embed_out": "colwise_gather_output"}
-    | _layers("gpt_neox_japanese.layers", _in("attention", FUSED) | MLP),
     "gpt_oss": ENDS
     | _layers(
         "model.layers",
@@ -147,20 +128,8 @@ PLANS: dict[str, dict[str, str]] = {
             "ffn.down_proj": "rowwise",
         },
     ),
-    "openai-gpt": {"transformer.tokens_embed": "embedding_rowwise", "lm_head": "colwise_gather_output"}
-    | _layers("transformer.h", GPT),
     "opt": {"model.decoder.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
     | _layers("model.decoder.layers", OPT),
-    "persimmon": ENDS
-    | _layers(
-        "model.layers",
-        _in("self_attn", FUSED)
-        | MLP
-        | {
-            "self_attn.q_layernorm": "replicated_with_grad_allreduce",
-            "self_attn.k_layernorm": "replicated_with_grad_allreduce",
-        },
-    ),
     "t5": {
         f"{stack}.block.*.layer.*.DenseReluDense.{name}": style
         for stack in ("encoder", "decoder")
