@@ -110,6 +110,7 @@ def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tin
             ["parallel/zero.py", "patches/deepspeed_startup.py"],
         ),
         ("zero2", "xsum", ["parallel/zero.py", "runtime/tasks/summarization.py"], ["parallel/native.py"]),
+        ("cp", "hf_small", ["parallel/library_context.py", "models/_positions.py", "models/_float64.py"], []),
         ("single", "xsum", ["data/package_docstrings.py", "data/_packages.py"], ["data/package_source.py"]),
     ],
 )

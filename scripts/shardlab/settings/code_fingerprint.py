@@ -34,7 +34,8 @@ DATA = ("data/", "settings/split_slices.py")
 
 def model_sources(name: str, *, transformers: bool) -> dict[str, str]:
     """Return the digests of the files that initialize a model's weights and compute its outputs."""
-    return _digests((f"models/{'_transformers' if transformers else name}.py", "models/__init__.py"), TRAINING)
+    own = ("models/_transformers.py", "models/_float64.py") if transformers else (f"models/{name}.py",)
+    return _digests((*own, "models/__init__.py"), TRAINING)
 
 
 def proof_sources() -> dict[str, str]:
@@ -58,7 +59,7 @@ def training_sources(run: Run) -> dict[str, str]:
     if run.engine == "torch":
         uses += run.mesh.techniques
     if run.model.folder:
-        uses += [f"library_{name}" for name in ("tensor", "experts") if name in uses]
+        uses += [f"library_{name}" for name in ("context", "tensor", "experts") if name in uses]
     if run.options.single_process == "dp":
         uses.append("data_parallel")
     if technique := PRECISIONS[run.recipe.arithmetic].technique:
