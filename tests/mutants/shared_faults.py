@@ -5,6 +5,7 @@ from fault import (
     EVALUATION,
     FROZEN,
     GROUPED,
+    LORA,
     LOSSES,
     MATRICES,
     MODELS,
@@ -268,6 +269,13 @@ FAULTS = [
         ', "ema_rel_diff": "average "',
         "",
         SENTENCE,
+    ),
+    Fault(
+        "every layer begins with the same adapter",
+        LORA,
+        "reset_factors(generator)",
+        "reset_factors(factors_generator())",
+        at("unit/test_adapters", "test_a_model_begins_as_it_is_without_adapter"),
     ),
     Fault("recipe.freeze ignored", f"{MODELS}/__init__.py", "requires_grad_(False)", "requires_grad", reference("vit")),
     Fault(
