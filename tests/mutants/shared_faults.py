@@ -494,6 +494,20 @@ FAULTS = [
         TWINS,
     ),
     Fault(
+        "weights that are rounded to bf16 after each step are rounding",
+        VERDICT,
+        '    if not pd.isna(row["rounded_weights"]):\n        return UNEQUAL\n',
+        "",
+        at("unit/test_low_precision", "test_weights_without_a_float32_master_are_unequal_however_near_they_end"),
+    ),
+    Fault(
+        "weights that a training left as they were count as rounded",
+        f"{S}models/weights_difference.py",
+        "(own != first) & (first != 0)",
+        "(first != 0)",
+        at("unit/test_weights_difference", "test_rounded_values_are_those_that_a_training_changed"),
+    ),
+    Fault(
         "in low precision the beginning does not count",
         VERDICT,
         "if _starts_differ(row) or _end",

@@ -46,6 +46,7 @@ COLUMNS = [
     "weights_noise_floor",
     "weights_tolerance",
     "weights_parameter",
+    "rounded_weights",
     "learned_nothing",
     "equality",
     "expert_choices",
@@ -142,6 +143,7 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
         return {"status": f"stale: {key}"}
     if run.strategy == "single":
         singles[run.workload] = train
+    weights = _compared_weights(folder, train, singles.get(run.workload))
     row = {
         "status": "not evaluated",
         "validation_loss": train.validation_loss,
@@ -158,7 +160,9 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
         "peak_memory_bytes": max(train.peak_memory_bytes) if train.peak_memory_bytes else None,
         **_foreseen(run, folder.parents[1], train),
         "bytes_per_step": train.bytes_per_step,
-        WEIGHTS: _compared_weights(folder, train, singles.get(run.workload)),
+        WEIGHTS: weights,
+        "rounded_weights": weights
+        and rounded_weights(run, weights.changed, weights.rounded, weights.rounded_in_single),
     }
     if test:
         row |= {
@@ -236,6 +240,19 @@ def farthest_weight(
         "weights_tolerance": tolerances.get(name) if twins or differences[name] else None,
         "weights_noise_floor": twins.get(name),
     }
+
+
+def rounded_weights(run: Run, changed: int, rounded: int, in_single: int) -> str | None:
+    """Return what shows that a run's weights are rounded to the type of its layers' arithmetic; None if nothing does.
+
+    The counts are those of weights.json. By chance bfloat16 represents one float32 value in 65,536.
+    """
+    if rounded - in_single <= verdict.ROUNDED * changed:
+        return None
+    return (
+        f"weights are rounded to {PRECISIONS[run.recipe.arithmetic].dtype}: {rounded:,} of {changed:,} values, single "
+        f"{in_single:,}; keep {run.recipe.dtype} master weights"
+    )
 
 
 def _made(train: TrainReport) -> dict[str, str]:
