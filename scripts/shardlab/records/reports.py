@@ -244,6 +244,7 @@ class InitialReport(Report):
         description="Mean loss per target over the test split; null if runs are evaluated sharded, as one device "
         "may not hold the model."
     )
+    notes: list[str] = Field([], description="Why runs of some strategies will not be equal to one device.")
 
 
 class WeightsReport(Report):

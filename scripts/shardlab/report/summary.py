@@ -10,7 +10,15 @@ import pandas as pd
 
 from shardlab.errors import UserError
 from shardlab.records import done, expert_choices, manifest, plan
-from shardlab.records.reports import FirstStep, Kind, NoiseFloorReport, TestReport, TrainReport, WeightsReport
+from shardlab.records.reports import (
+    FirstStep,
+    InitialReport,
+    Kind,
+    NoiseFloorReport,
+    TestReport,
+    TrainReport,
+    WeightsReport,
+)
 from shardlab.report import verdict
 from shardlab.settings import resolve, run_identity
 from shardlab.settings.config import Config
@@ -47,6 +55,7 @@ COLUMNS = [
     "weights_tolerance",
     "weights_parameter",
     "rounded_weights",
+    "notes",
     "learned_nothing",
     "equality",
     "expert_choices",
@@ -161,6 +170,7 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
         **_foreseen(run, folder.parents[1], train),
         "bytes_per_step": train.bytes_per_step,
         WEIGHTS: weights,
+        "notes": _notes(folder.parents[1] / "init" / f"{resolve.weights_of(run.workload)}.json", train),
         "rounded_weights": weights
         and rounded_weights(run, weights.changed, weights.rounded, weights.rounded_in_single),
     }
@@ -240,6 +250,12 @@ def farthest_weight(
         "weights_tolerance": tolerances.get(name) if twins or differences[name] else None,
         "weights_noise_floor": twins.get(name),
     }
+
+
+def _notes(path: Path, train: TrainReport) -> str | None:
+    """Return what the job that drew a run's initial weights said about strategies that will not be equal."""
+    report = InitialReport.read(path, "make it again") if path.exists() else None
+    return " ".join(report.notes) or None if report and report.weights == train.initial_weights else None
 
 
 def rounded_weights(run: Run, changed: int, rounded: int, in_single: int) -> str | None:

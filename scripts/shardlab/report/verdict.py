@@ -216,6 +216,12 @@ def flips(table: pd.DataFrame) -> str:
     return " ".join(sentences)
 
 
+def expected(table: pd.DataFrame) -> str:
+    """Return what the models of runs that are not equal contain that explains it; empty without any."""
+    rows = table[table.equality.eq(UNEQUAL) & table.notes.notna()]
+    return " ".join(f"Expected: {notes}" for notes in dict.fromkeys(rows.notes))
+
+
 def pages(table: pd.DataFrame) -> dict[str, str]:
     """Return the runs that are not equal to ``single``, and for each the page of its diagnosis in results/."""
     done = table[(table.status == "done") & table.equality.isin([UNEQUAL, ROUNDING])]
