@@ -148,6 +148,19 @@ def unscaled(engine: Engine) -> None:
     _with_scale(engine, lambda number: 2.0**-16)
 
 
+def without_master_weights(engine: Engine) -> None:
+    """Round the weights to bf16 after each step, as a training that has them in bf16 alone."""
+    update = engine.step
+
+    def rounded(rate: float) -> Any:
+        norm = update(rate)
+        for parameter in engine.models[0].parameters():
+            parameter.data.copy_(parameter.data.bfloat16())
+        return norm
+
+    engine.step = rounded
+
+
 FAULTS: dict[str, tuple[Fault, str]] = {
     "none": (nothing, ""),
     "gradients summed, not averaged": (summed, "parity: gradients at step 0"),
@@ -163,13 +176,14 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }
 """Name: the fault, and the check that catches it if the verdict does not."""
 LOW_FAULTS: dict[str, tuple[Fault, str]] = {
+    "no float32 master weights": (without_master_weights, ""),
     "DeepSpeed #8224: module used twice": (one_use_lost, "parity: gradients at step 0"),
     "DeepSpeed #7985: last micro-batch not reduced": (last_micro_batch_not_reduced, "parity: gradients at step 0"),
     "DeepSpeed #7967: micro-batches lost": (micro_batches_lost, "parity: gradients at step 0"),
     "DeepSpeed #7718: a third of the gradient": (a_third, "parity: gradients at step 0"),
     "DeepSpeed #7837: divided by 65536": (unscaled, "parity: gradients at step 0"),
 }
-"""The same of trainings in low precision: what DeepSpeed did there."""
+"""The same of trainings in low precision, and what DeepSpeed did there."""
 
 
 def _before_update(engine: Engine, change: Callable[[int, float], float]) -> None:
@@ -268,6 +282,8 @@ def cell(row: dict[Any, Any]) -> str:
         return f"- ({max(row['first_rel_diff'], end):.0e})"
     if row["first_rel_diff"] > row["first_tolerance"]:
         return f"start {row['first_rel_diff']:.0e}"
+    if not pd.isna(row["rounded_weights"]):
+        return f"values {max(row['first_rel_diff'], end):.0e}"
     if pd.isna(row["tolerance"]) and end <= LOW_MULTIPLE * row["noise_floor"]:
         return f"weights {row['weights_rel_diff']:.0e}"
     return f"end {end:.0e}"
@@ -293,7 +309,8 @@ def main() -> None:
                 tables.append(judged(run, Path(folder)).assign(precision=precision))
             write_text(args.output, pd.concat(tables).to_csv(index=False))
     table = pd.concat(tables, ignore_index=True)
-    print(f"start: first {FIRST_STEPS} steps; end: test or validation loss; weights: of a parameter; -: not seen")
+    print(f"start: first {FIRST_STEPS} steps; end: test or validation loss; weights: of a parameter;")
+    print("values: weights are rounded; -: not seen")
     print("(largest difference of first steps and losses).\n")
     print(shown(table, args.workloads))
     if not table[table.strategy == "none"].equality.isin([EQUAL, ROUNDING]).all():

@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
 from shardlab.records.reports import FirstStep, TrainReport
-from shardlab.report.summary import COLUMNS, compare_first_steps, compared, farthest_weight
+from shardlab.report.summary import COLUMNS, compare_first_steps, compared, farthest_weight, rounded_weights
 from shardlab.report.verdict import DIFFERENCES
 from shardlab.settings import load
 from shardlab.settings.config import Config
-from shardlab.settings.precisions import STATES
+from shardlab.settings.precisions import PRECISIONS, STATES
 from shardlab.settings.types import Run
 
 
@@ -33,7 +34,7 @@ def rows(single: Run, place: Path, names: list[str]) -> pd.DataFrame:
 
     Those whose name begins with twin are the twins; each quantity of the others is compared with the farthest of them.
     """
-    from shardlab.models.weights_difference import fixed_weights, weights_difference
+    from shardlab.models.weights_difference import count_rounded, fixed_weights, weights_difference
 
     files = {name: place / name / "model.safetensors" for name in names}
     weights = {name: weights_difference(path, files["single"]) for name, path in files.items()}
@@ -44,6 +45,11 @@ def rows(single: Run, place: Path, names: list[str]) -> pd.DataFrame:
     steps = [report.first_steps for name, report in reports.items() if name.startswith("twin")]
     found = [_row(single, place, name, reports, steps) for name in names]
     found = [row | farthest_weight(weights[row["strategy"]], exact, twins, row["tolerance"]) for row in found]
+    if not PRECISIONS[single.recipe.arithmetic].is_full:
+        low = getattr(torch, PRECISIONS[single.recipe.arithmetic].dtype)
+        for row in found:
+            counts = count_rounded(files[row["strategy"]], files["single"], place / "initial", low)
+            row["rounded_weights"] = rounded_weights(single, *counts.values())
     table = compared(pd.DataFrame(found, columns=COLUMNS).convert_dtypes())
     if twins:
         table["noise_floor"] = table.loc[table.strategy.str.startswith("twin"), [*DIFFERENCES]].max().max()

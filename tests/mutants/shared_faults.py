@@ -5,6 +5,7 @@ from fault import (
     EVALUATION,
     FROZEN,
     GROUPED,
+    LORA,
     LOSSES,
     MATRICES,
     MODELS,
@@ -269,6 +270,13 @@ FAULTS = [
         "",
         SENTENCE,
     ),
+    Fault(
+        "every layer begins with the same adapter",
+        LORA,
+        "reset_factors(generator)",
+        "reset_factors(factors_generator())",
+        at("unit/test_adapters", "test_a_model_begins_as_it_is_without_adapter"),
+    ),
     Fault("recipe.freeze ignored", f"{MODELS}/__init__.py", "requires_grad_(False)", "requires_grad", reference("vit")),
     Fault(
         "frozen parameters decay",
@@ -484,6 +492,20 @@ FAULTS = [
         'return UNEQUAL\n    if beyond:\n        return UNEQUAL if pd.isna(row["expert_choices"]) else REPORTED',
         "return REPORTED",
         TWINS,
+    ),
+    Fault(
+        "weights that are rounded to bf16 after each step are rounding",
+        VERDICT,
+        '    if not pd.isna(row["rounded_weights"]):\n        return UNEQUAL\n',
+        "",
+        at("unit/test_low_precision", "test_weights_without_a_float32_master_are_unequal_however_near_they_end"),
+    ),
+    Fault(
+        "weights that a training left as they were count as rounded",
+        f"{S}models/weights_difference.py",
+        "(own != first) & (first != 0)",
+        "(first != 0)",
+        at("unit/test_weights_difference", "test_rounded_values_are_those_that_a_training_changed"),
     ),
     Fault(
         "in low precision the beginning does not count",

@@ -6,6 +6,7 @@ from safetensors.torch import save_file
 
 from helpers.common import build, initial_weights, tiny_run
 from helpers.exported_adapters import distances
+from helpers.transformers_models import CONFIGS
 from shardlab import models
 from shardlab.errors import UserError
 
@@ -38,15 +39,28 @@ def test_experts_have_no_adapters():
         build(run)
 
 
-def test_a_model_begins_as_it_is_without_adapter():
-    plain, factors = initial_weights(tiny_run("llama2", dtype="float64")), initial_weights(adapted())
-    assert all(torch.equal(value, factors[name]) for name, value in plain.items())
-    more = {name: value for name, value in factors.items() if name not in plain}
-    assert {name.rpartition(".")[2]: bool(value.any()) for name, value in more.items()} == {
-        "lora_A": True,
-        "lora_B": False,
-    }
-    assert {*more} == {*models.trained_names(build(adapted()))}
+@pytest.mark.parametrize("library", [False, True])
+def test_a_model_begins_as_it_is_without_adapter(library, tmp_path):
+    """The factors have their own stream, which goes on from layer to layer: no two begin alike."""
+    CONFIGS["llama"].save_pretrained(tmp_path)
+
+    def run_of(**recipe):
+        run = tiny_run("llama2", dtype="float64", **recipe)
+        args = {"vocab_size": run.model.args["vocab_size"]}
+        folder = {"folder": str(tmp_path), "pretrained": False, "tensor": {}, "blocks": [], "segments": 0, "args": args}
+        return run.model_copy(update={"model": run.model.model_copy(update=folder)}) if library else run
+
+    targets = ["model.layers.*.self_attn.*_proj", "lm_head"] if library else TARGETS
+    run = run_of(adapter={"rank": 2, "targets": targets})
+    plain, factors = initial_weights(run_of()), initial_weights(run)
+    assert all(torch.equal(value, factors.pop(name)) for name, value in plain.items())
+    assert {*factors} == {*models.trained_names(build(run))}
+    drawn = [value for name, value in factors.items() if name.endswith("lora_A")]
+    assert 2 * len(drawn) == len(factors)
+    assert len({tuple(value.flatten().tolist()) for value in drawn}) == len(drawn) >= 9
+    for value in drawn:  # uniform in +- 1 / sqrt(inputs), as peft has it
+        assert 0.8 < value.abs().max() * value.shape[1] ** 0.5 <= 1
+    assert not any(value.any() for name, value in factors.items() if name.endswith("lora_B"))
 
 
 def test_peft_computes_the_same_from_what_is_exported(tmp_path):

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config
 
-from shardlab.train.capture import _Recorder
+from helpers.common import tiny_run
+from shardlab.train.capture import _Recorder, settings
 from shardlab.train.module_outputs import ModuleOutputs
 
 
@@ -59,3 +61,16 @@ def test_a_parameter_of_a_pipeline_that_never_had_a_gradient_has_a_state_of_zero
     found = dict(recorder._state({}, ["own//exp_avg", "other//exp_avg"]))
     assert torch.equal(found["own//exp_avg"], torch.zeros(2))
     assert found["other//exp_avg"] is None
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_a_captured_run_has_no_dropout(library, tmp_path):
+    """Nor that of the library's defaults, which no file names."""
+    GPT2Config(n_embd=32, n_layer=1, n_head=4).save_pretrained(tmp_path)
+    run = tiny_run("llama2" if library else "mnist")
+    changes = {"args": run.model.args | {"dropout1": 0.2, "dropout2": 0.5}}
+    if library:
+        changes = {"folder": str(tmp_path), "pretrained": False, "args": {"vocab_size": 300}}
+    run = run.model_copy(update={"model": run.model.model_copy(update=changes)})
+    dropped = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop") if library else ("dropout1", "dropout2"), 0.0)
+    assert settings(run).model.args.items() >= (run.model.args | dropped).items()

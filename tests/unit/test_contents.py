@@ -50,7 +50,19 @@ class PooledBatchNorm(nn.Module):
         return self.last(F.gelu(self.norm(self.first(x))))
 
 
-OWN = {"tied_chain": TiedChain, "pooled_batch_norm": PooledBatchNorm}
+class Dropped(nn.Module):
+    """Dropout after the first layer, by a module or a function."""
+
+    def __init__(self, *, inputs, outputs, dropout=0.1, function=0.0):
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        self.drop, self.function = nn.Dropout(dropout), function
+
+    def forward(self, x):
+        return self.last(F.dropout(self.drop(self.first(x)), self.function, self.training))
+
+
+OWN = {"tied_chain": TiedChain, "pooled_batch_norm": PooledBatchNorm, "dropped": Dropped}
 PLAN = {"tied_chain": {"tensor": {"middle": "column", "last": "row"}, "segments": 4}}
 
 
@@ -83,10 +95,13 @@ def looked_at(tmp_path, tiny_data):
 def checked(looked_at):
     """Function that returns the notes on a model that these strategies train."""
 
-    def check(name, *strategies, options=None, **recipe):
-        runs = [foreign.run_of(name, strategy, **recipe) for strategy in strategies]
-        runs = [each.model_copy(update={"options": each.options.model_copy(update=options or {})}) for each in runs]
-        single = foreign.run_of(name, "single", **recipe)
+    def check(name, *strategies, options=None, args=None, **recipe):
+        def run_of(strategy):
+            run = foreign.run_of(name, strategy, **recipe)
+            model = run.model.model_copy(update={"args": run.model.args | (args or {})})
+            return run.model_copy(update={"options": run.options.model_copy(update=options or {}), "model": model})
+
+        runs, single = [run_of(strategy) for strategy in strategies], run_of("single")
         contents.check_all(single, build(single), runs, {})
         model, seen = looked_at(single)
         return contents.check_all(single, model, runs, seen)
@@ -140,6 +155,20 @@ def test_what_trains_unequally_is_noted_with_the_key_that_helps(checked):
     assert checked("pooled_batch_norm", "single", "ddp", options=options, sync_batch_norm=True) == []
     more = {"sync_batch_norm": True, "gradient_accumulation_steps": 2}
     assert "of each micro-batch" in checked("pooled_batch_norm", "ddp", options=options, **more)[0]
+
+
+def test_dropout_is_noted_with_what_switches_it_off(checked):
+    for args, named in (
+        ({"dropout": 0.2}, "dropout"),
+        ({}, "drop"),
+        ({"dropout": 0.0, "function": 0.2}, "in its forward"),
+    ):
+        assert checked("dropped", "single", "ddp", "zero3", args=args) == [
+            f"ddp, zero3: model dropped has dropout, or other random numbers in training ({named}); strategies draw "
+            "other masks than one device, so expect unequal results; to compare them, set these to 0 under `model:` in "
+            "the workload's file."
+        ]
+    assert checked("dropped", "single", "ddp", "zero3", args={"dropout": 0.0}) == []
 
 
 def test_the_key_for_unused_parameters_is_for_ddp_and_fsdp(checked):

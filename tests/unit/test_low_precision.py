@@ -33,7 +33,7 @@ def twin(loss=2.002, first=(TWIN, {}), weights=SPREAD, **more):
 def judged(tmp_path):
     """Function that writes a run, its ``single`` and its noise floor, and returns the judged table."""
 
-    def judged(loss=2.0, first=({}, {}), weights=None, twins=None, full=None, workload="mlp", choices=None):
+    def judged(loss=2.0, first=({}, {}), weights=None, twins=None, full=None, workload="mlp", choices=None, rounded=()):
         single, ddp = (tiny_run(workload, strategy, precision="bf16") for strategy in ("single", "ddp"))
         finished(tmp_path, single, weights="s", evaluated="s", steps=steps({}, {}), choices=choices)
         finished(tmp_path, ddp, loss=loss, weights="d", evaluated="d", steps=steps(*first), choices=choices)
@@ -44,7 +44,9 @@ def judged(tmp_path):
         ).write(tmp_path / f"noise_floor/{workload}.json")
         digests = {"weights": "d", "single_weights": "s", "initial_weights": "i"}
         differences = {"noise": 0.0, "quiet": 0.0} | (weights or {})
-        WeightsReport(**digests, differences=differences, exact=[]).write(tmp_path / f"ddp/{workload}/weights.json")
+        counts = dict(zip(("changed", "rounded", "rounded_in_single"), rounded, strict=False))
+        report = WeightsReport(**digests, differences=differences, exact=[], **counts)
+        report.write(tmp_path / f"ddp/{workload}/weights.json")
         return judge(summary.collect([single, ddp], tmp_path, len(twins or [0, 0])))
 
     return judged
@@ -67,6 +69,17 @@ def test_each_quantity_is_judged_by_that_of_the_twins(judged):
         "Of 2 runs, 1 not equal to single: ddp x mlp (first 4 steps 3.0e-02, tolerance 3.0e-02).",
     )
     assert verdict(judged(weights={"quiet": 1.0}))[1].endswith("ddp x mlp (quiet 1.0e+00, tolerance 1.0e-02).")
+
+
+def test_weights_without_a_float32_master_are_unequal_however_near_they_end(judged):
+    assert judged(rounded=(41_770, 3, 2)).equality[1] == "equal"
+    assert judged(rounded=(10, 7, 2)).equality[1] == "equal", "chance, or a type that single has, too"
+    assert judged(rounded=(10, 8, 2)).equality[1] == "unequal"
+    assert verdict(judged(rounded=(41_770, 41_770, 2))) == (
+        False,
+        "Of 2 runs, 1 not equal to single: ddp x mlp (weights are rounded to bfloat16: 41,770 of 41,770 values, single "
+        "2; keep float32 master weights).",
+    )
 
 
 def test_full_precision_is_one_of_the_twins(judged):

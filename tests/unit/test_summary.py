@@ -12,9 +12,9 @@ from helpers.reports import BYTES, STEP, finished, planned
 from shardlab.cli import summarize
 from shardlab.errors import UserError
 from shardlab.records.expert_choices import encode
-from shardlab.records.reports import NoiseFloorReport, TestReport, TrainReport, Twin, WeightsReport
+from shardlab.records.reports import InitialReport, NoiseFloorReport, TestReport, TrainReport, Twin, WeightsReport
 from shardlab.report import summary, summary_markdown
-from shardlab.report.verdict import diagnosis, flips, judge, pages, verdict
+from shardlab.report.verdict import diagnosis, expected, flips, judge, pages, verdict
 from shardlab.settings import load, run_identity
 from shardlab.settings.precisions import PRECISIONS
 
@@ -68,6 +68,17 @@ def test_what_is_not_equal_has_a_page_of_its_diagnosis():
     assert diagnosis(found) == sentence
     assert diagnosis(table(single=2.0, ddp=2.0)) == ""
     assert [*pages(table(single=2.0, ddp=2.004, fsdp=2.0, noise_floor=1e-3))] == ["ddp x mlp"], "also what is rounding"
+
+
+def test_what_makes_a_model_unequal_is_said_where_runs_are(tmp_path):
+    single, ddp = tiny_run("mlp"), tiny_run("mlp", "ddp")
+    note, identity = "ddp: model mlp has dropout.", run_identity.identity_of(single, "d")
+    finished(tmp_path, single)
+    for loss, initial, said in ((3.0, "i", f"Expected: {note}"), (3.0, "of others", ""), (2.0, "i", "")):
+        finished(tmp_path, ddp, loss=loss)
+        made = InitialReport(identity=identity, weights=initial, parameters=1, loss=9.0, notes=[note])
+        made.write(tmp_path / "init/mlp.json")
+        assert expected(judge(summary.collect([single, ddp], tmp_path, 0))) == said
 
 
 def test_a_sentence_names_some_of_thousands():

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from shardlab.errors import UserError
 from shardlab.models import weights_difference as module
-from shardlab.models.weights_difference import fixed_weights, weights_difference
+from shardlab.models.weights_difference import count_rounded, fixed_weights, weights_difference
 
 NAN, INF = float("nan"), float("inf")
 
@@ -78,3 +78,23 @@ def test_integers_and_what_training_leaves_as_it_was_are_fixed(tmp_path):
     save_file(before, tmp_path / "initial")
     save_file(after, tmp_path / "trained")
     assert fixed_weights(tmp_path / "trained", tmp_path / "initial") == ["count", "frozen"]
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("block", [3, 2**20])
+def test_rounded_values_are_those_that_a_training_changed(tmp_path, monkeypatch, low, block):
+    """Not what it left as it was, what began at 0, overflows, or has few digits by its type."""
+    monkeypatch.setattr(module, "BLOCK", block)
+    torch.manual_seed(0)
+    first = torch.randn(100)
+    before = {"w": first, "frozen": first.to(low).float(), "bias": torch.zeros(4), "count": torch.zeros(1).long()}
+    before |= {"low": first.to(low), "norm": torch.ones(4)}
+    after = before | {"w": first + 0.1 * torch.randn(100), "count": before["count"] + 3, "low": before["low"] + 1}
+    after |= {"norm": before["norm"] + torch.tensor([0.0, 1e-6, 0.25, INF])}
+    without_master = {name: value.to(low).to(value.dtype) for name, value in after.items()}
+    for name, weights in (("initial", before), ("single", after), ("run", without_master | {"bias": torch.ones(4)})):
+        save_file(weights, tmp_path / name)
+    places = {name: tmp_path / name for name in ("run", "single", "initial")}
+    assert [*count_rounded(*places.values(), low).values()] == [101, 101, 1], "1.25 of the norm is in both"
+    assert [*count_rounded(places["single"], places["single"], places["initial"], low).values()] == [102, 1, 1]
+    assert [*count_rounded(*places.values(), torch.float32).values()] == [0, 0, 0]

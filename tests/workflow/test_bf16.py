@@ -1,5 +1,7 @@
 """Runs in bf16 are judged by twins in bf16: correct ones are as far as rounding, and one with a fault is not."""
 
+import json
+
 import pandas as pd
 import pytest
 
@@ -16,6 +18,8 @@ def test_correct_strategies_are_not_unequal_and_a_lost_micro_batch_is(tree):
     assert (table.drop("single").first_rel_diff > 0).all(), "no strategy computes bit for bit what one device does"
     assert (table.ema_test_loss != table.test_loss).all()
     assert table.ema_rel_diff.max() < 1e-2, table.ema_rel_diff
+    compared = json.loads((tree.path / "results/ddp/mlp/weights.json").read_text())
+    assert compared["changed"] > 10 * (compared["rounded"] + compared["rounded_in_single"])
     summary = (tree.path / "results/summary.md").read_text()
     assert "single in full precision" in summary
     assert "averaged weights" in summary

@@ -3,10 +3,13 @@
 import argparse
 from pathlib import Path
 
+import torch
+
 from shardlab.files import sha256
-from shardlab.models.weights_difference import fixed_weights, weights_difference
+from shardlab.models.weights_difference import count_rounded, fixed_weights, weights_difference
 from shardlab.records.done import weights_digest
 from shardlab.records.reports import WeightsReport
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import read_run
 
 
@@ -20,12 +23,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
     run = read_run(args.settings)
+    precision = PRECISIONS[run.recipe.arithmetic]
+    low = None if precision.is_full else getattr(torch, precision.dtype)
     report = WeightsReport(
         weights=weights_digest(args.weights),
         single_weights=weights_digest(args.single),
         initial_weights=sha256(args.initial),
         differences=weights_difference(args.weights, args.single),
         exact=fixed_weights(args.single, args.initial),
+        **(count_rounded(args.weights, args.single, args.initial, low) if low else {}),
     )
     report.write(args.output)
     name = max(report.differences, key=lambda name: report.differences[name])

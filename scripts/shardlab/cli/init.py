@@ -53,12 +53,13 @@ def main() -> None:
     print(f"{parameters:,} parameters, seed {run.seed}")
     if not args.report:
         return
-    loss = None
+    loss, notes = None, []
     if not run.evaluated_sharded:
         device = device_for_rank(run.site.device)
         task = tasks.load(run.task, args.data, dtype, device, loss_chunks=run.recipe.loss_chunks)
         materialize(model, args.output, device)
-        for sentence in contents.check_all(complete, model, runs, trial.find_properties(complete, task, model)):
+        notes = contents.check_all(complete, model, runs, trial.find_properties(complete, task, model))
+        for sentence in notes:
             print(f"note: {sentence}")
         loss = evaluation.evaluate_model(run, task, model).loss
     report = InitialReport(
@@ -66,6 +67,7 @@ def main() -> None:
         weights=digest,
         parameters=parameters,
         loss=loss,
+        notes=notes,
     )
     report.write(args.report)
     print(f"test loss {report.loss}")

@@ -19,6 +19,11 @@ from shardlab.settings.recipe import Adapter
 FACTORS = ("lora_A", "lora_B")
 
 
+def factors_generator() -> torch.Generator:
+    """Return a stream apart from that of the weights, so that these are what they are without an adapter."""
+    return torch.Generator().manual_seed(torch.initial_seed() + 1)
+
+
 class AdaptedLinear(nn.Linear):
     """x W^T + b + alpha / rank * (x A^T) B^T, with ``lora_A`` (rank, in_features), ``lora_B`` (out_features, rank)."""
 
@@ -28,16 +33,11 @@ class AdaptedLinear(nn.Linear):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        self.reset_factors()
+        self.reset_factors(factors_generator())
 
-    def reset_factors(self) -> None:
-        """Draw A as peft does, and set B to zero: the model begins as it was.
-
-        From a stream of its own, so that the layer's weights are those that it has without an adapter.
-        """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch.initial_seed() + 1)
-            nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+    def reset_factors(self, generator: torch.Generator) -> None:
+        """Draw A from peft's distribution, and set B to zero: the model begins as it was."""
+        nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5), generator=generator)
         nn.init.zeros_(self.lora_B)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,12 +48,14 @@ class AdaptedLinear(nn.Linear):
 def attach(model: nn.Module, adapter: Adapter, names: Mapping[str, list[str]]) -> None:
     """Turn the Linear layers that the adapter names into adapted ones, in place, and freeze everything else.
 
-    ``names``: the names of the submodules that each pattern of the targets matches.
+    ``names``: the names of the submodules that each pattern of the targets matches. Their factors are drawn from one
+    stream, one layer after the other; a model that is drawn module by module has one stream for each layer.
 
     Raises:
         UserError: a pattern matches nothing; a target is no Linear layer, or smaller than the rank.
     """
     model.requires_grad_(False)
+    generator = factors_generator()
     for pattern, found in names.items():
         if not found:
             layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
@@ -79,7 +81,7 @@ def attach(model: nn.Module, adapter: Adapter, names: Mapping[str, list[str]]) -
             adapted: Any = layer
             adapted.lora_A = nn.Parameter(torch.empty(adapter.rank, layer.in_features))
             adapted.lora_B = nn.Parameter(torch.empty(layer.out_features, adapter.rank))
-            adapted.reset_factors()
+            adapted.reset_factors(generator)
 
 
 @contextmanager

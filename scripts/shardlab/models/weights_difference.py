@@ -55,6 +55,30 @@ def fixed_weights(path: Path, initial: Path) -> list[str]:
     return fixed
 
 
+def count_rounded(path: Path, reference: Path, initial: Path, low: torch.dtype) -> dict[str, int]:
+    """Count the values that ``low`` represents exactly, in a training's weights and in those of the reference.
+
+    Only values of a wider type that the training changed, and that did not begin at 0: a first update may have as few
+    digits as a gradient in ``low``.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    changed = rounded = rounded_reference = 0
+    with open_weights(path) as file, open_weights(reference) as other, open_weights(initial) as before:
+        for name in file.keys():  # noqa: SIM118 (no dictionary)
+            tensors = [each.get_tensor(name) for each in (file, other, before)]
+            dtype = tensors[0].dtype
+            if not dtype.is_floating_point or torch.finfo(dtype).bits <= torch.finfo(low).bits:
+                continue
+            for own, theirs, first in zip(*(each.flatten().split(BLOCK) for each in tensors), strict=True):
+                counted = (own != first) & (first != 0) & own.isfinite()
+                changed += int(counted.sum())
+                rounded += int((counted & (own == own.to(low))).sum())
+                rounded_reference += int((counted & (theirs == theirs.to(low))).sum())
+    return {"changed": changed, "rounded": rounded, "rounded_in_single": rounded_reference}
+
+
 def _difference(value: Tensor, reference: Tensor) -> float:
     if value.equal(reference):
         return 0.0

@@ -29,6 +29,7 @@ from transformers.pytorch_utils import Conv1D
 
 from shardlab.models._chain import Absent
 from shardlab.models._library_chain import STATES
+from shardlab.models.contents import dropout_keys
 from shardlab.models.declared import COPIED, kv_heads, layer_lists
 from shardlab.models.weights import names
 from shardlab.parallel import tensor
@@ -190,7 +191,7 @@ def apply(
             _shard(layer, modules[owner], leaf, mesh)
     for attention in {name.rpartition(".")[0] for name, style in styles.items() if style == COPIED and name in modules}:
         _repeat_copies(modules[attention], mesh.size())
-    if _has_dropout(model):
+    if dropout_keys(model, {}):
         for inner in _split_inside(modules, styles):
             _draw_own_masks(inner, mesh.get_local_rank())
     if sequence_parallel:
@@ -276,12 +277,6 @@ def _expanded(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str
                 yield name, style
         if style := _get_parameter_plan(prefix, plan, is_weight=False):
             yield prefix, style
-
-
-def _has_dropout(model: Any) -> bool:
-    return any(
-        "drop" in key and isinstance(value, float) and value > 0 for key, value in model.config.to_dict().items()
-    )
 
 
 def _split_inside(

@@ -244,6 +244,7 @@ class InitialReport(Report):
         description="Mean loss per target over the test split; null if runs are evaluated sharded, as one device "
         "may not hold the model."
     )
+    notes: list[str] = Field([], description="Why runs of some strategies will not be equal to one device.")
 
 
 class WeightsReport(Report):
@@ -261,6 +262,13 @@ class WeightsReport(Report):
         description="Those that have to be equal: integers and bools, and what the training of `single` leaves as it "
         "was (frozen, unused)."
     )
+    changed: int = Field(
+        0,
+        description="In low precision: number of values that the training changed, without those that began at 0 and "
+        "those of a type that is not wider than recipe.precision.",
+    )
+    rounded: int = Field(0, description="Those of them that the type of recipe.precision represents exactly.")
+    rounded_in_single: int = Field(0, description="Those that it represents in the weights of `single`.")
 
 
 def initial_digest(weights: Path) -> str:

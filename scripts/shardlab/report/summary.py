@@ -10,7 +10,15 @@ import pandas as pd
 
 from shardlab.errors import UserError
 from shardlab.records import done, expert_choices, manifest, plan
-from shardlab.records.reports import FirstStep, Kind, NoiseFloorReport, TestReport, TrainReport, WeightsReport
+from shardlab.records.reports import (
+    FirstStep,
+    InitialReport,
+    Kind,
+    NoiseFloorReport,
+    TestReport,
+    TrainReport,
+    WeightsReport,
+)
 from shardlab.report import verdict
 from shardlab.settings import resolve, run_identity
 from shardlab.settings.config import Config
@@ -46,6 +54,8 @@ COLUMNS = [
     "weights_noise_floor",
     "weights_tolerance",
     "weights_parameter",
+    "rounded_weights",
+    "notes",
     "learned_nothing",
     "equality",
     "expert_choices",
@@ -142,6 +152,7 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
         return {"status": f"stale: {key}"}
     if run.strategy == "single":
         singles[run.workload] = train
+    weights = _compared_weights(folder, train, singles.get(run.workload))
     row = {
         "status": "not evaluated",
         "validation_loss": train.validation_loss,
@@ -158,7 +169,10 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
         "peak_memory_bytes": max(train.peak_memory_bytes) if train.peak_memory_bytes else None,
         **_foreseen(run, folder.parents[1], train),
         "bytes_per_step": train.bytes_per_step,
-        WEIGHTS: _compared_weights(folder, train, singles.get(run.workload)),
+        WEIGHTS: weights,
+        "notes": _notes(folder.parents[1] / "init" / f"{resolve.weights_of(run.workload)}.json", train),
+        "rounded_weights": weights
+        and rounded_weights(run, weights.changed, weights.rounded, weights.rounded_in_single),
     }
     if test:
         row |= {
@@ -236,6 +250,25 @@ def farthest_weight(
         "weights_tolerance": tolerances.get(name) if twins or differences[name] else None,
         "weights_noise_floor": twins.get(name),
     }
+
+
+def _notes(path: Path, train: TrainReport) -> str | None:
+    """Return what the job that drew a run's initial weights said about strategies that will not be equal."""
+    report = InitialReport.read(path, "make it again") if path.exists() else None
+    return " ".join(report.notes) or None if report and report.weights == train.initial_weights else None
+
+
+def rounded_weights(run: Run, changed: int, rounded: int, in_single: int) -> str | None:
+    """Return what shows that a run's weights are rounded to the type of its layers' arithmetic; None if nothing does.
+
+    The counts are those of weights.json. By chance bfloat16 represents one float32 value in 65,536.
+    """
+    if rounded - in_single <= verdict.ROUNDED * changed:
+        return None
+    return (
+        f"weights are rounded to {PRECISIONS[run.recipe.arithmetic].dtype}: {rounded:,} of {changed:,} values, single "
+        f"{in_single:,}; keep {run.recipe.dtype} master weights"
+    )
 
 
 def _made(train: TrainReport) -> dict[str, str]:

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from shardlab.report import sweep_table
 from shardlab.report.summary import MEMORY_KINDS
 from shardlab.report.units import readable_bytes
-from shardlab.report.verdict import EQUAL, diagnosis, flips, verdict, weights
+from shardlab.report.verdict import EQUAL, diagnosis, expected, flips, verdict, weights
 from shardlab.settings import sweep as sweeps
 from shardlab.settings.config import Config
 from shardlab.settings.run_identity import flat
@@ -67,7 +67,7 @@ def axes(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], st
 def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> str:
     """Format verdict, call, matrix of test losses, results of each workload, and what is left out or missing."""
     parts = ["# Summary", "", f"**{verdict(table)[1]}**", ""]
-    for sentence in filter(None, (flips(table), diagnosis(table))):
+    for sentence in filter(None, (flips(table), expected(table), diagnosis(table))):
         parts += [sentence, ""]
     parts += [call(config), ""]
     if config.sweep:
@@ -111,7 +111,7 @@ def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
         for block in blocks
     ]
     about = "Below single: the relative difference from it.\n" if "single" in strategies else ""
-    judgement = "\n".join(filter(None, [verdict(table)[1], flips(table), diagnosis(table)]))
+    judgement = "\n".join(filter(None, [verdict(table)[1], flips(table), expected(table), diagnosis(table)]))
     return "\n\n".join([*tables, f"{about}{judgement}", f"Open {results / 'report.html'}"])
 
 

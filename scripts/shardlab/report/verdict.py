@@ -12,6 +12,8 @@ LOW_MULTIPLE = 3.0
 """The same for the losses and gradient norms of low precision, which are judged by nothing else."""
 LOW_NOISE = 1e-2
 """Maximum distance of twins in low precision from ``single`` at which a run can be called equal."""
+ROUNDED = 0.5
+"""Maximum share of a run's changed weights that low precision represents exactly, beyond those of ``single``."""
 NAMED = 5
 """Maximum runs named in a sentence: the matrix marks all, and a sweep may have thousands."""
 DIFFERENCES = {"rel_diff": "", "validation_rel_diff": "validation ", "ema_rel_diff": "average "}
@@ -41,8 +43,8 @@ def judge(table: pd.DataFrame, tolerance: float | None = None) -> pd.DataFrame:
     Low precision has no tolerance but the twins. equal: losses and gradient norms of the first steps, and final losses,
     are within LOW_MULTIPLE times the farthest twin, weights within MULTIPLE times, and no twin ends farther than
     LOW_NOISE from ``single``.
-    rounding: the same, but twins do. unequal: anything is farther. reported: there are no twins to judge by, or the
-    weights of a model with experts are farther.
+    rounding: the same, but twins do. unequal: anything is farther, or the weights themselves are rounded. reported:
+    there are no twins to judge by, or the weights of a model with experts are farther.
     """
     if tolerance is not None:
         table["tolerance"] = table.tolerance.mask(table.tolerance.notna(), tolerance)
@@ -73,6 +75,8 @@ def _judge(row: dict[Any, Any]) -> str:
 def _judge_low_precision(row: dict[Any, Any], *, beyond: bool) -> str:
     if row["strategy"] == "single":
         return EQUAL
+    if not pd.isna(row["rounded_weights"]):
+        return UNEQUAL
     if pd.isna(row["noise_floor"]):
         return REPORTED
     if _starts_differ(row) or _end_difference(row) > LOW_MULTIPLE * row["noise_floor"]:
@@ -156,7 +160,11 @@ def _compared(table: pd.DataFrame) -> str:
 
 
 def _reason(row: dict[Any, Any]) -> str:
-    """Format the difference that is too large: of a weight that has to be equal, the first steps, the end, a weight."""
+    """Format what is wrong with the weights' type, or the difference that is too large: of a weight that has to be
+    equal, the first steps, the end, a weight.
+    """
+    if not pd.isna(row["rounded_weights"]):
+        return str(row["rounded_weights"])
     exact = _weights_differ(row) and row["weights_tolerance"] == 0
     if not exact and _starts_differ(row):
         return _first(row)
@@ -206,6 +214,12 @@ def flips(table: pd.DataFrame) -> str:
             f"({row['strategy']}{twins})."
         )
     return " ".join(sentences)
+
+
+def expected(table: pd.DataFrame) -> str:
+    """Return what the models of runs that are not equal contain that explains it; empty without any."""
+    rows = table[table.equality.eq(UNEQUAL) & table.notes.notna()]
+    return " ".join(f"Expected: {notes}" for notes in dict.fromkeys(rows.notes))
 
 
 def pages(table: pd.DataFrame) -> dict[str, str]:

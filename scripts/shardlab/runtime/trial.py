@@ -32,11 +32,13 @@ def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[st
     blocks = [block for block in blocks if block not in contents.shared_outside(model, blocks)]
     passes = []
     with _restored(model), contents.read_outside(model, blocks) as outside:
+        drawn = _generators(task.device)
         for number in range(PASSES):
             rows = np.arange(number * ROWS, (number + 1) * ROWS) % task.samples("train")
             passes.append({*_unused(run, task, model, task.micro_batch("train", rows))})
+        random = [] if _generators(task.device) == drawn else contents.dropouts(model, run.model.args)
     never = set.intersection(*passes)
-    properties = {"outside": outside, "unused": never, "unused_sometimes": set.union(*passes) - never}
+    properties = {"outside": outside, "unused": never, "unused_sometimes": set.union(*passes) - never, "random": random}
     return {key: sorted(names) for key, names in properties.items() if names}
 
 
@@ -72,6 +74,14 @@ def _unused(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> list[s
             f"the loss of model {run.model.name} depends on no trained parameter; do not detach its output."
         )
     return contents.unused(model, loss)
+
+
+def _generators(device: torch.device) -> list[list[int]]:
+    """Return the states of the generators that layers on a device draw from."""
+    states = [torch.random.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state())
+    return [state.tolist() for state in states]
 
 
 @contextmanager

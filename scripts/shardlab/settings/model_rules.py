@@ -44,6 +44,10 @@ OWN_SAMPLES = (
     "the whole batch"
 )
 OWN_PIECES = "statistics are of each micro-batch, so expect unequal results; use a norm of single samples"
+OWN_MASKS = (
+    "strategies draw other masks than one device, so expect unequal results; to compare them, set these to 0 under "
+    "`model:` in the workload's file"
+)
 KEY = "find_unused_parameters"
 FIND = f"set {KEY} in the strategy's entry in config/strategies.yaml"
 
@@ -131,6 +135,7 @@ RULES = {
         "batch norm",
         noted={"pipeline": OWN_PIECES} | dict.fromkeys(("dp", "ddp", "fsdp", *ZERO), OWN_SAMPLES),
     ),
+    "random": Rule("dropout, or other random numbers in training", noted=dict.fromkeys(EVERY[1:], OWN_MASKS)),
 }
 """Property: its rule."""
 

@@ -25,6 +25,7 @@ from shardlab.files import write_text
 from shardlab.models import weights
 from shardlab.models._losses import IGNORE
 from shardlab.models._sequence import SequenceSplit
+from shardlab.models.contents import dropout_keys
 from shardlab.parallel.native import NativeEngine, real
 from shardlab.records import manifest
 from shardlab.runtime import distributed
@@ -50,7 +51,8 @@ def settings(run: Run, dtype: str = "float64") -> Run:
     if run.engine != "torch":
         dtype = "float32"
     recipe = run.recipe.model_copy(update={"dtype": dtype, "precision": "full", "keep_best": False})
-    args = {name: 0.0 if "dropout" in name else value for name, value in run.model.args.items()}
+    model = models.build(run.model, run.task, getattr(torch, dtype))
+    args = run.model.args | dict.fromkeys(dropout_keys(model, run.model.args), 0.0)
     return run.model_copy(update={"recipe": recipe, "model": run.model.model_copy(update={"args": args})})
 
 
