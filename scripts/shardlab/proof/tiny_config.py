@@ -191,7 +191,7 @@ def write(config: Any, folder: Path, tensor_parts: int = 1) -> None:
     are fewer than the ranks of a proof, too.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if getattr(config, "num_key_value_heads", None) in range(1, tensor_parts):
+    if not config.is_heterogeneous and getattr(config, "num_key_value_heads", None) in range(1, tensor_parts):
         config.num_key_value_heads = 1
     tiny(config).save_pretrained(folder)
 
