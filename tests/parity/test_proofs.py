@@ -14,6 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from helpers.common import ROOT
 from shardlab.errors import UserError
+from shardlab.models._transformers import configuration
 from shardlab.proof import tiny_config
 from shardlab.proof.tiny_runs import LENGTH, Written, tiny_run
 from shardlab.settings import load
@@ -76,7 +77,7 @@ def test_what_a_proof_does_not_show_is_said():
 @pytest.mark.parametrize(("parts", "heads"), [(2, 2), (8, 2), (16, 1)])
 def test_key_heads_that_are_fewer_than_the_ranks_are_so_in_a_proof(parts, heads, tmp_path):
     tiny_config.write(transformers.LlamaConfig(num_key_value_heads=8), tmp_path, parts)
-    assert tiny_config.read(tmp_path).num_key_value_heads == heads
+    assert configuration(tmp_path, {})[0].num_key_value_heads == heads
 
 
 def test_sizes_that_do_not_fit_are_one_sentence():

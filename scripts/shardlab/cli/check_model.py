@@ -7,13 +7,18 @@ alone, no weights. Prints a line per strategy: equal, refused (and why), differs
 """
 
 import argparse
+import re
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardlab.data import hub_download
 from shardlab.errors import UserError
 from shardlab.settings import load, pretrained
 from shardlab.settings.types import Model
+
+if TYPE_CHECKING:
+    from shardlab.proof.prove import Proof
 
 
 def main() -> int:
@@ -23,25 +28,58 @@ def main() -> int:
     parser.add_argument("--revision", default="main", help="commit or branch of the hub's repository")
     parser.add_argument("--strategies", nargs="+", default=[], metavar="NAME", help="default: all but ZeRO and scripts")
     args = parser.parse_args()
-    names = args.strategies or [name for name in load.own_strategies() if load.strategy(name).engine == "torch"]
+    names = provable(args.strategies)
     with tempfile.TemporaryDirectory() as scratch:
         folder = config_folder(args.model, args.revision, Path(scratch) / "hub")
-        # Imports take seconds.
-        from shardlab.proof import proof_table, tiny_config
-        from shardlab.proof.prove import prove
-        from shardlab.proof.tiny_runs import Written
-
-        tiny = Path(scratch) / "tiny"
-        config = tiny_config.read(folder)
-        written = Written([], {}, tiny_config.task_of(config))
-        tiny_config.write(config, tiny)
-        proofs = []
-        print("\n".join([*tiny_config.unproven(config), proof_table.HEAD]), flush=True)
-        for proof in prove(tiny, dict.fromkeys(names), written):
-            proofs.append(proof)
-            print(proof_table.line(proof), flush=True)
-    print("\n".join(["", *proof_table.summary(proofs)]))
+        try:
+            proofs = proven(folder, names, Path(scratch) / "tiny")
+        except UserError as error:
+            # In the words of the caller, who has never seen the folders here.
+            said = re.sub(rf"(hf:)?{re.escape(scratch)}/\w+", lambda _: args.model, str(error))
+            raise UserError(said if str(folder) in said else f"{args.model}: {said}") from error
     return int(any(proof.verdict in ("differs", "failed") for proof in proofs))
+
+
+def provable(names: list[str]) -> list[str]:
+    """Return the strategies to prove: these, or without a name all that can be.
+
+    Raises:
+        UserError: a name is no strategy's, or that of one that is not proven; or there is none that is.
+    """
+    every = [name for name in load.own_strategies() if load.strategy(name).engine == "torch"]
+    for name in names:
+        settings = load.variant_of_strategy(name)
+        if settings.script or settings.engine != "torch":
+            kind = "a script" if settings.script else f"trained by {settings.engine}"
+            raise UserError(f"--strategies: {name} is {kind}, and only PyTorch's strategies are proven; leave it out.")
+    if not (names or every):
+        raise UserError("config/strategies.yaml has only ZeRO and scripts, which are not proven; add a strategy.")
+    return names or every
+
+
+def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
+    """Prove strategies on the model of a folder, made tiny in another one, and print each proof as it is made.
+
+    Raises:
+        UserError: config.json describes no model of the library, or none that can be made tiny or trained for a step.
+    """
+    # Imports take seconds.
+    from shardlab.models import _transformers
+    from shardlab.proof import proof_table, tiny_config
+    from shardlab.proof.prove import prove
+    from shardlab.proof.tiny_runs import Written
+
+    config, _ = _transformers.configuration(folder, {})
+    written = Written([], {}, tiny_config.task_of(config))
+    _transformers.check(written.task, str(folder), {})
+    tiny_config.write(config, tiny)
+    proofs = []
+    print("\n".join([*tiny_config.unproven(config), proof_table.HEAD]), flush=True)
+    for proof in prove(tiny, dict.fromkeys(names), written):
+        proofs.append(proof)
+        print(proof_table.line(proof), flush=True)
+    print("\n".join(["", *proof_table.summary(proofs)]))
+    return proofs
 
 
 def config_folder(name: str, revision: str, downloads: Path) -> Path:

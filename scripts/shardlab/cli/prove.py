@@ -7,7 +7,8 @@ import argparse
 from pathlib import Path
 
 from shardlab.files import read_json
-from shardlab.proof import of_workload, proof_table
+from shardlab.models._transformers import configuration
+from shardlab.proof import of_workload, proof_table, tiny_config
 from shardlab.settings import proven
 from shardlab.settings.types import read_run
 
@@ -23,6 +24,15 @@ def main() -> None:
     strategies = read_json(args.strategies, "strategies to prove", "run the workflow, which writes it")
     parts = max((each["tensor_parts"] for each in strategies.values()), default=1)
     proofs = of_workload.check(run, strategies, args.output.with_name(proven.FILE), parts)
-    table = "\n".join([proof_table.HEAD, *map(proof_table.line, proofs), "", *proof_table.summary(proofs)])
+    config, _ = configuration(str(run.model.folder), run.model.args)
+    table = "\n".join(
+        [
+            *tiny_config.unproven(config),
+            proof_table.HEAD,
+            *map(proof_table.line, proofs),
+            "",
+            *proof_table.summary(proofs),
+        ]
+    )
     print(table)
     args.output.write_text(f"{table}\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError
-from shardlab.files import read_json
+from shardlab.settings import pretrained
 
 SPECIAL = {
     "pad": ("pad_token_id",),
@@ -35,7 +35,7 @@ class ModelConfig:
 
     def __init__(self, folder: Path, changes: Mapping[str, Any]) -> None:
         self.path = folder / "config.json"
-        content = read_json(self.path, "the model's config.json", "name the folder of a transformers model")
+        content = pretrained.read_keys(folder)
         self.keys: dict[str, Any] = (content.get("text_config") or content) | changes
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from shardlab.models._chain import INPUTS, Absent, Chain, Segment
 from shardlab.models.contents import reached
@@ -267,8 +268,6 @@ def _with_layers(model: Any, noted: _Calls) -> Any:
 @contextmanager
 def on_fake_tensors(model: nn.Module) -> Iterator[nn.Module]:
     """Run a model without weights on fake tensors; on the meta device the library reads values."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with FakeTensorMode(allow_non_fake_inputs=True):
         allocate(model, torch.device("cpu"))
         yield model
@@ -285,12 +284,21 @@ def _find_surroundings(model: Any, layers: str) -> Surroundings:
         try:
             found = _surroundings_if(model, layers, more)
         except Exception as error:  # whatever the library makes of a wrong result
-            reason = reason or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
+            reason = reason or _obstacle(error)
             continue
         if CHANGED not in found.obstacles:
             return found
         reason = CHANGED
     return Surroundings((), (), [reason], None)
+
+
+def _obstacle(error: Exception) -> str:
+    """Return what the library's forward does with its layers that no piece of it can."""
+    if isinstance(error, DataDependentOutputException):
+        return "the forward reads values of tensors outside of them"
+    if isinstance(error, AttributeError) and isinstance(error.obj, _Noted):
+        return f"the forward reads their {error.name}"
+    return "the forward takes more of them than states that each hands to the next"
 
 
 def _surroundings_if(model: Any, layers: str, more: int | None) -> Surroundings:

@@ -1,24 +1,28 @@
 """Models of the transformers library (huggingface.co/docs/transformers), from the folder of their config.json."""
 
+import dataclasses
 import logging as standard_logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from shardlab.errors import UserError, remedy
+from shardlab.errors import UserError
 from shardlab.models._library_chain import as_chain
 from shardlab.models._positions import Largest, follow
 from shardlab.models._sequence import largest_of
 from shardlab.models.declared import layer_lists
 from shardlab.patches.torch_modules import around_forward
+from shardlab.settings.pretrained import read_keys
 from shardlab.settings.types import CAUSAL, DECLARED
 
 # The library imports torchao, which warns of kernels for other machines; and PyTorch of how torchao declares its types.
@@ -41,53 +45,56 @@ OURS = {"channels": "num_channels", "classes": "num_labels"}
 def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) -> nn.Module:
     """Create a folder's model, called with the task's inputs and returning logits; dropout is that of its config.
 
-    ``args`` override its config.json. If ``pretrained`` it has the folder's weights; weights that are missing there, or
-    have another shape (the head of another number of classes), are initialized. In float32.
+    ``args`` override its config.json. If ``pretrained`` it has the folder's weights, all of them; only the head of a
+    classifier of another number of classes is drawn, which is printed as a note. In float32.
 
     Raises:
-        UserError: the folder is not a model of the task, or the workload changes a key that its config does not have.
+        UserError: the folder is not a model of the task, or has other weights than its config.json describes; or see
+            ``configuration``.
     """
     if task not in CLASSES:
         raise UserError(f"task {task} has no transformers models; tasks that do: {', '.join(CLASSES)}.")
     name, inputs = CLASSES[task]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    if not (Path(folder) / "config.json").exists():
+    config, unknown = configuration(folder, args)
+    if unknown:
         raise UserError(
-            f"{folder}/config.json is missing; {remedy('download it from the hub', f'{folder}/download.json')}."
+            f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}; "
+            "remove it from the workload's file, or use a model that has it."
         )
+    if getattr(config.get_text_config(), ROUTER_LOSS, False):
+        raise UserError(
+            f"{folder}: its config.json asks for the router's auxiliary loss ({ROUTER_LOSS}), which no strategy "
+            f"trains; set {ROUTER_LOSS} to false, there or under `model:` of the workload's size."
+        )
+    config.use_cache = False
+    auto = getattr(transformers, name)
+    loaded: dict[str, Any] = {}
     try:
-        config, unknown = configuration(folder, args)
-        if unknown:
-            raise UserError(
-                f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}; "
-                "remove it from the workload's file."
-            )
-        if getattr(config.get_text_config(), ROUTER_LOSS, False):
-            raise UserError(
-                f"{folder}: its config.json asks for the router's auxiliary loss ({ROUTER_LOSS}), which no strategy "
-                f"trains; set {ROUTER_LOSS} to false, there or under `model:` of the workload's size."
-            )
-        config.use_cache = False
-        auto = getattr(transformers, name)
         if pretrained:
-            model = auto.from_pretrained(
+            model, loaded = auto.from_pretrained(
                 folder,
                 config=config,
                 dtype=torch.float32,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
+                # Otherwise the library names weights of another shape in its log alone.
                 ignore_mismatched_sizes=True,
+                output_loading_info=True,
             )
         else:
             model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    except (OSError, ValueError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        if "trust_remote_code" in str(error):
-            reason = "it needs custom code, which is never run; write the model as a file in scripts/shardlab/models"
+    except Exception as error:  # each class checks in its own way
+        reason = _reason(error, _written(folder, args))
+        if "Unrecognized configuration class" in reason:
+            reason = f"the library has none of type {config.model_type}"
         raise UserError(
-            f"{folder} cannot be read as a model for {task} ({name}): {reason}; name one written by save_pretrained."
+            f"{folder} cannot be read as a model for {task} ({name}): {reason}; correct its config.json or the keys "
+            "under `model:`, or name a folder written by save_pretrained."
         ) from error
+    if pretrained:
+        _check_weights(folder, model, loaded, task)
     # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
     largest, lists = Largest(), layer_lists(model)
     follow(model, [layer for name in lists for layer in model.get_submodule(name).children()], largest)
@@ -97,20 +104,142 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     return model  # type: ignore[no-any-return]
 
 
+def check(task: str, folder: str, args: dict[str, Any]) -> None:
+    """Check that a folder's config.json describes a model of its true sizes, without memory for them.
+
+    Raises:
+        UserError: see ``create``.
+    """
+    with torch.device("meta"):
+        create(task, folder, args, pretrained=False)
+
+
+SHOWN = 3
+"""Names in a sentence."""
+CONSTANTS = re.compile(r"(.*\.)?(position_ids|masked_bias)")
+"""Buffers that earlier versions of the library saved."""
+
+
+def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str) -> None:
+    """Check what the library reports of loading a folder's weights; print a note if a classifier's head is new."""
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    theirs = {name: tuple(found) for name, found, _ in loaded["mismatched_keys"]}
+    missing = {*loaded["missing_keys"]}
+    unknown = {name for name in loaded["unexpected_keys"] if not CONSTANTS.fullmatch(name)}
+    new = set()
+    if task == "classification":
+        inside, labels = f"{model.base_model_prefix}.", model.config.num_labels
+        outside = [name for name in missing | theirs.keys() if not name.startswith(inside)]
+        new = {name for name in outside if shapes[name] == (labels, *theirs.get(name, shapes[name])[1:])}
+        unknown = {name for name in unknown if "pooler." not in name}  # of the task before
+    others = {f"{name} is {theirs[name]}, in the model {shapes[name]}" for name in theirs.keys() - new}
+    kinds = {"missing": missing - new, "unknown to the model": unknown, "of another shape": others}
+    if wrong := [f"{len(names)} {kind} ({_first(names)})" for kind, names in kinds.items() if names]:
+        kind = type(model).__name__
+        raise UserError(
+            f"the weights in {folder} are not those of the {kind} that its config.json and the keys under `model:` "
+            f"describe ({len(shapes)} tensors): {', '.join(wrong)}; correct the sizes, name a folder that "
+            f"{kind}.save_pretrained wrote, or draw new weights with `pretrained: false` under `model:`."
+        )
+    if new:
+        print(f"note: {_first(new)} of {folder} are drawn anew, for the {model.config.num_labels} classes of the data")
+
+
+def _first(names: set[str]) -> str:
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(sorted(names)[:SHOWN]) + more
+
+
 def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """Return a folder's configuration with ``args`` over its keys, and those of them that it does not have.
 
     With another number of layers, what it has per layer is cut, or begins again: the library leaves that as it is, and
     then refuses to save it.
+
+    Raises:
+        UserError: its config.json is missing, or not one of the installed library; or a key of it has no effect and is
+            close to one that has.
     """
     read = partial(transformers.AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False)
-    config, unknown = read(return_unused_kwargs=True, **{OURS.get(key, key): value for key, value in args.items()})
-    layers, before = (getattr(each, "num_hidden_layers", 0) for each in (config, read() if args else config))
+    written = _written(folder, args)
+    try:
+        config, unknown = read(return_unused_kwargs=True, **{OURS.get(key, key): value for key, value in args.items()})
+        unchanged = read() if args else config
+        misspelled = [*_misspelled(config, written)]
+    except Exception as error:  # each class checks in its own way
+        raise UserError(
+            f"{folder}/config.json is not one of transformers {transformers.__version__}: {_reason(error, written)}; "
+            "correct it, or name a folder written by save_pretrained."
+        ) from error
+    for key, meant in misspelled:
+        raise UserError(
+            f"{folder}/config.json: {key} has no effect in {type(config).__name__}; did you mean {meant}? Write that, "
+            f"or remove {key}."
+        )
+    layers, before = (getattr(each, "num_hidden_layers", 1) for each in (config, unchanged))
+    if isinstance(layers, int) and layers < 1:
+        raise UserError(f"{folder}/config.json: num_hidden_layers is {layers}; a model has at least one layer.")
     if layers != before and before > 1:
         for key, value in [*vars(config).items()]:
             if isinstance(value, list) and len(value) == before and key not in args:
                 setattr(config, key, [value[number % before] for number in range(layers)])
     return config, unknown
+
+
+def _written(folder: str | Path, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a folder's config.json with ``args`` over them."""
+    return read_keys(Path(folder)) | {OURS.get(key, key): value for key, value in args.items()}
+
+
+CLOSE_NUMBER, CLOSE = 0.7, 0.92
+"""How alike a key is to the one that was meant (difflib's ratio): a number may be a size by another name, as
+num_kv_heads is; published files have other values for which no model of this library asks, like classif_dropout.
+"""
+
+
+def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a config.json that have no effect, each with the key that was probably meant: it is not written
+    and has another value.
+
+    Published files have many keys without effect: of other versions of the library and of the models' own code.
+    """
+    kind = type(config)
+    names = {field.name for field in dataclasses.fields(kind)} | kind.attribute_map.keys()
+    written = {kind.attribute_map.get(key, key) for key in values}
+    free = [name for name in names if kind.attribute_map.get(name, name) not in written]
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(vars(config).get(key), PreTrainedConfig):
+            yield from _misspelled(vars(config)[key], value)
+        if key in names or key not in vars(config) or hasattr(kind, key) or key.endswith("_token_id"):
+            continue
+        cutoff = CLOSE_NUMBER if type(value) is int else CLOSE
+        meant = next(iter(get_close_matches(key, free, n=1, cutoff=cutoff)), None)
+        if meant is None or vars(config).get(kind.attribute_map.get(meant, meant)) == value:
+            continue
+        if not hasattr(kind(**{name: each for name, each in values.items() if name not in (key, "model_type")}), key):
+            yield key, meant
+
+
+def _reason(error: Exception, values: Mapping[str, Any]) -> str:
+    """Return what the library says, in one line, or which key's value it cannot use."""
+    if isinstance(error, StrictDataclassError) and isinstance(error.__cause__, Exception):
+        return _reason(error.__cause__, values)
+    if "trust_remote_code" in str(error):
+        return "it needs custom code, which is never run; write the model as a file in scripts/shardlab/models"
+    if isinstance(error, KeyError | ZeroDivisionError):
+        wrong = error.args[0] if isinstance(error, KeyError) else 0
+        if keys := [key for key in _keys_with(wrong, values) if not key.endswith("_token_id")]:
+            return f"{' or '.join(keys)} cannot be {wrong!r}"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".:")
+
+
+def _keys_with(wanted: Any, values: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _keys_with(wanted, value)
+        elif type(value) is type(wanted) and value == wanted:
+            yield key
 
 
 def experts_per_token(folder: str, args: Mapping[str, Any]) -> int:

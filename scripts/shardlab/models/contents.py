@@ -305,8 +305,9 @@ def _indivisible(run: Run, model: nn.Module) -> list[str]:
     split = {"num_attention_heads"} if _splits_heads(run.model.tensor, QUERIES) else set()
     split |= {"num_key_value_heads"} if _splits_heads(run.model.tensor, KEYS) else set()
     config: Any = model.config
-    found = {key: getattr(config, key, None) for key in sorted(split)}
-    return [f"{key} {count}" for key, count in found.items() if isinstance(count, int) and count % parts]
+    layers = config.per_layer_config if config.is_heterogeneous else [config]
+    found = {(key, getattr(layer, key, None)): None for key in sorted(split) for layer in layers}
+    return [f"{key} {count}" for key, count in found if isinstance(count, int) and count % parts]
 
 
 def _between_whole(run: Run, model: nn.Module) -> list[str]:

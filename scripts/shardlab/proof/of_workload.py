@@ -16,6 +16,7 @@ import transformers
 from shardlab.data import model_config
 from shardlab.errors import UserError
 from shardlab.files import write_json
+from shardlab.models import _transformers
 from shardlab.proof import proof_table, tiny_config
 from shardlab.proof.prove import Proof, prove
 from shardlab.proof.tiny_runs import Written, tiny_run
@@ -33,7 +34,12 @@ def check(run: Run, names: Iterable[str], kept: Path, tensor_parts: int = 1) -> 
 
     ``kept``: file with the proofs of earlier calls, and what is refused (settings/proven.py). ``tensor_parts``: largest
     degree of tensor parallelism among them. Call it in a process that has no threads.
+
+    Raises:
+        UserError: the run's folder is not a model of its task, or settings under `model:` do not fit it.
     """
+    assert run.model.folder is not None
+    _transformers.check(run.task, run.model.folder, run.model.args)
     strategies = {name: _small(load.variant_of_strategy(name)) for name in names}
     strategies = {name: settings for name, settings in strategies.items() if settings.engine == "torch"}
     known = _read(kept)
@@ -75,7 +81,7 @@ def _proofs(
     written = Written(run.model.blocks, run.model.tensor, run.task)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        config = tiny_config.read(Path(run.model.folder), run.model.args)
+        config, _ = _transformers.configuration(run.model.folder, run.model.args)
         tiny_config.write(config, folder, tensor_parts, _longest(run))
         keys = {name: _key(folder, name, settings, written) for name, settings in strategies.items()}
         first = {key: name for name, key in reversed(keys.items()) if key not in known}

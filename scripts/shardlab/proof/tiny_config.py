@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
 from shardlab.errors import UserError
-from shardlab.models._transformers import CLASSES, EXPERTS_PER_TOKEN, configuration
+from shardlab.models._transformers import CLASSES, EXPERTS_PER_TOKEN
 from shardlab.proof.tiny_runs import LENGTH, PICTURE, VOCABULARY
 
 LAYERS, WIDTH, HEADS, GROUPS, HEAD, ROTARY, HIDDEN, EXPERTS = 4, 64, 4, 2, 16, 8, 96, 4
@@ -313,7 +313,7 @@ def write(config: Any, folder: Path, tensor_parts: int = 1, longest: int | None 
     are fewer than the ranks of a proof, too. ``longest``: see ``tiny``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if getattr(config, "num_key_value_heads", None) in range(1, tensor_parts):
+    if not config.is_heterogeneous and getattr(config, "num_key_value_heads", None) in range(1, tensor_parts):
         config.num_key_value_heads = 1
     tiny(config, longest=longest).save_pretrained(folder)
 
@@ -324,19 +324,3 @@ def task_of(config: PreTrainedConfig) -> str:
         return "summarization"
     pictures = config.model_type in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
     return "classification" if pictures else "language_modelling"
-
-
-def read(folder: Path, changes: Mapping[str, Any] | None = None) -> PreTrainedConfig:
-    """Read the configuration of a folder of transformers, with ``changes`` over its keys.
-
-    Raises:
-        UserError: it has none that the installed library knows.
-    """
-    try:
-        return configuration(folder, changes or {})[0]
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{folder}/config.json is not one of transformers {transformers.__version__}: {reason}; name a folder "
-            "written by save_pretrained."
-        ) from error

@@ -161,7 +161,8 @@ def _answer(function: Callable[..., Any], args: tuple[Any, ...]) -> Answer:
         return Answer(refusal=str(error))
     except BaseException as error:
         lines = str(error).strip().splitlines()
-        return Answer(failure=f"{type(error).__name__}: {lines[0] if lines else ''} ({_place(error)})")
+        said = f": {lines[0]}" if lines else ""
+        return Answer(failure=f"it stops in {_place(error)} with {type(error).__name__}{said}")
 
 
 def _place(error: BaseException) -> str:

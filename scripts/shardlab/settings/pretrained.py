@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardlab.errors import UserError, choices
-from shardlab.files import ROOT
+from shardlab.errors import UserError, choices, remedy
+from shardlab.files import ROOT, read_json
 from shardlab.settings.types import CAUSAL, Model, Workload
 
 MODELS = Path("data/models")
@@ -44,7 +44,22 @@ def _is_folder(place: str) -> bool:
 def names_experts(name: str) -> bool:
     """Return whether the config.json of a transformers model has a key of experts; True if it is not downloaded yet."""
     path = Path(str(folder_of(name))) / "config.json"
-    return not path.exists() or "expert" in path.read_text(encoding="utf-8")
+    return not path.exists() or b"expert" in path.read_bytes()
+
+
+def read_keys(folder: Path) -> dict[str, Any]:
+    """Return the keys of a transformers model's config.json.
+
+    Raises:
+        UserError: it is missing, or no object of JSON.
+    """
+    path, use = folder / "config.json", "name a folder written by save_pretrained"
+    if folder.parent == MODELS:
+        use = remedy("download it from the hub", folder / "download.json")
+    keys: Any = read_json(path, "the model's configuration", use)
+    if not isinstance(keys, dict):
+        raise UserError(f"{path} is {keys!r:.40}, no object of JSON; {use}.")
+    return keys
 
 
 def tokenizer_of(workload: Workload, args: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,249 @@
+"""A transformers model's folder: its weights are all used and all needed, and its config.json describes a model."""
+
+import json
+import re
+import sys
+import tempfile
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from helpers import transformers_models
+from shardlab import models
+from shardlab.cli import check_model
+from shardlab.errors import UserError
+from shardlab.models import _transformers
+from shardlab.proof import of_workload, tiny_config
+from shardlab.proof.tiny_runs import tiny_run
+from shardlab.settings import load
+
+LLAMA = transformers_models.SIZES | {"model_type": "llama"}
+
+
+def create(folder, **args):
+    return _transformers.create("language_modelling", str(folder), args, pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        ({"num_hidden_layers": 3}, "(30 tensors): 9 missing (model.layers.2.input_layernorm.weight, "),
+        ({"num_hidden_layers": 1}, "(12 tensors): 9 unknown to the model (model.layers.1.input_layernorm.weight, "),
+        (
+            {"intermediate_size": 64},
+            "(21 tensors): 6 of another shape (model.layers.0.mlp.down_proj.weight is (32, 48), in the model (32, 64)",
+        ),
+        ({"num_key_value_heads": 4}, "(21 tensors): 4 of another shape (model.layers.0.self_attn.k_proj.weight is "),
+    ],
+)
+@pytest.mark.parametrize("where", ["config.json", "workload"])
+def test_weights_of_other_sizes_are_refused(tmp_path, size, words, where):
+    folder = transformers_models.make("llama", tmp_path)
+    if where == "config.json":
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | size))
+    with pytest.raises(UserError) as error:
+        create(folder, **(size if where == "workload" else {}))
+    said = str(error.value)
+    assert said.startswith(f"the weights in {folder} are not those of the LlamaForCausalLM that its config.json ")
+    assert words in said
+    assert said.endswith("or draw new weights with `pretrained: false` under `model:`.")
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("LlamaModel", "1 missing (lm_head.weight); "),
+        ("LlamaForSequenceClassification", "1 missing (lm_head.weight), 1 unknown to the model (score.weight); "),
+    ],
+)
+def test_the_weights_of_another_task_are_refused(tmp_path, kind, words):
+    getattr(transformers, kind)(transformers.LlamaConfig(**transformers_models.SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=re.escape(words)):
+        create(tmp_path)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_classifier_without_a_head_gets_one_and_no_other_new_weight(tmp_path, capsys, pooled):
+    config = transformers_models.CONFIGS["vit"]
+    transformers.ViTModel(config, add_pooling_layer=pooled).save_pretrained(tmp_path)
+    _transformers.create("classification", str(tmp_path), {"classes": 5}, pretrained=True)
+    assert "note: classifier.bias, classifier.weight of" in capsys.readouterr().out
+    changes = {"classes": 5, "intermediate_size": 64, "num_hidden_layers": 1}
+    with pytest.raises(UserError, match=r"3 of another shape \(vit\.layers\.0\.mlp\.fc1\.bias is") as error:
+        _transformers.create("classification", str(tmp_path), changes, pretrained=True)
+    assert "classifier." not in str(error.value)
+
+
+def as_published(weights):
+    """GPT-2's: of the model without its head, with the causal mask of each layer."""
+    masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64) for layer in range(2)}
+    masks |= {f"h.{layer}.attn.masked_bias": torch.tensor(-1e4) for layer in range(2)}
+    return {name.removeprefix("transformer."): value for name, value in weights.items()} | masks
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("llama", lambda weights: {name: value.bfloat16() for name, value in weights.items()}),
+        ("llama", lambda weights: weights | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
+        ("qwen3", lambda weights: {name: value for name, value in weights.items() if name != "lm_head.weight"}),
+        ("mixtral", dict),
+        ("gpt2", as_published),
+    ],
+)
+def test_what_the_library_reads_as_the_same_model_is_taken(tmp_path, capsys, kind, change):
+    path = transformers_models.make(kind, tmp_path) / "model.safetensors"
+    expected = models.state(transformers_models.CLASSES[kind].from_pretrained(tmp_path))
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+    found = models.state(create(tmp_path))
+    assert all(value.allclose(found[name], atol=1e-3) for name, value in expected.items())
+    assert not capsys.readouterr().out
+
+
+def test_weights_in_several_files_are_taken_and_a_missing_one_is_named(tmp_path):
+    transformers.LlamaForCausalLM(transformers_models.CONFIGS["llama"]).save_pretrained(tmp_path, max_shard_size="20KB")
+    create(tmp_path)
+    (tmp_path / "model-00001-of-00006.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model-00001-of-00006\.safetensors; correct"):
+        create(tmp_path)
+
+
+FAULTY = [
+    ([1, 2], "/config.json is [1, 2], no object of JSON; name a folder written by save_pretrained."),
+    ("{", "/config.json is damaged (the model's configuration is not JSON: "),
+    (None, "/config.json "),
+    ({}, "Should have a `model_type` key in its config.json"),
+    (LLAMA | {"model_type": "lama"}, "has model type `lama` but Transformers does not recognize this"),
+    (LLAMA | {"num_hidden_layers": "4"}, ": Field 'num_hidden_layers' expected int, got str (value: '4'); correct it"),
+    (LLAMA | {"hidden_size": 32.5}, ": Field 'hidden_size' expected int, got float (value: 32.5); correct it"),
+    (LLAMA | {"hidden_size": 10**12}, " cannot be read as a model for language_modelling "),
+    (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0; a model has at least one layer"),
+    (LLAMA | {"vocab_size": -5}, ": Trying to create tensor with negative dimension -5"),
+    (
+        LLAMA | {"num_attention_heads": 5},
+        ": The hidden size (32) is not a multiple of the number of attention heads (5)",
+    ),
+    (LLAMA | {"num_attention_heads": 0}, ": num_attention_heads cannot be 0; correct it"),
+    (LLAMA | {"num_key_value_heads": 0}, ": num_key_value_heads cannot be 0; correct its config.json"),
+    (LLAMA | {"rope_scaling": {"rope_type": "yarnn", "factor": 2.0}}, ": rope_type cannot be 'yarnn'; correct its"),
+    (LLAMA | {"dtype": "float33"}, "has no attribute 'float33'"),
+    ({"model_type": "qwen3_vl"}, "(AutoModelForCausalLM): the library has none of type qwen3_vl; "),
+    ({"model_type": "dots3_note"}, " a tiny Dots3NoteConfig: "),
+    *(
+        ({key: value for key, value in LLAMA.items() if key != meant} | {wrong: value}, f"{wrong} has no effect in ")
+        for wrong, meant, value in (
+            ("intermedate_size", "intermediate_size", 48),
+            ("num_kv_heads", "num_key_value_heads", 2),
+            ("num_atention_heads", "num_attention_heads", 8),
+            ("attention_bais", "attention_bias", True),
+        )
+    ),
+    ({"model_type": "gemma3", "text_config": {"num_hiden_layers": 2}}, "; did you mean num_hidden_layers? Write that,"),
+]
+"""Contents of a config.json, and what is said of it."""
+
+
+@pytest.mark.parametrize(("content", "words"), FAULTY)
+def test_a_config_that_describes_no_model_is_one_sentence(tmp_path, monkeypatch, content, words):
+    (tmp_path / "config.json").write_text("{}")
+    run, folder = tiny_run(tmp_path, "single"), tmp_path / "a model"
+    run = run.model_copy(update={"model": run.model.model_copy(update={"folder": str(folder)})})
+    folder.mkdir()
+    if content is not None:
+        (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    monkeypatch.setattr(sys, "argv", ["check-model", str(folder), "--strategies", "fsdp"])
+    calls = [check_model.main]
+    if "tiny" not in words:  # the stages of a call; what cannot be made tiny is trained without a proof
+        calls.append(lambda: of_workload.check(run, ["fsdp"], tmp_path / "proofs.json"))
+        calls.append(lambda: models.build(run.model, run.task, torch.float32))
+    for call in calls:
+        with pytest.raises(UserError) as error:
+            call()
+        said = str(error.value)
+        assert words in said
+        assert "\n" not in said
+        assert str(folder) in said
+        assert tempfile.gettempdir() not in said.replace(str(folder), "")
+
+
+def test_a_folder_that_the_caller_has_never_seen_is_not_named(tmp_path, monkeypatch):
+    transformers.CLIPConfig().save_pretrained(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path), "--strategies", "fsdp"])
+    with pytest.raises(UserError, match=rf"^{tmp_path}: its config\.json \(CLIPConfig\) has no key image_size"):
+        check_model.main()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fdsp", "there is no strategy 'fdsp'; did you mean fsdp? known: "),
+        ("zero2", "zero2 is trained by deepspeed, and only PyTorch's strategies are proven; leave it out"),
+        ("trainer_hf", "trainer_hf is a script, and only "),
+    ],
+)
+def test_a_strategy_that_cannot_be_proven_is_said_first(monkeypatch, name, words):
+    monkeypatch.setattr(sys, "argv", ["check-model", "hf:no/where", "--strategies", "ddp", name])
+    with pytest.raises(UserError, match=re.escape(words)):
+        check_model.main()
+
+
+def test_without_a_strategy_there_is_nothing_to_prove(monkeypatch):
+    monkeypatch.setattr(load, "own_strategies", lambda: ["zero1"])
+    with pytest.raises(UserError, match="has only ZeRO and scripts, which are not proven"):
+        check_model.provable([])
+
+
+PUBLISHED = [
+    {
+        "model_type": "llama",
+        "max_sequence_length": 2048,
+        "pretraining_tp": 1,
+        "rope_theta": 1e4,
+        "torch_dtype": "float16",
+    },
+    {"model_type": "qwen2", "use_mrope": False, "max_window_layers": 24, "sliding_window": None},
+    {"model_type": "qwen3_moe", "head_dim": 64, "max_window_layers": 48, "mlp_only_layers": []},
+    {"model_type": "phi3", "attention_bias": False, "auto_map": {}, "interpolate_factor": 1, "lm_head_bias": False},
+    {"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"},
+    {"model_type": "gemma2", "sliding_window": 4096, "sliding_window_size": 4096, "cache_implementation": "hybrid"},
+    {"model_type": "gemma3_text", "sliding_window_pattern": 6, "sliding_window": 512, "rope_local_base_freq": 1e4},
+    {"model_type": "gpt2", "n_ctx": 1024, "task_specific_params": {}, "summary_type": "cls_index", "n_special": 0},
+    {"model_type": "opt", "activation_dropout": 0.0, "attention_dropout": 0.0, "prefix": "</s>"},
+    {"model_type": "mpt", "verbose": 0, "init_config": {}, "attn_config": {"attn_type": "multihead_attention"}},
+    {"model_type": "bloom", "seq_length": 2048, "offset_alibi": 100, "skip_bias_add": True, "unk_token_id": 0},
+    {"model_type": "deepseek_v3", "moe_layer_freq": 1, "ep_size": 1, "scoring_func": "sigmoid", "aux_loss_alpha": 1e-3},
+    {"model_type": "gpt_neox", "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0},
+    {"model_type": "gpt_oss", "experts_per_token": 4, "num_experts_per_tok": 4, "initial_context_length": 4096},
+    {"model_type": "mamba2", "time_step_scale": 1.0, "time_step_max": 0.1, "rms_norm": True},
+    {"model_type": "bart", "classif_dropout": 0.1, "classifier_dropout": 0.0, "normalize_embedding": True},
+    {"model_type": "smollm3", "pretraining_tp": 2, "max_window_layers": 28, "no_rope_layer_interval": 4},
+]
+"""Keys without effect of published files, with those next to them that have one."""
+
+
+@pytest.mark.parametrize("keys", PUBLISHED, ids=lambda keys: keys["model_type"])
+def test_keys_of_published_files_are_taken_also_as_the_library_writes_them(tmp_path, keys):
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    config, _ = _transformers.configuration(tmp_path, {})
+    for saved in (config, tiny_config.tiny(config)):
+        saved.save_pretrained(tmp_path)
+        _transformers.configuration(tmp_path, {})
+
+
+def test_what_the_library_writes_has_no_misspelled_key():
+    found = {}
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            config = CONFIG_MAPPING[kind]()
+        except Exception:  # the defaults of its class are no configuration
+            continue
+        for written in (config.to_dict(), config.to_diff_dict()):
+            found[kind] = [*found.get(kind, []), *_transformers._misspelled(config, written)]
+    assert len(found) > 100
+    assert not any(found.values())
