@@ -37,7 +37,7 @@ class ModelConfig:
         self.path = folder / "config.json"
         content = pretrained.read_keys(folder)
         own: dict[str, Any] = content.get("text_config") or content
-        self.keys = own | changes
+        self.keys = own | dict(changes)
 
     @property
     def vocab_size(self) -> int | None:
