@@ -191,6 +191,22 @@ def test_a_folder_that_the_caller_has_never_seen_is_not_named(tmp_path, monkeypa
         check_model.main()
 
 
+def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):
+    def fails(*_):
+        raise IndexError("tuple index out of range")
+
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    monkeypatch.setattr(tiny_config, "write", fails)
+    monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path)])
+    with pytest.raises(
+        UserError, match=r"it cannot be proven at tiny sizes \(IndexError: tuple index out of range\); ddp"
+    ):
+        check_model.main()
+    (proof,) = of_workload.check(tiny_run(tmp_path, "single"), ["fsdp"], tmp_path / "proofs.json")
+    assert proof.verdict == "failed"
+    assert proof.reason.endswith("could be made: tuple index out of range")
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
