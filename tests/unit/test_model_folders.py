@@ -16,7 +16,8 @@ from helpers import transformers_models
 from shardlab import models
 from shardlab.cli import check_model
 from shardlab.errors import UserError
-from shardlab.models import _transformers
+from shardlab.models import _transformers, contents
+from shardlab.models.declared import completed
 from shardlab.proof import of_workload, tiny_config
 from shardlab.proof.tiny_runs import tiny_run
 from shardlab.settings import load
@@ -103,7 +104,7 @@ def test_what_the_library_reads_as_the_same_model_is_taken(tmp_path, capsys, kin
     save_file(change(load_file(path)), path, metadata={"format": "pt"})
     found = models.state(create(tmp_path))
     assert all(value.allclose(found[name], atol=1e-3) for name, value in expected.items())
-    assert not capsys.readouterr().out
+    assert "note:" not in capsys.readouterr().out
 
 
 def test_weights_in_several_files_are_taken_and_a_missing_one_is_named(tmp_path):
@@ -172,11 +173,38 @@ def test_a_config_that_describes_no_model_is_one_sentence(tmp_path, monkeypatch,
         assert tempfile.gettempdir() not in said.replace(str(folder), "")
 
 
+def test_heads_that_differ_by_layer_are_read_of_each_layer(tmp_path):
+    tiny_config.write(CONFIG_MAPPING["dots3_note_text"](), tmp_path, tensor_parts=2)
+    config = tiny_config.read(tmp_path)
+    others = {"num_attention_heads": 3, "num_key_value_heads": 3}
+    config.per_layer_config = {n: others for n, kind in enumerate(config.layer_types) if kind == "sliding_attention"}
+    config.save_pretrained(tmp_path)
+    run = tiny_run(tmp_path, "tp")
+    model = models.build(run.model, run.task, torch.float64)
+    assert contents.inspect(completed(run, model), model)["indivisible"] == ["num_attention_heads 3"]
+
+
 def test_a_folder_that_the_caller_has_never_seen_is_not_named(tmp_path, monkeypatch):
     transformers.CLIPConfig().save_pretrained(tmp_path)
     monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path), "--strategies", "fsdp"])
     with pytest.raises(UserError, match=rf"^{tmp_path}: its config\.json \(CLIPConfig\) has no key image_size"):
         check_model.main()
+
+
+def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):
+    def fails(*_):
+        raise IndexError("tuple index out of range")
+
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    monkeypatch.setattr(tiny_config, "write", fails)
+    monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path)])
+    with pytest.raises(
+        UserError, match=r"it cannot be proven at tiny sizes \(IndexError: tuple index out of range\); ddp"
+    ):
+        check_model.main()
+    (proof,) = of_workload.check(tiny_run(tmp_path, "single"), ["fsdp"], tmp_path / "proofs.json")
+    assert proof.verdict == "failed"
+    assert proof.reason.endswith("could be made: tuple index out of range")
 
 
 @pytest.mark.parametrize(

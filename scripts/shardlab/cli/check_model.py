@@ -33,9 +33,13 @@ def main() -> int:
         folder = config_folder(args.model, args.revision, Path(scratch) / "hub")
         try:
             proofs = proven(folder, names, Path(scratch) / "tiny")
-        except UserError as error:
+        except Exception as error:
+            said = str(error)
+            if not isinstance(error, UserError):  # of the library, or of sizes that proof/ does not foresee
+                line = (said.strip().splitlines() or ["no reason"])[0]
+                said = f"it cannot be proven at tiny sizes ({type(error).__name__}: {line}); ddp and fsdp may train it."
             # In the words of the caller, who has never seen the folders here.
-            said = re.sub(rf"(hf:)?{re.escape(scratch)}/\w+", lambda _: args.model, str(error))
+            said = re.sub(rf"(hf:)?{re.escape(scratch)}/\w+", lambda _: args.model, said)
             raise UserError(said if str(folder) in said else f"{args.model}: {said}") from error
     return int(any(proof.verdict in ("differs", "failed") for proof in proofs))
 

@@ -36,8 +36,7 @@ class ModelConfig:
     def __init__(self, folder: Path, changes: Mapping[str, Any]) -> None:
         self.path = folder / "config.json"
         content = pretrained.read_keys(folder)
-        own: dict[str, Any] = content.get("text_config") or content
-        self.keys = own | dict(changes)
+        self.keys: dict[str, Any] = {**(content.get("text_config") or content), **changes}
 
     @property
     def vocab_size(self) -> int | None:

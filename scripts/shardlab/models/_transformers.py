@@ -214,9 +214,7 @@ def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator
             continue
         cutoff = CLOSE_NUMBER if type(value) is int else CLOSE
         meant = next(iter(get_close_matches(key, free, n=1, cutoff=cutoff)), None)
-        if meant is None or vars(config).get(kind.attribute_map.get(meant, meant)) == value:
-            continue
-        if not hasattr(kind(**{name: each for name, each in values.items() if name not in (key, "model_type")}), key):
+        if meant and vars(config).get(kind.attribute_map.get(meant, meant)) != value:
             yield key, meant
 
 

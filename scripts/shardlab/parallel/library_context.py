@@ -59,10 +59,14 @@ def check(run: Run, model: Any) -> None:
         )
     if "position_ids" not in arguments(model):
         raise UserError(f"model {name} takes no position_ids, so its sequences cannot be split; leave out cp.")
-    heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
-    if run.options.context == "ulysses" and isinstance(heads, int) and heads % parts:
+    config = model.config.get_text_config()
+    layers = config.per_layer_config if config.is_heterogeneous else [config]
+    heads = {getattr(layer, "num_attention_heads", None) for layer in layers}
+    if run.options.context == "ulysses" and (
+        uneven := [each for each in heads if isinstance(each, int) and each % parts]
+    ):
         raise UserError(
-            f"context: ulysses splits heads, but cp x tp {parts} does not divide the {heads} of model {name}; set "
+            f"context: ulysses splits heads, but cp x tp {parts} does not divide the {uneven[0]} of model {name}; set "
             "context to gather."
         )
 

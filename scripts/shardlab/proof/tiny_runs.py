@@ -74,7 +74,7 @@ def _of_pictures(folder: Path) -> dict[str, int]:
     return {
         "channels": config.get("num_channels", 3),
         "image_size": config.get("image_size", PICTURE),
-        "classes": len(config.get("id2label", {})) or 2,
+        "classes": len(config.get("id2label") or {}) or 2,
     }
 
 
