@@ -185,10 +185,10 @@ class _Rules:
             return self.dictionary(key, value, values, kept)
         if key == "attention_types" and value:  # of GPT-Neo: kinds, and how often they are repeated
             return [[value[0][0], LAYERS // len(value[0][0])]]
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             if _are_layers(key, value, _number_of_layers(values)):
                 return [new for new, number in enumerate(kept) if number in value]
-            if len(value) == _number_of_layers(values):
+            if _is_by_layer(key, value, _number_of_layers(values)):
                 value = [value[number] for number in kept]
             return [self.value(key, each, values, kept) for each in value]
         if isinstance(value, float) and RATES.fullmatch(key):
@@ -285,6 +285,14 @@ def _are_layers(key: str, value: list[Any], layers: int | None) -> bool:
     return value == sorted({*value}) and all(0 <= each < layers for each in value)
 
 
+def _is_by_layer(key: str, value: Any, layers: int | None) -> bool:
+    """Return whether a list has something for each layer."""
+    if not isinstance(value, list | tuple) or len(value) != layers:
+        return False
+    is_range = layers == 2 and all(isinstance(each, float) for each in value)
+    return not is_range or "layer" in key or "pattern" in key
+
+
 def _layers_kept(values: dict[str, Any], layers: int | None) -> list[int]:
     """Return the number of the layer that each tiny layer is like: each kind that what is given per layer distinguishes
     has as many as the others, and the kinds take turns.
@@ -292,8 +300,7 @@ def _layers_kept(values: dict[str, Any], layers: int | None) -> list[int]:
     if not layers:
         return []
     indices = [value for key, value in values.items() if isinstance(value, list) and _are_layers(key, value, layers)]
-    lists = [value for value in values.values() if isinstance(value, list) and len(value) == layers]
-    lists = [value for value in lists if value not in indices]
+    lists = [value for key, value in values.items() if _is_by_layer(key, value, layers) and value not in indices]
     other = {int(number): repr(each) for number, each in (values.get("per_layer_config") or {}).items()}
     kinds = [
         repr([other.get(number), *(each[number] for each in lists), *(number in each for each in indices)])
