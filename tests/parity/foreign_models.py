@@ -1,25 +1,26 @@
 """Models as other people write them: one property each, and what an engine may be expected to make of it.
 
+There is one for each rule of settings/model_rules.py that a model of ours can break (those about models of the
+transformers library are in test_transformers.py, those about chains in foreign.py and tests/unit/test_contents.py),
+one for each property that is treated specially, and a few of those in which faults were found. What travels the same
+way through the program is in one model.
+
 All are regressions, (batch, inputs) to (batch, outputs), and know nothing about ranks or this project.
 """
 
 import copy
-import itertools
 import math
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
+from torch import nn
+from torch.nn.utils import parametrizations, prune, spectral_norm
 
 ENGINES = ("single", "ddp", "fsdp", "zero1", "zero3")
-Class = TypeVar("Class", bound=type[nn.Module])
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,13 @@ class Foreign:
     """A model and what is expected of it.
 
     `expects` says per engine: "equal" (losses and weights are those of plain PyTorch on one device), "differs: why",
-    or "refused: why". `statistics` are buffers that depend on which samples a rank has seen, at equal losses.
+    or "refused: words of the sentence". `statistics` are buffers that depend on which samples a rank has seen, at
+    equal losses.
     """
 
     model: type[nn.Module]
     kind: str
     blocks: list[str]
-    property: str
     expects: dict[str, str]
     statistics: tuple[str, ...]
 
@@ -41,246 +42,118 @@ class Foreign:
 MODELS: dict[str, Foreign] = {}
 
 
-def foreign(
-    kind: str, text: str, blocks: tuple[str, ...] = ("first", "last"), statistics: tuple[str, ...] = (), **expects: str
-) -> Callable[[Class], Class]:
+def foreign(kind, blocks=("first", "last"), statistics=(), **expects):
     """`expects`: engines that are not expected to be equal; `ranks` stands for all but single, `zero` for both."""
     groups = {"every": ENGINES, "ranks": ENGINES[1:], "zero": ENGINES[3:]}
     each = {engine: value for key, value in expects.items() for engine in groups.get(key, (key,))}
     assert set(each) <= set(ENGINES), each
 
-    def add(model: Class) -> Class:
+    def add(model):
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", model.__name__).lower()
-        MODELS[name] = Foreign(model, kind, list(blocks), text, dict.fromkeys(ENGINES, "equal") | each, statistics)
+        MODELS[name] = Foreign(model, kind, list(blocks), dict.fromkeys(ENGINES, "equal") | each, statistics)
         return model
 
     return add
 
 
+class Layers(nn.Module):
+    """Two layers, and what a model does between them."""
+
+    def __init__(self, *, inputs, outputs):
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+
+    def between(self, h):
+        return h
+
+    def forward(self, x):
+        return self.last(self.between(F.gelu(self.first(x))))
+
+
 # dtypes: what is not of the training's dtype
 
 
-@foreign("dtypes", "a complex buffer that is not saved")
-class RotaryBuffer(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 8), nn.Linear(8, outputs)
-        angles = torch.arange(1, 5, dtype=torch.float32)
-        self.register_buffer("freqs_cis", torch.polar(torch.ones_like(angles), angles), persistent=False)
+@foreign("dtypes")
+class OddBuffers(Layers):
+    """Buffers of many types, saved and not saved, a state that is not a tensor, and an output in float64.
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.view_as_complex(self.first(x).unflatten(-1, (4, 2)))
-        return self.last(F.gelu(torch.view_as_real(h * self.freqs_cis).flatten(-2)))
+    With integers above 2^53, -inf and NaN, and float64 values whose differences vanish in float32.
+    """
 
-
-@foreign("dtypes", "a saved integer above 2^24")
-class LargeInteger(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("ident", torch.tensor([16777217]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x))) * (1 + self.ident % 2)
-
-
-@foreign("dtypes", "a complex buffer that is saved")
-class SavedRotary(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("turn", torch.exp(1j * torch.linspace(0.1, 3, 8)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        real, imaginary = F.gelu(self.first(x)).chunk(2, dim=-1)
-        turned = torch.complex(real, imaginary) * self.turn
-        return self.last(torch.cat((turned.real, turned.imag), dim=-1))
-
-
-@foreign(
-    "dtypes",
-    "a complex parameter: a filter of frequencies",
-    blocks=("first", "spectral", "last"),
-    fsdp="refused: AdamW does not update complex parameters that fully_shard has split",
-    zero="refused: ZeRO keeps real master weights",
-)
-class FrequencyFilter(nn.Module):
-    class Spectral(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.filter = nn.Parameter(torch.exp(1j * torch.rand(width // 2 + 1)))
-
-        def forward(self, h: Tensor) -> Tensor:
-            return torch.fft.irfft(torch.fft.rfft(h) * self.filter, n=h.shape[-1])
-
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.spectral, self.last = nn.Linear(inputs, 16), self.Spectral(16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.spectral(self.first(x))))
-
-
-@foreign("dtypes", "a complex128 matrix in a model of another precision")
-class FourierMatrix(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        rows = torch.arange(16, dtype=torch.float64)
-        self.register_buffer("matrix", torch.exp(-2j * math.pi / 16 * torch.outer(rows, rows)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        return self.last(F.gelu((h.to(torch.complex128) @ self.matrix).imag.to(h.dtype)))
-
-
-@foreign("dtypes", "integers above 2^53, saved and not saved")
-class HashSeeds(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.table, self.last = nn.Linear(inputs, 16), nn.Embedding(8, 16), nn.Linear(16, outputs)
-        self.register_buffer("seeds", torch.tensor([2**53 + 1, 2**60 + 3]))
-        self.register_buffer("salt", torch.tensor(2**53 + 1), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = (x[:, :1] > 0).long() * self.seeds + self.salt
-        return self.last(F.gelu(self.first(x) + self.table(rows % 8).sum(1)))
-
-
-@foreign("dtypes", "quantized weights: an int8 table with scales")
-class QuantizedMiddle(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("codes", (torch.arange(256) * 37 % 255 - 127).to(torch.int8).view(16, 16))
-        self.register_buffer("scales", torch.linspace(0.001, 0.01, 16))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        return self.last(h + F.linear(h, self.codes.to(h.dtype) * self.scales[:, None]))
-
-
-@foreign("dtypes", "two 4-bit codes in a byte, taken apart by shifts")
-class PackedCodes(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("packed", torch.arange(8, dtype=torch.uint8) * 31)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        codes = torch.cat((self.packed >> 4, self.packed & 15))
-        return self.last(F.gelu(h * (codes.to(h.dtype) / 8)))
-
-
-@foreign("dtypes", "an int16 index that is not saved", blocks=("first",))
-class PositionIndex(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.position_bias = nn.Parameter(torch.zeros(31))
-        distance = torch.arange(16)[:, None] - torch.arange(16) + 15
-        self.register_buffer("index", distance.to(torch.int16), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        return self.last(h + h @ self.position_bias[self.index.long()])
-
-
-@foreign("dtypes", "a bool mask that selects columns")
-class KeptColumns(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 24), nn.Linear(16, outputs)
-        self.register_buffer("keep", torch.arange(24) % 3 != 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x))[:, self.keep])
-
-
-@foreign("dtypes", "-inf and NaN in buffers, saved and not saved")
-class NotFinite(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("causal", torch.full((4, 4), -math.inf).triu(1), persistent=False)
-        self.register_buffer("measured", torch.tensor([0.5, math.nan, 2.0, math.nan] * 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x).unflatten(-1, (4, 4))
-        h = ((h @ h.mT + self.causal).softmax(-1) @ h).flatten(-2)
-        return self.last(h * self.measured.nan_to_num(nan=1.0))
-
-
-@foreign("dtypes", "a float64 buffer whose differences vanish in float32")
-class TimeStamps(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("seconds", 1.7e9 + torch.arange(16, dtype=torch.float64) / 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        return self.last(F.gelu(h * (self.seconds - self.seconds[0]).to(h.dtype)))
-
-
-@foreign(
-    "dtypes",
-    "a block whose parameters are float64 in every precision",
-    blocks=("first", "precise", "last"),
-    zero="refused: ZeRO keeps float32 master weights",
-)
-class PreciseBlock(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.precise = nn.Linear(16, 16, dtype=torch.float64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        return self.last(F.gelu(self.precise(h.double()).to(h.dtype)))
-
-
-@foreign("dtypes", "float16 and bfloat16 tables in a model of another precision")
-class HalfTables(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("gain", torch.linspace(0.3, 1.7, 16).half())
-        self.register_buffer("shift", torch.linspace(-0.7, 0.9, 16).bfloat16(), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        return self.last(F.gelu(h * self.gain.to(h.dtype) + self.shift.to(h.dtype)))
-
-
-@foreign("dtypes", "an integer buffer without dimensions that sets a shape")
-class IntegerScalar(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("groups", torch.tensor(4, dtype=torch.int32))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x).unflatten(-1, (int(self.groups), -1))
-        return self.last(F.layer_norm(h, h.shape[-1:]).flatten(-2))
-
-
-@foreign("dtypes", "a state that is not a tensor (get_extra_state)")
-class ExtraState(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        columns, angles = torch.arange(16), torch.linspace(0.1, 3, 8)
+        saved = {
+            "roots": torch.exp(-2j * angles.double()),
+            "turn": torch.exp(1j * angles),
+            "ident": torch.tensor([2**53 + 1]),
+            "groups": torch.tensor(4, dtype=torch.int32),
+            "codes": (columns * 37 % 255 - 127).to(torch.int8),
+            "packed": (columns * 15).to(torch.uint8),
+            "keep": columns % 3 != 1,
+            "measured": torch.tensor([0.5, math.nan, 2.0, math.nan] * 4),
+            "seconds": 1.7e9 + columns.double() / 8,
+            "gain": torch.linspace(0.3, 1.7, 16).half(),
+        }
+        unsaved = {
+            "salt": torch.tensor(2**53 + 1),
+            "index": columns.flip(0).to(torch.int16),
+            "causal": torch.full((4, 4), -math.inf).triu(1),
+            "shift": torch.linspace(-0.7, 0.9, 16).bfloat16(),
+            "freqs_cis": torch.polar(torch.ones_like(angles), angles),
+        }
+        for name, value in (saved | unsaved).items():
+            self.register_buffer(name, value, persistent=name in saved)
         self.scale = 0.5
 
-    def get_extra_state(self) -> dict[str, float]:
+    def get_extra_state(self):
         return {"scale": self.scale}
 
-    def set_extra_state(self, state: dict[str, float]) -> None:
+    def set_extra_state(self, state):
         self.scale = state["scale"]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x) * self.scale))
+    def between(self, h):
+        kind, odd = h.dtype, (self.ident + self.salt % 2) % 4  # 2
+        h = h[:, self.index.long()] * odd * self.scale * self.keep + self.shift.to(kind)
+        h = h * (self.codes.to(kind) / 127) + (self.packed >> 4).to(kind) / 16
+        h = h * self.measured.nan_to_num(nan=1.0) * (self.seconds - self.seconds[0]).to(kind) + self.gain.to(kind)
+        turned = torch.view_as_complex(h.unflatten(-1, (8, 2))) * self.turn * self.freqs_cis * self.roots
+        h = torch.view_as_real(turned).flatten(-2).to(kind).unflatten(-1, (int(self.groups), -1))
+        return ((h @ h.mT + self.causal).softmax(-1) @ h).flatten(-2)
+
+    def forward(self, x):
+        return super().forward(x).double()
+
+
+COMPLEX = "refused: has complex parameters (filter)"
+
+
+@foreign("dtypes", fsdp=COMPLEX, zero=COMPLEX)
+class FrequencyFilter(Layers):
+    """A complex parameter."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.filter = nn.Parameter(torch.exp(1j * torch.rand(16)))
+
+    def between(self, h):
+        return torch.fft.ifft(torch.fft.fft(h) * self.filter).real
+
+
+@foreign(
+    "dtypes",
+    blocks=("first", "precise", "last"),
+    zero="refused: another dtype than recipe.dtype (precise.weight, precise.bias)",
+)
+class PreciseBlock(Layers):
+    """A block whose parameters are float64 in every precision."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.precise = nn.Linear(16, 16, dtype=torch.float64)
+
+    def between(self, h):
+        return self.precise(h.double()).to(h.dtype)
 
 
 # buffers_in_forward: what a forward pass in training mode changes
@@ -288,1281 +161,576 @@ class ExtraState(nn.Module):
 OWN_SAMPLES = "differs: each rank has statistics of its own samples"
 
 
-@foreign("buffers_in_forward", "batch norm, which does not take one sample", ranks=OWN_SAMPLES)
-class BatchNorm(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(inputs, 16), nn.BatchNorm1d(16), nn.Linear(16, outputs)
+@foreign("buffers_in_forward", blocks=("first", "norm", "last"), ranks=OWN_SAMPLES)
+class BatchNorm(Layers):
+    """Batch norm, which does not take one sample."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.norm(self.first(x))))
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.norm = nn.BatchNorm1d(16)
 
-
-@foreign("buffers_in_forward", "batch norm inside a block", blocks=("body",), ranks=OWN_SAMPLES)
-class BatchNormBlock(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(inputs, 16, bias=False), nn.BatchNorm1d(16), nn.GELU())
-        self.last = nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.body(x))
+    def between(self, h):
+        return self.norm(h)
 
 
-@foreign("buffers_in_forward", "a codebook that follows its vectors (VQ)", ranks=OWN_SAMPLES)
-class Codebook(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("codes", torch.linspace(-1, 1, 128).sin().view(8, 16))
-        self.register_buffer("sizes", torch.ones(8))
+@foreign("buffers_in_forward")
+class CountedSteps(Layers):
+    """Counts of steps, each kept in another way, and masks of columns from generators of random numbers.
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        nearest = torch.cdist(h.detach(), self.codes).argmin(-1)
-        chosen = self.codes[nearest]
-        if self.training:
-            hot = F.one_hot(nearest, 8).to(h.dtype)
-            self.sizes.lerp_(hot.sum(0), 0.1)
-            self.codes.lerp_(hot.T @ h.detach() / self.sizes[:, None].clamp(min=1), 0.1)
-        return self.last(h + (chosen - h).detach())
+    In a buffer of two modules that is changed in place, in saved and other buffers that are replaced, and in a Python
+    number; one generator is an attribute, of the other the state is a buffer of bytes.
+    """
 
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        steps = torch.tensor(0.0)
+        self.first.register_buffer("steps", steps)
+        self.last.register_buffer("steps", steps)
+        self.register_buffer("replaced", torch.tensor(0))
+        self.register_buffer("unsaved", torch.tensor(0.0), persistent=False)
+        self.calls, self.generator = 0, torch.Generator().manual_seed(5)
+        self.register_buffer("state", torch.Generator().manual_seed(7).get_state())
 
-@foreign("buffers_in_forward", "a count of steps that scales the output")
-class StepCount(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("steps", torch.tensor(0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.steps += 1
-        return self.last(F.gelu(self.first(x))) * (self.steps / 10).clamp(max=1)
-
-
-@foreign("buffers_in_forward", "a count of samples, in floating point", statistics=("seen",))
-class SampleCount(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.seen.add_(len(x))
-        return self.last(F.gelu(self.first(x)))
+    def between(self, h):
+        if not self.training:
+            return h * (self.last.steps + 2 * self.replaced) / 10
+        self.first.steps += 1
+        self.replaced = self.replaced + 1
+        self.unsaved = self.unsaved + 1
+        self.calls += 1
+        generator = torch.Generator()
+        generator.set_state(self.state.cpu())
+        for each in (self.generator, generator):
+            h = h * (torch.rand(16, generator=each) > 0.2).to(h)
+        self.state.copy_(generator.get_state())
+        return h * (0.1 * self.last.steps + 0.2 * self.replaced + 0.3 * self.unsaved + 0.4 * self.calls)
 
 
-@foreign("buffers_in_forward", "fake quantization by the largest value so far", ranks=OWN_SAMPLES)
-class LargestValue(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("largest", torch.tensor(1e-6))
+@foreign("buffers_in_forward", ranks=OWN_SAMPLES)
+class ReplacedAverages(Layers):
+    """Moving averages that are replaced, not changed in place."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        if self.training:
-            self.largest.copy_(torch.maximum(self.largest, h.detach().abs().max()))
-        step = self.largest / 127
-        return self.last(F.gelu(h + ((h / step).round() * step - h).detach()))
-
-
-@foreign("buffers_in_forward", "inputs normalized by moving averages, in training, too", ranks=OWN_SAMPLES)
-class MovingAverages(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("mean", torch.zeros(inputs))
-        self.register_buffer("square", torch.ones(inputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.mean.lerp_(x.mean(0), 0.1)
-            self.square.lerp_(x.square().mean(0), 0.1)
-        return self.last(F.gelu(self.first((x - self.mean) / self.square.sqrt())))
-
-
-@foreign("buffers_in_forward", "a count that is replaced, not changed in place")
-class ReplacedCount(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("steps", torch.tensor(0.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.steps = self.steps + 1
-        return self.last(F.gelu(self.first(x))) / (1 + self.steps.rsqrt() if self.training else 1)
-
-
-@foreign("buffers_in_forward", "moving averages that are replaced, not changed in place", ranks=OWN_SAMPLES)
-class ReplacedAverages(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
         self.register_buffer("center", torch.zeros(16))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
+    def between(self, h):
         if self.training:
             self.center = 0.9 * self.center + 0.1 * h.detach().mean(0)
-        return self.last(F.gelu(h - self.center))
+        return h - self.center
 
 
-@foreign("buffers_in_forward", "a count of steps that is a Python number: no checkpoint has it")
-class PythonCount(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.steps = 0
+@foreign("buffers_in_forward", statistics=("first.weight_u", "first.weight_v"))
+class SpectralHook(Layers):
+    """Spectral norm as a hook (torch.nn.utils.spectral_norm)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.steps += 1
-        return self.last(F.gelu(self.first(x))) * min(1, self.steps / 10)
-
-
-@foreign("buffers_in_forward", "noise drawn into a buffer", ranks="differs: each rank may draw its own random numbers")
-class NoiseBuffer(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("noise", torch.zeros(16))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.noise.normal_(std=0.1)
-        return self.last(F.gelu(self.first(x) + self.noise))
-
-
-@foreign("buffers_in_forward", "dropout of columns by a generator of its own: no checkpoint has it")
-class OwnGenerator(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.generator = torch.Generator().manual_seed(5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        if self.training:
-            h = h * (torch.rand(16, generator=self.generator) > 0.2).to(h) / 0.8
-        return self.last(h)
-
-
-@foreign("buffers_in_forward", "dropout of columns by a generator whose state is a buffer of bytes")
-class GeneratorState(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("state", torch.Generator().manual_seed(5).get_state())
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        if self.training:
-            generator = torch.Generator()
-            generator.set_state(self.state.cpu())
-            h = h * (torch.rand(16, generator=generator) > 0.2).to(h) / 0.8
-            self.state.copy_(generator.get_state())
-        return self.last(h)
-
-
-@foreign(
-    "buffers_in_forward",
-    "spectral norm as a hook (torch.nn.utils.spectral_norm)",
-    statistics=("first.weight_u", "first.weight_v"),
-)
-class SpectralHook(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = spectral_norm(nn.Linear(inputs, 16)), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
-
-
-@foreign("buffers_in_forward", "a bias of experts that balances their load", blocks=("first",), ranks=OWN_SAMPLES)
-class BalancedExperts(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last, self.router = nn.Linear(inputs, 16), nn.Linear(16, outputs), nn.Linear(16, 4)
-        self.experts = nn.Parameter(torch.randn(4, 16, 16) / 4)
-        self.register_buffer("balance", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        scores = self.router(h).sigmoid()
-        chosen = (scores + self.balance).argmax(-1)
-        if self.training:
-            load = torch.bincount(chosen, minlength=4)
-            self.balance += 0.1 * (len(x) / 4 - load).sign()
-        out = torch.einsum("bi,bio->bo", h, self.experts[chosen])
-        return self.last(h + out * scores.gather(-1, chosen[:, None]))
-
-
-@foreign("buffers_in_forward", "a queue of past vectors with a pointer (MoCo)", ranks=OWN_SAMPLES)
-class VectorQueue(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("queue", torch.zeros(100, 16))
-        self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        past = (h @ self.queue.T.clone()).softmax(-1) @ self.queue.clone()
-        if self.training:
-            self.queue[(self.pointer + torch.arange(len(h))) % len(self.queue)] = h.detach()
-            self.pointer[0] = (self.pointer[0] + len(h)) % len(self.queue)
-        return self.last(F.gelu(h - past))
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        spectral_norm(self.first)
 
 
 # sometimes_unused: parameters without a gradient in some or all steps
 
-UNUSED = {"ddp": "refused: needs find_unused_parameters"}
-SOMETIMES = {
-    "ddp": "refused: needs find_unused_parameters",
-    "fsdp": "refused: needs find_unused_parameters: ranks may reduce gradients of different parameters",
-    "zero": "refused: DeepSpeed decays weights without a gradient, or waits for it",
-}
+UNUSED = {"ddp": "refused: never depends on (pooler.bias, pooler.weight)"}
+SOMETIMES = dict.fromkeys(ENGINES[1:], "refused: depends on in some steps or for some samples only")
 
 
-@foreign("sometimes_unused", "a branch that depends on the batch", single="differs: evaluated in batches", **SOMETIMES)
-class DataBranch(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+@foreign("sometimes_unused", **UNUSED)
+class UnusedPooler(Layers):
+    """A module that is never called."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        return self.last(self.a(h) if x.sum() > 0 else self.b(h))
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.pooler = nn.Linear(16, 16)
 
 
-@foreign("sometimes_unused", "a module that is never called", **UNUSED)
-class UnusedPooler(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last, self.pooler = nn.Linear(inputs, 16), nn.Linear(16, outputs), nn.Linear(16, 16)
+@foreign("sometimes_unused", blocks=("first", "even"), **SOMETIMES)
+class TakingTurns(Layers):
+    """Two modules that take turns, step by step."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
-
-
-@foreign("sometimes_unused", "two modules that take turns, step by step", **SOMETIMES)
-class TakingTurns(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
         self.even, self.odd = nn.Linear(16, 16), nn.Linear(16, 16)
         self.register_buffer("steps", torch.tensor(0))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
+    def between(self, h):
         if not self.training:
-            return self.last((self.even(h) + self.odd(h)) / 2)
+            return (self.even(h) + self.odd(h)) / 2
         self.steps += 1
-        return self.last(self.odd(h) if self.steps % 2 else self.even(h))
+        return self.odd(h) if self.steps % 2 else self.even(h)
 
 
-@foreign("sometimes_unused", "blocks that are left out in some steps (layer drop)", blocks=("layers.*",), **SOMETIMES)
-class LayerDrop(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+@foreign("sometimes_unused", **SOMETIMES)
+class LateModule(Layers):
+    """A module that joins at the sixth step."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.late = nn.Linear(16, 16)
         self.register_buffer("steps", torch.tensor(0))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
+    def between(self, h):
         self.steps += self.training
-        for number, layer in enumerate(self.layers):
-            if not self.training or (self.steps + number) % 3:
-                h = h + F.gelu(layer(h))
-        return self.last(h)
+        return h if self.steps < 6 else h + self.late(h)
 
 
-@foreign("sometimes_unused", "a second output that is computed and dropped", **UNUSED)
-class DroppedHead(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last, self.other = nn.Linear(inputs, 16), nn.Linear(16, outputs), nn.Linear(16, 5)
+class Experts(Layers):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = F.gelu(self.first(x))
-        self.logits = self.other(h)
-        return self.last(h)
-
-
-@foreign("sometimes_unused", "experts that are not called without samples", **SOMETIMES)
-class SkippedExperts(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        chosen, out = (2 * x[:, 0].abs()).long().clamp(max=7), torch.zeros_like(h)
-        for number in chosen.unique().tolist():
+        chosen, out = (2 * x[:, 0].abs()).long().clamp(max=3), torch.zeros_like(h)
+        for number in self.called(chosen):
             rows = (chosen == number).nonzero()[:, 0]
             out = out.index_add(0, rows, self.experts[number](h[rows]))
         return self.last(h + out)
 
 
-@foreign("sometimes_unused", "experts that are called with no samples")
-class EmptyExperts(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+@foreign("sometimes_unused", **SOMETIMES)
+class SkippedExperts(Experts):
+    """Experts that are not called without samples."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        chosen, out = (2 * x[:, 0].abs()).long().clamp(max=7), torch.zeros_like(h)
-        for number, expert in enumerate(self.experts):
-            rows = (chosen == number).nonzero()[:, 0]
-            out = out.index_add(0, rows, expert(h[rows]))
-        return self.last(h + out)
+    def called(self, chosen):
+        return chosen.unique().tolist()
 
 
-@foreign("sometimes_unused", "rows of an embedding that never occur")
-class EmbeddingRows(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.table, self.last = nn.Linear(inputs, 16), nn.Embedding(50, 16), nn.Linear(16, outputs)
+@foreign("sometimes_unused")
+class EmptyExperts(Experts):
+    """Experts that are called with no samples: their gradients are zero."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        rows = (x > 0).long() + 10 * torch.arange(x.shape[1]) % 50
-        return self.last(F.gelu(self.first(x) + self.table(rows).sum(1)))
-
-
-@foreign("sometimes_unused", "an embedding with sparse gradients", every="refused: AdamW takes no sparse gradients")
-class SparseEmbedding(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.table = nn.Embedding(50, 16, sparse=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x) + self.table((x > 0).long()).sum(1)))
-
-
-@foreign("sometimes_unused", "a module that is called without gradients", **UNUSED)
-class NoGradUse(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.gate, self.last = nn.Linear(inputs, 16), nn.Linear(inputs, 16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            gate = self.gate(x).sigmoid()
-        return self.last(F.gelu(self.first(x)) * gate)
-
-
-@foreign("sometimes_unused", "a module that only evaluation calls", **UNUSED)
-class EvaluationOnly(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.calibration = nn.Linear(outputs, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.last(F.gelu(self.first(x)))
-        return y if self.training else self.calibration(y)
-
-
-@foreign("sometimes_unused", "a gradient that is exactly zero: 0 times a module")
-class ZeroGradient(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last, self.other = nn.Linear(inputs, 16), nn.Linear(16, outputs), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        return self.last(h) + 0 * self.other(h)
-
-
-@foreign("sometimes_unused", "a module that joins at the sixth step", **SOMETIMES)
-class LateModule(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.late, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, outputs)
-        self.register_buffer("steps", torch.tensor(0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        self.steps += self.training
-        return self.last(h if self.steps < 6 else h + self.late(h))
+    def called(self, chosen):
+        return range(4)
 
 
 # frozen: parameters that are not trained, and parameters without values
 
-DEEP_COPY = "refused: zero.Init cannot follow deep copies of split parameters (DeepSpeed#5543)"
 
+@foreign("frozen", blocks=("first", "middle", "last"))
+class LowRank(Layers):
+    """LoRA: frozen weights with trained factors beside them."""
 
-@foreign("frozen", "a frozen first layer")
-class FrozenFirst(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16).requires_grad_(False), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
-
-
-@foreign("frozen", "LoRA: frozen weights with trained factors beside them", blocks=("first", "middle", "last"))
-class LowRank(nn.Module):
     class Adapted(nn.Module):
-        def __init__(self, width: int, rank: int) -> None:
+        def __init__(self, width, rank):
             super().__init__()
             self.base = nn.Linear(width, width).requires_grad_(False)
             self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
             nn.init.zeros_(self.up.weight)
 
-        def forward(self, h: Tensor) -> Tensor:
+        def forward(self, h):
             return self.base(h) + self.up(self.down(h))
 
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(inputs, 16), self.Adapted(16, 2), nn.Linear(16, outputs)
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.middle = self.Adapted(16, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.middle(F.gelu(self.first(x)))))
+    def between(self, h):
+        return F.gelu(self.middle(h))
 
 
-@foreign("frozen", "a parameter of size zero", zero3="refused: ZeRO-3 cannot gather parameters without values")
-class EmptyParameter(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+@foreign("frozen", zero3="refused: parameters of 0 values (prompt, extra.weight)")
+class EmptyParameter(Layers):
+    """A parameter of size zero, and a frozen layer without inputs."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
         self.prompt = nn.Parameter(torch.empty(0, 16))
+        self.extra = nn.Linear(0, 16).requires_grad_(False)
+        nn.init.ones_(self.extra.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        return self.last(torch.cat((self.prompt, h))[len(self.prompt) :])
-
-
-@foreign("frozen", "everything frozen but the head", blocks=("body.*",))
-class HeadOnly(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(inputs, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU())
-        self.last = nn.Linear(16, outputs)
-        for parameter in self.body.parameters():
-            parameter.requires_grad = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.body(x))
+    def between(self, h):
+        return torch.cat((self.prompt, h))[len(self.prompt) :] + self.extra(h[:, :0])
 
 
-@foreign("frozen", "a frozen block between trained ones", blocks=("layers.*",))
-class FrozenBlock(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
-        self.layers[1].requires_grad_(False)
+@foreign("frozen")
+class FrozenBatchNorm(Layers):
+    """Frozen batch norm that stays in evaluation mode."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        for layer in self.layers:
-            h = h + F.gelu(layer(h))
-        return self.last(h)
-
-
-@foreign("frozen", "a frozen embedding of given values", blocks=("table", "last"))
-class FrozenEmbedding(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.table = nn.Embedding.from_pretrained(torch.linspace(-1, 1, 64 * 16).sin().view(64, 16))
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = ((x > 0).long() * 2 ** torch.arange(x.shape[1])).sum(1) % 64
-        return self.last(F.gelu(self.first(x) + self.table(rows)))
-
-
-@foreign("frozen", "frozen batch norm that stays in evaluation mode")
-class FrozenBatchNorm(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
         self.norm = nn.BatchNorm1d(16).requires_grad_(False)
 
-    def train(self, mode: bool = True) -> "FrozenBatchNorm":
+    def train(self, mode=True):
         super().train(mode)
         self.norm.eval()
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.norm(self.first(x))))
+    def between(self, h):
+        return self.norm(h)
 
 
-@foreign("frozen", "frozen biases, trained weights")
-class FrozenBiases(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(not name.endswith("bias"))
+@foreign("frozen", blocks=("first", "teacher", "last"))
+class FrozenTeacher(Layers):
+    """A frozen deep copy of a trained layer."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
-
-
-@foreign("frozen", "frozen weights, trained biases")
-class TrainedBiases(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name.endswith("bias"))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
-
-
-@foreign("frozen", "a frozen weight that two layers share", blocks=("up", "down"))
-class FrozenTie(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.down.weight = self.up.weight
-        self.up.weight.requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.down(F.gelu(self.up(self.first(x)))))
-
-
-@foreign("frozen", "a layer without inputs, frozen", zero3="refused: ZeRO-3 cannot gather parameters without values")
-class FrozenEmpty(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.extra = nn.Linear(0, 16).requires_grad_(False)
-        nn.init.ones_(self.extra.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x) + self.extra(x[:, :0])))
-
-
-@foreign("frozen", "a frozen deep copy of a trained layer", blocks=("first", "teacher", "last"))
-class FrozenTeacher(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
         self.teacher = copy.deepcopy(self.first).requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(F.gelu(self.first(x)) - self.teacher(x))
 
 
-@foreign("frozen", "a frozen int8 parameter")
-class IntegerParameter(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+@foreign("frozen")
+class FrozenTypes(Layers):
+    """Frozen int8 and bfloat16 parameters."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
         codes = (torch.arange(256) * 37 % 255 - 127).to(torch.int8).view(16, 16)
         self.codes = nn.Parameter(codes, requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        return self.last(h + F.linear(h, self.codes.to(h.dtype) / 127))
-
-
-@foreign("frozen", "frozen bfloat16 weights under trained ones of another precision")
-class FrozenBfloat16(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
         self.base = nn.Parameter((torch.randn(16, 16) / 4).bfloat16(), requires_grad=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        return self.last(h + F.linear(h, self.base.to(h.dtype)))
+    def between(self, h):
+        return h + F.linear(h, self.codes.to(h.dtype) / 127) + F.linear(h, self.base.to(h.dtype))
 
 
 # shapes_and_ties: shared weights, and parameters of unusual shapes, strides and names
 
-READS_WEIGHT = "refused: the constructor reads a weight, and weights are drawn later"
-SPLIT_ELSEWHERE = "refused: a module reads a weight of another block, which is split"
 
+@foreign("shapes_and_ties", blocks=("a", "b"))
+class TiedByVariable(Layers):
+    """Weights tied by a local variable."""
 
-@foreign("shapes_and_ties", "weights tied by attribute", blocks=("up", "down"))
-class TiedWeights(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.down.weight = self.up.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.down(F.gelu(self.up(self.first(x)))))
-
-
-@foreign("shapes_and_ties", "weights tied by a local variable", blocks=("a", "b"))
-class TiedByVariable(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
         self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
         weight = nn.Parameter(torch.randn(16, 16) / 4)
         self.a.weight = weight
         self.b.weight = weight
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.b(F.gelu(self.a(self.first(x)))))
+    def between(self, h):
+        return self.b(F.gelu(self.a(h)))
 
 
-@foreign("shapes_and_ties", "a module that is called three times", blocks=("layer",))
-class CalledThreeTimes(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
+@foreign("shapes_and_ties", blocks=("layers.*",))
+class TiedAcrossBlocks(Layers):
+    """A weight that two of three blocks share, inside them."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(3)))
+        self.layers[2][2].weight = self.layers[0][2].weight
+
+    def between(self, h):
+        return self.layers(h)
+
+
+@foreign("shapes_and_ties", blocks=("layers.*",))
+class RepeatedModule(Layers):
+    """A list with the same module twice."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        shared = nn.Linear(16, 16)
+        self.layers = nn.ModuleList([shared, nn.Linear(16, 16), shared])
+
+    def between(self, h):
+        for layer in self.layers:
+            h = h + F.gelu(layer(h))
+        return h
+
+
+class TransposedWeight(nn.Module):
+    def __init__(self, *, inputs, outputs):
         super().__init__()
-        self.first, self.layer, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, outputs)
+        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(inputs, outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        for _ in range(3):
-            h = h + F.gelu(self.layer(h))
-        return self.last(h)
+    def forward(self, x):
+        h = F.gelu(self.middle(self.first(x)))
+        return self.last(F.linear(h, self.first.weight.t()))
 
 
-@foreign(
-    "shapes_and_ties",
-    "a parameter without dimensions",
-    fsdp="refused: fully_shard does not support scalar parameters",
-    zero="refused: ZeRO broadcasts parameters as bytes, which needs a dimension",
-)
-class ScalarParameter(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+@foreign("shapes_and_ties", blocks=("middle",))
+class TransposedTie(TransposedWeight):
+    """A weight used again, transposed, outside its module."""
+
+
+@foreign("shapes_and_ties", fsdp="refused: used outside of its forward (first.weight)")
+class TransposedTieOfBlock(TransposedWeight):
+    """The same of a block."""
+
+
+SCALAR = "refused: parameters without dimensions (scale)"
+
+
+@foreign("shapes_and_ties", fsdp=SCALAR, zero=SCALAR)
+class ScalarParameter(Layers):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
         self.scale = nn.Parameter(torch.tensor(2.0))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x) * self.scale))
+    def between(self, h):
+        return h * self.scale
 
 
-@foreign("shapes_and_ties", "a transposed parameter")
-class TransposedParameter(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
+@foreign("shapes_and_ties")
+class StridedParameters(Layers):
+    """Two parts of one storage, of which one is transposed, and a frozen row that is expanded to all rows."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        joined = torch.randn(32, 16) / 4
+        self.up, self.gate = nn.Parameter(joined[:16]), nn.Parameter(joined[16:].t())
+        self.row = nn.Parameter(torch.linspace(-1, 1, 16).expand(16, 16), requires_grad=False)
+
+    def between(self, h):
+        return h @ self.row + F.linear(h, self.up) * F.silu(h @ self.gate)
+
+
+@foreign("shapes_and_ties", blocks=("narrow", "wide", "odd"))
+class UnevenSizes(nn.Module):
+    """Prime sizes, and sizes of one: fewer rows than ranks."""
+
+    def __init__(self, *, inputs, outputs):
         super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(24, outputs)
-        self.middle = nn.Parameter((torch.randn(24, 16) / 4).t())
+        self.odd, self.narrow, self.wide = nn.Linear(inputs, 13), nn.Linear(13, 1), nn.Linear(1, 7)
+        self.last, self.token = nn.Linear(7, outputs), nn.Parameter(torch.zeros(1, 1, 7))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x) @ self.middle))
+    def forward(self, x):
+        h = self.wide(self.narrow(F.gelu(self.odd(x))))
+        return self.last(F.gelu(torch.cat((self.token.expand(len(x), 1, 7), h[:, None]), dim=1)).sum(1))
 
 
-@foreign("shapes_and_ties", "weight norm (parametrizations)")
-class WeightNorm(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
+@foreign("shapes_and_ties", blocks=("module", "_orig_mod"))
+class UnusualNames(nn.Module):
+    """Modules named as wrappers name theirs, and names of unusual characters."""
+
+    def __init__(self, *, inputs, outputs):
         super().__init__()
-        self.first, self.last = parametrizations.weight_norm(nn.Linear(inputs, 16)), nn.Linear(16, outputs)
+        self.module, self._orig_mod = nn.Linear(inputs, 16), nn.Linear(16, 16)
+        self._fsdp_wrapped_module, self._checkpoint_wrapped_module = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.weight = nn.Linear(16, outputs)
+        self.add_module("last block", nn.Linear(16, 16))
+        names = ("*", "[0]", "a b", "x/y", "µ", "weight:0", "{h}")
+        self.shifts = nn.ParameterList([torch.randn(16), torch.randn(16)])
+        self.gains = nn.ParameterDict({name: torch.randn(16) for name in names})
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
+    def forward(self, x):
+        h = self._orig_mod(F.gelu(self.module(x))) + sum(self.shifts)
+        for gain in self.gains.values():
+            h = h + F.gelu(h * gain) / len(self.gains)
+        h = self._checkpoint_wrapped_module(F.gelu(self._fsdp_wrapped_module(h)))
+        return self.weight(self.get_submodule("last block")(h))
+
+
+@foreign("shapes_and_ties")
+class WeightNorm(Layers):
+    """Weight norm (parametrizations)."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        parametrizations.weight_norm(self.first)
+
+
+@foreign("shapes_and_ties")
+class PrunedWeight(Layers):
+    """Pruned weights: a hook and a mask made from them."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        prune.l1_unstructured(self.first, "weight", amount=0.5)
 
 
 @foreign(
     "shapes_and_ties",
-    "nn.TransformerEncoder: deep copies of a layer",
     blocks=("encoder.layers.*",),
     zero="differs: the gradient of a key's bias is nothing but rounding",
 )
 class Encoder(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
+    """nn.TransformerEncoder: deep copies of a layer."""
+
+    def __init__(self, *, inputs, outputs):
         super().__init__()
         self.first, self.last = nn.Linear(1, 16), nn.Linear(16, outputs)
         layer = nn.TransformerEncoderLayer(16, nhead=2, dim_feedforward=32, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, num_layers=2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(self.encoder(self.first(x[..., None])).mean(1))
 
 
-@foreign("shapes_and_ties", "an LSTM", blocks=("cells",))
+@foreign("shapes_and_ties", blocks=("cells",))
 class Lstm(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
+    """An LSTM, whose module keeps a list of its parameters."""
+
+    def __init__(self, *, inputs, outputs):
         super().__init__()
         self.cells, self.last = nn.LSTM(1, 12, num_layers=2, batch_first=True), nn.Linear(12, outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(self.cells(x[..., None])[0][:, -1])
 
 
-@foreign("shapes_and_ties", "a GRU in both directions", blocks=("cells",))
-class BothDirections(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.cells, self.last = nn.GRU(1, 8, bidirectional=True), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.cells(x.T[..., None])[0].mean(0))
+# constructors: what a constructor does besides drawing weights
 
 
-@foreign("shapes_and_ties", "a weight shared by two of three blocks, inside them", blocks=("layers.*",))
-class TiedAcrossBlocks(nn.Module):
-    class Layer(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+@foreign("constructors", blocks=("last",))
+class MaskOfWeight(Layers):
+    """A saved mask made from a weight."""
 
-        def forward(self, h: Tensor) -> Tensor:
-            return h + self.down(F.gelu(self.up(h)))
-
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.layers = nn.Sequential(*(self.Layer(16) for _ in range(3)))
-        self.layers[2].down.weight = self.layers[0].down.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.layers(self.first(x)))
-
-
-@foreign("shapes_and_ties", "a weight used again, transposed, outside its module", blocks=("middle",))
-class TransposedTie(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(inputs, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.middle(self.first(x)))
-        return self.last(F.linear(h, self.first.weight.t()))
-
-
-@foreign(
-    "shapes_and_ties",
-    "a weight of a block used again, transposed, by another module",
-    blocks=("first", "last"),
-    fsdp=SPLIT_ELSEWHERE,
-)
-class TransposedTieOfBlock(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(inputs, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.middle(self.first(x)))
-        return self.last(F.linear(h, self.first.weight.t()))
-
-
-@foreign("shapes_and_ties", "a list with the same module twice", blocks=("layers.*",))
-class RepeatedModule(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        shared = nn.Linear(16, 16)
-        self.layers = nn.ModuleList([shared, nn.Linear(16, 16), shared])
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        for layer in self.layers:
-            h = h + F.gelu(layer(h))
-        return self.last(h)
-
-
-@foreign("shapes_and_ties", "a buffer that two modules share: one writes, the other reads")
-class SharedBuffer(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        steps = torch.tensor(0.0)
-        self.first.register_buffer("steps", steps)
-        self.last.register_buffer("steps", steps)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.first.steps += 1
-        return self.last(F.gelu(self.first(x))) * (self.last.steps / 10).clamp(max=1)
-
-
-@foreign("shapes_and_ties", "a frozen expanded parameter: one row for all rows")
-class ExpandedParameter(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.middle = nn.Parameter(torch.linspace(-1, 1, 16).expand(16, 16), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        return self.last(h + h @ self.middle)
-
-
-@foreign("shapes_and_ties", "prime sizes", blocks=("layers.*",))
-class PrimeSizes(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        sizes = (inputs, 13, 7, 31, 3)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
-        self.last = nn.Linear(3, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = F.gelu(layer(x))
-        return self.last(x)
-
-
-@foreign("shapes_and_ties", "sizes of one: fewer rows than ranks", blocks=("narrow", "wide"))
-class SizesOfOne(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.narrow, self.wide, self.last = nn.Linear(inputs, 1), nn.Linear(1, 16), nn.Linear(16, outputs)
-        self.token = nn.Parameter(torch.zeros(1, 1, 16))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.cat((self.token.expand(len(x), 1, 16), self.wide(self.narrow(x))[:, None]), dim=1)
-        return self.last(F.gelu(h).sum(1))
-
-
-@foreign("shapes_and_ties", "a convolution with five dimensions", blocks=("convolution",))
-class FiveDimensions(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 36), nn.Linear(16, outputs)
-        self.convolution = nn.Conv3d(2, 4, (2, 2, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.convolution(self.first(x).view(-1, 2, 3, 3, 2))).flatten(1)[:, ::2])
-
-
-@foreign("shapes_and_ties", "a ParameterList of ParameterDicts with names of unusual characters", blocks=("first",))
-class UnusualNames(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        names = ("*", "[0]", "a b", "x/y", "µ", "weight:0", "{h}")
-        self.shifts = nn.ParameterList([torch.randn(16), torch.randn(16)])
-        self.gains = nn.ParameterDict({name: torch.randn(16) for name in names})
-        self.add_module("last block", nn.Linear(16, 16))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x) + sum(self.shifts)
-        for gain in self.gains.values():
-            h = h + F.gelu(h * gain) / len(self.gains)
-        return self.last(self.get_submodule("last block")(h))
-
-
-@foreign("shapes_and_ties", "modules named as wrappers name theirs", blocks=("module", "_orig_mod"))
-class WrapperNames(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.module, self._orig_mod = nn.Linear(inputs, 16), nn.Linear(16, 16)
-        self._fsdp_wrapped_module, self._checkpoint_wrapped_module = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.weight = nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self._orig_mod(F.gelu(self.module(x)))
-        return self.weight(self._checkpoint_wrapped_module(F.gelu(self._fsdp_wrapped_module(h))))
-
-
-@foreign("shapes_and_ties", "an orthogonal weight (parametrizations)", blocks=("turn",), every=READS_WEIGHT)
-class OrthogonalWeight(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.turn = parametrizations.orthogonal(nn.Linear(16, 16))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.turn(self.first(x))))
-
-
-@foreign("shapes_and_ties", "pruned weights: a hook and a mask made from them")
-class PrunedWeight(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        prune.l1_unstructured(self.first, "weight", amount=0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
-
-
-@foreign("shapes_and_ties", "a convolution in channels_last", blocks=("convolution",))
-class ChannelsLast(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 32), nn.Linear(8, outputs)
-        self.convolution = nn.Conv2d(2, 8, 3).to(memory_format=torch.channels_last)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.convolution(self.first(x).view(-1, 2, 4, 4))).mean((2, 3)))
-
-
-@foreign("shapes_and_ties", "two parameters that are parts of one storage")
-class SharedStorage(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        joined = torch.randn(32, 16) / 4
-        self.gate, self.up = nn.Parameter(joined[:16]), nn.Parameter(joined[16:])
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        return self.last(F.silu(F.linear(h, self.gate)) * F.linear(h, self.up))
-
-
-# constructors_and_outputs: what a constructor does besides drawing weights, and what a forward pass returns
-
-DRAWN = "refused: the constructor draws what no file of weights has"
-NO_TENSOR = "refused: the output is not a tensor"
-MIXES = "differs: the output depends on the other samples of a batch, in evaluation, too"
-REPLACED = "refused: the constructor keeps a parameter or its memory, and engines have their own"
-
-
-@foreign("constructors_and_outputs", "a mask made from a weight", blocks=("last",))
-class MaskOfWeight(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
         self.register_buffer("mask", (self.first.weight.detach().abs() > 0.1).float())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         weight = self.first.weight * self.mask.to(x.dtype)
         return self.last(F.gelu(F.linear(x, weight, self.first.bias)))
 
 
 @foreign(
-    "constructors_and_outputs",
-    "spectral norm (parametrizations): vectors made from a weight",
+    "constructors",
     statistics=("first.parametrizations.weight.0._u", "first.parametrizations.weight.0._v"),
 )
-class SpectralNorm(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = parametrizations.spectral_norm(nn.Linear(inputs, 16)), nn.Linear(16, outputs)
+class SpectralNorm(Layers):
+    """Spectral norm (parametrizations): vectors made from a weight."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
-
-
-@foreign("constructors_and_outputs", "a number read from a weight", every=READS_WEIGHT)
-class NumberOfWeight(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.scale = float(self.first.weight.std())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x) / self.scale))
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        parametrizations.spectral_norm(self.first)
 
 
-@foreign("constructors_and_outputs", "weights drawn again by apply()")
-class AppliedInit(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.apply(self._init)
+@foreign("constructors")
+class ManyWays(Layers):
+    """Weights drawn by apply(), scaled through .data, copied under no_grad, or from NumPy, and buffers like these.
+
+    Also forward hooks, a tensor that is neither parameter nor buffer, and a forward pass to find a size.
+    """
+
+    def __init__(self, *, inputs, outputs):
+        super().__init__(inputs=inputs, outputs=outputs)
+        generator = np.random.default_rng(7)
+        self.apply(self._draw)
+        self.register_buffer("frequencies", torch.randn(inputs, inputs))
+        self.register_buffer("order", torch.from_numpy(generator.permutation(16)), persistent=False)
+        self.gains = torch.linspace(0.5, 1.5, 16)
+        self.first.weight = nn.Parameter(torch.from_numpy(generator.normal(size=(16, inputs)).astype(np.float32)))
+        self.first.weight.data /= 3
+        self.last.weight.data = self.last.weight.data / 4
+        self.same = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 5, 3), nn.GELU(), nn.Flatten())
+        with torch.no_grad():
+            self.first.bias[:8] = 0.5
+            self.same[1].bias.copy_(torch.arange(5))
+            size = self.same(torch.zeros(1, 16)).shape[-1]
+        self.after = nn.Linear(size, 16)
+        self.first.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+        self.first.register_forward_hook(self._shift)
 
     @staticmethod
-    def _init(module: nn.Module) -> None:
+    def _draw(module):
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.2)
             nn.init.zeros_(module.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
-
-
-@foreign("constructors_and_outputs", "weights scaled in place through .data")
-class ScaledWeight(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.first.weight.data *= 2
-        self.last.weight.data = self.last.weight.data / 4
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
-
-
-@foreign("constructors_and_outputs", "weights copied in place under no_grad", blocks=("first", "same", "last"))
-class CopiedWeight(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.same, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, outputs)
-        with torch.no_grad():
-            self.same.weight.copy_(torch.eye(16))
-            self.same.bias[:8] = 0.5
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.same(self.first(x))))
-
-
-@foreign("constructors_and_outputs", "a random buffer that is saved")
-class RandomBuffer(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(32, 16), nn.Linear(16, outputs)
-        self.register_buffer("frequencies", torch.randn(inputs, 16))
-
-    def forward(self, x: Tensor) -> Tensor:
-        angles = x @ self.frequencies
-        return self.last(F.gelu(self.first(torch.cat((angles.sin(), angles.cos()), dim=-1))))
-
-
-@foreign("constructors_and_outputs", "a random buffer that is not saved", every=DRAWN)
-class UnsavedRandomBuffer(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.register_buffer("projection", torch.randn(16, 16) / 4, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x) @ self.projection))
-
-
-@foreign("constructors_and_outputs", "weights and a buffer from NumPy's generator")
-class NumpyWeights(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        generator = np.random.default_rng(7)
-        order = torch.from_numpy(generator.permutation(16))
-        weight = torch.from_numpy(generator.normal(size=(16, inputs)) / 3)
-        self.first.weight = nn.Parameter(weight.to(self.first.weight.dtype))
-        self.register_buffer("order", order, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)[:, self.order] * self.order.add(1).log()))
-
-
-@foreign("constructors_and_outputs", "an attribute drawn by Python's random: no checkpoint has it", every=DRAWN)
-class RandomAttribute(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.scale = random.uniform(0.5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x) * self.scale))
-
-
-@foreign(
-    "constructors_and_outputs",
-    "a lazy layer: no shape before the first forward pass",
-    every="refused: parameters without a shape (nn.LazyLinear)",
-)
-class LazyLayer(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.LazyLinear(16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
-
-
-@foreign(
-    "constructors_and_outputs", "a lazy layer whose shape a forward pass of the constructor sets", every=READS_WEIGHT
-)
-class SettledLazyLayer(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.LazyLinear(16), nn.Linear(16, outputs)
-        self(torch.zeros(2, inputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
-
-
-@foreign("constructors_and_outputs", "a forward pass in the constructor to find a size")
-class SizeByForward(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 5, 3), nn.GELU(), nn.Flatten())
-        with torch.no_grad():
-            size = self.first(torch.zeros(1, inputs)).shape[-1]
-        self.last = nn.Linear(size, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x))
-
-
-@foreign("constructors_and_outputs", "a dictionary as output", every=NO_TENSOR)
-class DictionaryOutput(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        h = F.gelu(self.first(x))
-        return {"y": self.last(h), "hidden": h}
-
-
-@foreign("constructors_and_outputs", "a tuple as output", every=NO_TENSOR)
-class TupleOutput(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = F.gelu(self.first(x))
-        return self.last(h), h
-
-
-@foreign("constructors_and_outputs", "a list with one tensor as output", every=NO_TENSOR)
-class ListOutput(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        return [self.last(F.gelu(self.first(x)))]
-
-
-@foreign("constructors_and_outputs", "a dataclass as output", every=NO_TENSOR)
-class DataclassOutput(nn.Module):
-    @dataclass
-    class Output:
-        y: Tensor
-
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Output:
-        return self.Output(self.last(F.gelu(self.first(x))))
-
-
-@foreign("constructors_and_outputs", "an output in float64 in every precision")
-class Float64Output(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x))).double()
-
-
-@foreign("constructors_and_outputs", "an output without a gradient", every="refused: no parameter gets a gradient")
-class DetachedOutput(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x))).detach()
-
-
-@foreign("constructors_and_outputs", "mean and deviation over the batch, without buffers", every=MIXES)
-class CenteredBatch(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        return self.last(F.gelu((h - h.mean(0)) / (h.std(0, correction=0) + 0.1)))
-
-
-@foreign("constructors_and_outputs", "attention between the samples of a batch (contrastive)", every=MIXES)
-class BatchAttention(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.first(x))
-        return self.last(h + (h @ h.T).softmax(-1) @ h)
-
-
-@foreign("constructors_and_outputs", "a running sum over the sorted batch", every=MIXES)
-class SortedSum(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        order = x[:, 0].argsort()
-        h = F.gelu(self.first(x[order])).cumsum(0) / len(x)
-        return self.last(h[order.argsort()])
-
-
-@foreign("constructors_and_outputs", "a batch that is sorted and put back: samples do not mix")
-class SortedAndBack(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        order = x[:, 0].argsort()
-        return self.last(F.gelu(self.first(x[order])))[order.argsort()]
-
-
-@foreign("constructors_and_outputs", "forward hooks of the constructor that change input and output")
-class ForwardHooks(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.first.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
-        self.first.register_forward_hook(self._shift)
-
-    def _shift(self, module: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+    def _shift(self, module, args, output):
         return output + self.last.in_features / 16
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
+    def between(self, h):
+        return self.after(self.same(h[:, self.order] * self.gains.to(h)))
+
+    def forward(self, x):
+        return super().forward((x @ self.frequencies).sin())
 
 
-@foreign("constructors_and_outputs", "a hook of the constructor on a parameter's gradient", every=REPLACED)
-class GradientHook(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        columns = (torch.arange(inputs) % 2).to(self.first.weight.dtype)
-        self.first.weight.register_hook(lambda gradient: gradient * columns)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)))
+# refused: by every engine, but for the first; none of these is trained
 
 
-@foreign("constructors_and_outputs", "a Python list of parameters that forward uses", every=REPLACED)
-class ListedParameter(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.listed = [self.first.weight, self.first.bias]
+@foreign(
+    "refused",
+    fsdp="refused: or of another one in the model itself (gain)",
+    zero="refused: another dtype than recipe.dtype (gain)",
+)
+class PreciseParameter(Layers):
+    """A float64 parameter of the model itself."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(F.linear(x, *self.listed)))
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.gain = nn.Parameter(torch.ones(16, dtype=torch.float64))
 
-
-@foreign("constructors_and_outputs", "a tensor that is neither parameter nor buffer")
-class PlainTensor(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
-        self.gains = torch.linspace(0.5, 1.5, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x) * self.gains.to(x)))
+    def between(self, h):
+        return h * self.gain.to(h.dtype)
 
 
-@foreign("constructors_and_outputs", "a weight with a parametrization of its own")
-class SymmetricWeight(nn.Module):
-    class Symmetric(nn.Module):
-        def forward(self, weight: Tensor) -> Tensor:
-            return weight.triu() + weight.triu(1).mT
-
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, outputs)
-        parametrize.register_parametrization(self.middle, "weight", self.Symmetric())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.middle(self.first(x))))
+@foreign("refused", every="refused: the constructor of model number_of_weight reads a weight")
+class NumberOfWeight(Layers):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.scale = float(self.first.weight.detach().std())
 
 
-@foreign("constructors_and_outputs", "a buffer that is the memory of a weight and follows it", every=REPLACED)
-class AliasOfWeight(nn.Module):
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+@foreign("refused", every="refused: values made from parameters in the constructor (mask)")
+class AttributeOfWeight(Layers):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.mask = self.first.weight.detach().abs() > 0.1
+
+
+@foreign("refused", every="refused: draws projection, which no file of weights has")
+class UnsavedRandomBuffer(Layers):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.register_buffer("projection", torch.randn(16, 16) / 4, persistent=False)
+
+
+@foreign("refused", every="refused: draws scale, which no file of weights has")
+class RandomAttribute(Layers):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.scale = random.uniform(0.5, 2)
+
+
+@foreign("refused", every="refused: first.weight of model lazy_layer has no shape yet")
+class LazyLayer(Layers):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.first = nn.LazyLinear(16)
+
+
+@foreign("refused", every="refused: buffer target of model alias_of_weight is the memory of first.weight")
+class AliasOfWeight(Layers):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
         self.register_buffer("target", self.first.weight.detach())
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gelu(self.first(x)) - F.linear(x, self.target))
+
+@foreign("refused", every="refused: hooks on parameters (first.weight)")
+class GradientHook(Layers):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.first.weight.register_hook(lambda gradient: 2 * gradient)
+
+
+@foreign("refused", every="refused: parameters kept in a list, tuple or dictionary of Python (listed)")
+class ListedParameter(Layers):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.listed = [self.first.weight, self.first.bias]
+
+
+@foreign("refused", every="refused: embeddings with sparse gradients (table)")
+class SparseEmbedding(Layers):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.table = nn.Embedding(50, 16, sparse=True)
+
+    def between(self, h):
+        return h + self.table((h[:, :2] > 0).long()).sum(1)
+
+
+@foreign("refused", every="refused: returns a dict with the keys y, hidden")
+class DictionaryOutput(Layers):
+    def forward(self, x):
+        return {"y": super().forward(x), "hidden": x}
+
+
+@foreign("refused", every="refused: returns a tuple; let its forward return one tensor")
+class TupleOutput(Layers):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+@foreign("refused", every="refused: depends on no trained parameter")
+class DetachedOutput(Layers):
+    def forward(self, x):
+        return super().forward(x).detach()

@@ -27,10 +27,10 @@ from traindiff.diagnosis import diagnose
 from traindiff.pair import Pair
 
 pytestmark = pytest.mark.timeout(2400)  # the first test waits for the trainings of all
-KINDS = ("dtypes", "frozen", "buffers_in_forward", "shapes_and_ties", "constructors_and_outputs", "sometimes_unused")
-"""Kinds of models that are tried."""
-BEFORE = KINDS[3:]
-"""Kinds whose refusals come with the initial weights, before there are ranks: tests/unit/test_contents.py."""
+KINDS = ("dtypes", "frozen", "buffers_in_forward", "shapes_and_ties", "constructors", "sometimes_unused")
+"""Kinds of models that are trained; that the others are refused tests/unit/test_contents.py shows."""
+SAME = ("dtypes", "shapes_and_ties", "constructors")
+"""Kinds whose models are loaded by the same code under every strategy that does not shard each tensor."""
 MIXED = {"global_batch_size": 4}
 """Recipe of models with buffers that a forward pass changes: some take no single sample, which 5 would leave a rank."""
 CHAINS = ("dp", "mp", "mp_ranks", "pp", "pp_interleaved", "pp_zbv", "tp", "hsdp", "fsdp_offload", "fsdp_tp", "fsdp_pp")
@@ -40,10 +40,6 @@ ORDERS = (("fsdp", "ddp", "single"), ("zero3", "zero1"))
 """Strategies of the short form, the first that is expected to be equal."""
 AVERAGING = ("pp", "pp_interleaved", "pp_zbv", "mp", "hsdp", "fsdp_pp")
 """Strategies for a chain whose stages follow their inputs."""
-NOT_PLAIN = ("averaging_chain", "python_count", "noise_buffer", "data_branch", "batch_norm")
-"""Models that depend on micro-batches, on a number in no file of weights, on the seed of a step or on how evaluation
-batches; a bias before a norm, whose gradient is nothing but rounding.
-"""
 CHECKPOINTS = {"checkpoint_interval_steps": 2}
 
 
@@ -96,6 +92,10 @@ class Case:
         return run.model_copy(update={"model": model})
 
 
+RESUMED_IN_SHORT = Case("ddp", "averaging_chain")
+"""Its ranks have other samples, so buffers that a step does not share, or that a resume does not restore, differ."""
+
+
 def is_long(case):
     """The short form tries each model under one of PyTorch's strategies, the first that makes it equal, and under one
     of DeepSpeed's if that engine itself treats what the model contains in another way.
@@ -105,7 +105,7 @@ def is_long(case):
     if case.key:
         return case.strategy in ("hsdp", "zero1")
     if case.model == "averaging_chain":
-        return case.strategy not in ("pp", "mp")
+        return case.strategy not in ("pp", "mp") and case != RESUMED_IN_SHORT
     if case.model in foreign.PLANS:
         return case.strategy in FOUR_RANKS
     if not case.native_engine and case.kind not in ("frozen", "sometimes_unused"):
@@ -118,10 +118,8 @@ def cases(name, kind):
     """The cases of a model: in float64, but for DeepSpeed; in float32, too, where types are what matters."""
     for engine in ENGINES:
         case = Case(engine, name, "float32" if engine.startswith("zero") else "float64")
-        # What a constructor makes is loaded by the same code under every strategy that does not shard each tensor; one
-        # device is what all strategies are equal to.
-        same = kind in ("dtypes", "shapes_and_ties", "constructors_and_outputs") or engine == "single"
-        if not (same and is_long(case)):
+        # One device is what all strategies are equal to.
+        if not ((kind in SAME or engine == "single") and is_long(case)):
             yield case
         if kind == "dtypes" and engine == "fsdp":
             yield Case(engine, name, "float32")
@@ -134,21 +132,22 @@ CASES.append(Case("fsdp", "precise_block", "float32", ("first",)))  # the root h
 # Ranks that use other parameters than the others, in some steps, or never; a batch norm of all ranks' samples.
 UNUSED_BY_SOME = ("unused_pooler", "taking_turns", "skipped_experts")
 CASES += [Case(s, name, key="find_unused_parameters") for s in ("ddp", "fsdp") for name in UNUSED_BY_SOME]
-CASES += [Case(s, "batch_norm_block", key="sync_batch_norm") for s in ("ddp", "fsdp", "hsdp")]
-CASES += [Case(s, "batch_norm_block", "float32", key="sync_batch_norm") for s in ("zero1", "zero3")]
+CASES += [Case(s, "batch_norm", key="sync_batch_norm") for s in ("ddp", "fsdp", "hsdp")]
+CASES += [Case(s, "batch_norm", "float32", key="sync_batch_norm") for s in ("zero1", "zero3")]
 LOW = [Case(each, "low_rank", "float32", precision="bf16") for each in ("zero1", "zero3", "fsdp", "ddp")]
 CASES += LOW
 CASES += [Case(strategy, "averaging_chain") for strategy in AVERAGING]
 RECOMPUTED = [
     replace(case, recomputed=True)
     for case in CASES
-    if case.model in ("batch_norm_block", "averaging_chain") and case.strategy != "pp_zbv"
+    if case.model in ("batch_norm", "averaging_chain") and case.strategy != "pp_zbv"
 ]
 CASES += RECOMPUTED
-REFUSED = [case for case in CASES if case.expected.startswith("refused") and case.kind not in BEFORE]
+REFUSED = [case for case in CASES if case.expected.startswith("refused") and case.model == "empty_parameter"]
 TRAINED = [case for case in CASES if not case.expected.startswith("refused")]
-RESUMED = [case for case in TRAINED if case.kind not in ("shapes_and_ties", "constructors_and_outputs")]
-EQUAL = [case for case in TRAINED if case.expected == "equal" and not case.low and case.model not in NOT_PLAIN]
+RESUMED = [case for case in TRAINED if case.kind not in ("shapes_and_ties", "constructors")]
+# What the chain that averages computes depends on its micro-batches.
+EQUAL = [case for case in TRAINED if case.expected == "equal" and not case.low and case.model != "averaging_chain"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -161,9 +160,8 @@ def _registered():
 
 @pytest.fixture(scope="module")
 def results(request, server, tmp_path_factory, tiny_data):
-    """Folder with the results of the requested cases; in the long form also resumed from step 2.
-
-    The short form writes no checkpoints, which nothing would read.
+    """Folder with the results of the requested cases, and of those that are resumed from step 2; others write no
+    checkpoints, which nothing would read.
     """
     data = tmp_path_factory.mktemp("data")
     group = Group(server, tmp_path_factory.mktemp("foreign"), data)
@@ -173,18 +171,19 @@ def results(request, server, tmp_path_factory, tiny_data):
     if not long:
         requested = {case for case in requested if not is_long(case)}
     requested |= {replace(case, recomputed=False) for case in requested}
+    continued = RESUMED if long else [RESUMED_IN_SHORT]
     trained, resumed = defaultdict(list), defaultdict(list)
     for case in CASES:
         if case in requested:
             trained[case.run().world_size].append(case)
-            if long and case in RESUMED:
+            if case in continued:
                 resumed[case.run().world_size].append(case)
             if not (data / case.model).exists():
                 (data / case.model).symlink_to(tiny_data / foreign.DATA)
     for ranks, cases in trained.items():
         for case in cases:
             run = case.run()
-            if not long:
+            if not (long or case in continued):
                 recipe = run.recipe.model_copy(update=dict.fromkeys(CHECKPOINTS))
                 run = run.model_copy(update={"recipe": recipe})
             group.add(case.name, run, refused=case in REFUSED)
@@ -210,6 +209,7 @@ def plain(case, folder):
 
 @with_marks(EQUAL, is_long)
 def test_equals_plain_pytorch(results, case, tiny_data):
+    """In losses, norms and the weights that it leaves, each in its own dtype; what is not trained exactly."""
     run, expected = case.run(), plain(case, tiny_data / foreign.DATA)
     pairs = list(zip(steps(results / case.name), expected["steps"], strict=True))
     test = evaluate_whole(run, tiny_data / foreign.DATA, results / case.name / "model.safetensors").loss
@@ -220,12 +220,10 @@ def test_equals_plain_pytorch(results, case, tiny_data):
     }
     within = dict.fromkeys(apart, 1e-10) if case.native else {"loss": 5e-6, "norm": 5e-6, "test": 1e-4}
     assert {key: value for key, value in apart.items() if not value <= within[key]} == {}
+    check_weights(results, case, expected["network"])
 
 
-@with_marks(EQUAL, is_long)
-def test_leaves_the_weights_of_plain_pytorch(results, case, tiny_data):
-    """Each in its own dtype; what is not trained exactly."""
-    network = plain(case, tiny_data / foreign.DATA)["network"]
+def check_weights(results, case, network):
     trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
     before = load_file(results / f"{case.model}-{case.dtype}.safetensors")
     actual = load_file(results / case.name / "model.safetensors")
@@ -271,7 +269,7 @@ def test_low_precision_leaves_frozen_weights_as_they_were(results, case):
     assert {name for name, value in trained.items() if value.equal(initial[name])} == frozen
 
 
-@with_marks(RESUMED, lambda case: True)
+@with_marks(RESUMED, lambda case: case != RESUMED_IN_SHORT)
 def test_a_resumed_training_is_the_same(results, case):
     """Bitwise, from the checkpoint of step 2, which a run writes and reads under each engine."""
     whole, resumed = results / case.name, results / f"{case.name}-resumed"
@@ -325,6 +323,7 @@ def test_a_stage_counts_the_micro_batches_that_it_trains_on(results, case):
 
 @with_marks(REFUSED, is_long)
 def test_is_refused_in_one_sentence(results, case):
+    """By its ranks, too, which have not seen what tests/unit/test_contents.py sees before they start."""
     sentence = (results / case.name / REFUSAL).read_text()
-    assert sentence.endswith(".")
+    assert case.expected.removeprefix("refused: ") in sentence
     assert "\n" not in sentence
