@@ -186,7 +186,7 @@ class _Rules:
         if key == "attention_types" and value:  # of GPT-Neo: kinds, and how often they are repeated
             return [[value[0][0], LAYERS // len(value[0][0])]]
         if isinstance(value, list | tuple):
-            if _are_layers(key, value, _number_of_layers(values)):
+            if _are_layers(key, [*value], _number_of_layers(values)):
                 return [new for new, number in enumerate(kept) if number in value]
             if _is_by_layer(key, value, _number_of_layers(values)):
                 value = [value[number] for number in kept]
