@@ -178,7 +178,9 @@ def on_disk(value: Tensor) -> Tensor:
 def read(file: Any, name: str, like: Tensor) -> Tensor:
     """Return a tensor of an open file, complex if the model's is."""
     value: Tensor = file.get_tensor(name)
-    return torch.view_as_complex(value) if like.dtype == torch.complex128 and not value.is_complex() else value
+    if like.dtype != torch.complex128 or value.is_complex():
+        return value
+    return torch.view_as_complex(value.clone())  # copies of complex128 crash where an address is no multiple of 16
 
 
 @contextmanager
