@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
@@ -73,6 +74,7 @@ def main() -> None:
         return
     started = time.monotonic()
     import_for_ranks()
+    torch.set_num_threads(1)  # each of several ranks at once
     kinds = args.types or decoders()
     args.output.parent.mkdir(parents=True, exist_ok=True)
     known = read(args.output) if args.resume and args.output.exists() else {}
@@ -200,7 +202,6 @@ def read(path: Path) -> dict[str, dict[str, Proof]]:
 
 def page(found: dict[str, dict[str, Proof]]) -> str:
     """Format docs/models.md."""
-    import torch
     import transformers
 
     proofs = {kind: of_kind for kind, of_kind in found.items() if "" not in of_kind}
