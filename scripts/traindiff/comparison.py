@@ -2,16 +2,16 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from traindiff import outputs, patterns
+from traindiff import outputs
 from traindiff.capture_files import Capture, InputError, Tensors, same_shape
 from traindiff.pair import EPSILONS, FLOOR, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
+from traindiff.sample_weights import counted, reads
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """Names of tensors that a forward pass of PyTorch's modules changes."""
@@ -56,6 +56,8 @@ def compare(
             of_twin = _finite(float(_largest(moved - expected)))
         differences[name] = float(_largest(value - expected)), float(_largest(expected)), of_twin
     scale = max((_finite(size) for _, size, _ in differences.values()), default=0.0)
+    # Where the reference has nothing but zeros, such as updates of a learning rate of 0, any other value differs.
+    scale = scale or max((_finite(difference) for difference, *_ in differences.values()), default=0.0)
     for name, (difference, size, of_twin) in differences.items():
         unit = max(size, FLOOR * scale) or 1.0
         yield Row(name, difference / unit, max(limit(name), MULTIPLE * of_twin / unit, slack(name) / unit))
@@ -82,9 +84,26 @@ def _numbers(pair: Pair, step: int, *keys: str) -> Iterator[Row]:
         if isinstance(value, int | float) and isinstance(expected, int | float):
             unit = abs(expected) or 1.0
             limit = max(pair.limit(SCALARS), MULTIPLE * abs((twin or expected) - expected) / unit)
-            difference = 0.0 if patterns.is_same_number(value, expected) else abs(value - expected) / unit
+            difference = 0.0 if _is_same_number(value, expected) else abs(value - expected) / unit
             ratio = value / expected if expected else None
             yield Row(key, difference, limit, f"{value:.10g}, not {expected:.10g}", ratio=ratio)
+
+
+def _is_same_number(value: float, other: float) -> bool:
+    """Return whether two numbers are the same infinity, both not a number, or equal."""
+    return value == other or (value != value and other != other)
+
+
+def _reported(pair: Pair, step: int) -> Iterator[Row]:
+    """Compare the loss that this training reports with the one that the reference reports, or has."""
+    shown = [capture.shown(step) for capture in pair.captures]
+    value, expected = shown[0].get("reported_loss"), shown[1].get("reported_loss", shown[1].get("loss"))
+    if isinstance(value, int | float) and isinstance(expected, int | float):
+        difference = 0.0 if _is_same_number(value, expected) else abs(value - expected) / (abs(expected) or 1.0)
+        ratio = value / expected if expected else None
+        # A trainer may add up losses in float32, whatever it trains in.
+        limit = max(pair.limit(SCALARS), SCALARS["F32"])
+        yield Row("reported loss", difference, limit, f"{value:.10g}, not {expected:.10g}", ratio=ratio)
 
 
 def _schedule(pair: Pair, step: int) -> Iterator[Row]:
@@ -94,29 +113,33 @@ def _schedule(pair: Pair, step: int) -> Iterator[Row]:
     yield from _numbers(pair, step, "samples", "targets", "learning_rate")
 
 
-def _batch(pair: Pair, step: int) -> Iterator[Row]:
-    ranks, reference = pair.actual.ranks(step), pair.reference.ranks(step)
-    if not ranks or not reference:
+def _samples(pair: Pair, step: int) -> Iterator[Row]:
+    """Compare which samples the step reads, if both say so by the same kind of names."""
+    found = [reads(pair, side, step) for side in (0, 1)]
+    kinds = [{type(sample) for sample, *_ in each} for each in found]
+    hashed = [capture.shown(step).get("hashed") for capture in pair.captures]
+    if not all(found) or kinds[0].isdisjoint(kinds[1]) or None not in hashed and hashed[0] != hashed[1]:
         return
-    read = {rank.about["data_rank"]: rank for rank in ranks}
-    found, expected = (
-        Counter(
-            sample for rank in group for micro in range(len(rank.notes["indices"])) for sample in rank.samples(micro)
-        )
-        for group in (read.values(), reference)
-    )
+    own, expected = map(counted, found)
+    missing, more = expected - own, own - expected
     note = "; ".join(
-        f"{what} {', '.join(map(str, [*samples][:8]))}"
-        for what, samples in (("missing:", expected - found), ("read twice or from another step:", found - expected))
+        f"{what} {', '.join(map(str, [*samples][:8]))}{', ...' * (len(samples) > 8)}"
+        for what, samples in (("not read:", missing), ("read twice or in place of them:", more))
         if samples
     )
-    yield Row("samples", float(found != expected), 0.5, note)
-    yield from outputs.rows(pair, step, ("batch", "input"))
+    yield Row("samples", float(own != expected), 0.5, note)
+
+
+def _batch(pair: Pair, step: int) -> Iterator[Row]:
+    if pair.actual.ranks(step) and pair.reference.ranks(step):
+        yield from outputs.rows(pair, step, ("batch", "input"))
 
 
 def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
     def rows(pair: Pair, step: int) -> Iterator[Row]:
         name = f"step{step}/{kind}"
+        if kind == "gradients" and is_clipped(pair, step):
+            return
         pairs = [capture.tensors(name) for capture in (pair.actual, pair.reference)]
         if kind == "optimizer" and not all(each.names for each in pairs) and _has_updates(pair, step):
             # Such as without momentum, which a state kept elsewhere looks like: it counts if the updates differ.
@@ -136,6 +159,20 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
             yield from _whole(pair, name, names if kind == "optimizer" else [*dict.fromkeys([*names, *missing])])
 
     return rows
+
+
+def is_clipped(pair: Pair, step: int) -> bool:
+    """Return whether this training's gradients are the reference's clipped ones: it clips by other means than
+    PyTorch's functions, before its gradients could be written.
+    """
+    own, clipped = pair.actual.tensors(f"step{step}/gradients"), pair.reference.tensors(f"step{step}/clipped")
+    if not own or not clipped or pair.actual.tensors(f"step{step}/clipped") or {*own.names} != {*clipped.names}:
+        return False
+    limits = pair.limits(LIMITS, f"step{step}/gradients")
+    read = {id(pair.actual): own, id(pair.reference): clipped}
+    both = Pair(pair.actual, pair.reference)
+    rows = compare(own.names, both, lambda capture: read[id(capture)].__getitem__, limits)
+    return not any(row.differs for row in rows)
 
 
 def _parameter(name: str) -> str:
@@ -291,6 +328,7 @@ def _restored(pair: Pair) -> Iterator[Row]:
 
 
 STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
+    "samples": _samples,
     "schedule": _schedule,
     "initial weights": _initial,
     "batch": _batch,
@@ -304,5 +342,6 @@ STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
     "update": _update,
     "weights": _weights,
     "buffers": _buffers,
+    "reported loss": _reported,
 }
 """What is compared of a step, in the order in which it is computed."""

@@ -2,23 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from traindiff.capture_files import KINDS, Capture, InputError
-from traindiff.patterns import ranges
 
 FLOOR = 1e-4
 """A tensor is compared relative to its largest value, or to this part of the largest of its kind."""
 LIMITS = {"F64": 1e-9, "F32": 1e-3, "F16": 5e-2, "BF16": 5e-2}
 """Relative difference up to which tensors of a dtype are equal, unless the twins of `single` are farther apart."""
 SCALARS = {"F64": 1e-9, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
-FITS = {"F64": 1e-4, "F32": 2e-2, "F16": 2e-2, "BF16": 2e-2}
-"""Largest residual of a fit that holds, relative to the fitted values (in float64 residuals are below 1e-9)."""
-FACTORS = {"F64": 1e-3, "F32": 1e-3, "F16": 2e-2, "BF16": 2e-2}
-"""How near to a number a factor must be to mean it, and the factors of several tensors to be the same."""
 EPSILONS = {"F64": 2.2e-16, "F32": 1.2e-7, "F16": 9.8e-4, "BF16": 7.8e-3}
 COARSE = {"F16", "BF16"}
 MULTIPLE = 10.0
@@ -152,16 +146,6 @@ class Pair:
     def captures(self) -> tuple[Capture, Capture]:
         return self.actual, self.reference
 
-    @cached_property
-    def fits(self) -> float:
-        """Largest residual of a fit that holds."""
-        return self.limit(FITS, *(f"step{step}/{kind}" for step in self.steps[:1] for kind in KINDS))
-
-    @cached_property
-    def near(self) -> float:
-        """How near factors are that are the same, relative to them."""
-        return self.limit(FACTORS, *(f"step{step}/{kind}" for step in self.steps[:1] for kind in KINDS))
-
     def gradients(self, capture: Capture, file: str) -> Callable[[str], Tensor]:
         """Return what reads a file of gradients: 0 for a parameter that has one only in the other training."""
         own = capture.tensors(file)
@@ -180,4 +164,4 @@ def owner(parameter: str) -> str:
 
 
 def _listed(steps: list[int]) -> str:
-    return f"steps {ranges(steps)}" if steps else "none"
+    return f"steps {', '.join(map(str, steps))}" if steps else "none"
