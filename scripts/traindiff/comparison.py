@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from traindiff import outputs
 from traindiff.capture_files import Capture, InputError, Tensors, same_shape
+from traindiff.fit import listed
 from traindiff.pair import EPSILONS, FLOOR, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
 from traindiff.sample_weights import counted, reads
 
@@ -123,11 +125,25 @@ def _samples(pair: Pair, step: int) -> Iterator[Row]:
     own, expected = map(counted, found)
     missing, more = expected - own, own - expected
     note = "; ".join(
-        f"{what} {', '.join(map(str, [*samples][:8]))}{', ...' * (len(samples) > 8)}"
-        for what, samples in (("not read:", missing), ("read twice or in place of them:", more))
+        f"{what} {listed((str(sample) + places.get(sample, '') for sample in samples), 8)}"
+        for what, samples, places in (
+            ("not read:", missing, _places(found[1])),
+            ("read twice, or in place of them:", more, _places(found[0])),
+        )
         if samples
     )
     yield Row("samples", float(own != expected), 0.5, note)
+
+
+def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
+    """Return where each hashed sample is read, for people: rows of the prepared data have numbers, of which they know."""
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+    places = {}
+    for sample, rank, micro in found:
+        if isinstance(sample, str):
+            places[sample] = f" (rank {rank}, micro-batch {micro}, row {counts[rank, micro]})"
+        counts[rank, micro] += 1
+    return places
 
 
 def _batch(pair: Pair, step: int) -> Iterator[Row]:
@@ -138,7 +154,7 @@ def _batch(pair: Pair, step: int) -> Iterator[Row]:
 def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
     def rows(pair: Pair, step: int) -> Iterator[Row]:
         name = f"step{step}/{kind}"
-        if kind == "gradients" and is_clipped(pair, step):
+        if kind == "gradients" and pair.slack:
             return
         pairs = [capture.tensors(name) for capture in (pair.actual, pair.reference)]
         if kind == "optimizer" and not all(each.names for each in pairs) and _has_updates(pair, step):
@@ -159,20 +175,6 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
             yield from _whole(pair, name, names if kind == "optimizer" else [*dict.fromkeys([*names, *missing])])
 
     return rows
-
-
-def is_clipped(pair: Pair, step: int) -> bool:
-    """Return whether this training's gradients are the reference's clipped ones: it clips by other means than
-    PyTorch's functions, before its gradients could be written.
-    """
-    own, clipped = pair.actual.tensors(f"step{step}/gradients"), pair.reference.tensors(f"step{step}/clipped")
-    if not own or not clipped or pair.actual.tensors(f"step{step}/clipped") or {*own.names} != {*clipped.names}:
-        return False
-    limits = pair.limits(LIMITS, f"step{step}/gradients")
-    read = {id(pair.actual): own, id(pair.reference): clipped}
-    both = Pair(pair.actual, pair.reference)
-    rows = compare(own.names, both, lambda capture: read[id(capture)].__getitem__, limits)
-    return not any(row.differs for row in rows)
 
 
 def _parameter(name: str) -> str:

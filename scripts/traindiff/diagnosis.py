@@ -8,7 +8,7 @@ from typing import Any
 
 from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError, RankStep
-from traindiff.comparison import is_clipped, stages
+from traindiff.comparison import stages
 from traindiff.fit import Fit, View, listed, number, ranges
 from traindiff.formulas import Formula, meaning
 from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage, owner
@@ -63,7 +63,7 @@ def diagnose(pair: Pair) -> Diagnosis:
         InputError: they have nothing in common, or other parameters.
     """
     compared: list[Stage] = []
-    notes: list[str] = []
+    excused: list[Stage] = []
     first = None
     for stage in stages(pair):
         if first is not None and stage.step != first.step:
@@ -71,14 +71,17 @@ def diagnose(pair: Pair) -> Diagnosis:
         compared.append(stage)
         if first is None and stage.wrong:
             if stage.kind in BEFORE_UPDATES and _updates_are_equal(pair, stage):
-                notes.append(_excused(stage))
+                excused.append(stage)
             else:
                 first = stage
     if not any(stage.rows for stage in compared):
         raise InputError(f"{pair.actual.folder} and {pair.reference.folder} have no tensors of the same step and kind.")
-    notes = [*dict.fromkeys(notes)]
-    if any(is_clipped(pair, step) for step in pair.steps):
-        notes.append("The gradients are the reference's after clipping: this training clips before they are written.")
+    notes = [_excused([stage for stage in excused if stage.kind == kind]) for kind in dict.fromkeys(s.kind for s in excused)]
+    if pair.slack:
+        notes.append(
+            "This training's gradients are the reference's after clipping: it clips by other means than PyTorch's, whose "
+            f"functions add 1e-6 to the norm. So differences up to {pair.slack:.1g} count as equal."
+        )
     if first is None:
         return Diagnosis(pair, compared, notes=notes)
     view = View(pair, first)
@@ -87,13 +90,14 @@ def diagnose(pair: Pair) -> Diagnosis:
     return Diagnosis(pair, compared, first, causes, places, view.tried, _hints(view, causes), notes)
 
 
-def _excused(stage: Stage) -> str:
-    wrong = stage.wrong
+def _excused(found: list[Stage]) -> str:
+    wrong, kind = found[0].wrong[0], found[0].kind
+    steps = f"Step{'s' * (len(found) > 1)} {ranges(stage.step for stage in found)}: "
+    if kind == "samples":
+        return f"{steps}the samples have other names ({wrong.note}), but numbers show that they are the same."
     return (
-        f"Step {stage.step}: {stage.kind} differs ({wrong[0].name}: {wrong[0].difference:.1e}), and all updates are "
-        "equal: the optimizer reduces gradients or keeps its state in another way. That is no difference."
-        if stage.kind != "samples"
-        else f"Step {stage.step}: the samples have other names ({wrong[0].note}), but numbers show that they are the same."
+        f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal. The optimizer reduces "
+        "gradients, or keeps its state, in another way: that is no difference."
     )
 
 
@@ -142,7 +146,10 @@ def _equal(found: list[Stage]) -> bool:
 def _causes(view: View, compared: list[Stage]) -> list[Formula]:
     stage, pair = view.stage, view.pair
     if any(row.note for row in stage.wrong) and stage.kind in TENSORS:
-        return []  # tensors that only one has
+        # A state that only one has: of parameters that are not updated?
+        later = [each for each in stages(pair) if each.step == stage.step and each.kind == "update" and each.wrong]
+        found = [each for update in later for each in formulas.explain(View(pair, update))]
+        return [each for each in found if each.cause in ("left out of the optimizer", "no update")]
     if any(not math.isfinite(row.difference) for row in stage.wrong) and stage.kind != "restored checkpoint":
         return []
     if stage.kind == "samples":
@@ -152,7 +159,10 @@ def _causes(view: View, compared: list[Stage]) -> list[Formula]:
     if stage.kind == "gradient":
         found = [*formulas.explain(view), *sample_weights.explain(view)]
         least = min((len(each.fit.solved) for each in found), default=0)
-        return [each for each in found if len(each.fit.solved) == least]
+        best = [each for each in found if len(each.fit.solved) == least]
+        # Samples say more than the ranks' gradients alone: of which micro-batches.
+        partly = [each for each in found if each.cause == "not reduced" and each.table]
+        return partly if partly and [each.cause for each in best] == ["not reduced"] else best
     if stage.kind in TENSORS:
         return formulas.explain(view)
     if stage.kind == "norm":

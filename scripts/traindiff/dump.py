@@ -125,6 +125,8 @@ class Dump:
         """Optimizers that took this step."""
         self.before: tuple[int, dict[str, Tensor]] | None = None
         """Number of backward passes so far, and the gradients before clipping."""
+        self.local: dict[str, Tensor] = {}
+        """This rank's own gradients before clipping."""
         self.files: dict[str, dict[str, Tensor]] = {}
         self.losses: list[Tensor] = []
         self.batches: list[list[Any]] = []
@@ -232,6 +234,7 @@ class Dump:
                 with self._whole() as names:
                     if any(each in names for each in clipped):
                         self.before = len(self.losses), self._gradients(names)
+                        self.local = self._local(names)
             if self.before and (args or "max_norm" in keywords) and original.__name__ != "clip_grad_value_":
                 self.facts["max_grad_norm"] = float(args[0] if args else keywords["max_norm"])
         self.inside += 1
@@ -426,6 +429,7 @@ class Dump:
             )
         plain = {name: each for each, name in own.items() if not isinstance(each, DTensor)}
         plain = {} if _is_fsdp1(self.model) else plain
+        local = self.local if "clipped" in kinds else self._local(own)
         if not self.is_written:
             self._refuse_shards(plain)
             self._save("initial", self._kept(weights))
@@ -433,7 +437,7 @@ class Dump:
         for kind, tensors in kinds.items():
             self.files.setdefault(kind, {}).update(tensors)
             self._save(f"{kind}-{self.step}", self.files[kind])
-        self._write_unreduced(plain)
+        self._write_unreduced(local)
         self._write_facts()
         if self.rows and self.suffix == "":
             self._write_samples()
@@ -452,10 +456,16 @@ class Dump:
                         "with --merge 'NAME=DIM'. If it should be the same, ranks do not begin with the same weights."
                     )
 
-    def _write_unreduced(self, plain: dict[str, Tensor]) -> None:
+    def _local(self, names: dict[Tensor, str]) -> dict[str, Tensor]:
+        """Return this rank's gradients of plain parameters, which all ranks should have alike."""
+        if len(self.alike) < 2 or _is_fsdp1(self.model):
+            return {}
+        own = {name: each.grad for each, name in names.items() if each.grad is not None and not isinstance(each, DTensor)}
+        return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in own.items()}
+
+    def _write_unreduced(self, own: dict[str, Tensor]) -> None:
         """Note each rank's norms; where ranks hold different gradients, write each rank's own. A collective."""
-        own = {name: each.grad for name, each in plain.items() if each.grad is not None}
-        norms = {name: float(value.detach().double().norm()) for name, value in own.items()}
+        norms = {name: float(value.double().norm()) for name, value in own.items()}
         found = self._gathered(norms)
         if len(found) < 2:
             return
@@ -463,8 +473,7 @@ class Dump:
         values = {name: [each.get(name, 0.0) for each in found.values()] for name in {n for f in found.values() for n in f}}
         if any(max(each) - min(each) > 1e-6 * max(each) for each in values.values()):
             self.folder.mkdir(parents=True, exist_ok=True)
-            tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in own.items()}
-            save_file(tensors, self.folder / f"unreduced-{self.step}.rank{dist.get_rank()}.safetensors")
+            save_file(own, self.folder / f"unreduced-{self.step}.rank{dist.get_rank()}.safetensors")
 
     def _gathered(self, own: Any) -> dict[int, Any]:
         """Return what each rank with the same parameters has, by rank; a collective."""

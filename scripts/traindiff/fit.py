@@ -138,10 +138,10 @@ class View:
             values += self.expected(name).numel()
             rest, whole = math.hypot(rest, left), math.hypot(whole, float(self.off(name).norm()))
             fits &= left <= self.rounding(name)
-        left = rest / whole if whole else math.inf
+        left = rest / whole if whole else 0.0  # of tensors that do not differ: what is left is rounding, or not
         if fits and left <= part and values > len(solved):
             return Fit(solved, left, values, len(names))
-        if math.isfinite(left) and label:
+        if whole and math.isfinite(left) and label:
             self.tried[label] = min(left, self.tried.get(label, math.inf))
         return None
 
@@ -171,7 +171,7 @@ class View:
 
 def number(value: float) -> str:
     """Return a fitted number as text, with the fraction that it is."""
-    if f"{value:.6g}" == "1" and value != 1:
+    if f"{value:.6g}" == "1" and abs(value - 1) > 1e-9:
         return f"1 {'-' if value < 1 else '+'} {abs(value - 1):.1g}"
     if abs(value) < 1e-12:
         return "0"

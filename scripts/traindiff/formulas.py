@@ -83,6 +83,8 @@ class Formula:
 
     @property
     def name(self) -> str:
+        if self.cause.startswith("factor"):
+            return f"a {self.cause}".replace("factor", f"factor of {self.text}", 1).replace(" of some", "")
         return f"{self.cause}: {self.text}" if self.text else self.cause
 
 
@@ -520,11 +522,12 @@ def _moments(view: View) -> Iterator[Formula]:
         if not usual:  # the reference goes on from moments of before the first step
             yield Formula("moments lost", "they begin with this step's gradient", shown, fit)
         return
-    times = {key: (b / usual[key][1]) for key, (a, b) in own.items()}
-    times = {key: abs(each) ** (1 / (2 if key.endswith("_sq") else 1)) for key, each in times.items()}
+    # Moments that do not differ are those of a factor of 1.
+    times = [abs(b / usual[key][1]) ** (0.5 if key.endswith("_sq") else 1) for key, (_, b) in own.items()]
+    times += [1.0] * (len(usual) - len(own))
     same = all(abs(a - usual[key][0]) <= 10 * view.near for key, (a, _) in own.items())
-    if same and len(_distinct(times.values(), view)) == 1:
-        c = next(iter(times.values()))
+    if same and len(_distinct(times, view)) == 1:
+        c = times[0]
         one = Fit([c], fit.left, fit.values, fit.tensors)
         yield of_clipping(view, c, one, f"gradient in the optimizer = {number(c)} x the reference's")
     elif view.step > view.pair.steps[0] and all(abs(a) < 10 * view.near for a, _ in own.values()) and all(
@@ -532,11 +535,14 @@ def _moments(view: View) -> Iterator[Formula]:
     ):
         yield Formula("moments lost", "they begin anew", shown, fit)
     else:
-        text = "; ".join(
-            f"{key}: {number(own[key][0])} and {number(own[key][1])}, not {number(usual[key][0])} and {number(usual[key][1])}"
-            for key in own
-        )
+        text = "; ".join(f"{key}: {_coefficients(own[key])}, not {_coefficients(usual[key])}" for key in own)
         yield Formula("coefficients of moments", text, shown, fit)
+
+
+def _coefficients(ab: tuple[float, float]) -> str:
+    """Return the coefficients of a moment; one, where both add up to 1, or the first step shows only one."""
+    a, b = ab
+    return f"{1 - b:.6g}" if abs(a + b - 1) < 1e-3 or (not a and b < 1) else f"{a:.6g} and {b:.6g}"
 
 
 def _rate(view: View, times: float, fit: Fit) -> Formula:
@@ -555,6 +561,17 @@ def _rate(view: View, times: float, fit: Fit) -> Formula:
     if None not in rates and rates[0] == rates[1]:
         text += f", though both say a learning rate of {rates[0]}"
     return Formula("factor of updates", text, shown, fit)
+
+
+def _rate_of_zero(view: View) -> Iterator[Formula]:
+    """The reference's updates are 0, as its learning rate says: the others' are those of an optimizer."""
+    rates = [capture.shown(view.step).get("learning_rate") for capture in view.pair.captures]
+    if rates[1] != 0 or not rates[0] or any(bool(view.expected(row.name).any()) for row in view.stage.rows):
+        return
+    gradient = view.gradients(1)
+    linear = [gradient and view.solve("", view.names, terms, view.actual) for terms in ([gradient], [gradient, view.before])]  # type: ignore[list-item]
+    if fit := _of_adam(view, 0, view.actual) or next((each for each in linear if each), None):
+        yield Formula("rate", f"{rates[0]:.6g}, and 0 in the reference", "update = -r x the optimizer's direction", fit)
 
 
 def _rate_and_decay(view: View) -> Iterator[Formula]:
@@ -583,33 +600,35 @@ def _names_of(view: View) -> set[str]:
     return {*(reference.tensors(f"step{view.step}/clipped") or reference.tensors(f"step{view.step}/gradients")).names}
 
 
+def _of_adam(view: View, side: int, update: Read) -> Fit | None:
+    """Return the fit of u = -r m / (sqrt(v) + e) - k w: u sqrt(v) = -r m - e u (- k w sqrt(v) - k e w)."""
+    state = view.pair.captures[side].tensors(f"step{view.step}/optimizer")
+    if not all(f"{name}//{key}" in state for name in view.names for key in ("exp_avg", "exp_avg_sq")):
+        return None
+
+    def mean(name: str) -> Tensor:
+        return state[f"{name}//exp_avg"].double()
+
+    def root(name: str) -> Tensor:
+        return state[f"{name}//exp_avg_sq"].double().sqrt()
+
+    def product(name: str) -> Tensor:
+        return update(name) * root(name)
+
+    decay: list[Read] = [lambda name: view.before(name) * root(name), view.before]
+    fits = (view.solve("", view.names, [mean, update, *more], product) for more in ([], decay))
+    return next((fit for fit in fits if fit), None)
+
+
 def _eps(view: View) -> Iterator[Formula]:
-    """u = -r m / (sqrt(v) + e) - k w, solved for r, e and k of both: u sqrt(v) = -r m - e u - k w sqrt(v) - k e w."""
-    found = []
-    for side, update in ((0, view.actual), (1, view.expected)):
-        state = view.pair.captures[side].tensors(f"step{view.step}/optimizer")
-        if not all(f"{name}//{key}" in state for name in view.names for key in ("exp_avg", "exp_avg_sq")):
-            return
-
-        def root(name: str, state=state) -> Tensor:  # type: ignore[no-untyped-def]
-            return state[f"{name}//exp_avg_sq"].double().sqrt()
-
-        def mean(name: str, state=state) -> Tensor:  # type: ignore[no-untyped-def]
-            return state[f"{name}//exp_avg"].double()
-
-        decay: list[Read] = [lambda name, root=root: view.before(name) * root(name), view.before]
-        for terms in ([mean, update], [mean, update, *decay]):
-            fit = view.solve("another eps", view.names, terms, lambda n, u=update, root=root: u(n) * root(n))
-            if fit:
-                break
-        if fit is None:
-            return
-        found.append(fit)
-    own, usual = (-fit.solved[1] for fit in found)
+    """Another eps, solved for in both."""
+    found = [_of_adam(view, side, update) for side, update in ((0, view.actual), (1, view.expected))]
+    if found[0] is None or found[1] is None:
+        return
+    own, usual = (-fit.solved[1] for fit in found if fit)
     if not view.same(own, usual, 100) and view.same(found[0].solved[0], found[1].solved[0], 100):
-        fit = Fit(found[0].solved, max(each.left for each in found), found[0].values, found[0].tensors)
         text = f"{number(own / usual)} times the reference's" if usual > 1e-12 else f"{own:.3g}, with the bias correction"
-        yield Formula("eps", text, "update = -r m / (sqrt(v) + eps) - k w", fit)
+        yield Formula("eps", text, "update = -r m / (sqrt(v) + eps) - k w", found[0])
 
 
 Formulas = Callable[[View], Iterable[Formula]]
@@ -620,6 +639,6 @@ _OF: dict[str, tuple[Formulas, ...]] = {
     "gradient": (*_PLAIN, _ranks, _previous, _decay, _parts_of_ranks),
     "clipped gradient": (*_PLAIN, _by_value, _decay, _parts_of_ranks),
     "optimizer state": (*_PLAIN, _moments, _decay, _parts_of_ranks, _cast_gradients),
-    "update": (*_PLAIN, _decay, _rate_and_decay, _plain_gradient, _eps, _parts_of_ranks, _cast_gradients),
+    "update": (*_PLAIN, _decay, _rate_and_decay, _plain_gradient, _rate_of_zero, _eps, _parts_of_ranks, _cast_gradients),
 }
 """By the kind of a stage; samples and outputs have formulas of their own."""

@@ -171,7 +171,7 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
         own = partition.sums(counts)
         if len({*own.values()}) < 2 or not all(own.values()):
             continue
-        weights = torch.tensor([sum(counts) / own[label] for label in partition.labels]).double()
+        weights = torch.tensor([sum(counts) / own[label] for label in partition.labels], dtype=torch.float64)
         predicted = weights @ sums.rows
         times = float(sums.actual @ predicted) / float(predicted @ predicted)
         if not (fit := sums.fit(times * predicted, [], f"means of {what} of each {partition.kind}")):
@@ -291,9 +291,13 @@ def _label(block: object) -> str:
 
 def _table(samples: Samples, weights: list[float], partition: Partition | None) -> list[str]:
     """Return a table of the weights of the samples, or of blocks where these are too many."""
+
+    def shown(weight: float) -> str:
+        return f"{weight if abs(weight) > 1e-6 * max(map(abs, weights)) else 0.0:.6g}"
+
     if len(weights) > LISTED and partition:
-        shown = dict(zip(partition.labels, weights, strict=True))
-        rows = [[_label(block), number(weight)] for block, weight in shown.items()]
+        blocks = dict(zip(partition.labels, weights, strict=True))
+        rows = [[_label(block), shown(weight)] for block, weight in blocks.items()]
         head = [partition.kind, "weight"]
     else:
         head = ["sample", *["targets"] * bool(samples.targets), *([partition.kind] if partition else []), "weight"]
@@ -302,7 +306,7 @@ def _table(samples: Samples, weights: list[float], partition: Partition | None) 
                 samples.label(row),
                 *map(str, samples.targets[row : row + 1]),
                 *([_label(partition.labels[row])] if partition else []),
-                number(weight),
+                shown(weight),
             ]
             for row, weight in enumerate(weights)
         ]
@@ -352,8 +356,9 @@ def _partitions(view: View, samples: Samples) -> Iterator[Partition]:
     own = {sample: (rank, micro) for sample, rank, micro in found}
     if own.keys() & {*samples.ids}:
         rank, micro = ([own.get(each, (NO_RANK, NO_RANK))[place] for each in samples.ids] for place in (0, 1))
-        yield from _of_places(rank, micro, samples.parts, True)
-        return
+        if divisions := [*_of_places(rank, micro, samples.parts, True)]:
+            yield from divisions
+            return
     for whole in _partitions_of_rows(view, samples.rows):
         yield Partition(whole.kind, tuple(whole.labels[row] for row in samples.taken))
 

@@ -67,9 +67,10 @@ class Training:
         self.x = self.x * real
         self.labels = torch.where(real, self.x, IGNORE)
         self.optimizer = self.optimizer_of([*self.model.parameters()])
-        self.note = {}
 
     like_tied = False
+    layout = 1, 1
+    """Numbers of ranks and of micro-batches in which the training says that it reads."""
 
     def optimizer_of(self, values):
         groups = [
@@ -135,7 +136,7 @@ class Training:
         counts = [self.count([row]) for row in rows]
         return together, {"ids": json.dumps(rows), "targets": json.dumps(counts)}
 
-    def run(self, folder, with_samples=False, with_clipped=True, notes=True):
+    def run(self, folder, with_samples=False, with_clipped=True, notes=True, with_ids=True):
         """Take the steps and write a dump; returns its folder."""
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -157,7 +158,11 @@ class Training:
             self.update(step)
             save(f"weights-{step}", self.weights())
             if notes:
-                shown = {"learning_rate": self.learning_rate(step), **self.note}
+                shown = {"learning_rate": self.learning_rate(step), "max_grad_norm": self.max_norm}
+                ranks, micro_batches = self.layout
+                blocks = self.blocks(step, ranks, micro_batches)
+                ids = [blocks[rank * micro_batches :][:micro_batches] for rank in range(ranks)]
+                shown |= {"ids": ids} if with_ids else {}
                 (folder / f"step-{step}.json").write_text(json.dumps(shown))
         return folder
 
@@ -412,7 +417,8 @@ def of_fault(folder, name, *options, dtype=torch.float64):
         training(REFERENCES.get(name, {}), dtype=dtype).run(reference, with_samples=True)
     other = folder / f"{name} {dtype}"
     if not other.exists():
-        training((MISSED | HELD_BACK)[name][0], dtype=dtype).run(other)
+        layout = {"layout": STRUCTURES.get(name, (2, 2))}
+        training(layout | (MISSED | HELD_BACK)[name][0], dtype=dtype).run(other)
     return compared(other, reference, *options)
 
 
