@@ -66,10 +66,9 @@ def diagnose(text, place, scratch):
         data, weights = place / "data" / run.workload, scratch / "initial.safetensors"
         server.work_off([job(run, data, weights, scratch / "actual", capture=True)], scratch, run.world_size)
     found = compare(Pair(*map(Capture, (scratch / "actual", folder / "single", folder / "twin"))))
-    facts = {name: sorted(values) for name, values in found.evidence.facts.items()}
     causes = [cause.cause for cause in found.causes]
     first = [found.first.step, found.first.kind] if found.first else None
-    return {"sentence": found.sentence, "causes": causes, "first": first, "facts": facts, "page": markdown(found, text)}
+    return {"sentence": found.sentence, "causes": causes, "first": first, "page": markdown(found, text)}
 
 
 def of_trainers(copy, folder):
