@@ -4,7 +4,7 @@ its formula holds (see fit.py); what only fits a place is no cause.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import torch
@@ -84,7 +84,7 @@ class Formula:
     @property
     def name(self) -> str:
         if self.cause.startswith("factor"):
-            return f"a {self.cause}".replace("factor", f"factor of {self.text}", 1).replace(" of some", "")
+            return f"{self.cause.replace('factor', 'a factor', 1).removesuffix(' of some')} of {self.text}"
         return f"{self.cause}: {self.text}" if self.text else self.cause
 
 
@@ -197,12 +197,12 @@ def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
 
 def _scaled(view: View, times: float, fit: Fit) -> Formula:
     """c times the reference's tensors, by what c means."""
-    kind, whole = view.stage.kind, len(view.names) == len(view.stage.rows)
+    kind, whole, exact = view.stage.kind, len(view.names) == len(view.stage.rows), replace(fit, solved=[])
     shown = f"{kind} = {number(times)} x the reference's"
     if kind == "clipped gradient" and whole:
         return of_clipping(view, times, fit, shown)
     if kind == "gradient" and whole and (limit := _limit_of(view, times, norm_of(view, "gradients"))):
-        return Formula("clip", f"to a norm of {limit:.6g}", f"{shown}, whose norm then is {limit:.6g}", fit)
+        return Formula("clip", f"to a norm of {limit:.6g}", f"{shown}, whose norm then is {limit:.6g}", exact)
     means = meaning(view.pair, view.step, times, view.near)
     text = f"{number(times)}{means}" + f" ({listed(view.names)})" * (not whole)
     return Formula("factor" if whole else "factor of some", text, shown, fit)
@@ -233,18 +233,19 @@ def of_clipping(view: View, times: float, fit: Fit, shown: str) -> Formula:
     whole = norm_of(view, "gradients") if view.pair.reference.tensors(f"step{view.step}/gradients") else 0.0
     kind = "clipped" if view.pair.reference.tensors(f"step{view.step}/clipped") else "gradients"
     limit = norm_of(view, kind)
+    exact = replace(fit, solved=[])  # a limit that is said, or a round number, is none that is solved for
     clips = kind == "clipped" and limit < whole * (1 - view.near)
     if clips and view.same(times * limit, whole, 10):
-        return Formula("no clipping", "", f"{shown}: the gradients before clipping", fit)
+        return Formula("no clipping", "", f"{shown}: the gradients before clipping", exact)
     if not clips and (other := _limit_of(view, times, whole or limit)):
-        return Formula("clip", f"to a norm of {other:.6g}", f"{shown}, whose norm then is {other:.6g}", fit)
+        return Formula("clip", f"to a norm of {other:.6g}", f"{shown}, whose norm then is {other:.6g}", exact)
     if clips:
         if part := _part_of_norm(view, whole / times):
-            return Formula("norm of some", part, f"{shown}: it is clipped by the norm of {part}", fit)
+            return Formula("norm of some", part, f"{shown}: it is clipped by the norm of {part}", exact)
         if means := meaning(view.pair, view.step, times, max(view.near, 1e-5)):
-            return Formula("norm with a factor", f"{number(times)}{means}", shown, fit)
+            return Formula("norm with a factor", f"{number(times)}{means}", shown, exact)
         if other := _limit_of(view, times * limit / whole, whole):
-            return Formula("clip", f"to a norm of {other:.6g}, not {limit:.6g}", shown, fit)
+            return Formula("clip", f"to a norm of {other:.6g}, not {limit:.6g}", shown, exact)
     return Formula("factor", number(times) + meaning(view.pair, view.step, times, view.near), shown, fit)
 
 
@@ -551,7 +552,7 @@ def _rate(view: View, times: float, fit: Fit) -> Formula:
     rates, steps = ([c.shown(view.step).get(key) for c in view.pair.captures] for key in ("learning_rate", "optimizer_steps"))
     whole = len(view.names) == len(view.stage.rows)
     if all(isinstance(rate, float) and rate for rate in rates) and view.same(rates[0] / rates[1], times, 10):
-        return Formula("rate", f"{rates[0]:.6g}, not {rates[1]:.6g}", f"{shown}, as the rates that they say", fit)
+        return Formula("rate", f"{rates[0]:.6g}, not {rates[1]:.6g}", f"{shown}, as the rates that they say", replace(fit, solved=[]))
     if all(steps) and steps[0] != steps[1]:
         counted = f"{listed(map(str, steps[0]))}, not {listed(map(str, steps[1]))}"
         return Formula("steps counted anew", counted, f"{shown}: the bias correction is of another step", fit)
@@ -559,7 +560,7 @@ def _rate(view: View, times: float, fit: Fit) -> Formula:
     if not whole:
         return Formula("rates of groups", f"{text} of {listed(view.names)}", shown, fit)
     if None not in rates and rates[0] == rates[1]:
-        text += f", though both say a learning rate of {rates[0]}"
+        text += f" (both say a learning rate of {rates[0]})"
     return Formula("factor of updates", text, shown, fit)
 
 
