@@ -204,7 +204,7 @@ def _scaled(view: View, times: float, fit: Fit) -> Formula:
     if kind == "gradient" and whole and (limit := _limit_of(view, times, norm_of(view, "gradients"))):
         return Formula("clip", f"to a norm of {limit:.6g}", f"{shown}, whose norm then is {limit:.6g}", exact)
     means = meaning(view.pair, view.step, times, view.near)
-    text = f"{number(times)}{means}" + f" ({listed(view.names)})" * (not whole)
+    text = f"{number(times, view.near)}{means}" + f" ({listed(view.names)})" * (not whole)
     return Formula("factor" if whole else "factor of some", text, shown, fit)
 
 
