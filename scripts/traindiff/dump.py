@@ -208,7 +208,7 @@ class Dump:
 
     def _input(self, module: nn.Module, args: Any, keywords: Any) -> None:
         if module.training and torch.is_grad_enabled() and self._is_active():
-            hashed, kind = _hashes([keywords, args])
+            hashed, kind = hashes([keywords, args])
             self.batches.append(hashed)
             self.facts.setdefault("hashed", kind)
             device = next(iter(module.parameters())).device.type
@@ -630,7 +630,7 @@ def _sketch(names: dict[Tensor, str], gradients: tuple[Tensor, ...]) -> dict[str
     return sketch
 
 
-def _hashes(inputs: Any) -> tuple[list[str], str]:
+def hashes(inputs: Any) -> tuple[list[str], str]:
     """Return a hash of each row of the first tensor, the same with more or less padding around it, and its dtype."""
     found = next(_tensors(inputs), None)
     if found is None:
@@ -638,13 +638,13 @@ def _hashes(inputs: Any) -> tuple[list[str], str]:
     kind = str(found.dtype).removeprefix("torch.") if found.is_floating_point() else "integers"
     rows = _whole(found).cpu()
     rows = rows.to(torch.bfloat16).view(torch.int16) if rows.is_floating_point() else rows.long()
-    hashes = []
+    names = []
     for row in rows:
         if row.dim() == 1 and not found.is_floating_point():
             changes = (row[1:] != row[:-1]).nonzero().flatten().tolist()
             row = row[changes[0] + 1 : changes[-1] + 1] if changes else row[:1]
-        hashes.append(hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=8).hexdigest())
-    return hashes, kind
+        names.append(hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=8).hexdigest())
+    return names, kind
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
