@@ -144,7 +144,9 @@ class Capture:
         return Tensors(self.folder / f"{name}.safetensors")
 
     def ranks(self, step: int) -> list["RankStep"]:
-        """Return what each rank read and computed in a step."""
+        """Return what each rank read and computed in a step; nothing for what comes after the last one."""
+        if step < 0:
+            return []
         return [RankStep(self, step, rank, about) for rank, about in enumerate(self.about.get("ranks", []))]
 
     def has_update(self, step: int) -> bool:

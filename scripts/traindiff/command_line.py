@@ -8,9 +8,9 @@ from pathlib import Path
 
 from traindiff.capture_files import KINDS, NAME, Capture, InputError
 from traindiff.diagnosis import diagnose
+from traindiff.fit import ranges
 from traindiff.page import markdown
 from traindiff.pair import COARSE, NUMBERS, Pair
-from traindiff.fit import ranges
 from traindiff.read_dumps import ENDING, Dump, Rules, conversion
 
 MICRO_BATCHES = "micro-batches"

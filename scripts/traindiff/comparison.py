@@ -120,9 +120,9 @@ def _samples(pair: Pair, step: int) -> Iterator[Row]:
     found = [reads(pair, side, step) for side in (0, 1)]
     kinds = [{type(sample) for sample, *_ in each} for each in found]
     hashed = [capture.shown(step).get("hashed") for capture in pair.captures]
-    if not all(found) or kinds[0].isdisjoint(kinds[1]) or None not in hashed and hashed[0] != hashed[1]:
+    if not all(found) or kinds[0].isdisjoint(kinds[1]) or (None not in hashed and hashed[0] != hashed[1]):
         return
-    own, expected = map(counted, found)
+    own, expected = (counted(pair, side, step) for side in (0, 1))
     missing, more = expected - own, own - expected
     note = "; ".join(
         f"{what} {listed((str(sample) + places.get(sample, '') for sample in samples), 8)}"
@@ -136,9 +136,9 @@ def _samples(pair: Pair, step: int) -> Iterator[Row]:
 
 
 def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
-    """Return where each hashed sample is read, for people: rows of the prepared data have numbers, of which they know."""
+    """Return where each hashed sample is read, for people; rows of the prepared data have numbers."""
     counts: dict[tuple[int, int], int] = defaultdict(int)
-    places = {}
+    places: dict[object, str] = {}
     for sample, rank, micro in found:
         if isinstance(sample, str):
             places[sample] = f" (rank {rank}, micro-batch {micro}, row {counts[rank, micro]})"

@@ -11,7 +11,7 @@ from traindiff.capture_files import InputError, RankStep
 from traindiff.comparison import stages
 from traindiff.fit import Fit, View, listed, number, ranges
 from traindiff.formulas import Formula, meaning
-from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage, owner
+from traindiff.pair import FILES, LIMITS, Pair, Row, Stage, owner
 
 TENSORS = (*FILES, "update", "initial weights", "buffers")
 """Stages of which formulas recompute tensors."""
@@ -76,10 +76,12 @@ def diagnose(pair: Pair) -> Diagnosis:
                 first = stage
     if not any(stage.rows for stage in compared):
         raise InputError(f"{pair.actual.folder} and {pair.reference.folder} have no tensors of the same step and kind.")
-    notes = [_excused([stage for stage in excused if stage.kind == kind]) for kind in dict.fromkeys(s.kind for s in excused)]
+    notes = [
+        _excused([stage for stage in excused if stage.kind == kind]) for kind in dict.fromkeys(s.kind for s in excused)
+    ]
     if pair.slack:
         notes.append(
-            "This training's gradients are the reference's after clipping: it clips by other means than PyTorch's, whose "
+            "This training's gradients are the reference's after clipping: it clips by its own code, and PyTorch's "
             f"functions add 1e-6 to the norm. So differences up to {pair.slack:.1g} count as equal."
         )
     if first is None:
@@ -96,8 +98,8 @@ def _excused(found: list[Stage]) -> str:
     if kind == "samples":
         return f"{steps}the samples have other names ({wrong.note}), but numbers show that they are the same."
     return (
-        f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal. The optimizer reduces "
-        "gradients, or keeps its state, in another way: that is no difference."
+        f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal. The optimizer "
+        "reduces gradients, or keeps its state, in another way: that is no difference."
     )
 
 
@@ -113,13 +115,20 @@ def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
             return True
         # All names are others: the samples are the same ones if a formula holds for the gradient.
         return _is_disjoint(pair, stage.step) and any(bool(_causes(View(pair, each), [])) for each in own if each.wrong)
-    moved = any(bool(pair.reference.updates(stage.step)(row.name).any()) for u in updates if u.step == stage.step for row in u.rows)
+    moved = any(
+        bool(pair.reference.updates(stage.step)(row.name).any())
+        for u in updates
+        if u.step == stage.step
+        for row in u.rows
+    )
     if not _equal(updates) or not moved:
         return False
     both = [each for each in states if each.rows]
     if stage.kind == "optimizer state" or any(each.wrong for each in both):
         return stage.kind == "optimizer state" and _missing(stage.rows)
-    has_state = [any(capture.tensors(f"step{step}/optimizer").names for step in pair.steps) for capture in pair.captures]
+    has_state = [
+        any(capture.tensors(f"step{step}/optimizer").names for step in pair.steps) for capture in pair.captures
+    ]
     if both or not any(has_state):
         return True
     return not any(cause.cause.startswith("factor") for cause in formulas.explain(View(pair, stage)))
@@ -171,6 +180,8 @@ def _causes(view: View, compared: list[Stage]) -> list[Formula]:
         return _of_loss(view, compared)
     if stage.kind == "schedule":
         return _of_rate(view)
+    if stage.kind == "restored checkpoint":
+        return _of_restored(view)
     return []
 
 
@@ -186,7 +197,7 @@ def _of_samples(view: View) -> list[Formula]:
 
 
 def _named(pair: Pair, side: int, step: int) -> set[object]:
-    return {*sample_weights.counted(sample_weights.reads(pair, side, step))}
+    return {*sample_weights.counted(pair, side, step)}
 
 
 def _is_disjoint(pair: Pair, step: int) -> bool:
@@ -202,30 +213,23 @@ def _of_norm(view: View) -> list[Formula]:
         return []
     times, fit = values[0] / values[1], Fit([], 0.0, 1, 0)
     shown = f"norm = {number(times)} x that of the whole gradient"
-    near = max(view.near, SCALARS["F64"])
     file = pair.reference.tensors(f"step{step}/gradients")
     squares = {name: float(file[name].double().norm()) ** 2 for name in file.names}
-    whole = sum(squares.values())
-    ranks = [rank.notes.get("gradients", {}) for rank in pair.actual.ranks(step)]
-    own = [sum(norm**2 for norm, *_ in notes.values()) for notes in ranks]
+    ranks = pair.actual.ranks(step)
+    own = [sum(norm**2 for norm, *_ in rank.notes.get("gradients", {}).values()) for rank in ranks]
     if len(own) > 1 and all(own):
-        total = _whole_square(pair.actual.ranks(step))
-        for rank, square in enumerate(own):
-            if abs(square / total - times**2) <= 4 * near * times**2 and abs(times - 1) > near:
-                return [Formula("norm of some", f"of the part of rank {rank}", shown, fit)]
-        if abs(sum(own) / total - times**2) <= 4 * near * times**2:
-            return [Formula("norm of some", "replicated gradients count once for each rank", shown, fit)]
-        parts = _counted_twice(pair.actual.ranks(step), total)
-        for text, square in parts.items():
-            if abs(square / total - times**2) <= 4 * near * times**2:
+        total = _whole_square(ranks)
+        parts = {f"of the part of rank {rank}": square for rank, square in enumerate(own)}
+        parts["replicated gradients count once for each rank"] = sum(own)
+        for text, square in (parts | _counted_twice(ranks, total)).items():
+            if formulas.is_square(square / total, times**2, 1.0, view):
                 return [Formula("norm of some", text, shown, fit)]
     dims = {name: len(file.shape(name)) for name in squares}
-    if part := formulas.part_of_norm(squares, dims, whole * times**2, near):
+    if part := formulas.part_of_norm(squares, dims, sum(squares.values()) * times**2, view):
         return [Formula("norm of some", part, shown, fit)]
-    means = meaning(pair, step, times, near)
-    if means or f"{times:.12g}" in (f"{times:.2g}", f"{1 / round(1 / times):.12g}" if times < 1 else ""):
-        return [Formula("norm with a factor", number(times) + means, shown, fit)]
-    return []
+    means = meaning(pair, step, times, view.near)
+    is_plain = any(f"{each:.9g}" == f"{each:.2g}" for each in (times, 1 / times))
+    return [Formula("norm with a factor", number(times) + means, shown, fit)] if means or is_plain else []
 
 
 def _parts(ranks: list[RankStep]) -> dict[tuple[str, tuple[str, ...]], list[float]]:
@@ -259,24 +263,39 @@ def _of_loss(view: View, compared: list[Stage]) -> list[Formula]:
     alone = view.stage.kind == "reported loss" or _is_alone(view)
     found = []
     if row.ratio is not None and (means := meaning(view.pair, view.step, row.ratio, view.near)):
-        found.append(f"{number(row.ratio)} times the reference's{means}")
+        found.append(f"{number(row.ratio)}{means}")
     shown = view.pair.actual.shown(view.step)
     reported = shown.get("reported_loss")
     micros = [(value, r, m) for r, each in enumerate(shown.get("losses") or []) for m, value in enumerate(each)]
     for times, text in ((1, ""), (shown.get("micro_batches", 1), ", times the number of micro-batches")):
-        for value, rank, micro in micros if len(micros) > 1 and reported else ():
-            if view.same(reported, times * value, 10) and not found:
+        for value, rank, micro in micros if len(micros) > 1 else ():
+            if reported and view.same(reported, times * value, 10) and not found:
                 found.append(f"that of rank {rank}'s micro-batch {micro}{text}")
     if not alone:
         return [Formula("factor", found[0], "loss = c x the reference's", Fit([], 0.0, 1, 0))] if found else []
     text = f"gradients and updates are equal{'; it is ' + found[0] if found else ''}"
-    return [Formula("reported loss", text, "the loss is not what the gradient is of", Fit([], 0.0, 1, 0))]
+    return [Formula("the report alone", text, "the loss is not what the gradient is of", Fit([], 0.0, 1, 0))]
 
 
 def _is_alone(view: View) -> bool:
     """Return whether the gradients and updates of a step are compared, and equal."""
     own = [stage for stage in stages(view.pair) if stage.step == view.step and stage.kind in ("gradient", "update")]
     return any(stage.rows for stage in own) and not any(stage.wrong for stage in own)
+
+
+def _of_restored(view: View) -> list[Formula]:
+    """A step that is another one, or an optimizer's state that is 0 or missing."""
+    about, restored = view.pair.actual.about, view.pair.actual.tensors("restored/optimizer")
+    wrong = [row.name for row in view.stage.wrong]
+    if "step" in wrong:
+        late = about["resumed_at"] - view.pair.actual.steps[-1] - 1
+        return [Formula("restored state", f"the step, {late} too late", "step = the saved one + k", Fit([], 0.0, 1, 0))]
+    names = [name.removeprefix("optimizer ") for name in wrong if name.startswith("optimizer ")]
+    if names == [each.removeprefix("optimizer ") for each in wrong] and not any(
+        name in restored and bool(restored[name].any()) for name in names
+    ):
+        return [Formula("restored state", "the optimizer's is not there", "state = 0", Fit([], 0.0, len(names), 0))]
+    return []
 
 
 def _of_rate(view: View) -> list[Formula]:
@@ -307,14 +326,18 @@ def _places(view: View, compared: list[Stage]) -> list[str]:
             found.append(f"`{stage.wrong[0].module}` is a {' or '.join(classes)}.")
     elif stage.kind not in TENSORS:
         found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
-    if stage.kind == "norm":
+    if stage.kind == "norm" and any(
+        each.step == stage.step and each.kind == "gradient" and each.rows for each in compared
+    ):
         found.append("The gradients are equal; the norm that is taken of them is not.")
     found += _disagreements(pair, max(stage.step, 0))
     found += _plan(pair, stage)
     later = [each.kind for each in compared if each.step == stage.step and each.wrong and each is not stage]
     before = [each.kind for each in compared if each.step == stage.step and each.rows and not each.wrong]
     if before:
-        found.append(f"Equal before it in this step: {listed(before[: _index(compared, stage)], 9)}." * (stage.step >= 0))
+        found.append(
+            f"Equal before it in this step: {listed(before[: _index(compared, stage)], 9)}." * (stage.step >= 0)
+        )
     if later:
         found.append(f"It goes on to: {listed(dict.fromkeys(later), 9)}.")
     return [each for each in found if each]
@@ -382,9 +405,9 @@ def _settings(view: View) -> list[str]:
     each = [{name: group for group in own for name in group["params"]} for own in groups]
     if not all(each):
         rates = [capture.shown(view.step).get("learning_rate") for capture in view.pair.captures]
-        different = None not in rates and rates[0] != rates[1]
-        return [f"The learning rate of the step is {rates[0]}, in the reference {rates[1]}."] if different else []
-    names = [name for name in dict.fromkeys(row.parameter for row in view.stage.wrong)]
+        says = f"The learning rate of the step is {rates[0]}, in the reference {rates[1]}."
+        return [says] if None not in rates and rates[0] != rates[1] else []
+    names = [*dict.fromkeys(row.parameter for row in view.stage.wrong)]
     if lacks := [name for name in names if name in each[1] and name not in each[0]]:
         found.append(f"The optimizer does not have {listed(lacks)}.")
     different: dict[tuple[str, str, str], list[str]] = {}
@@ -401,7 +424,9 @@ def _settings(view: View) -> list[str]:
 def _disagreements(pair: Pair, step: int) -> list[str]:
     """Return the axes along which ranks that should hold the same gradients, or weights, do not."""
     if files := pair.actual.unreduced(step):
-        return [f"Ranks {ranges(files)} hold different gradients of the same parameters when the optimizer takes its step."]
+        return [
+            f"Ranks {ranges(files)} hold different gradients of the same parameters when the optimizer takes its step."
+        ]
     ranks = pair.actual.ranks(step)
     partial = sorted({name for rank in ranks for name in rank.notes.get("partial", [])})
     found = [f"The optimizer gets partial gradients, which are not reduced: {listed(partial)}."] * bool(partial)
@@ -476,20 +501,27 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
     pair, stage = view.pair, view.stage
     found = []
     is_dump = not pair.actual.ranks(pair.steps[0])
-    if is_dump and stage.kind in ("gradient", "clipped gradient") and not pair.reference.samples(stage.step) and not causes:
+    if (
+        is_dump
+        and stage.kind in ("gradient", "clipped gradient")
+        and not pair.reference.samples(stage.step)
+        and not causes
+    ):
         found.append(
-            "`dumped.samples(losses)` in the reference, before `backward()`: it shows with which weight each sample counts."
+            "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample."
         )
     said = [bool(capture.ranks(stage.step) or capture.shown(stage.step).get("ids")) for capture in pair.captures]
     if is_dump and not all(said) and stage.step >= 0 and stage.kind != "initial weights":
-        found.append("`dumped.note(ids=...)` in both: then samples are compared, first of all, and weights are named by ranks.")
+        found.append(
+            "`dumped.note(ids=...)` in both: then samples are compared, first of all, and weights are named by ranks."
+        )
     precision = view.limit(LIMITS) if stage.kind in TENSORS else None
     if precision == LIMITS["F64"] and 0 < _distance(view) <= ISLAND:
         found.append("`--dtype float32`: the difference has the size of float32's rounding, as of a cast inside.")
     elif precision == LIMITS["F32"] and _distance(view) <= LIMITS["BF16"]:
         found.append(
-            "`--dtype bfloat16` (or float16), if one of the trainings computes in it, as under autocast: the difference "
-            "may be its rounding."
+            "`--dtype bfloat16` (or float16), if one of the trainings computes in it, as under autocast: the "
+            "difference may be its rounding."
         )
     if precision and precision > LIMITS["F64"] and not causes:
         found.append("Both trainings in float64: rounding hides nothing then.")
@@ -497,18 +529,25 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         found.append("`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.")
     if is_dump and not formulas.known(pair, max(stage.step, 0)) and stage.kind in TENSORS:
         found.append("`--ranks dp=N`, `--ranks micro-batches=N`: then factors and blocks of samples have names.")
-    if is_dump and not causes and stage.kind == "update" and not all(c.tensors(f"step{stage.step}/optimizer") for c in pair.captures):
+    if (
+        is_dump
+        and not causes
+        and stage.kind == "update"
+        and not all(c.tensors(f"step{stage.step}/optimizer") for c in pair.captures)
+    ):
         found.append("The optimizer's state in both dumps: it tells a setting from a gradient.")
     return found
 
 
 def _distance(view: View) -> float:
     """Return the largest distance of a tensor, relative to its norm."""
-    sizes = [(float(view.off(name).norm()), float(view.expected(name).norm())) for name in view.names if not _noted(view, name)]
+    sizes = [
+        (float(view.off(name).norm()), float(view.expected(name).norm()))
+        for name in view.names
+        if not _noted(view, name)
+    ]
     return max((off / size if size else math.inf for off, size in sizes), default=math.inf)
 
 
 def _noted(view: View, name: str) -> bool:
     return any(row.name == name and row.note for row in view.stage.wrong)
-
-

@@ -3,9 +3,10 @@
     with dump(model, "dumps/two"):
         train()
 
-or, where a loop is no block, `dumped = dump(model, "dumps/two").begin()` before it and `dumped.end()` after it. It watches every optimizer that has parameters of the model, so the training stays as it is: a plain loop, Hugging
-Face's Trainer, accelerate, Lightning or DeepSpeed; DDP, FSDP2, tensor parallelism, torch.compile, autocast. It needs
-torch and safetensors only: copy this file.
+or, where a loop is no block, `dumped = dump(model, "dumps/two").begin()` before it and `dumped.end()` after it. It
+watches every optimizer that has parameters of the model, so the training stays as it is: a plain loop, Hugging Face's
+Trainer, accelerate, Lightning or DeepSpeed; DDP, FSDP2, tensor parallelism, torch.compile, autocast. It needs torch,
+numpy and safetensors only: copy this file.
 """
 
 import atexit
@@ -46,8 +47,9 @@ def dump(model: nn.Module, folder: str | Path, steps: int = 4) -> "Dump":
 
     Files: `initial` (weights), and for each step N `gradients-N` (before clipping, unscaled), `clipped-N` (if they are
     clipped), `weights-N`, `optimizer-N`, and `step-N.json`: settings of the optimizer, losses, norms, hashes of the
-    samples, ... Rank 0 writes. If ranks have different parameters (pipeline stages), the first rank of each stage writes
-    its own. If ranks hold different gradients of the same parameters, each writes its own, `unreduced-N.rankR`, too.
+    samples, ... Rank 0 writes. If ranks have different parameters (pipeline stages), the first rank of each stage
+    writes its own. If ranks hold different gradients of the same parameters, each writes its own, too:
+    `unreduced-N.rankR`.
 
     Args:
         model: the model, before or after it is wrapped; the files have the names without wrappers.
@@ -414,7 +416,7 @@ class Dump:
 
     def _note_settings(self, optimizer: Any, names: dict[Tensor, str]) -> None:
         self.settings += _settings(optimizer.param_groups, names)
-        steps = [state["step"] for each, state in optimizer.state.items() if each in names and "step" in state]
+        steps = [state.get("step", 1) for each, state in optimizer.state.items() if each in names and state]
         self.counts |= {int(step) for step in steps} or {0}
 
     def _write_before(
@@ -460,7 +462,9 @@ class Dump:
         """Return this rank's gradients of plain parameters, which all ranks should have alike."""
         if len(self.alike) < 2 or _is_fsdp1(self.model):
             return {}
-        own = {name: each.grad for each, name in names.items() if each.grad is not None and not isinstance(each, DTensor)}
+        own = {
+            name: each.grad for each, name in names.items() if each.grad is not None and not isinstance(each, DTensor)
+        }
         return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in own.items()}
 
     def _write_unreduced(self, own: dict[str, Tensor]) -> None:
@@ -470,7 +474,9 @@ class Dump:
         if len(found) < 2:
             return
         self.facts["rank_norms"] = [math.hypot(*each.values()) for each in found.values()]
-        values = {name: [each.get(name, 0.0) for each in found.values()] for name in {n for f in found.values() for n in f}}
+        values = {
+            name: [each.get(name, 0.0) for each in found.values()] for name in {n for f in found.values() for n in f}
+        }
         if any(max(each) - min(each) > 1e-6 * max(each) for each in values.values()):
             self.folder.mkdir(parents=True, exist_ok=True)
             save_file(own, self.folder / f"unreduced-{self.step}.rank{dist.get_rank()}.safetensors")

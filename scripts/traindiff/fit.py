@@ -20,7 +20,7 @@ PART = {"F64": 1e-3, "F32": 2e-2, "F16": 1e-1, "BF16": 1e-1}
 NEAR = {"F64": 1e-6, "F32": 1e-4, "F16": 1e-2, "BF16": 1e-2}
 """How near two fitted numbers are that are the same, relative to them."""
 SAMPLE = 200_000
-"""Values of all tensors from which several unknowns are solved, evenly spread. What they leave is taken of all values."""
+"""Values of all tensors from which unknowns are solved, evenly spread; what they leave is taken of all values."""
 DENOMINATOR = 32
 """Largest denominator of a fraction that a page shows."""
 
@@ -113,7 +113,11 @@ class View:
             matrix = torch.stack([torch.cat([t(name).double().flatten()[::every] for name in names]) for t in terms], 1)
         except (RuntimeError, InputError):
             return None  # shapes that do not belong together, or a term that is unknown
-        if matrix.shape[0] != len(value) or len(value) <= len(terms) or not bool(torch.isfinite(value).all() and torch.isfinite(matrix).all()):
+        if (
+            matrix.shape[0] != len(value)
+            or len(value) <= len(terms)
+            or not bool(torch.isfinite(value).all() and torch.isfinite(matrix).all())
+        ):
             return None
         scale = matrix.norm(dim=0)
         if not bool((scale > 0).all()):

@@ -10,7 +10,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from traindiff.fit import Fit, Read, View, listed, number, ranges
+from traindiff.capture_files import Tensors
+from traindiff.fit import PART, Fit, Read, View, listed, number, ranges
 from traindiff.pair import FILES, Pair
 
 WINDOW = 64
@@ -25,13 +26,13 @@ GROUPS = 4
 CHECKS = {
     "factor": "What divides or multiplies the loss and the gradients: ranks (a sum in place of a mean), micro-batches, "
     "targets, a loss scale that is not taken out again.",
-    "factor of some": "What scales these gradients alone: a reduction or a hook of theirs, a divisor that is not the others'.",
+    "factor of some": "What scales these gradients alone: a reduction or a hook of theirs, a divisor of their own.",
     "factor of each rank's part": "Whether ranks scale their own parts: clipping by the norm of a part, for example.",
     "zero": "Parameters that are frozen, detached, or cleared before the step.",
     "previous gradient": "zero_grad() after each step, and what is kept between steps.",
     "another step": "Whether both number their steps alike (from 0), and gradients of a batch that was read before.",
-    "decay": "Weight decay: which parameters have it, how much, and whether it is added to the gradient (Adam) or to the "
-    "update (AdamW).",
+    "decay": "Weight decay: which parameters have it, how much, and whether it is added to the gradient (Adam) or "
+    "to the update (AdamW).",
     "cast": "The dtype in which gradients are reduced, and in which weights are kept, loaded or written.",
     "transposed": "The layout of these weights (Conv1D has that of a Linear, transposed).",
     "not reduced": "Whether gradients are reduced over the ranks, after the last micro-batch (no_sync, "
@@ -47,13 +48,13 @@ CHECKS = {
     "clip of each block": "Clipping after each micro-batch, or on each rank before the reduction.",
     "no clipping": "Whether gradients are clipped, and the optimizer gets them.",
     "norm of some": "Over which parameters, shards and ranks the norm for clipping is taken.",
-    "norm with a factor": "What the norm for clipping is multiplied or divided by.",
+    "norm with a factor": "What the norm of the gradients is multiplied or divided by.",
     "coefficients of moments": "The optimizer's betas, momentum and dampening.",
     "moments lost": "Whether the optimizer's state is loaded on a resume, before the first step.",
     "steps counted anew": "Whether the optimizer's step count is loaded on a resume.",
-    "rate": "The learning rate and its schedule: warm-up, number of steps, a scheduler that steps more than once per step.",
+    "rate": "The learning rate and its schedule: warm-up, number of steps, a scheduler that steps more than once.",
     "factor of updates": "The learning rate that the optimizer really has, and what else scales updates.",
-    "rates of groups": "Parameter groups: which parameters are in which, the learning rate of each.",
+    "factors of updates": "Parameter groups: which parameters are in which, their learning rates.",
     "rate and decay": "Learning rate and weight decay.",
     "eps": "The optimizer's eps.",
     "no update": "Whether the optimizer takes a step, and with a learning rate above 0.",
@@ -64,10 +65,18 @@ CHECKS = {
     "padding counts": "The values that fill up targets (-100) and masks (0).",
     "scaled inputs": "The normalization in the preprocessing.",
     "permuted rows": "The index that restores an order: of tokens after a dispatch, of samples in a batch.",
-    "reported loss": "What the trainer reports: gradients and updates are equal. Which rank's, which micro-batch's, divided by what.",
+    "the report alone": "What the trainer reports: which rank's loss, which micro-batch's, divided by what.",
     "restored state": "What a checkpoint has, and what is loaded from it.",
 }
 """Causes, and what to check of each."""
+SHOWN = {
+    "factor": "a factor of",
+    "factor of some": "a factor of",
+    "factor of each rank's part": "factors of the ranks' parts:",
+    "factor of updates": "updates times",
+    "factors of updates": "updates times",
+}
+"""Causes whose names go on with what they say of a case."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +92,8 @@ class Formula:
 
     @property
     def name(self) -> str:
-        if self.cause.startswith("factor"):
-            return f"{self.cause.replace('factor', 'a factor', 1).removesuffix(' of some')} of {self.text}"
+        if self.cause in SHOWN:
+            return f"{SHOWN[self.cause]} {self.text}"
         return f"{self.cause}: {self.text}" if self.text else self.cause
 
 
@@ -126,7 +135,7 @@ def meaning(pair: Pair, step: int, times: float, near: float) -> str:
         composed |= {f"{name} / {other}": value / more, f"{other} / {name}": more / value}
     parts = {f"{part} / {name}": part / n for name, n in given.items() if n <= WINDOW for part in range(2, n)}
     targets = [capture.shown(step).get("targets") for capture in pair.captures]
-    if all(targets) and targets[0] != targets[1]:
+    if targets[0] and targets[1] and targets[0] != targets[1]:
         plain["the reference's number of targets / this training's"] = targets[1] / targets[0]
     for meanings in (plain, powers, composed, parts):
         if names := [name for name, value in meanings.items() if abs(times - value) <= near * value]:
@@ -166,7 +175,7 @@ def _factor(view: View) -> Iterator[Formula]:
             text = "; ".join(
                 f"{number(c)} of {listed([n for n in own if view.same(own[n], c, 3)], 2)}" for c in distinct
             )
-            cause = "rates of groups" if kind == "update" else "factor of some"
+            cause = "factors of updates" if kind == "update" else "factor of some"
             yield Formula(cause, text, shown, fit)
 
 
@@ -242,10 +251,9 @@ def of_clipping(view: View, times: float, fit: Fit, shown: str) -> Formula:
     if clips:
         if part := _part_of_norm(view, whole / times):
             return Formula("norm of some", part, f"{shown}: it is clipped by the norm of {part}", exact)
-        if means := meaning(view.pair, view.step, times, max(view.near, 1e-5)):
-            return Formula("norm with a factor", f"{number(times)}{means}", shown, exact)
-        if other := _limit_of(view, times * limit / whole, whole):
-            return Formula("clip", f"to a norm of {other:.6g}, not {limit:.6g}", shown, exact)
+        means = meaning(view.pair, view.step, times, max(view.near, 1e-5))
+        text = f"to a norm of {times * limit:.6g}, {number(times)} times the reference's{means}"
+        return Formula("clip", text, shown, fit)
     return Formula("factor", number(times) + meaning(view.pair, view.step, times, view.near), shown, fit)
 
 
@@ -253,21 +261,27 @@ def _part_of_norm(view: View, norm: float) -> str:
     """Return the parameters whose gradients have this norm, as text."""
     file = view.pair.reference.tensors(f"step{view.step}/gradients")
     squares = {name: float(file[name].double().norm()) ** 2 for name in file.names}
-    return part_of_norm(squares, {name: len(file.shape(name)) for name in squares}, norm**2, view.near)
+    return part_of_norm(squares, {name: len(file.shape(name)) for name in squares}, norm**2, view)
 
 
-def part_of_norm(squares: dict[str, float], dims: dict[str, int], wanted: float, near: float) -> str:
+def part_of_norm(squares: dict[str, float], dims: dict[str, int], wanted: float, view: View) -> str:
     """Return which parameters' squared norms add up to a value, as text: one left out, one kind or module only."""
-    modules = {name.rpartition(".")[0] for name in squares} | {name.split(".")[0] for name in squares}
+    parts = {name: name.split(".") for name in squares}
+    modules = {name.rpartition(".")[0] for name in squares} | {part for own in parts.values() for part in own[:-1]}
     sets = {"the matrices": {n for n in squares if dims[n] > 1}, "the vectors": {n for n in squares if dims[n] < 2}}
-    sets |= {f"{name} alone": {name} for name in squares}
-    sets |= {f"all of {each}": {n for n in squares if n.startswith(f"{each}.")} for each in modules if each}
-    sets |= {f"all parameters but {name.removeprefix('all of ')}": {*squares} - own for name, own in sets.items()}
+    sets |= {name: {name} for name in squares}
+    sets |= {each: {n for n in squares if n.startswith(f"{each}.") or each in parts[n]} for each in modules if each}
+    sets |= {f"all parameters but {name}": {*squares} - own for name, own in sets.items()}
+    whole = sum(squares.values())
     for text, own in sets.items():
-        found = sum(squares[name] for name in own)
-        if 0 < len(own) < len(squares) and abs(found - wanted) <= 4 * near * wanted:
-            return text.replace("but the", "but the").removesuffix(" alone")
+        if 0 < len(own) < len(squares) and is_square(sum(squares[name] for name in own), wanted, whole, view):
+            return text
     return ""
+
+
+def is_square(found: float, wanted: float, whole: float, view: View) -> bool:
+    """Return whether a squared norm is another one, and explains the difference of that from the whole."""
+    return abs(found - wanted) <= min(4 * view.near * wanted, view.limit(PART) * abs(whole - wanted))
 
 
 def _parts_of_ranks(view: View) -> Iterator[Formula]:
@@ -291,6 +305,8 @@ def _parts_of_ranks(view: View) -> Iterator[Formula]:
             if not all(values and len(_distinct(values, view)) == 1 for values in by_rank.values()):
                 continue
             solved = [values[0] for values in by_rank.values()]
+            if len(_distinct(solved, view)) == 1:
+                continue  # a factor
             fit = Fit(solved, 0.0, sum(view.expected(name).numel() for name in view.names), len(view.names))
             text = ", ".join(number(each) for each in solved)
             shown = f"{view.stage.kind} = c_r x the reference's, on the part of each of {ranks} ranks"
@@ -311,12 +327,16 @@ def _rows(view: View) -> Iterator[Formula]:
         if bool(at.all()):
             continue
         mask = at.double().reshape([-1 if each == dim else 1 for each in range(value.dim())])
-        if fit := view.solve("", [name], [lambda _, mask=mask: mask * other]):
+        if int(mask.expand_as(value).sum()) >= LEAST and (fit := view.solve("", [name], [_constant(mask * other)])):
             times = 1 + fit.solved[0]
             place = f"{name}[{ranges(at.nonzero().flatten().tolist())}] along dimension {dim}"
             text = f"{number(times)}{meaning(view.pair, view.step, times, view.near)} ({place})"
             yield Formula("factor of some", text, f"{place} = {number(times)} x the reference's", fit)
             return
+
+
+def _constant(value: Tensor) -> Read:
+    return lambda _: value
 
 
 def _another_step(view: View) -> Iterator[Formula]:
@@ -328,16 +348,10 @@ def _another_step(view: View) -> Iterator[Formula]:
         file = reference.tensors(f"step{other}/{kind}")
         if not all(name in file and name in own for name in view.names):
             continue
-        if kind == "weights":
-            before = view.pair.actual.before(view.step)
-            sub = before if view.stage.kind == "update" else None
+        before = view.pair.actual.before(view.step) if view.stage.kind == "update" else None
 
-            def predicted(name: str, file=file, sub=sub) -> Tensor:  # type: ignore[no-untyped-def]
-                return file[name].double() - (sub[name].double() if sub else 0.0)
-        else:
-
-            def predicted(name: str, file=file) -> Tensor:  # type: ignore[no-untyped-def]
-                return file[name].double()
+        def predicted(name: str, file: Tensors = file, before: Tensors | None = before) -> Tensor:
+            return file[name].double() - (before[name].double() if before else 0.0)
 
         if fit := view.holds("another step", view.names, predicted):
             yield Formula("another step", f"that of step {other}", f"{kind} = the reference's of step {other}", fit)
@@ -348,33 +362,34 @@ def _previous(view: View) -> Iterator[Formula]:
     """g' = g + a g of the step before, as it was left: clipped, or not."""
     for kind in ("clipped", "gradients"):
         before = view.pair.reference.tensors(f"step{view.step - 1}/{kind}")
-        if before and all(name in before for name in view.names):
-            if fit := view.solve("the previous step's gradient", view.names, [before.__getitem__]):
-                text = f"{number(fit.solved[0])} times that of step {view.step - 1} is added"
-                shown = f"gradient = the reference's + {number(fit.solved[0])} x the {kind} of step {view.step - 1}"
-                yield Formula("previous gradient", text, shown, fit)
-                return
+        if not before or any(name not in before for name in view.names):
+            continue
+        if fit := view.solve("the previous step's gradient", view.names, [before.__getitem__]):
+            text = f"{number(fit.solved[0])} times that of step {view.step - 1} is added"
+            shown = f"gradient = the reference's + {number(fit.solved[0])} x the {kind} of step {view.step - 1}"
+            yield Formula("previous gradient", text, shown, fit)
+            return
 
 
 def _decay(view: View) -> Iterator[Formula]:
     """x' = x + k w: of all tensors that differ with one k, or one of each group."""
     names = [name for name in view.names if not name.endswith("_sq")]
-    if not names or len(names) < len(view.names) and view.stage.kind != "optimizer state":
+    if not names or (len(names) < len(view.names) and view.stage.kind != "optimizer state"):
         return
     own: dict[str, Fit] = {}
+    joint = view.solve("a multiple of the weights", names, [view.before])
     for name in names:
-        if not (fit := view.solve("a multiple of the weights", [name], [view.before])):
+        fit = joint or (view.solve("", [name], [view.before]) if view.expected(name).numel() >= LEAST else None)
+        if not fit:
             return
         own[name] = fit
     values = _distinct((fit.solved[0] for fit in own.values()), view)
-    joint = view.solve("", names, [view.before])
-    if len(values) > GROUPS and not joint:
+    if len(values) > GROUPS:
         return
     if len(names) < len(view.names) and not _decay_of_squares(view, own):
         return
-    solved = joint.solved if joint else values
-    fit = Fit(solved, max(each.left for each in own.values()), sum(e.values for e in own.values()), len(names))
-    text = f"{', '.join(number(each) for each in solved)} times the weights of "
+    fit = joint or Fit(values, max(e.left for e in own.values()), sum(e.values for e in own.values()), len(names))
+    text = f"{', '.join(number(each) for each in fit.solved)} times the weights of "
     text += "all parameters" if len(names) == len(view.stage.rows) else listed(name.split("//")[0] for name in names)
     yield Formula("decay", text, f"{view.stage.kind} = the reference's + k x the weights before the step", fit)
 
@@ -450,7 +465,10 @@ def _ranks(view: View) -> Iterator[Formula]:
 
     if fit := view.solve("the ranks' own gradients", names, [total], of=view.expected):
         part = fit.solved[0]
-        what = next((w for w, a in (("mean", 1 / len(files)), ("sum", 1.0)) if view.same(part, a)), f"{number(part)} times the sum")
+        what = next(
+            (w for w, a in (("mean", 1 / len(files)), ("sum", 1.0)) if view.same(part, a)),
+            f"{number(part)} times the sum",
+        )
         text = f"each rank has its own gradient; their {what} is the reference's"
         shown = f"the {what} of the {len(files)} ranks' gradients = the reference's; each rank keeps its own"
         yield Formula("not reduced", text, shown, Fit([], fit.left, fit.values, fit.tensors))
@@ -518,9 +536,13 @@ def _moments(view: View) -> Iterator[Formula]:
         sum(each.values for each in fits.values()),
         sum(each.tensors for each in fits.values()),
     )
-    shown = "; ".join(f"{key} = {number(a)} x that before + {number(b)} x g" + "^2" * key.endswith("_sq") for key, (a, b) in own.items())
+    shown = "; ".join(
+        f"{key} = {number(a)} x that before + {number(b)} x g" + "^2" * key.endswith("_sq")
+        for key, (a, b) in own.items()
+    )
     if not usual.keys() >= own.keys():
-        if not usual:  # the reference goes on from moments of before the first step
+        counted = view.pair.reference.shown(view.step).get("optimizer_steps")
+        if not usual and counted and counted != [0]:  # the reference goes on from moments of before the first step
             yield Formula("moments lost", "they begin with this step's gradient", shown, fit)
         return
     # Moments that do not differ are those of a factor of 1.
@@ -531,8 +553,10 @@ def _moments(view: View) -> Iterator[Formula]:
         c = times[0]
         one = Fit([c], fit.left, fit.values, fit.tensors)
         yield of_clipping(view, c, one, f"gradient in the optimizer = {number(c)} x the reference's")
-    elif view.step > view.pair.steps[0] and all(abs(a) < 10 * view.near for a, _ in own.values()) and all(
-        view.same(b, usual[key][1], 10) for key, (_, b) in own.items()
+    elif (
+        view.step > view.pair.steps[0]
+        and all(abs(a) < 10 * view.near for a, _ in own.values())
+        and all(view.same(b, usual[key][1], 10) for key, (_, b) in own.items())
     ):
         yield Formula("moments lost", "they begin anew", shown, fit)
     else:
@@ -547,20 +571,22 @@ def _coefficients(ab: tuple[float, float]) -> str:
 
 
 def _rate(view: View, times: float, fit: Fit) -> Formula:
-    """Updates with a factor: of the rates that the trainings say, of the steps that they count, or of something else."""
+    """Updates with a factor: of the rates or the steps that the trainings say, or of something else."""
     shown = f"update = {number(times)} x the reference's"
-    rates, steps = ([c.shown(view.step).get(key) for c in view.pair.captures] for key in ("learning_rate", "optimizer_steps"))
-    whole = len(view.names) == len(view.stage.rows)
-    if all(isinstance(rate, float) and rate for rate in rates) and view.same(rates[0] / rates[1], times, 10):
-        return Formula("rate", f"{rates[0]:.6g}, not {rates[1]:.6g}", f"{shown}, as the rates that they say", replace(fit, solved=[]))
+    shown_of = [capture.shown(view.step) for capture in view.pair.captures]
+    own, usual = (each.get("learning_rate") for each in shown_of)
+    steps = [each.get("optimizer_steps") or [] for each in shown_of]
+    if isinstance(own, float) and isinstance(usual, float) and usual and view.same(own / usual, times, 10):
+        text = f"{own:.6g}, not {usual:.6g}"
+        return Formula("rate", text, f"{shown}, as the rates that they say", replace(fit, solved=[]))
     if all(steps) and steps[0] != steps[1]:
-        counted = f"{listed(map(str, steps[0]))}, not {listed(map(str, steps[1]))}"
-        return Formula("steps counted anew", counted, f"{shown}: the bias correction is of another step", fit)
-    text = number(times) + meaning(view.pair, view.step, times, view.near)
-    if not whole:
-        return Formula("rates of groups", f"{text} of {listed(view.names)}", shown, fit)
-    if None not in rates and rates[0] == rates[1]:
-        text += f" (both say a learning rate of {rates[0]})"
+        text = f"{listed(map(str, steps[0]))}, not {listed(map(str, steps[1]))}"
+        return Formula("steps counted anew", text, f"{shown}: the bias correction is of another step", fit)
+    text = number(times, view.near)
+    if len(view.names) < len(view.stage.rows):
+        return Formula("factors of updates", f"{text} ({listed(view.names)})", shown, fit)
+    if own is not None and own == usual:
+        text += f" (both say a learning rate of {own})"
     return Formula("factor of updates", text, shown, fit)
 
 
@@ -569,9 +595,10 @@ def _rate_of_zero(view: View) -> Iterator[Formula]:
     rates = [capture.shown(view.step).get("learning_rate") for capture in view.pair.captures]
     if rates[1] != 0 or not rates[0] or any(bool(view.expected(row.name).any()) for row in view.stage.rows):
         return
-    gradient = view.gradients(1)
-    linear = [gradient and view.solve("", view.names, terms, view.actual) for terms in ([gradient], [gradient, view.before])]  # type: ignore[list-item]
-    if fit := _of_adam(view, 0, view.actual) or next((each for each in linear if each), None):
+    fits = [_of_adam(view, 0, view.actual)]
+    if gradient := view.gradients(1):
+        fits += [view.solve("", view.names, [gradient, *more], view.actual) for more in ([], [view.before])]
+    if fit := next((each for each in fits if each), None):
         yield Formula("rate", f"{rates[0]:.6g}, and 0 in the reference", "update = -r x the optimizer's direction", fit)
 
 
@@ -585,20 +612,15 @@ def _rate_and_decay(view: View) -> Iterator[Formula]:
 
 def _plain_gradient(view: View) -> Iterator[Formula]:
     """u' = u + k g of an optimizer whose updates are linear in the gradient: its gradient has a factor."""
-    gradient = view.gradients(1)
-    if gradient is None or not all(row.name in _names_of(view) for row in view.stage.wrong):
-        return
+    gradient, clipped = view.gradients(1), [c.tensors(f"step{view.step}/clipped") for c in view.pair.captures]
+    if gradient is None or all(clipped) or not any(clipped):
+        return  # what the optimizer gets is known, and equal
     usual = view.solve("", view.names, [gradient, view.before], view.expected) or view.solve(
         "", view.names, [gradient], view.expected
     )
     if usual and (fit := view.solve("a factor of the gradient", view.names, [gradient])):
         times = 1 + fit.solved[0] / usual.solved[0]
         yield of_clipping(view, times, fit, f"gradient in the update = {number(times)} x the reference's")
-
-
-def _names_of(view: View) -> set[str]:
-    reference = view.pair.reference
-    return {*(reference.tensors(f"step{view.step}/clipped") or reference.tensors(f"step{view.step}/gradients")).names}
 
 
 def _of_adam(view: View, side: int, update: Read) -> Fit | None:
@@ -628,7 +650,9 @@ def _eps(view: View) -> Iterator[Formula]:
         return
     own, usual = (-fit.solved[1] for fit in found if fit)
     if not view.same(own, usual, 100) and view.same(found[0].solved[0], found[1].solved[0], 100):
-        text = f"{number(own / usual)} times the reference's" if usual > 1e-12 else f"{own:.3g}, with the bias correction"
+        text = (
+            f"{number(own / usual)} times the reference's" if usual > 1e-12 else f"{own:.3g}, with the bias correction"
+        )
         yield Formula("eps", text, "update = -r m / (sqrt(v) + eps) - k w", found[0])
 
 
@@ -640,6 +664,15 @@ _OF: dict[str, tuple[Formulas, ...]] = {
     "gradient": (*_PLAIN, _ranks, _previous, _decay, _parts_of_ranks),
     "clipped gradient": (*_PLAIN, _by_value, _decay, _parts_of_ranks),
     "optimizer state": (*_PLAIN, _moments, _decay, _parts_of_ranks, _cast_gradients),
-    "update": (*_PLAIN, _decay, _rate_and_decay, _plain_gradient, _rate_of_zero, _eps, _parts_of_ranks, _cast_gradients),
+    "update": (
+        *_PLAIN,
+        _decay,
+        _rate_and_decay,
+        _plain_gradient,
+        _rate_of_zero,
+        _eps,
+        _parts_of_ranks,
+        _cast_gradients,
+    ),
 }
 """By the kind of a stage; samples and outputs have formulas of their own."""

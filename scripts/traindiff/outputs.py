@@ -293,12 +293,16 @@ def explain(pair: Pair, stage: Stage) -> list[Formula]:
         bias = initial[name].double().expand_as(off)
         if fit := _solve(pair, off, [bias], expected):
             times = number(fit.solved[0])
-            found.append(Formula("bias", f"{times} times {name} is added", f"output = the reference's + {times} x {name}", fit))
+            found.append(
+                Formula("bias", f"{times} times {name} is added", f"output = the reference's + {times} x {name}", fit)
+            )
     if fit := _solve(pair, actual - expected, [expected], expected):
         times = number(1 + fit.solved[0])
         cause = "scaled inputs" if stage.kind == "batch" else "factor of some"
         found.append(Formula(cause, f"{times} ({row.name})", f"values = {times} x the reference's", fit))
-    elif stage.kind == "batch" and (fit := _solve(pair, actual - expected, [expected, torch.ones_like(expected)], expected)):
+    elif stage.kind == "batch" and (
+        fit := _solve(pair, actual - expected, [expected, torch.ones_like(expected)], expected)
+    ):
         a, b = 1 + fit.solved[0], fit.solved[1]
         text = f"{number(a)} times the reference's plus {number(b)}"
         found.append(Formula("scaled inputs", text, "values = a x the reference's + b", fit))
@@ -317,7 +321,9 @@ def _solve(pair: Pair, off: Tensor, terms: list[Tensor], expected: Tensor) -> Fi
     solved = torch.linalg.lstsq(matrix, off.flatten()[:, None], driver="gelsd").solution[:, 0]
     left, whole = float((off.flatten() - matrix @ solved).norm()), float(off.norm())
     rounding = pair.limit(ROUNDING) * float(expected.norm())
-    return Fit(solved.tolist(), left / whole, off.numel(), 1) if left <= min(rounding, pair.limit(PART) * whole) else None
+    return (
+        Fit(solved.tolist(), left / whole, off.numel(), 1) if left <= min(rounding, pair.limit(PART) * whole) else None
+    )
 
 
 def _largest(value: Tensor) -> float:

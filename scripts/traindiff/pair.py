@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import KINDS, Capture, InputError
+from traindiff.capture_files import Capture, InputError
 
 FLOOR = 1e-4
 """A tensor is compared relative to its largest value, or to this part of the largest of its kind."""
@@ -17,7 +17,7 @@ LIMITS = {"F64": 1e-9, "F32": 1e-3, "F16": 5e-2, "BF16": 5e-2}
 SCALARS = {"F64": 1e-9, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
 EPSILONS = {"F64": 2.2e-16, "F32": 1.2e-7, "F16": 9.8e-4, "BF16": 7.8e-3}
 CLIPPED = 2e-6
-"""Largest difference of a clipped gradient, times its norm, of PyTorch's clipping (which adds 1e-6) and an exact one."""
+"""Largest difference, times the norm, of gradients that PyTorch clips (it adds 1e-6) and exactly clipped ones."""
 COARSE = {"F16", "BF16"}
 MULTIPLE = 10.0
 """Largest distance as a multiple of that of the twin."""
@@ -122,7 +122,11 @@ class Pair:
         for step in self.steps:
             own, whole, clipped = (
                 capture.tensors(f"step{step}/{kind}")
-                for capture, kind in ((self.actual, "gradients"), (self.reference, "gradients"), (self.reference, "clipped"))
+                for capture, kind in (
+                    (self.actual, "gradients"),
+                    (self.reference, "gradients"),
+                    (self.reference, "clipped"),
+                )
             )
             if not own or not clipped or self.actual.tensors(f"step{step}/clipped") or {*own.names} != {*clipped.names}:
                 return 0.0

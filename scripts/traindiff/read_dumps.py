@@ -114,7 +114,7 @@ class Dump(Capture):
         }
         if not any(each.names for each in self.files.values()):
             raise InputError(f"the files of {folder} have no tensors; traindiff.dump writes them.")
-        trained = {shown.get("dtype") for shown in self._shown.values()} & {*NUMBERS}
+        trained = [str(shown["dtype"]) for shown in self._shown.values() if shown.get("dtype") in NUMBERS]
         if trained:
             self.about["dtype"] = max(trained, key=lambda dtype: LIMITS[NUMBERS[dtype]])
 

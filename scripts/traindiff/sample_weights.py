@@ -1,5 +1,5 @@
-"""Formulas of a gradient as a sum over samples, whose gradients the reference writes (`samples-N.safetensors`): their sum
-is the reference's gradient, in which each counts once.
+"""Formulas of a gradient as a sum over samples, whose gradients the reference writes (`samples-N.safetensors`): their
+sum is the reference's gradient, in which each counts once.
 """
 
 import math
@@ -107,7 +107,7 @@ def explain(view: View) -> list[Formula]:
     """
     samples = view.pair.reference.samples(view.step)
     gradients = [capture.tensors(f"step{view.step}/gradients") for capture in view.pair.captures]
-    if samples is None or not all(gradients):
+    if samples is None or not all(gradients) or not any(bool(view.actual(name).any()) for name in view.names):
         return []
     every = [name for name in samples.names if all(name in each for each in gradients)]
     samples = samples.with_gradient(every)
@@ -133,8 +133,8 @@ def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
         return None
     if float((rows.sum(0) - expected).norm()) > view.limit(ROUNDING) * float(expected.norm()):
         view.pair.actual.about.setdefault("notes", []).append(
-            "The gradients of the samples do not add up to the reference's: its samples are not independent (batch norm, "
-            "an auxiliary loss), or the file is of another step."
+            "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
+            "norm, an auxiliary loss), or the file is of another step."
         )
         return None
     more = [column(1, step) for step in view.pair.reference.steps if step != view.step and _has(view.pair, step, names)]
@@ -167,14 +167,17 @@ def _formulas(sums: _Sums) -> Iterator[Formula]:
 def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
     """The weight of a sample is s x the number of all targets (or samples) / that of its block."""
     targets, blocks = sums.samples.targets, len(partition.blocks)
-    for what, counts in [("targets", targets)] * bool(targets) + [("samples", [1] * len(sums.samples))]:
+    ways = {"targets": targets} if targets else {}
+    if len({*targets}) != 1:  # else both are the same
+        ways["samples"] = [1] * len(sums.samples)
+    for what, counts in ways.items():
         own = partition.sums(counts)
         if len({*own.values()}) < 2 or not all(own.values()):
             continue
         weights = torch.tensor([sum(counts) / own[label] for label in partition.labels], dtype=torch.float64)
         predicted = weights @ sums.rows
         times = float(sums.actual @ predicted) / float(predicted @ predicted)
-        if not (fit := sums.fit(times * predicted, [], f"means of {what} of each {partition.kind}")):
+        if not times or not (fit := sums.fit(times * predicted, [], f"means of {what} of each {partition.kind}")):
             continue
         view, shown = sums.view, listed((f"{each:g}" for each in own.values()), LISTED)
         added = times * blocks
@@ -185,7 +188,8 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
         else:
             text = f"the {partition.plural}' means are added, times {number(times)}"
             fit = Fit([times], fit.left, fit.values, fit.tensors)
-        equation = f"weight of a sample = {number(times)} x {sum(counts)} / the number of {what} of its {partition.kind} ({shown})"
+        divisor = f"the number of {what} of its {partition.kind} ({shown})"
+        equation = f"weight of a sample = {number(times)} x {sum(counts)} / {divisor}"
         table = _table(sums.samples, (times * weights).tolist(), partition)
         yield Formula("means of blocks", text, equation, fit, table)
 
@@ -198,7 +202,9 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
     if all(abs(each - fit.solved[0]) <= near * size for each in fit.solved):
         return  # a factor
     table = _table(sums.samples, [weights[label] for label in partition.labels], partition)
-    rounded = {block: round(value) if abs(value - round(value)) <= near * size else value for block, value in weights.items()}
+    rounded = {
+        block: round(value) if abs(value - round(value)) <= near * size else value for block, value in weights.items()
+    }
     lost = [block for block, value in rounded.items() if value == 0]
     left = [value for block, value in rounded.items() if block not in lost]
     shown = f"gradient = sum over {len(blocks)} {partition.plural} of a weight x their part of the reference's"
@@ -209,7 +215,8 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
         same = sums.view.pair.actual.unreduced(view.step)
         sure = partition.is_read or bool(same)
         cause = "not reduced" if sure else "one rank's samples"
-        text = f"only {partition.kind} {_label(next(b for b in blocks if b not in lost))} of {len(blocks)} counts, {number(left[0])} times"
+        counting = _label(next(block for block in blocks if block not in lost))
+        text = f"only {partition.kind} {counting} of {len(blocks)} counts, {number(left[0])} times"
         if not sure:
             text += ": not reduced, or all ranks read the same samples"
     elif partition.kind == "rank's micro-batch" and (text := _unreduced(rounded)):
@@ -217,7 +224,8 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
     elif lost:
         counting = listed((_label(block) for block in blocks if block not in lost), 8)
         cause = "lost blocks"
-        text = f"of {len(blocks)} {partition.plural} only {counting} count{'s' * alone}, {', '.join({number(v): 0 for v in left})} times"
+        times = ", ".join(dict.fromkeys(map(number, left)))
+        text = f"of {len(blocks)} {partition.plural} only {counting} count{'s' * alone}, {times} times"
     else:
         cause, text = "weights of blocks", f"{partition.kind} {each}"
     yield Formula(cause, text, shown, fit, table)
@@ -226,7 +234,11 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
 def _unreduced(weights: dict[object, float]) -> str:
     """Return which micro-batches one rank keeps for itself: there its weight is the number of ranks, others' is 0."""
     ranks, micros = ([*dict.fromkeys(block[place] for block in weights)] for place in (0, 1))  # type: ignore[index]
-    own = [micro for micro in micros if sorted(weights.get((r, micro), 0) for r in ranks) == [0] * (len(ranks) - 1) + [len(ranks)]]
+    own = [
+        micro
+        for micro in micros
+        if sorted(weights.get((r, micro), 0) for r in ranks) == [0] * (len(ranks) - 1) + [len(ranks)]
+    ]
     whole = [micro for micro in micros if all(weights.get((r, micro)) == 1 for r in ranks)]
     if not own or len(own) + len(whole) < len(micros):
         return ""
@@ -279,7 +291,9 @@ def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
             (mean, f"of each {partition.kind} before the reduction"),
         ):
             if fit := sums.fit(predicted, [], "a clip of each block"):
-                yield Formula("clip of each block", f"to a norm of {limit:g} {text}", "see docs", fit)
+                yield Formula(
+                    "clip of each block", f"to a norm of {limit:g} {text}", f"the norm is clipped {text}", fit
+                )
                 return
 
 
@@ -342,11 +356,10 @@ def reads(pair: Pair, side: int, step: int) -> list[tuple[object, int, int]]:
     ]
 
 
-def counted(found: list[tuple[object, int, int]]) -> Counter[object]:
-    """Return how often each sample is read; once if all are read alike, as by ranks that share a sample."""
-    counts = Counter(sample for sample, _, _ in found)
-    least = min(counts.values(), default=0)
-    is_shared = least > 1 and all(count == least for count in counts.values())
+def counted(pair: Pair, side: int, step: int) -> Counter[object]:
+    """Return how often each sample is read; in a dump once if all are read alike, as by ranks that share a sample."""
+    counts = Counter(sample for sample, _, _ in reads(pair, side, step))
+    is_shared = not pair.captures[side].ranks(step) and len({*counts.values()}) == 1
     return Counter(dict.fromkeys(counts, 1)) if is_shared else counts
 
 

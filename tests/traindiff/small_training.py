@@ -228,17 +228,30 @@ FAULTS = {
     "mean of the ranks' means": (_means(2, 2, 1), "means of blocks: the mean of the ranks' means, not of all targets"),
     "micro-batches not divided": (_means(1, 1, 4), "means of blocks: all of 4 micro-batches' means are added"),
     "times the ranks": (_means(1, 2, 1), "a factor of 2, the number of ranks along dp or the number of ranks"),
-    "another order": (_order(2), "other samples: not read: 1, 2, 3, 5; read twice, or in place of them: 19, 12, 22, 11"),
-    "an order of other samples": ({"rows": lambda self, step: Training.rows(self, 2 - step)}, "other samples: those of step 2"),
+    "another order": (
+        _order(2),
+        "other samples: not read: 1, 2, 3, 5; read twice, or in place of them: 19, 12, 22, 11",
+    ),
+    "an order of other samples": (
+        {"rows": lambda self, step: Training.rows(self, 2 - step)},
+        "other samples: those of step 2",
+    ),
     "labels not shifted": ({"targets_of": lambda self, row: self.labels[row]}, None),
     "only one rank counts": (_weighted([2] * 4 + [0] * 4), "not reduced: only rank 0 of 2 counts, 2 times"),
-    "cleared between micro-batches": (_weighted([0, 0, 1, 1] * 2), "lost blocks: of 2 micro-batches only 1 counts, 1 times"),
+    "cleared between micro-batches": (
+        _weighted([0, 0, 1, 1] * 2),
+        "lost blocks: of 2 micro-batches only 1 counts, 1 times",
+    ),
     "the last sample dropped": (_weighted([1] * 7 + [0]), "dropped or repeated samples: 0 times 7 (the step's last)"),
     "a sampler fills up with the first sample": (
         _weighted([2] + [1] * 6 + [0], True),
-        "dropped or repeated samples: 0 times 7 (the step's last); 2 times 0 (the step's first); the others 0.883721 times",
+        "dropped or repeated samples: 0 times 7 (the step's last); 2 times 0 (the step's first); the others 0.883721 "
+        "times",
     ),
-    "mean of each sample's mean": ({"gradient": _own_mean}, "means of blocks: the mean of the samples' means, not of all targets"),
+    "mean of each sample's mean": (
+        {"gradient": _own_mean},
+        "means of blocks: the mean of the samples' means, not of all targets",
+    ),
     "a hook doubles one layer's gradient": ({"gradient": _hooked}, "a factor of 2, the number of ranks along dp or"),
     "clipped by value": (
         {"clip": lambda self: nn.utils.clip_grad_value_(self.model.parameters(), 0.01)},

@@ -88,6 +88,8 @@ def test_the_readme_works_in_an_empty_environment(tmp_path):
     environment["PATH"] = f"{tmp_path}/venv/bin:{environment['PATH']}"
     for command in commands[:-1]:
         subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, check=True)
-    done = subprocess.run(["bash", "-c", commands[-1]], cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE)
+    done = subprocess.run(
+        ["bash", "-c", commands[-1]], cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE
+    )
     assert done.returncode == 1
     assert {*shown(README)} <= {*done.stdout.splitlines()}

@@ -9,7 +9,6 @@ import sys
 
 import planted
 import pytest
-import small_training
 import torch
 from safetensors.torch import save_file
 from small_training import FAULTS, compared, of_fault
@@ -38,10 +37,14 @@ def test_a_formula_names_the_fault_of_a_small_training(folder, name):
     assert named == [] if FAULTS[name][1] is None else named[0].startswith(FAULTS[name][1]), page
 
 
-@pytest.mark.parametrize("name", ["mean of the ranks' means", "a sampler fills up with the first sample", "label smoothing"])
+@pytest.mark.parametrize(
+    "name", ["mean of the ranks' means", "a sampler fills up with the first sample", "label smoothing"]
+)
 def test_formulas_in_float32(folder, name):
     found = of_fault(folder, name, torch.float32)
-    assert [cause.name for cause in found.causes] == [each for each in (FAULTS[name][1],) if each], markdown(found, name)
+    assert [cause.name for cause in found.causes] == [each for each in (FAULTS[name][1],) if each], markdown(
+        found, name
+    )
 
 
 ALONE = {
@@ -61,7 +64,10 @@ ALONE = {
     "warm-up from 1": ("warm-up", "update; rate: 0.01, and 0 in the reference"),
     "betas": ("plain", "optimizer state; coefficients of moments: exp_avg_sq: 0.95, not 0.999"),
     "eps": ("plain", "update; eps: 100000 times the reference's"),
-    "decay in the gradient": ("plain", "optimizer state; decay: 0.01 times the weights of 0.bias, 0.weight, 2.bias and 1 more"),
+    "decay in the gradient": (
+        "plain",
+        "optimizer state; decay: 0.01 times the weights of 0.bias, 0.weight, 2.bias and 1 more",
+    ),
     "gradients not cleared": ("plain", "gradient; previous gradient: 1 times that of step 0 is added"),
     "samples of the next step": ("plain", "samples; other samples: those of step 2"),
     "resumed without moments": ("resumed", "optimizer state; moments lost: they begin with this step's gradient"),
@@ -74,7 +80,11 @@ OF_RANKS = {
     "never reduced": ("reference", "gradient; not reduced: only rank 0 of 2 counts, 2 times"),
     "last micro-batch not reduced": ("reference", "gradient; not reduced: micro-batch 1 of 2"),
     "the same samples": ("reference", "samples; other samples: not read: "),
-    "last micro-batch's loss reported": ("reference", "reported loss; reported loss: gradients and updates are equal; it is that of rank 0's micro-batch 1, times the number of micro-batches"),
+    "last micro-batch's loss reported": (
+        "reference",
+        "reported loss; the report alone: gradients and updates are equal; it is that of rank 0's micro-batch 1, times "
+        "the number of micro-batches",
+    ),
 }
 """The same on two ranks."""
 
@@ -127,7 +137,9 @@ def test_the_page_of_the_document_is_that_of_a_loop(dumps):
 def test_weights_of_samples_are_in_a_table_with_the_ranks_that_read_them(dumps):
     page = markdown(compared(dumps / "last micro-batch not reduced", dumps / "reference"), "")
     rows = re.findall(r"^\| (\w{16}) \| (\d/\d) \| (\d) \|$", page, re.MULTILINE)
-    assert [row[1:] for row in rows] == [(f"{r}/{m}", w) for r, m, w in ((0, 0, "1"), (0, 1, "2"), (1, 0, "1"), (1, 1, "0")) for _ in "ab"]
+    assert [row[1:] for row in rows] == [
+        (f"{r}/{m}", w) for r, m, w in ((0, 0, "1"), (0, 1, "2"), (1, 0, "1"), (1, 1, "0")) for _ in "ab"
+    ]
 
 
 # Files alone
@@ -181,7 +193,9 @@ def weighted(tmp_path, weights, size, *options, **metadata):
 def test_two_unknowns_need_few_values(tmp_path):
     """32 samples on two ranks, and a gradient of 38 values."""
     page = weighted(tmp_path, [2] * 16 + [0] * 16, 38, "--ranks", "dp=2")
-    assert "cause: one rank's samples: only rank 0 of 2 counts, 2 times: not reduced, or all ranks read the same " in page
+    assert (
+        "cause: one rank's samples: only rank 0 of 2 counts, 2 times: not reduced, or all ranks read the same " in page
+    )
 
 
 @pytest.mark.parametrize(("weights", "size"), [([1, 3, 0.5, 2, 1, 1, 4, 0.2], 8), ([3, 1, 2.5, 1], 3)])
@@ -227,7 +241,10 @@ def test_samples_with_other_names_are_the_same_ones_if_numbers_say_so(compare, t
         (tmp_path / name).mkdir()
         (tmp_path / name / "step-0.json").write_text(f'{{"ids": {ids}}}')
     assert compare({"gradients-0": TENSORS}, {"gradients-0": TENSORS})[0] == 0
-    assert "gradient (2 of 2, first down.weight); cause: a factor of 3" in compare({"gradients-0": times(3)}, {"gradients-0": TENSORS})[1]
+    assert (
+        "gradient (2 of 2, first down.weight); cause: a factor of 3"
+        in compare({"gradients-0": times(3)}, {"gradients-0": TENSORS})[1]
+    )
     page = compare({"gradients-0": {"up.weight": DOWN}}, {"gradients-0": {"up.weight": UP}})[1]
     assert "step 0, samples; cause: other samples: the reference reads none of them" in page
 

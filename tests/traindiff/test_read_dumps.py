@@ -85,7 +85,10 @@ def test_a_wrong_shard_is_named_by_its_rows(compare):
     other = {f"gradients.tp{rank}": {"up.weight": wrong.chunk(2)[rank]} for rank in range(2)}
     reference = {"gradients": {"up.weight": UP}}
     _, page = compare(other, reference, "--merge", "up.weight=0", "--ranks", "tp=2")
-    assert "cause: a factor of 0.5, 1 / the number of ranks along tp or 1 / the number of ranks (up.weight[4-7] along " in page
+    assert (
+        "cause: a factor of 0.5, 1 / the number of ranks along tp or 1 / the number of ranks (up.weight[4-7] along "
+        in page
+    )
 
 
 def test_tensors_can_be_left_out(compare):

@@ -72,7 +72,9 @@ def check(
     single.mkdir()
     write_json(place / "run.json", sealed(run))
     options = {"run": place / "run.json", "data": data, "weights": weights, "output": output}
-    failed = _started(script, [word for key, path in options.items() for word in (f"--{key}", str(path.absolute()))], ranks)
+    failed = _started(
+        script, [word for key, path in options.items() for word in (f"--{key}", str(path.absolute()))], ranks
+    )
     yield f"it ends with status 0 on {ranks} ranks", failed
     loop.train(run, data, weights, single, {})
     usual = [record for record in metrics.read(single / metrics.NAME) if record["kind"] == "train"]
@@ -83,8 +85,9 @@ def check(
     tolerance = PRECISIONS[run.recipe.dtype].tolerance or 0.0
     yield "its losses are those of the samples in the common order", _differs(found, usual, tolerance)
     path = output / script_place.WEIGHTS
-    yield f"{script_place.WEIGHTS} has the weights of --weights, trained", _sentence(
-        lambda: script_report.check_weights(path, weights, str(script))
+    yield (
+        f"{script_place.WEIGHTS} has the weights of --weights, trained",
+        _sentence(lambda: script_report.check_weights(path, weights, str(script))),
     )
     if has_dumps(output / DUMPS):
         yield f"its first steps are dumped into OUTPUT/{DUMPS} (a diagnosis may follow)", None
