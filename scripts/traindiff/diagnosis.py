@@ -510,6 +510,7 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         found.append(
             "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample."
         )
+    shown = pair.actual.shown(max(stage.step, 0))
     said = [bool(capture.ranks(stage.step) or capture.shown(stage.step).get("ids")) for capture in pair.captures]
     if is_dump and not all(said) and stage.step >= 0 and stage.kind != "initial weights":
         found.append(
@@ -527,7 +528,7 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         found.append("Both trainings in float64: rounding hides nothing then.")
     if pair.twin is None and precision != LIMITS["F64"] and stage.step > pair.steps[0]:
         found.append("`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.")
-    if is_dump and not formulas.known(pair, max(stage.step, 0)) and stage.kind in TENSORS:
+    if is_dump and not {"mesh", "accumulation", "world_size"} & {*pair.actual.about, *shown} and stage.kind in TENSORS:
         found.append("`--ranks dp=N`, `--ranks micro-batches=N`: then factors and blocks of samples have names.")
     if (
         is_dump

@@ -252,7 +252,8 @@ def of_clipping(view: View, times: float, fit: Fit, shown: str) -> Formula:
         if part := _part_of_norm(view, whole / times):
             return Formula("norm of some", part, f"{shown}: it is clipped by the norm of {part}", exact)
         means = meaning(view.pair, view.step, times, max(view.near, 1e-5))
-        text = f"to a norm of {times * limit:.6g}, {number(times)} times the reference's{means}"
+        other = _limit_of(view, times * limit / whole, whole) or times * limit
+        text = f"to a norm of {other:.6g}, {number(times)} times the reference's{means}"
         return Formula("clip", text, shown, fit)
     return Formula("factor", number(times) + meaning(view.pair, view.step, times, view.near), shown, fit)
 
