@@ -100,6 +100,10 @@ class View:
         """Return the fit of a formula without unknowns, if it holds; see ``solve``."""
         return self._judge(label, names, lambda name: self.actual(name) - predicted(name).double(), [])
 
+    def solved_by(self, names: Sequence[str], predicted: Read) -> bool:
+        """Return whether a formula without unknowns gives the reference's own tensors."""
+        return self._judge("", names, lambda name: self.expected(name) - predicted(name).double(), []) is not None
+
     def solve(self, label: str, names: Sequence[str], terms: Sequence[Read], of: Read | None = None) -> Fit | None:
         """Solve for the coefficients with which ``terms`` add up to the difference (or to ``of``), the same for all
         these tensors; None if that does not hold: there are no more values than unknowns, the terms are not
@@ -137,7 +141,7 @@ class View:
         for name in names:
             try:
                 left = float(residual(name).norm())
-            except (RuntimeError, InputError):
+            except (RuntimeError, InputError, KeyError):
                 return None
             values += self.expected(name).numel()
             rest, whole = math.hypot(rest, left), math.hypot(whole, float(self.off(name).norm()))

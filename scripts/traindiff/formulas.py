@@ -10,7 +10,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import Tensors
+from traindiff.capture_files import InputError, Tensors
 from traindiff.fit import PART, Fit, Read, View, listed, number, ranges
 from traindiff.pair import FILES, Pair
 
@@ -20,6 +20,8 @@ SMALLEST_SCALE = 2**8
 """From this power of two on a factor may be a loss scale."""
 LEAST = 3
 """Fewest values of a tensor that has an unknown of its own."""
+CAUSES_OF_SETTINGS = {"lr": "rate", "eps": "eps", "weight_decay": "decay", "count": "steps counted anew"}
+"""Causes of settings; of others it is that the settings differ."""
 GROUPS = 4
 """Most values of one setting that groups of parameters have."""
 
@@ -57,6 +59,7 @@ CHECKS = {
     "factors of updates": "Parameter groups: which parameters are in which, their learning rates.",
     "rate and decay": "Learning rate and weight decay.",
     "eps": "The optimizer's eps.",
+    "settings": "The optimizer's arguments.",
     "no update": "Whether the optimizer takes a step, and with a learning rate above 0.",
     "left out of the optimizer": "The parameters that the optimizer was made with.",
     "other samples": "The order, the epoch's seed, the sampler (shuffling, its rank and number of ranks), prefetching.",
@@ -576,31 +579,15 @@ def _rate(view: View, times: float, fit: Fit) -> Formula:
     shown = f"update = {number(times)} x the reference's"
     shown_of = [capture.shown(view.step) for capture in view.pair.captures]
     own, usual = (each.get("learning_rate") for each in shown_of)
-    steps = [each.get("optimizer_steps") or [] for each in shown_of]
     if isinstance(own, float) and isinstance(usual, float) and usual and view.same(own / usual, times, 10):
         text = f"{own:.6g}, not {usual:.6g}"
         return Formula("rate", text, f"{shown}, as the rates that they say", replace(fit, solved=[]))
-    if all(steps) and steps[0] != steps[1]:
-        text = f"{listed(map(str, steps[0]))}, not {listed(map(str, steps[1]))}"
-        return Formula("steps counted anew", text, f"{shown}: the bias correction is of another step", fit)
     text = number(times, view.near)
     if len(view.names) < len(view.stage.rows):
         return Formula("factors of updates", f"{text} ({listed(view.names)})", shown, fit)
     if own is not None and own == usual:
         text += f" (both say a learning rate of {own})"
     return Formula("factor of updates", text, shown, fit)
-
-
-def _rate_of_zero(view: View) -> Iterator[Formula]:
-    """The reference's updates are 0, as its learning rate says: the others' are those of an optimizer."""
-    rates = [capture.shown(view.step).get("learning_rate") for capture in view.pair.captures]
-    if rates[1] != 0 or not rates[0] or any(bool(view.expected(row.name).any()) for row in view.stage.rows):
-        return
-    fits = [_of_adam(view, 0, view.actual)]
-    if gradient := view.gradients(1):
-        fits += [view.solve("", view.names, [gradient, *more], view.actual) for more in ([], [view.before])]
-    if fit := next((each for each in fits if each), None):
-        yield Formula("rate", f"{rates[0]:.6g}, and 0 in the reference", "update = -r x the optimizer's direction", fit)
 
 
 def _rate_and_decay(view: View) -> Iterator[Formula]:
@@ -624,37 +611,64 @@ def _plain_gradient(view: View) -> Iterator[Formula]:
         yield of_clipping(view, times, fit, f"gradient in the update = {number(times)} x the reference's")
 
 
-def _of_adam(view: View, side: int, update: Read) -> Fit | None:
-    """Return the fit of u = -r m / (sqrt(v) + e) - k w: u sqrt(v) = -r m - e u (- k w sqrt(v) - k e w)."""
-    state = view.pair.captures[side].tensors(f"step{view.step}/optimizer")
-    if not all(f"{name}//{key}" in state for name in view.names for key in ("exp_avg", "exp_avg_sq")):
-        return None
-
-    def mean(name: str) -> Tensor:
-        return state[f"{name}//exp_avg"].double()
-
-    def root(name: str) -> Tensor:
-        return state[f"{name}//exp_avg_sq"].double().sqrt()
-
-    def product(name: str) -> Tensor:
-        return update(name) * root(name)
-
-    decay: list[Read] = [lambda name: view.before(name) * root(name), view.before]
-    fits = (view.solve("", view.names, [mean, update, *more], product) for more in ([], decay))
-    return next((fit for fit in fits if fit), None)
-
-
-def _eps(view: View) -> Iterator[Formula]:
-    """Another eps, solved for in both."""
-    found = [_of_adam(view, side, update) for side, update in ((0, view.actual), (1, view.expected))]
-    if found[0] is None or found[1] is None:
+def _stated(view: View) -> Iterator[Formula]:
+    """u = the update of Adam or SGD with the settings that the optimizer says, in both trainings: these differ."""
+    if not any(bool(view.actual(name).any()) for name in view.names):
         return
-    own, usual = (-fit.solved[1] for fit in found if fit)
-    if not view.same(own, usual, 100) and view.same(found[0].solved[0], found[1].solved[0], 100):
-        text = (
-            f"{number(own / usual)} times the reference's" if usual > 1e-12 else f"{own:.3g}, with the bias correction"
-        )
-        yield Formula("eps", text, "update = -r m / (sqrt(v) + eps) - k w", found[0])
+    own, usual = (_settings(view, side) for side in (0, 1))
+    fit = view.holds("", view.names, lambda name: _update(view, 0, name, own[name])) if own and usual else None
+    if not fit or not view.solved_by(view.names, lambda name: _update(view, 1, name, usual[name])):
+        return
+    different: dict[tuple[str, str], list[str]] = {}
+    for name in view.names:
+        for key in own[name].keys() & usual[name].keys():
+            if own[name][key] != usual[name][key]:
+                text = f"{own[name][key]:.6g}, not {usual[name][key]:.6g}"
+                different.setdefault((key, text), []).append(name)
+    causes = {CAUSES_OF_SETTINGS.get(key, "settings") for key, _ in different}
+    shown = [
+        (f"{key} " * (len(causes) > 1)) + text + f" ({listed(names)})" * (len(names) < len(view.stage.rows))
+        for (key, text), names in different.items()
+    ]
+    if causes:
+        cause = causes.pop() if len(causes) == 1 else "settings"
+        yield Formula(cause, "; ".join(shown), "update = that of the optimizer with the settings that it says", fit)
+
+
+def _settings(view: View, side: int) -> dict[str, dict[str, float]]:
+    """Return what an optimizer says of each parameter that differs; nothing if it does not say it of all."""
+    shown = view.pair.captures[side].shown(view.step)
+    found: dict[str, dict[str, float]] = {}
+    for group in shown.get("groups") or []:
+        values = {key: value for key, value in group.items() if isinstance(value, int | float)}
+        values |= {f"beta{number}": beta for number, beta in enumerate(group.get("betas") or [], 1)}
+        values["count"] = (shown.get("optimizer_steps") or [0])[0]
+        found |= dict.fromkeys(group["params"], values)
+    return found if all(name in found for name in view.names) else {}
+
+
+def _update(view: View, side: int, name: str, settings: dict[str, float]) -> Tensor:
+    """Return the update of a parameter by the settings and the state after the step.
+
+    Raises:
+        InputError: there is no such state, or gradient.
+    """
+    state = view.pair.captures[side].tensors(f"step{view.step}/optimizer")
+    weight, rate, decay = view.before(name), settings["lr"], settings.get("weight_decay", 0.0)
+    if "beta2" in settings:
+        step = settings["count"] + 1
+        mean = state[f"{name}//exp_avg"].double() / (1 - settings["beta1"] ** step)
+        root = (state[f"{name}//exp_avg_sq"].double() / (1 - settings["beta2"] ** step)).sqrt()
+        direction = mean / (root + settings["eps"])
+        return -rate * (direction + decay * weight) if settings.get("decoupled_weight_decay") else -rate * direction
+    if (gradient := view.gradients(side)) is None:
+        raise InputError(f"{name} has no gradient.")
+    own = gradient(name) + decay * weight
+    momentum = settings.get("momentum", 0.0)
+    if momentum:
+        moved = state[f"{name}//momentum_buffer"].double()
+        own = own + momentum * moved if settings.get("nesterov") else moved
+    return -rate * own
 
 
 Formulas = Callable[[View], Iterable[Formula]]
@@ -670,8 +684,7 @@ _OF: dict[str, tuple[Formulas, ...]] = {
         _decay,
         _rate_and_decay,
         _plain_gradient,
-        _rate_of_zero,
-        _eps,
+        _stated,
         _parts_of_ranks,
         _cast_gradients,
     ),

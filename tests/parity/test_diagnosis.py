@@ -17,8 +17,14 @@ CORRECT += [Case("ep", "moe"), Case("pp", "moe"), Case("cp", "vit")]
 SHORT = [case for case in CORRECT if case.strategy in ("tp_sp", "pp", "zero3")]
 """One of each engine."""
 FAULTS = {
-    "summed": ("gradient (21 of 21, first ", "a factor of 2, the number of ranks along dp_replicate or the number of ranks"),
-    "unreduced_norm": ("gradient (5 of 21, first layers.0.attention_norm.weight)", "not reduced: only rank 0 of 2 counts, 2 times"),
+    "summed": (
+        "gradient (21 of 21, first ",
+        "a factor of 2, the number of ranks along dp_replicate or the number of ranks",
+    ),
+    "unreduced_norm": (
+        "gradient (5 of 21, first layers.0.attention_norm.weight)",
+        "not reduced: only rank 0 of 2 counts, 2 times",
+    ),
     "dropped_embedding": ("gradient (1 of 21, first embedding.weight)", "zero: embedding.weight"),
 }
 """Fault of worker.py: what the page's first sentence names, and the cause."""

@@ -87,7 +87,12 @@ def test_equal(name, workload, tiny_data, tmp_path):
         ("hf_trainer", {"max_grad_norm": 100}, "step 0, update", "decay: "),
         ("hf_trainer", {"max_grad_norm": 100} | NO_DECAY, "step 1, update", "rate: "),
         ("lightning_ddp", {}, "step 0, samples", "other samples: "),
-        ("titan_loop", {"max_grad_norm": 100}, "step 0, optimizer state", "coefficients of moments: exp_avg_sq: 0.95, not 0.999"),
+        (
+            "titan_loop",
+            {"max_grad_norm": 100},
+            "step 0, optimizer state",
+            "coefficients of moments: exp_avg_sq: 0.95, not 0.999",
+        ),
     ],
 )
 def test_unequal(name, recipe, place, cause, tiny_data, tmp_path, capsys):

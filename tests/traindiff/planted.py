@@ -40,6 +40,8 @@ class Head(nn.Module):
 
 def model(kind=None):
     torch.manual_seed(0)
+    if kind == "float32":
+        return model().float()
     return Head() if kind == "tied" else nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 
@@ -71,7 +73,9 @@ def train(folder, own=None, optimizer=adamw, clip=clip_grad_norm_, limit=CLIP, m
             if "before_forward" in hooks:
                 hooks["before_forward"](wrapped, micro)
             which = hooks.get("rows", rows)(step, micro=micro, micros=micros)
-            losses = F.cross_entropy(wrapped(X[which]), Y[which], reduction="none") / len(Y[which]) / micros
+            x = X[which].to(next(own.parameters()).dtype)
+            with torch.autocast("cpu", torch.bfloat16, hooks.get("autocast", False)):
+                losses = F.cross_entropy(wrapped(x), Y[which], reduction="none") / len(x) / micros
             if "after_forward" in hooks:
                 hooks["after_forward"](wrapped, micro)
             if hooks.get("samples"):
@@ -112,8 +116,8 @@ class Reducing(torch.optim.AdamW):
         super().step()
 
 
-def continued(folder, moments):
-    """Train on from weights and, maybe, the moments of two steps."""
+def continued(folder, moments=True, count=True):
+    """Train on from weights and, maybe, the moments of two steps and their number."""
     own = model()
     optimizer = adamw(own.parameters())
     for step in range(2):
@@ -124,7 +128,21 @@ def continued(folder, moments):
     other = adamw(own.parameters())
     if moments:
         other.load_state_dict(optimizer.state_dict())
+    for state in other.state.values():
+        state["step"] *= count
     train(folder, own, lambda _: other)
+
+
+def split(folder):
+    """Rank 0 writes why a dump of plain tensors that are split over ranks is refused."""
+    own = model()
+    with torch.no_grad():
+        own[0].weight += RANK
+    try:
+        train(folder / "split", own)
+    except RuntimeError as error:
+        if RANK == 0:
+            (folder / "refused").write_text(str(error))
 
 
 def off_by_one(step, micro=0, micros=1, **_):
@@ -138,6 +156,8 @@ ONE = {
     "warm-up": {"rate": lambda step: step * RATE, "clip": None},
     "warm-up from 1": {"rate": lambda step: (step + 1) * RATE, "clip": None},
     "tied": {"own": "tied", "clip": None},
+    "float32": {"own": "float32", "clip": None},
+    "autocast": {"own": "float32", "clip": None, "autocast": True},
     "clipped by hand": {"clip": by_hand},
     "clipped by hand at half the norm": {"clip": by_hand, "limit": CLIP / 2},
     "clips at another norm": {"limit": CLIP / 2},
@@ -194,8 +214,11 @@ def main(folder):
             options["own"] = model(options["own"])
         train(Path(folder) / name, **options)
     if WORLD == 1:
-        continued(Path(folder) / "resumed", True)
-        continued(Path(folder) / "resumed without moments", False)
+        continued(Path(folder) / "resumed")
+        continued(Path(folder) / "resumed without moments", moments=False)
+        continued(Path(folder) / "resumed without the count", count=False)
+    else:
+        split(Path(folder))
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -111,7 +111,7 @@ def test_updates_are_compared_where_weights_before_the_step_are_known(compare):
     status, page = compare(start | {"weights-0": times(1.5)}, start | {"weights-0": step}, "--ranks", "dp=2")
     assert status == 1
     assert "First difference: step 0, update (2 of 2" in page
-    assert "; cause: updates times 2.**" in page
+    assert "; causes that fit equally: updates times 2, or decay: 0.25 times the weights of all parameters.**" in page
 
 
 def test_weights_alone_are_compared_themselves(compare):
